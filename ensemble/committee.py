@@ -131,7 +131,7 @@ class Committee(Company):
                 continue
             results = unless_impossible(partial(group.stack.results, batch, predicted))
             for number, member, (predictions, states) in zip(group.numbers, group.members, results or ()):
-                outcomes[number] = finished_outcome(member.targets, member.latent, batch, predictions, states)
+                outcomes[number] = finished_outcome(member, batch, predictions, states)
         return outcomes
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:

@@ -218,12 +218,11 @@ def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
                 predictions=blanks, reasons=(reason,), distances=np.full((1, 3), np.nan), node_distances=unknown
             )
         return join_outcomes([outcome_alone(member, half) for half in _halves(batch)])
-    return finished_outcome(member.targets, member.latent, batch, predictions, states)
+    return finished_outcome(member, batch, predictions, states)
 
 
 def finished_outcome(
-    targets: Sequence[Target],
-    latent: LatentSpace | None,
+    member: Member,
     batch: GraphBatch,
     predictions: Mapping[str, Distribution],
     states: Float[Tensor, "nodes channels"],
@@ -231,9 +230,10 @@ def finished_outcome(
     """Return the outcome of predictions in physical units and final states."""
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
     distances = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
-    if latent is not None:
-        distances = latent.distances(states, batch.owner("node"), len(batch))
-    return _without_undefined_stress(_finite_only(outputs, distances, targets, batch), targets, batch)
+    if member.latent is not None:
+        distances = member.latent.distances(states, batch.owner("node"), len(batch))
+    outcome = _without_undefined_stress(_finite_only(outputs, distances, member.targets, batch), member.targets, batch)
+    return _without_corrections_of_nothing(outcome, member, batch)
 
 
 def outcome_without_states(
@@ -312,6 +312,17 @@ def _without_undefined_stress(outcome: Outcome, targets: Sequence[Target], batch
     if not named or not bool(flat.any()):
         return outcome
     blank = {name: outcome.predictions[name].blank_items(flat) for name in named}
+    return replace(outcome, predictions={**outcome.predictions, **blank})
+
+
+def _without_corrections_of_nothing(outcome: Outcome, member: Member, batch: GraphBatch) -> Outcome:
+    """Return the outcome with NaN where heads have nothing to correct."""
+    blank = dict[str, Distribution]()
+    for target, head in ((t, h) for t in member.targets for h in member.model.model.description.heads):
+        if head.corrected_input and head.field == target.field.name:
+            present = batch.present(head.corrected_input) & (head.corrected_input in batch.fields)
+            items = present[batch.owner("node")].cpu()
+            blank[target.name] = outcome.predictions[target.name].blank_items(~items)
     return replace(outcome, predictions={**outcome.predictions, **blank})
 
 

@@ -73,6 +73,9 @@ def rollout(model: EnsembleModule, graphs: Any, steps: int, *, feedback: Mapping
     if foreign := [member.name for member in members if member.potential is not None]:
         raise InputError(f"member {foreign[0]} is a calculator, which has no roll-out; build the ensemble without it")
     sources = checked_feedback(members[0].model.model.description, feedback)
+    for name in sources:
+        if name not in batch.fields or not bool(batch.present(name).all()):
+            raise InputError(f"graphs lack {name}, from which a roll-out begins; add it, or leave it out of feedback")
     courses = [course_of(member.model, member.name, batch, steps, sources) for member in members]
     weights = {name: torch.from_numpy(model.weights_of(target)) for name, target in sources.items()}
     return Rollout(

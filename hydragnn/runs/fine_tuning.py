@@ -16,7 +16,17 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.places import text_of
 from hydragnn.config import RunConfig, parse_config
-from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, Split, WithoutEdges, make_split, open_store
+from hydragnn.datasets import (
+    Budget,
+    GraphStore,
+    Loader,
+    Normalisation,
+    Split,
+    WithAbsent,
+    WithoutEdges,
+    make_split,
+    open_store,
+)
 from hydragnn.datasets.fit import elements_of
 from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.field import ATOMIC_NUMBERS
@@ -25,7 +35,7 @@ from hydragnn.layers import FieldTokens
 from hydragnn.layers.inputs import ClassEmbedding
 from hydragnn.models import GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
 from hydragnn.start import StartSettings, check_settings, difference, folder_of, kept_heads, with_digest
-from hydragnn.training.evaluate import evaluate
+from hydragnn.training.evaluate import errors_on
 
 NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 
@@ -175,6 +185,13 @@ def earlier_data(settings: StartSettings, folder: Path) -> tuple[GraphStore, Spl
             )
         return None
     return visible, make_split(visible, config.split)
+
+
+def with_absent(store: GraphStore, model: ModelDescription) -> GraphStore:
+    """Return the store with all fields of the model; graphs lack others."""
+    names = {field.name for field in store.fields()}
+    absent = [field for name, field in model.fields.items() if name not in names]
+    return WithAbsent(store, absent) if absent else store
 
 
 def known_elements(
@@ -382,26 +399,37 @@ def rate_factors(model: GraphModel, start: Start) -> dict[str, float]:
 def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) -> dict[str, Any]:
     """Return errors on the start's test part before and after training.
 
-    Both with the start's reference energies, since another zero of energy is nothing forgotten. Empty where these data are not at hand, or have no test part or no field that both predict.
+    Both with the start's reference energies, since another zero of energy is nothing forgotten. Fields that only one of them predicts, or that these data lack, do not count.
+    Empty where these data are not at hand, or have no test part or lack an input that is needed.
     """
     if start.earlier is None or not len(start.earlier[1].test):
         return {}
-    store, test = start.earlier[0], start.earlier[1].test
-    fields = {field.name: field for field in store.fields()}
+    store, test = with_absent(start.earlier[0], model.description), start.earlier[1].test
+    fields = {field.name: field for field in start.earlier[0].fields()}
+    if not {*model.description.required_inputs} <= fields.keys():
+        return {}
     scales = of_earlier_data(start, normalisation, model.description)
     tuned = TrainedModel(model=model.eval(), normalisation=scales, dtype=model.node_inputs.origin.dtype)
-    needed = {target.name for target in (*start.trained.targets, *tuned.targets)} | {
-        *tuned.model.description.required_inputs
+    units = {target.name: target.field.unit for target in tuned.targets}
+    shared = {
+        one.name for one in start.trained.targets if one.name in fields and fields[one.name].unit == units.get(one.name)
     }
-    if not needed <= fields.keys():
-        return {}
     with torch.no_grad():
-        old, new = (evaluate(one, store, test) for one in (start.trained, tuned))
+        old, new = (
+            errors_on(
+                one.predict,
+                store,
+                test,
+                [target for target in one.targets if target.name in shared],
+                Budget(max_graphs=32),
+            )
+            for one in (start.trained, tuned)
+        )
     model.train()
     errors = {
         f"{field}/{metric}": {"before": value, "after": new[field][metric]}
-        for field in old.keys() & new.keys()
+        for field in old
         for metric, value in old[field].items()
-        if metric != "count" and value is not None and fields[field].unit == tuned.fields[field].unit
+        if metric != "count" and value is not None
     }
     return {"graphs": len(test), "errors": dict(sorted(errors.items()))}

@@ -15,7 +15,7 @@ from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.config import AnyConfig, BranchSettings, RunConfig, TrainSettings
-from hydragnn.datasets import Budget, GraphStore, Split, WithAbsent, WithoutEdges, make_split, open_store
+from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
@@ -24,7 +24,7 @@ from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_d
 from hydragnn.models.checks import check, check_channels, check_cuttable, check_stages
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
-from hydragnn.runs.fine_tuning import Start, open_start
+from hydragnn.runs.fine_tuning import Start, open_start, with_absent
 from hydragnn.start import StartSettings
 
 Stores = GraphStore | Mapping[str, GraphStore]
@@ -242,9 +242,7 @@ def planned_start(settings: StartSettings | None, plan: BranchPlan) -> tuple[Sta
     if not settings.replay or start.earlier is None:
         return start, None
     store, split = start.earlier
-    names = {field.name for field in store.fields()}
-    if absent := [field for name, field in plan.model.fields.items() if name not in names]:
-        store = WithAbsent(store, absent)
+    store = with_absent(store, plan.model)
     return start, replace(plan, weight=Fraction(str(settings.replay)), store=store, split=split)
 
 

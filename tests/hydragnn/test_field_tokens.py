@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import make_graph, make_model
-from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets import SplitSettings, StoreWriter, make_split, open_store
+from hydragnn.ensemble import rollout
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.layers.field_tokens import FAINT
 from hydragnn.models import TrainedModel, load_model
@@ -208,6 +210,20 @@ def test_replay_shows_old_graphs_that_lack_the_new_field(place: Path, tmp_path: 
     assert both.start["replayed_per_epoch"] > 0
     assert all(math.isfinite(loss) for loss in both.curves["valid/loss"])
     assert both.curves["valid/loss"] != alone.curves["valid/loss"]
+    forgotten, split = both.start["forgetting"], make_split(open_store(place / "two.h5"), SplitSettings())
+    test = open_store(place / "two.h5").read(split.test)
+    mae = float((model_of(place).predict(test)["next"].mean - test["next"]).abs().mean())
+    assert forgotten["graphs"] == len(split.test) and "later/mae" not in forgotten["errors"]
+    assert forgotten["errors"]["next/mae"]["before"] == pytest.approx(mae, rel=1e-6)
+    tuned, old = hydragnn.load(tmp_path / "both"), lattice(3, ("height", "rate"), 0.2)
+    new = lattice(4, ("height", "rate", "warmth", "depth"), 0.2)
+    for lacking in (old, new.with_fields(masks={"warmth": torch.tensor([False])})):  # there is nothing to correct
+        predictions = tuned.predict(lacking)
+        assert predictions.status == ("ok",)
+        assert bool(np.isnan(predictions["later"].mean).all()) and bool(np.isfinite(predictions["next"].mean).all())
+        with pytest.raises(InputError, match="graphs lack warmth, from which a roll-out begins"):
+            rollout(tuned, lacking, 2, feedback={"warmth": "later"})
+    assert rollout(tuned, old, 2, feedback={"height": "next"}).mean("height").isfinite().all()
     table["model"]["optional_inputs"] = ["rate"]
     with pytest.raises(InputError, match="depth"):
         hydragnn.train(table, tmp_path / "neither")

@@ -127,8 +127,8 @@ class CorrectedInput(nn.Module):
         self.factor = nn.Parameter(torch.ones(shape))
 
     def forward(self, batch: GraphBatch) -> torch.Tensor:
-        """The input times its numbers, for every node."""
-        return self.factor * batch.nodes[self.name]
+        """The input times its numbers; 0 where graphs lack it."""
+        return self.factor * batch.nodes[self.name] if self.name in batch.nodes else 0 * self.factor
 
 
 class IndexedNodeHead(nn.Module):
