@@ -645,14 +645,12 @@ def main() -> None:
         _exit(error.code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error
-    except OSError as error:
-        if error.errno not in FILE_SYSTEM:
-            raise
-        place = f"{error.filename}: " if error.filename else ""
-        _say(f"error: the file system failed: {place}{error.strerror}; see to it, then run the command again")
-        _exit(InputError.code)
     except Exception as error:
-        if isinstance(error, RuntimeError) and wants_memory(error):  # of torch
+        if isinstance(error, OSError) and error.errno in FILE_SYSTEM:
+            place = f"{error.filename}: " if error.filename else ""
+            _say(f"error: the file system failed: {place}{error.strerror}; see to it, then run the command again")
+            _exit(InputError.code)
+        if isinstance(error, RuntimeError | OSError) and wants_memory(error):  # of torch, or of the system
             _say(f"error: {NO_MEMORY}")
             _exit(2)
         sentence = _of_peer(error)

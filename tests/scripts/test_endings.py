@@ -207,3 +207,17 @@ def test_libraries_that_find_no_memory_end_in_a_sentence(
     monkeypatch.setattr(cli, "main", broken)
     with pytest.raises(ImportError, match="name 'x'"):
         main()
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), RuntimeError("unable to allocate memory")])
+def test_a_system_without_memory_ends_a_command_in_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capfd.readouterr().err.startswith("error: there is no memory for this command")
