@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def _write_program(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], p
         path.mkdir()
         shutil.copyfile(Path(__file__).with_name("lammps_driver.py"), path / "hydragnn_lammps.py")
         path = path / "potential.pt2"
-    with path.open("wb") as file:
-        torch.export.save(program, file, extra_files={"hydragnn.json": json.dumps(words)})
+    content = BytesIO()  # torch ends the process where a file cannot grow
+    torch.export.save(program, content, extra_files={"hydragnn.json": json.dumps(words)})
+    path.write_bytes(content.getbuffer())
 
 
 def _write_package(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import stat
 import sys
 import zlib
@@ -66,7 +67,7 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
         ) from error
     finally:
         with contextlib.suppress(OSError):  # also below a file, where there can be nothing to remove
-            temporary.unlink(missing_ok=True)
+            shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
 
 
 def rename_all(finals: Mapping[Path, Path]) -> None:

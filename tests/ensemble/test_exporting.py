@@ -1,6 +1,7 @@
 """Exported files give the calculator's numbers, in processes without this project."""
 
 import json
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,6 +91,24 @@ def test_a_program_of_torch_has_the_calculators_numbers_for_all_sizes_without_th
     assert stated == {"out": str(tmp_path / "potential.pt2"), "to": "torch", **facts}
     with pytest.raises(InputError, match=r"potential\.pt2 exists already; choose another --out"):
         hydragnn.export(strained[0], tmp_path / "potential.pt2")
+
+
+@pytest.mark.parametrize(("to", "name"), [("torch", "potential.pt2"), ("lammps", "potential")])
+def test_an_export_that_the_disk_cannot_hold_ends_with_a_sentence_and_leaves_nothing(
+    to: str, name: str, strained: tuple[Path, Atoms], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-B", "-m", "hydragnn.scripts", "export", str(strained[0]), "--to", to, "--out", name]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    assert result.returncode == 2, result.stderr[-2000:]
+    assert f"cannot write {name}: File too large; free space" in result.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_model_of_metatomic_has_the_calculators_numbers(
