@@ -31,17 +31,22 @@ from tests.benchmarks.shallow_water import FIELDS, water_pairs
 TWO, THREE = ("height", "rate"), ("height", "rate", "temperature")
 FRAMES, STEPS = 51, 50
 TRAINED, TUNED = range(30), range(100, 115)
-HELD_OUT, UNSEEN = range(3000, 3032), range(7000, 7032)
+UNSEEN = range(7000, 7032)
+CALIBRATING, CALIBRATED = range(4000, 4384), range(8000, 8384)
+"""Runs that give factors of spreads, and those that test them.
+
+Of the 32 runs 3000 to 3031 one has 45 % of the squared error of the height; error over spread has a standard error of 23 % there (jackknife over runs), and .07 sqrt(2) = 10 % for both sets of so many.
+"""
 GEOMETRY = {"cutoff": 0.3, "num_radial": 8, "radial": "gaussian"}
 MODELS: Mapping[str, tuple[dict[str, Any], float]] = {
     "field_tokens": ({"hidden_dim": 32, "num_layers": 2, "latents": 0, "angles": 3, **GEOMETRY}, 6e-3),
     "egnn": ({"hidden_dim": 48, "num_layers": 4, **GEOMETRY}, 4e-3),
 }
-WEIGHTS = {"height": 25.0, "rate": 1.0, "temperature": 90.0}
-"""Loss weights: a step changes the rate by 4.5 times more of its deviation than the height, and 9.5 times more than the temperature."""
+WEIGHTS = {"height": 25.0, "rate": 1.0, "temperature": 10.0}
+"""Loss weights: a step changes the rate by 4.5 times more of its deviation than the height. That of the new field keeps its gradient in shared weights near theirs."""
 
-START = {"encoder_rate": 0.1, "replay": 1.0}
-"""Fine-tuning: slow layers, and every epoch shows all earlier training graphs again."""
+START = {"replay": 1.0}
+"""Fine-tuning: every epoch shows all earlier training graphs again."""
 
 
 def table_of(store: Path, names: tuple[str, ...], epochs: int, rate: float, seed: int, width: int) -> dict[str, Any]:
@@ -91,12 +96,12 @@ def work(job: tuple[Path, str, str, int, int]) -> float:
 @cache
 def course_truth(runs: range, water: bool) -> tuple[GraphBatch, dict[str, Tensor]]:
     """Return the first frames of some runs and the true courses ``[steps, nodes]`` of their fields."""
-    frames = [water_pairs(run, STEPS + 1) if water else pairs(run, STEPS + 1, TWO) for run in runs]
-    truth = {
-        name: torch.cat([torch.stack([one[f"next_{name}"].double() for one in run]) for run in frames], dim=1)
-        for name in TWO
-    }
-    return concatenate([run[0] for run in frames]), truth
+    first, courses = [], []
+    for run in runs:
+        frames = water_pairs(run, STEPS + 1) if water else pairs(run, STEPS + 1, TWO)
+        first.append(frames[0])
+        courses.append({name: torch.stack([one[f"next_{name}"].double() for one in frames]) for name in TWO})
+    return concatenate(first), {name: torch.cat([course[name] for course in courses], dim=1) for name in TWO}
 
 
 def root(value: Tensor) -> float:
@@ -184,7 +189,7 @@ def main() -> None:
     if not (out / "ensemble").exists():
         hydragnn.build_ensemble([out / f"field_tokens-{seed}" for seed in seeds], out / "ensemble")
     result["ensemble"] = course_errors(hydragnn.load(out / "ensemble"), UNSEEN)
-    result["spread over error"] = spread_ratios(hydragnn.load(out / "ensemble"), HELD_OUT, UNSEEN)
+    result["spread over error"] = spread_ratios(hydragnn.load(out / "ensemble"), CALIBRATING, CALIBRATED)
     (out / "figures.json").write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1))
 
