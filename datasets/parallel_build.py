@@ -187,7 +187,8 @@ def build_with_workers(
             clear_unfinished(out, folder=True)
             if isinstance(error, BrokenProcessPool):
                 raise InputError(
-                    f"{out}: a process that made graphs was ended, perhaps for want of memory; take fewer workers"
+                    f"{out}: a process that made graphs was ended, perhaps for want of memory; take fewer workers, and call "
+                    'this in a program under if __name__ == "__main__":'
                 ) from error
             raise
 

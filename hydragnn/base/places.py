@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,6 +119,9 @@ def check_workers(value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if value not in (None, "auto") and not whole:
         raise InputError(f"workers = {value!r:.40} is neither a whole number from 1 nor auto")
+    again = getattr(current_process(), "_inheriting", False)  # a worker that reads the program
+    if again and value not in (None, 1):
+        raise InputError(f'workers = {value} read the program again; put this call under if __name__ == "__main__":')
     program = str(getattr(sys.modules.get("__main__"), "__file__", ""))
     if whole and value > 1 and program.startswith("<"):  # which each worker would have to read again
         raise InputError(f"workers = {value} need a program in a file, and this one is {program}; say workers = 1")

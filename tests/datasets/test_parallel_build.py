@@ -182,3 +182,19 @@ def test_a_place_is_free_again_once_its_writer_has_given_up(settings: BuildSetti
     assert not out.parent.exists()
     build_store(settings, out)
     assert len(open_store(out)) > 1
+
+
+def test_a_program_whose_calls_every_worker_would_repeat_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "a.xyz").write_text(4 * "2\n\nC 0 0 0\nC 0 0 1.2\n")
+    program = """
+import hydragnn
+table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0, "fields": []}
+hydragnn.build_store(table, "a.h5", workers=2)
+"""
+    (tmp_path / "program.py").write_text(program)
+    result = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 1
+    assert 'workers = 2 read the program again; put this call under if __name__ == "__main__":' in result.stderr
+    assert not (tmp_path / "a.h5").exists()
