@@ -24,6 +24,9 @@ from ase.io.extxyz import all_properties as RESULTS
 
 from hydragnn.graphs.atomic import ReadResults
 
+ROUNDING = 1e-3
+"""Difference of the halves of a stress, over its largest number, up to which it is symmetric."""
+
 _ENTRY = re.compile(r"""([^\s="'\\{}\[\],]+)=(?:"([^"\\]+)"|([^\s="'\\{}\[\]]+))(?:\s+|$)""")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -63,17 +66,30 @@ def _check_keys(info: dict[str, Any]) -> None:
             raise ValueError(f"{key} has no meaning; write {usual}")
     if not _are_flags(info.get("pbc", True)):
         raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
+    if not _is_symmetric(info.get("stress")):
+        raise ValueError(
+            "stress is no symmetric tensor, and one half of it would be left out; correct it, or remove it"
+        )
 
 
 def _are_flags(pbc: Any) -> bool:
     return {*np.ravel(pbc).tolist()} <= {True, False}
 
 
+def _is_symmetric(stress: Any) -> bool:
+    """Return False for a matrix whose halves differ by more than rounding."""
+    if np.shape(stress) != (3, 3):
+        return True
+    return not np.abs(stress - stress.T).max() > ROUNDING * np.abs(stress).max()  # NaN are no label
+
+
 def _plain_frame(text: str) -> Atoms:
     first, comment, *lines = text.split("\n")
     count = int(first)
     info = _entries(comment.strip())
-    if not _are_flags(info.get("pbc", True)) or any(_KEYS.get(key.lower(), key) not in info for key in info):
+    if not _is_symmetric(info.get("stress")) or not _are_flags(info.get("pbc", True)):
+        raise NotPlain
+    if any(_KEYS.get(key.lower(), key) not in info for key in info):
         raise NotPlain
     rows = [line.split() for line in (lines if lines[-1] else lines[:-1])]
     names, width = _columns(info.pop("Properties", "species:S:1:pos:R:3"))

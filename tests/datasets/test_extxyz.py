@@ -21,7 +21,7 @@ PLAIN = {
     "cell": '1\nLattice="4 0 0 0 5.5 0 0.1 0 6" energy=-1.5\n' + ATOM,
     "axes": '1\nLattice="4 0 0 0 5 0 0 0 6" pbc="T F T"\n' + ATOM,
     "axes as numbers": '1\nLattice="4 0 0 0 5 0 0 0 6" pbc="1 0 1"\n' + ATOM,
-    "stress and virial": '1\nLattice="4 0 0 0 5 0 0 0 6" stress="1 2 3 4 5 6 7 8 9.5" virial="1 2 3 4 5 6 7 8 9"\n'
+    "stress and virial": '1\nLattice="4 0 0 0 5 0 0 0 6" stress="1 2 3 2 5 6 3 6 9.5" virial="1 2 3 4 5 6 7 8 9"\n'
     + ATOM,
     "words": '1\nname=mp-12 note="two words, 3" flag=T flags="T, F" uid=007 count=3 list="1,2 3" key=1e-3\n' + ATOM,
     "columns": "2\nProperties=species:S:1:pos:R:3:forces:R:3:tag:I:1:site:S:1:charge:R:1:w:I:2\n"
@@ -128,3 +128,13 @@ def test_a_key_in_other_letters_is_not_passed_over(key: str, usual: str) -> None
         read_frame(f"1\n{key}\n{ATOM}")
     assert read_frame(f"1\n{BOX} pbc=F energy=1 lattice=fcc\n{ATOM}").info == {"lattice": "fcc"}
     assert len(read_frame(f"1\nlattice of copper\n{ATOM}")) == 1
+
+
+def test_a_stress_whose_halves_differ_is_refused() -> None:
+    """ASE takes one half, whichever columns the other came from."""
+    halves = "0.1 0.02 0 {} 0.1 0 0 0 0.1"
+    for quoted in ('"%s"', "{%s}"):
+        with pytest.raises(ValueError, match="stress is no symmetric tensor"):
+            read_frame(f"1\n{BOX} stress={quoted % halves.format(0.03)}\n{ATOM}")
+    assert read_frame(f'1\n{BOX} stress="{halves.format(0.020001)}"\n{ATOM}').calc.results["stress"][5] == 0.020001
+    assert len(read_frame(f'1\n{BOX} stress="{" ".join(["nan"] * 9)}"\n{ATOM}')) == 1
