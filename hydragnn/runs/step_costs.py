@@ -170,16 +170,8 @@ def measured_costs(
     def curve(values: Iterable[float]) -> Curve:
         return Curve(costs=costs, values=tuple(map(float, values)))
 
-    moments = sum(value.nbytes for value in parameters.optimizer.moments.values())
-    kept = [parameters.best_vector, *([] if parameters.average_vector is None else [parameters.average_vector])]
-    shards = run.mesh.size("shard")
     costs_of_turn = StepCosts(
-        vectors=Vectors(
-            weights=shards * parameters.vector.nbytes,
-            states=shards * (moments + sum(vector.nbytes for vector in kept)),
-            moments=shards * moments,
-            gathered=parameters.gathered.bytes if parameters.gathered else 0,
-        ),
+        vectors=vectors_of(parameters, run.mesh.size("shard")),
         footprint=footprint,
         valid=sum(part.size for part in branch.valid) + size_of_levels(branch, plan.branches[0].model),
         part=curve(rows[cost].gradient for cost in costs),
@@ -195,6 +187,18 @@ def measured_costs(
         repeats=(last.gradient,),
     )
     return costs_of_turn if earlier is None else earlier.least(costs_of_turn)
+
+
+def vectors_of(parameters: FlatParameters, shards: int) -> Vectors:
+    """Return the bytes of all weights and states, of which a rank has a share."""
+    moments = sum(value.nbytes for value in parameters.optimizer.moments.values())
+    kept = [parameters.best_vector, *([] if parameters.average_vector is None else [parameters.average_vector])]
+    return Vectors(
+        weights=shards * parameters.vector.nbytes,
+        states=shards * (moments + sum(vector.nbytes for vector in kept)),
+        moments=shards * moments,
+        gathered=parameters.gathered.bytes if parameters.gathered else 0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
