@@ -106,23 +106,8 @@ def from_pyg(
     >>> from_pyg(data, [Field(name="y", on="graph", role="target")])["y"]
     tensor([2.])
     """
-    declared: list[Field] = []
-    values: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
-    absent = set(optional)
-    keys = keys or {}
-    for field in fields:
-        value = data.get(keys.get(field.name, field.name))
-        if value is None and field.name in absent:
-            continue
-        if value is None:
-            key = keys.get(field.name, field.name)
-            raise InputError(f"{name}: the data has no attribute {key}; {nearest(key, list(data.keys()))}")
-        declared.append(field)
-        where = f"{name}, field {field.name}"
-        value = numbers_of(value, where)
-        if columns and field.name in columns:
-            value = columns_of(value, columns[field.name], where)
-        values[field.on][field.name] = _shaped(value, field)
+    absent, keys = set(optional), keys or {}
+    declared, values = _values_of(data, fields, keys, columns or {}, absent, name)
     geometry = _geometry_of(data, name, cutoff=cutoff, known={keys.get(f.name, f.name) for f in declared})
     positions = geometry.positions
     if positions is None:
@@ -146,6 +131,33 @@ def from_pyg(
     )
     own = name_among({key: data[key] for key in NAME_KEYS if key in data})
     return graph.with_texts({NAME: [own]}) if own else graph
+
+
+def _values_of(
+    data: Data,
+    fields: Iterable[Field],
+    keys: Mapping[str, str],
+    columns: Mapping[str, int | list[int]],
+    optional: Collection[str],
+    name: str,
+) -> tuple[list[Field], dict[str, dict[str, Tensor]]]:
+    """Return the fields that the data have, and their values by location."""
+    declared: list[Field] = []
+    values: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    for field in fields:
+        value = data.get(keys.get(field.name, field.name))
+        if value is None and field.name in optional:
+            continue
+        if value is None:
+            key = keys.get(field.name, field.name)
+            raise InputError(f"{name}: the data has no attribute {key}; {nearest(key, list(data.keys()))}")
+        declared.append(field)
+        where = f"{name}, field {field.name}"
+        value = numbers_of(value, where)
+        if field.name in columns:
+            value = columns_of(value, columns[field.name], where)
+        values[field.on][field.name] = _shaped(value, field)
+    return declared, values
 
 
 def to_pyg(batch: GraphBatch, *, whole: bool = False) -> list[Data]:

@@ -87,10 +87,7 @@ def _plain_frame(text: str) -> Atoms:
     first, comment, *lines = text.split("\n")
     count = int(first)
     info = _entries(comment.strip())
-    if not _is_symmetric(info.get("stress")) or not _are_flags(info.get("pbc", True)):
-        raise NotPlain
-    if any(_KEYS.get(key.lower(), key) not in info for key in info):
-        raise NotPlain
+    _check_keys(info)
     rows = [line.split() for line in (lines if lines[-1] else lines[:-1])]
     names, width = _columns(info.pop("Properties", "species:S:1:pos:R:3"))
     if count < 1 or len(rows) != count or set(map(len, rows)) != {width}:

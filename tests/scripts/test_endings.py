@@ -138,8 +138,8 @@ def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_
         (tmp_path / mark).parent.mkdir()
         (tmp_path / mark).touch()
     said = said.format(package)
-    heard = "import signal; signal.signal(2, signal.default_int_handler)"
-    command = [sys.executable, "-c", f"{heard}; from hydragnn.scripts.__main__ import main; main()", *words]
+    handler = "import signal; signal.signal(2, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{handler}; from hydragnn.scripts.__main__ import main; main()", *words]
     ended = subprocess.run(
         command,
         cwd=tmp_path,
