@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,18 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.data import chemical_symbols
 from jaxtyping import Float, Int
 
-from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.base.errors import InputError, Interrupted, words_of
 from hydragnn.base.imports import function_named
 from hydragnn.datasets import GraphStore, make_split
 from hydragnn.datasets.split import species_counts
 from hydragnn.ensemble.foreign_entry import ForeignEntry, Probe
+from hydragnn.ensemble.foreign_trial import check_calculator, unit_of
 from hydragnn.ensemble.manifest import Manifest, MemberEntry
 from hydragnn.ensemble.members import Member, Outcome, Potential, outcome_without_states
 from hydragnn.ensemble.module import atoms_of
 from hydragnn.ensemble.properties import factors_of, properties_of
 from hydragnn.ensemble.structures import training_attributes
-from hydragnn.graphs.batch import GraphBatch, volumes
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.joining import unbatch
 from hydragnn.models import Distribution, Point, Target
@@ -39,20 +40,24 @@ Array = np.ndarray
 def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
     """Return energy, forces and stress of one structure, computed anew.
 
-    InputError where one has another shape or is not finite, or the calculator ends the program.
+    A stress is asked for where a head has one: with a periodic axis and a volume. Not all programs have it of slabs.
+    InputError where one has another shape or is not finite, or the calculator changes the structure or ends the program.
     """
-    atoms = atoms.copy()
+    given, atoms = atoms, atoms.copy()
+    atoms.set_constraint()  # which may change energies, and no label has
     getattr(calculator, "reset", lambda: None)()
     atoms.calc = calculator
     try:
         results: dict[str, Any] = {"energy": atoms.get_potential_energy()}
         with suppress(PropertyNotImplementedError):
             results["forces"] = np.array(calculator.get_property("forces", atoms))
-        with suppress(PropertyNotImplementedError):
-            if atoms.pbc.all() and atoms.cell.rank == 3:
+        with suppress(PropertyNotImplementedError, *(() if atoms.pbc.all() else (Exception,))):
+            if atoms.pbc.any() and atoms.cell.rank == 3:
                 results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
     except SystemExit as error:
         raise InputError(f"the calculator ended the program ({error}); mend it") from error
+    if atoms != given:
+        raise InputError("the calculator changes the structure; let it compute a copy")
     shapes = {"energy": (), "forces": (len(atoms), 3), "stress": (3, 3)}
     for name, value in results.items():
         if np.shape(value) != shapes[name] or not np.isfinite(value).all():
@@ -71,8 +76,7 @@ def new_calculator(reference: str, where: str) -> Any:
     try:
         calculator = factory()
     except (Exception, SystemExit) as error:  # whatever that program raises
-        words = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{where}: {reference} failed ({words}); it takes no arguments") from error
+        raise InputError(f"{where}: {reference} failed ({words_of(error)}); it takes no arguments") from error
     if not hasattr(calculator, "get_property"):
         raise InputError(f"{where}: {reference} gave a {type(calculator).__name__}, which is no calculator of ASE")
     return calculator
@@ -119,17 +123,16 @@ class Calculating(Potential):
 
     def outcome(self, member: Member, batch: GraphBatch) -> Outcome:
         """Return predictions for a batch, one structure after the other."""
-        graphs, volume = unbatch(batch.to("cpu")), volumes(batch).tolist()
+        graphs = unbatch(batch.to("cpu"))
         _ = self.calculator
         parts, reasons = [], []
-        for graph, own in zip(graphs, volume, strict=True):
+        for graph in graphs:
             try:
-                values, reason = self.values(graph, has_volume=own > 0), ""
+                values, reason = self.values(graph), ""
             except Interrupted:
                 raise
             except Exception as error:  # whatever that program raises
-                words = " ".join(f"{error}".split()) or type(error).__name__
-                values, reason = {}, words if isinstance(error, InputError) else f"{type(error).__name__}: {words}"
+                values, reason = {}, words_of(error)
             parts.append(values)
             reasons.append(reason)
         predictions: dict[str, Distribution] = {}
@@ -137,14 +140,17 @@ class Calculating(Potential):
             blanks = [Point.blank(target.field, graph.num_items(target.field.on)).mean.double() for graph in graphs]
             rows = [torch.from_numpy(one[target.name]) if one else blank for one, blank in zip(parts, blanks)]
             predictions[target.name] = Point(mean=torch.cat(rows))
-        return outcome_without_states(self.targets, batch, predictions, reasons)
+        numbers = {name: one.mapped(torch.nan_to_num) for name, one in predictions.items()}  # a stress may be undefined
+        outcome = outcome_without_states(self.targets, batch, numbers, reasons)
+        blank = {name: one.blank_items(~predictions[name].finite()) for name, one in outcome.predictions.items()}
+        return replace(outcome, predictions=blank)
 
-    def values(self, graph: GraphBatch, *, has_volume: bool) -> dict[str, Float[Array, "items *shape"]]:
+    def values(self, graph: GraphBatch) -> dict[str, Float[Array, "items *shape"]]:
         """Return the results for one graph, by target and in its unit."""
         atoms = atoms_of(graph)
         results, references = results_of(atoms, self.calculator), self.entry.energies
-        if not has_volume:
-            results["stress"] = np.zeros((3, 3))  # of which nothing is known later
+        if not (atoms.pbc.all() and atoms.cell.rank == 3):
+            results.setdefault("stress", np.full((3, 3), np.nan))
         unknown = sorted({symbol for symbol in atoms.symbols if symbol not in references}) if references else []
         if unknown:
             raise InputError(
@@ -197,26 +203,42 @@ def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -
     potential = member.potential
     assert isinstance(potential, Calculating)
     energy = next(target for target in host.targets if target.name == potential.names["energy"])
-    numbers, species, counts = aligning_graphs(store, make_split(store, host.config.split).train, energy.field.name)
+    species, counts, order = aligning_graphs(store, make_split(store, host.config.split).train, energy.field.name)
     names = [*dict.fromkeys([ATOMIC_NUMBERS, energy.field.name, *host.model.inputs])]
-    differences, structures = [], []
-    for number in numbers:
-        graph = store.read(np.array([number]), names)
-        try:
-            own = potential.values(graph, has_volume=bool(volumes(graph)[0] > 0))[energy.name]
-        except (InputError, Interrupted):
-            raise
-        except Exception as error:  # whatever that program raises
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{reference} failed at training graph {number} ({words}); leave it out") from error
-        differences.append(float(graph[energy.field.name].double().item() - own.item()))
-        structures.append(bare(atoms_of(graph)))
-    if not np.isfinite(differences).all():
-        raise InputError(f"{reference} gave an energy that is not finite for a training graph; leave it out")
-    atoms, shifts = counts.sum(axis=1), np.array(differences) * potential.factors["energy"]
-    fitted, *_ = np.linalg.lstsq(counts / atoms[:, None], shifts / atoms, rcond=None)
-    residual = float(np.sqrt(np.mean(((shifts - counts @ fitted) / atoms) ** 2)))
-    smallest = min(structures, key=len)
+    forces = potential.names.get("forces", "")
+    names = [*dict.fromkeys([ATOMIC_NUMBERS, energy.field.name, *host.model.inputs, *filter(None, [forces])])]
+    shifts, structures, refused, pairs = dict[int, float](), dict[int, Atoms](), dict[int, str](), list[Array]()
+    while todo := [one for one in graphs_for_fit(counts, order) if one not in shifts]:
+        graphs = {number: store.read(np.array([number]), names) for number in todo}
+        structures |= {number: atoms_of(graph) for number, graph in graphs.items()}
+        if not shifts:
+            note = check_calculator(
+                reference, partial(results_of, calculator=potential.calculator), [*structures.values()]
+            )
+        for number, graph in graphs.items():
+            try:
+                own = potential.values(graph)
+            except Interrupted:
+                raise
+            except Exception as error:  # whatever that program raises
+                refused[number] = words_of(error)
+                continue
+            shifts[number] = float(graph[energy.field.name].double().item() - own[energy.name].item())
+            pairs += [np.stack([own[forces].ravel(), graph[forces].double().numpy().ravel()])] if forces else []
+        order = order[~np.isin(order, [*refused])]
+        if len(refused) > len(shifts):
+            first, words = next(iter(refused.items()))
+            raise InputError(
+                f"{reference} refuses {len(refused)} of {len(refused) + len(shifts)} training graphs, such as {first} ({words}); "
+                "take another calculator, or leave these graphs out of the store"
+            )
+    check_scale(reference, pairs)
+    numbers = sorted(shifts)
+    species, counts = species[used := counts[numbers].any(axis=0)], counts[numbers][:, used]
+    atoms, values = counts.sum(axis=1), np.array([shifts[one] for one in numbers]) * potential.factors["energy"]
+    fitted, *_ = np.linalg.lstsq(counts / atoms[:, None], values / atoms, rcond=None)
+    residual = float(np.sqrt(np.mean(((values - counts @ fitted) / atoms) ** 2)))
+    smallest = bare(min((structures[number] for number in numbers), key=len))
     facts = {key: smallest.todict()[key].tolist() for key in ("numbers", "positions", "cell", "pbc")}
     entry = ForeignEntry(
         reference=reference,
@@ -227,8 +249,32 @@ def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -
     sentence = (
         f"{name}: reference energies (eV) {symbols} fitted on {len(numbers)} training graphs; its energies then differ from labels by "
         f"{1000 * residual:.3g} meV/atom (root mean square)"
+        f"{'; it refuses ' * bool(refused)}{few_refusals(refused)}{note and '; '}{note}"
     )
     return foreign_member(name, entry, host, 0.0, store.attributes), sentence
+
+
+def check_scale(reference: str, pairs: Sequence[Array]) -> None:
+    """Raise InputError for forces along those of labels with another length: energies in their unit hide it."""
+    own, labels = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
+    own, labels = own[known := np.isfinite(labels)], labels[known]
+    if abs(own @ labels) > 0.9 * np.linalg.norm(own) * np.linalg.norm(labels) > 0:
+        factor = own @ labels / (labels @ labels)
+        if not 0.5 < factor < 2:
+            raise InputError(
+                f"{reference} cannot be taken: its forces are {factor:.4g} times those of the labels{unit_of(factor, 'forces', {})}; convert its "
+                "energies and forces in your function, or the labels"
+            )
+
+
+def few_refusals(refused: Mapping[int, str]) -> str:
+    """Return how many structures were refused, with the first.
+
+    >>> few_refusals({3: "isolated atom", 5: "isolated atom"})
+    '2 structures and leaves them out (3: isolated atom; 5: isolated atom)'
+    """
+    first = "; ".join(f"{number}: {words}" for number, words in [*refused.items()][:3])
+    return f"{len(refused)} structures and leaves them out ({first}{'; ...' * (len(refused) > 3)})" if refused else ""
 
 
 def bare(atoms: Atoms) -> Atoms:
@@ -238,21 +284,18 @@ def bare(atoms: Atoms) -> Atoms:
 
 def aligning_graphs(
     store: GraphStore, train: Int[Array, " train"], energy: str
-) -> tuple[list[int], Int[Array, " species"], Int[Array, "graphs species"]]:
-    """Return labelled training graphs by a fixed seed, elements, and counts."""
+) -> tuple[Int[Array, " species"], Int[Array, "graphs species"], Int[Array, " labelled"]]:
+    """Return elements, their counts in all graphs, and labelled training graphs in an order by a fixed seed."""
     counts, species = species_counts(store)
     labelled = np.sort(train)[store.column(energy).present[np.sort(train)]]
     labelled = labelled[counts[labelled].any(axis=1)]
     if not len(labelled):
         raise InputError(f"no training graph has a label of {energy}, and reference energies of a calculator need some")
-    numbers = graphs_for_fit(counts, labelled)
-    used = counts[numbers].any(axis=0)
-    return numbers, species[used], counts[numbers][:, used]
+    return species, counts, np.random.default_rng(0).permutation(labelled)
 
 
-def graphs_for_fit(counts: Int[Array, "graphs species"], labelled: Int[Array, " labelled"]) -> list[int]:
-    """Return ``ALIGNING`` of these graphs, and one of every further independent composition."""
-    order = np.random.default_rng(0).permutation(labelled)
+def graphs_for_fit(counts: Int[Array, "graphs species"], order: Int[Array, " labelled"]) -> list[int]:
+    """Return the first ``ALIGNING`` of these graphs, and one of every further independent composition."""
     numbers: list[int] = order[:ALIGNING].tolist()
     _, first = np.unique(counts[order], axis=0, return_index=True)
     every, rank = np.linalg.matrix_rank(counts[order[first]]), np.linalg.matrix_rank(counts[numbers])

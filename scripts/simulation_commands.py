@@ -31,6 +31,10 @@ Outside = Literal["stop", "warn", "record"]
 RESULTS = ("energy", "forces", "stress")
 COLUMNS = ("name", "steps", "converged", "energy", "max_force", "energy_std", "domain_score")
 """Columns of the table of relaxed structures; eV and eV/Angstrom."""
+HOTTEST, LONGEST_STEP = 2e4, 1.0
+"""K and Angstrom: two hydrogen atoms that become a molecule reach 17,000 K, and no bond is so short."""
+EXPLODED = 10.0
+"""A relaxed cell is no so many times larger or smaller: its atoms see each other no more, without any force, or lie in one another."""
 COST = 50
 """Time between two saved states, in units of what saving takes."""
 
@@ -216,12 +220,15 @@ def _relaxed(atoms: Any, ensemble: Any, name: str, how: Mapping[str, Any]) -> An
     facts: dict[str, Any] = {"name": name_among(atoms.info) or name, "steps": 0, "converged": False}
     try:
         atoms.get_forces()  # InputError before a filter reads the cell
-        target = FrechetCellFilter(atoms) if how["cell"] and atoms.pbc.all() else atoms
+        moves_cell, volume = how["cell"] and atoms.pbc.all(), atoms.cell.volume
+        target = FrechetCellFilter(atoms) if moves_cell else atoms
         optimiser = {"FIRE": FIRE, "BFGS": BFGS}[how["optimizer"]](target, logfile=None)
         optimiser.attach(lambda: facts.update(steps=optimiser.nsteps))
         facts["converged"] = bool(optimiser.run(how["fmax"], how["steps"]))
         facts["max_force"] = float((atoms.get_forces() ** 2).sum(1).max() ** 0.5)
         facts["status"] = "converged" if facts["converged"] else "not converged"
+        if moves_cell and not 1 / EXPLODED < (times := atoms.cell.volume / volume) < EXPLODED:
+            facts |= {"converged": False, "status": f"not converged: the cell became {times:.3g} times as large"}
     except InputError as error:
         facts["status"] = str(error)
     return _row(atoms, **facts)
@@ -267,8 +274,11 @@ def md(
     how |= {"temperature": temperature, "timestep": timestep, "thermostat": thermostat, "friction": friction}
     how |= {"seed": seed, "interval": interval}
     atoms.calc = potential
+    if not all(0 < mass < math.inf for mass in atoms.get_masses()):
+        raise InputError(f"{structure} has masses that are no numbers above 0; correct them, or leave them out")
     if not rows.state:
         atoms.get_forces()  # InputError before there is a file
+        Limits(atoms, how, {})()
     with rows.growing(how):
         reason, reached = _propagate(atoms, rows, steps, as_json)
     result = {"trajectory": str(out), "status": "stopped" if reason else "finished", "step": reached}
@@ -308,9 +318,10 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     else:
         dynamics = VelocityVerlet(atoms, timestep)
     dynamics.nsteps = state.get("step", 0)
+    dynamics.attach(limits := Limits(atoms, how, state))
     try:
         if not state["rows"]:
-            _write_frame(atoms, rows, 0, random)
+            _write_frame(atoms, rows, 0, random, begun=limits.begun)
         for _ in tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
             dynamics.run(how["interval"])
             _write_frame(atoms, rows, dynamics.nsteps, random)
@@ -321,12 +332,43 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     return "", dynamics.nsteps
 
 
-def _write_frame(atoms: Any, rows: Rows, step: int, random: Any) -> None:
+class Limits:
+    """What no dynamics of atoms does, looked at after every step."""
+
+    def __init__(self, atoms: Any, how: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Begin with the energy of the first frame."""
+        self.atoms, self.how = atoms, how
+        self.begun, self.before = float(state.get("begun", atoms.get_total_energy())), atoms.get_positions()
+
+    def __call__(self) -> None:
+        """Raise InputError where the motion is no more one of atoms."""
+        import numpy as np
+        from ase import units
+
+        atoms, heat = self.atoms, units.kB * self.how["temperature"]
+        hot, hottest = atoms.get_temperature(), max(HOTTEST, 20 * self.how["temperature"])
+        step = float(np.linalg.norm(atoms.positions - self.before, axis=1).max())
+        self.before = atoms.get_positions()
+        gained = (atoms.get_total_energy() - self.begun) / len(atoms)
+        closed = self.how["thermostat"] == "none"
+        most, own = (max(0.1, heat), abs(gained)) if closed else (2 + 20 * heat, gained)
+        if not hot <= hottest:
+            problem = f"the temperature is {hot:.3g} K, above {hottest:.3g}"
+        elif not step <= LONGEST_STEP:
+            problem = f"an atom moved {step:.3g} Angstrom in one step"
+        elif not own <= most:
+            problem = f"the energy changed by {gained:.3g} eV/atom{' without a thermostat' * closed}"
+        else:
+            return
+        raise InputError(f"no motion of atoms: {problem}; take a shorter --timestep, and look at structure and momenta")
+
+
+def _write_frame(atoms: Any, rows: Rows, step: int, random: Any, **state: Any) -> None:
     """Write a frame, and begin anew from it, so that bits do not depend on interruptions."""
     energy, forces = atoms.calc.results["energy"], atoms.calc.results["forces"].astype("float64")
     info = {"step": step, "time": step * rows.state["settings"]["timestep"], "temperature": atoms.get_temperature()}
     row = _row(atoms, **info, kinetic_energy=atoms.get_kinetic_energy())
     arrays = {"positions": atoms.positions, "momenta": atoms.get_momenta(), "forces": forces}
     texts = {name: values.tolist() for name, values in arrays.items()}
-    rows.append(row, step=step, energy=energy, random=random.bit_generator.state, **texts)
+    rows.append(row, step=step, energy=energy, random=random.bit_generator.state, **texts, **state)
     atoms.calc.restart(atoms, energy, forces)

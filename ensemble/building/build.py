@@ -122,7 +122,7 @@ def build_ensemble(
             HELD_OUT: (store, np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])),
             **{name: (where, outputs.graphs) for name, (where, outputs) in parts.items()},
         }
-        evaluation = with_baselines(basis.evaluation, compared, graphs_of, raw.needed)
+        evaluation = with_baselines(basis.evaluation, compared, graphs_of, raw.needed, _note)
         manifest = replace(
             raw.manifest,
             nominal=nominal,
@@ -134,8 +134,13 @@ def build_ensemble(
         )
         _write(out, making, folders, manifest, evaluation, basis.arrays, check)
     for note in (*_useless(manifest), *filter(None, [evaluation.caveat])):
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        _note(note)
     return evaluation
+
+
+def _note(sentence: str) -> None:
+    """Print a note."""
+    print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 
 def _parts(
@@ -160,7 +165,7 @@ def _calculators(
     for name, reference in zip(names, references, strict=True):
         check()
         member, sentence = aligned_member(name, reference, run, store)
-        print(f"note: {sentence}", file=sys.stderr, flush=True)
+        _note(sentence)
         calculators.append(member)
     return calculators
 

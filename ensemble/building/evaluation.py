@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, as_note
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import Budget, GraphStore, Split
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
@@ -174,20 +174,22 @@ def with_baselines(
     models: Sequence[Member],
     parts: Mapping[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]],
     needed: Callable[[GraphStore], Sequence[str]],
+    tell: Callable[[str], object],
 ) -> Evaluation:
     """Return the evaluation with scores of these models beside the simple predictors."""
     scores = dict(evaluation.parts)
     for model in models:
         for part, of_targets in scores.items():
             store, graphs = parts[part]
-            outputs = member_outputs([model], store, graphs, needed(store))
-            own, _ = part_evaluation(model.targets, outputs, [model.name], lambda _: np.ones(1), {}, {}, {})
-            scores[part] = {
-                name: replace(one, baselines={**one.baselines, model.name: own[name].members[model.name]})
-                if name in own
-                else one
-                for name, one in of_targets.items()
-            }
+            with as_note(f"baseline {model.name} has no errors of {part}", tell):
+                outputs = member_outputs([model], store, graphs, needed(store))
+                own, _ = part_evaluation(model.targets, outputs, [model.name], lambda _: np.ones(1), {}, {}, {})
+                scores[part] = {
+                    name: replace(one, baselines={**one.baselines, model.name: own[name].members[model.name]})
+                    if name in own
+                    else one
+                    for name, one in of_targets.items()
+                }
     return replace(evaluation, parts=scores)
 
 

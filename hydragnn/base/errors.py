@@ -1,6 +1,6 @@
 """Errors of input; every other exception is a defect of ours."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -107,3 +107,27 @@ def about(subject: str) -> Iterator[None]:
         if not subject:
             raise
         raise InputError(f"{subject}: {error}") from error
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error as one line; those of other programs with their kind.
+
+    >>> words_of(InputError("no graphs; give some")), words_of(KeyError("a")), words_of(OSError(28, "no\\nspace"))
+    ('no graphs; give some', "KeyError: 'a'", 'OSError: [Errno 28] no space')
+    """
+    return " ".join((str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}").split())
+
+
+@contextmanager
+def as_note(subject: str, tell: Callable[[str], object]) -> Iterator[None]:
+    """Turn an error in the block into a note; what comes after finished work cannot end it.
+
+    >>> with as_note("pictures", print): raise OSError("no space")
+    pictures: OSError: no space
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        tell(f"{subject}: {words_of(error)}")

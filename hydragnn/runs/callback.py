@@ -1,5 +1,6 @@
 """Callback of runs: checkpoints, model, record, TensorBoard, progress."""
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hydragnn.base.errors import MissingPackageError
+from hydragnn.base.errors import MissingPackageError, as_note
 from hydragnn.base.files import write_json
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
@@ -49,6 +50,11 @@ class RunCallback:
         if sentence not in self.record.notes:
             self.record = replace(self.record, notes=[*self.record.notes, sentence])
 
+    def show_note(self, sentence: str) -> None:
+        """Print a sentence that the record cannot have any more."""
+        if self.ranks.first:
+            print(f"note: {sentence}", file=sys.stderr, flush=True)
+
     def begin(self, state: TrainState, steps: int) -> None:
         """Write configuration, model and record before the next step."""
         if self.ranks.first:
@@ -87,8 +93,8 @@ class RunCallback:
         values = {name: curve[-1] for name, curve in state.curves.items()}
         if self.progress:
             self.progress.epoch(state.epoch, values)
-        if self.board:
-            for name, value in values.items():
+        with as_note("TensorBoard", self.add_note):
+            for name, value in values.items() if self.board else ():
                 if value is not None:
                     self.board.add_scalar(name, value, state.epoch)
         self.stopwatch.begin_steps()
@@ -141,10 +147,12 @@ class RunCallback:
 
     def close(self, sentence: str) -> None:
         """Say how the run ended and close what is open."""
-        if self.board:
-            self.board.close()
-        if self.progress:
-            self.progress.end(sentence)
+        with as_note("TensorBoard", self.show_note):
+            if self.board:
+                self.board.close()
+        with as_note("progress", self.show_note):
+            if self.progress:
+                self.progress.end(sentence)
 
 
 def summary_writer(folder: Path, epochs: int) -> Any:

@@ -414,6 +414,9 @@ def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) ->
     shared = {
         one.name for one in start.trained.targets if one.name in fields and fields[one.name].unit == units.get(one.name)
     }
+    zeros = dict.fromkeys(elements_of(store), 0.0) if scales.references else {}  # of energies that are not compared
+    references = {name: own if name in shared else {**zeros, **own} for name, own in scales.references.items()}
+    tuned = replace(tuned, normalisation=replace(scales, references=references))
     with torch.no_grad():
         old, new = (
             errors_on(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.base.errors import InputError, Interrupted, as_note
 from hydragnn.config import AnyConfig, RunConfig
 from hydragnn.distributed.affinity import bind_near, cores_given_back
 from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
@@ -30,7 +30,7 @@ from hydragnn.runs.failures import (
     propagate_failure,
     reserve_memory,
 )
-from hydragnn.runs.fine_tuning import forgetting
+from hydragnn.runs.fine_tuning import Start, forgetting
 from hydragnn.runs.folder import (
     alone_in,
     check_checkpoint,
@@ -197,30 +197,36 @@ def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Ste
             return callback.record
         raise
     callback.heartbeat()
-    record = callback.write(state, status=status, **measured_forgetting(run, callback, status))
+    record = callback.write(state, status=status)  # whatever comes later
+    if run.start is not None and status != "paused":
+        measure_forgetting(run, run.start, callback)
+        callback.heart.attempt.check()
+        with as_note("the record", callback.show_note):
+            record = callback.write(state)
     callback.close(sentence_of(record))
     return record
 
 
-def measured_forgetting(run: Assembly, callback: RunCallback, status: str) -> dict[str, Any]:
-    """Return the record's change by errors on the start's data; collective."""
-    start, model, normalisation = run.start, run.state.model, run.data.branches[0].normalisation
-    if start is None or status == "paused":
-        return {}
-    assert isinstance(model, GraphModel)
+def measure_forgetting(run: Assembly, start: Start, callback: RunCallback) -> None:
+    """Put errors on the start's data into the record, or a note; collective."""
+    model, normalisation = run.state.model, run.data.branches[0].normalisation
     weights, mesh, device = run.state.parameters, run.mesh, run.context.device
 
-    def of_whole() -> dict[str, Any]:
-        return forgetting(start, load_graph_model(callback.folder / "model")[0].to(device), normalisation)
+    def table() -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        with as_note("forgetting is not measured", lambda text: value.update(note=text)):
+            whole = load_graph_model(callback.folder / "model")[0].to(device) if mesh.size("pipeline") > 1 else model
+            assert isinstance(whole, GraphModel)
+            return forgetting(start, whole, normalisation)
+        return value
 
-    with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):
-        if mesh.size("pipeline") > 1:  # a rank has some layers only
-            table = first_ranks_value(of_whole, callback.ranks, device)
-        elif mesh.shares_model:  # ranks compute together
-            table = forgetting(start, model, normalisation)
-        else:
-            table = first_ranks_value(partial(forgetting, start, model, normalisation), callback.ranks, device)
-    return {"start": {**callback.record.start, "forgetting": table}}
+    with as_note("forgetting is not measured", callback.add_note):
+        with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):
+            together = mesh.shares_model and mesh.size("pipeline") == 1  # a stage of a pipeline has some layers only
+            seen = table() if together else first_ranks_value(table, callback.ranks, device)
+        if note := seen.pop("note", ""):
+            callback.add_note(note)
+        callback.record = replace(callback.record, start={**callback.record.start, "forgetting": seen})
 
 
 def sentence_of(record: RunRecord) -> str:
