@@ -13,7 +13,7 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.data import chemical_symbols
 from jaxtyping import Float, Int
 
-from hydragnn.base.errors import InputError, Interrupted, words_of
+from hydragnn.base.errors import InputError, as_note, words_of
 from hydragnn.base.imports import function_named
 from hydragnn.datasets import GraphStore, make_split
 from hydragnn.datasets.split import species_counts
@@ -123,18 +123,11 @@ class Calculating(Potential):
 
     def outcome(self, member: Member, batch: GraphBatch) -> Outcome:
         """Return predictions for a batch, one structure after the other."""
-        graphs = unbatch(batch.to("cpu"))
-        _ = self.calculator
-        parts, reasons = [], []
-        for graph in graphs:
-            try:
-                values, reason = self.values(graph), ""
-            except Interrupted:
-                raise
-            except Exception as error:  # whatever that program raises
-                values, reason = {}, words_of(error)
-            parts.append(values)
-            reasons.append(reason)
+        graphs, _ = unbatch(batch.to("cpu")), self.calculator
+        parts, reasons = [dict[str, Array]() for _ in graphs], [""] * len(graphs)
+        for place, graph in enumerate(graphs):
+            with as_note("", partial(reasons.__setitem__, place)):  # whatever that program raises
+                parts[place] = self.values(graph)
         predictions: dict[str, Distribution] = {}
         for target in self.targets:
             blanks = [Point.blank(target.field, graph.num_items(target.field.on)).mean.double() for graph in graphs]
@@ -216,21 +209,14 @@ def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -
                 reference, partial(results_of, calculator=potential.calculator), [*structures.values()]
             )
         for number, graph in graphs.items():
-            try:
+            with as_note("", partial(refused.__setitem__, number)):  # whatever that program raises
                 own = potential.values(graph)
-            except Interrupted:
-                raise
-            except Exception as error:  # whatever that program raises
-                refused[number] = words_of(error)
-                continue
-            shifts[number] = float(graph[energy.field.name].double().item() - own[energy.name].item())
-            pairs += [np.stack([own[forces].ravel(), graph[forces].double().numpy().ravel()])] if forces else []
+                shifts[number] = float(graph[energy.field.name].double().item() - own[energy.name].item())
+                pairs += [np.stack([own[forces].ravel(), graph[forces].double().numpy().ravel()])] if forces else []
         order = order[~np.isin(order, [*refused])]
         if len(refused) > len(shifts):
-            first, words = next(iter(refused.items()))
             raise InputError(
-                f"{reference} refuses {len(refused)} of {len(refused) + len(shifts)} training graphs, such as {first} ({words}); "
-                "take another calculator, or leave these graphs out of the store"
+                f"{reference} {few_refusals(refused)}; these are more than half of {len(refused) + len(shifts)}; take another calculator"
             )
     check_scale(reference, pairs)
     numbers = sorted(shifts)
@@ -249,7 +235,7 @@ def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -
     sentence = (
         f"{name}: reference energies (eV) {symbols} fitted on {len(numbers)} training graphs; its energies then differ from labels by "
         f"{1000 * residual:.3g} meV/atom (root mean square)"
-        f"{'; it refuses ' * bool(refused)}{few_refusals(refused)}{note and '; '}{note}"
+        f"{f'; it {few_refusals(refused)}' if refused else ''}{note and '; '}{note}"
     )
     return foreign_member(name, entry, host, 0.0, store.attributes), sentence
 
@@ -258,23 +244,20 @@ def check_scale(reference: str, pairs: Sequence[Array]) -> None:
     """Raise InputError for forces along those of labels with another length: energies in their unit hide it."""
     own, labels = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
     own, labels = own[known := np.isfinite(labels)], labels[known]
-    if abs(own @ labels) > 0.9 * np.linalg.norm(own) * np.linalg.norm(labels) > 0:
-        factor = own @ labels / (labels @ labels)
-        if not 0.5 < factor < 2:
-            raise InputError(
-                f"{reference} cannot be taken: its forces are {factor:.4g} times those of the labels{unit_of(factor, 'forces', {})}; convert its "
-                "energies and forces in your function, or the labels"
-            )
+    alike, factor = np.linalg.norm(own) * np.linalg.norm(labels), own @ labels / max(labels @ labels, 1e-12)
+    if abs(own @ labels) > 0.9 * alike > 0 and not 0.5 < factor < 2:
+        what = f"its forces are {factor:.4g} times those of the labels{unit_of(factor, 'forces', {})}"
+        raise InputError(f"{reference} cannot be taken: {what}; convert its energy too, in your function")
 
 
-def few_refusals(refused: Mapping[int, str]) -> str:
+def few_refusals(refused: Mapping[Any, str]) -> str:
     """Return how many structures were refused, with the first.
 
-    >>> few_refusals({3: "isolated atom", 5: "isolated atom"})
-    '2 structures and leaves them out (3: isolated atom; 5: isolated atom)'
+    >>> few_refusals({3: "isolated atom"})
+    'refuses 1 structures, which are left out: 3 (isolated atom)'
     """
-    first = "; ".join(f"{number}: {words}" for number, words in [*refused.items()][:3])
-    return f"{len(refused)} structures and leaves them out ({first}{'; ...' * (len(refused) > 3)})" if refused else ""
+    first = ", ".join(f"{number} ({words})" for number, words in [*refused.items()][:3])
+    return f"refuses {len(refused)} structures, which are left out: {first}{', ...' * (len(refused) > 3)}"
 
 
 def bare(atoms: Atoms) -> Atoms:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydragnn.base.errors import InputError, about
+from hydragnn.base.errors import InputError, about, words_of
 from hydragnn.base.files import digest, read_json
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
@@ -211,11 +211,12 @@ def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
                 target.name: target.distribution.blank(target.field, batch.num_items(target.field.on))
                 for target in member.targets
             }
-            text = " ".join(str(error).split()) or type(error).__name__
-            reason = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
             unknown = np.full(batch.num_nodes, np.nan)
             return Outcome(
-                predictions=blanks, reasons=(reason,), distances=np.full((1, 3), np.nan), node_distances=unknown
+                predictions=blanks,
+                reasons=(words_of(error),),
+                distances=np.full((1, 3), np.nan),
+                node_distances=unknown,
             )
         return join_outcomes([outcome_alone(member, half) for half in _halves(batch)])
     return finished_outcome(member, batch, predictions, states)

@@ -1,13 +1,12 @@
 """Command ``hydragnn data label``: structures labelled by any calculator."""
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hydragnn.base.errors import Interrupted, words_of
+from hydragnn.base.errors import as_note, print_note
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.scripts.devices import Device
 from hydragnn.scripts.showing import show_value
@@ -32,38 +31,29 @@ def label(
     refuses are left out, too, and named; it exits with 3 then.
     """
     from hydragnn.ensemble.foreign import few_refusals, new_calculator, results_of
+    from hydragnn.ensemble.foreign_trial import check_calculator
 
     rows = Rows(out, "data label")
     _allow_code(allow_code or [])
     frames, content = frames_in(structures)
     potential = new_calculator(calculator, f"--calculator {calculator}")
-    if not rows.state and (doubt := _doubt(calculator, partial(results_of, calculator=potential), frames)):
-        print(f"note: {calculator}: {doubt}", file=sys.stderr)
+    if not rows.state and (doubt := check_calculator(calculator, partial(results_of, calculator=potential), frames)):
+        print_note(f"{calculator}: {doubt}")
     failed: dict[str, str] = dict(rows.state.get("failed", {}))
     with rows.growing({"calculator": calculator, "structures": content}):
         for number in tracked(range(rows.state["rows"] + len(failed), len(frames)), "structures", as_json):
-            try:
+            results: dict[str, Any] = {}
+            with as_note("", partial(failed.__setitem__, str(number))):  # whatever that program raises
                 results = results_of(frames[number], potential)
-            except Interrupted:
-                raise
-            except Exception as error:  # whatever that program raises
-                failed[str(number)] = words_of(error)
+            if results:
+                rows.append(labelled(frames[number], results, f"{structures.name}#{number}"))
+            else:
                 rows.note(failed=failed)
-                continue
-            rows.append(labelled(frames[number], results, f"{structures.name}#{number}"))
     value = {"labelled": rows.state["rows"], "failed": failed, "out": str(out)}
     show_value(value, as_json)
     if failed:
-        refused = few_refusals({int(number): words for number, words in failed.items()})
-        print(f"note: of {len(frames)}, {calculator} refuses {refused}; {out} lacks them", file=sys.stderr)
+        print_note(f"of {len(frames)}, {calculator} {few_refusals(failed)}")
         raise typer.Exit(3)
-
-
-def _doubt(name: str, results: Any, frames: list[Any]) -> str:
-    """Return what a trial of the calculator left open; InputError where it fails."""
-    from hydragnn.ensemble.foreign_trial import check_calculator
-
-    return check_calculator(name, results, frames)
 
 
 def labelled(atoms: Any, results: dict[str, Any], name: str) -> Any:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -278,7 +278,7 @@ def md(
         raise InputError(f"{structure} has masses that are no numbers above 0; correct them, or leave them out")
     if not rows.state:
         atoms.get_forces()  # InputError before there is a file
-        Limits(atoms, how, {})()
+        _limits(atoms, how, atoms.get_total_energy())()
     with rows.growing(how):
         reason, reached = _propagate(atoms, rows, steps, as_json)
     result = {"trajectory": str(out), "status": "stopped" if reason else "finished", "step": reached}
@@ -318,10 +318,11 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     else:
         dynamics = VelocityVerlet(atoms, timestep)
     dynamics.nsteps = state.get("step", 0)
-    dynamics.attach(limits := Limits(atoms, how, state))
+    begun = state.get("begun", float(atoms.get_total_energy()))
+    dynamics.attach(_limits(atoms, how, begun))
     try:
         if not state["rows"]:
-            _write_frame(atoms, rows, 0, random, begun=limits.begun)
+            _write_frame(atoms, rows, 0, random, begun=begun)
         for _ in tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
             dynamics.run(how["interval"])
             _write_frame(atoms, rows, dynamics.nsteps, random)
@@ -332,35 +333,28 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     return "", dynamics.nsteps
 
 
-class Limits:
-    """What no dynamics of atoms does, looked at after every step."""
+def _limits(atoms: Any, how: Mapping[str, Any], begun: float) -> Callable[[], None]:
+    """Return a check of every step, which raises InputError for what no motion of atoms is."""
+    import numpy as np
+    from ase import units
 
-    def __init__(self, atoms: Any, how: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Begin with the energy of the first frame."""
-        self.atoms, self.how = atoms, how
-        self.begun, self.before = float(state.get("begun", atoms.get_total_energy())), atoms.get_positions()
+    heat, closed, before = units.kB * how["temperature"], how["thermostat"] == "none", atoms.get_positions()
+    hottest, most = max(HOTTEST, 20 * how["temperature"]), max(0.1, heat) if closed else 2 + 20 * heat
 
-    def __call__(self) -> None:
-        """Raise InputError where the motion is no more one of atoms."""
-        import numpy as np
-        from ase import units
+    def check() -> None:
+        hot, step = atoms.get_temperature(), float(np.linalg.norm(atoms.positions - before, axis=1).max())
+        gained = (atoms.get_total_energy() - begun) / len(atoms)
+        before[:] = atoms.positions
+        for value, limit, words in (
+            (hot, hottest, f"the temperature is {hot:.3g} K"),
+            (step, LONGEST_STEP, f"an atom moved {step:.3g} Angstrom in one step"),
+            (abs(gained) if closed else gained, most, f"the energy changed by {gained:.3g} eV/atom"),
+        ):
+            if not value <= limit:
+                advice = "take a shorter --timestep, and look at structure and momenta"
+                raise InputError(f"no motion of atoms: {words}, above {limit:.3g}; {advice}")
 
-        atoms, heat = self.atoms, units.kB * self.how["temperature"]
-        hot, hottest = atoms.get_temperature(), max(HOTTEST, 20 * self.how["temperature"])
-        step = float(np.linalg.norm(atoms.positions - self.before, axis=1).max())
-        self.before = atoms.get_positions()
-        gained = (atoms.get_total_energy() - self.begun) / len(atoms)
-        closed = self.how["thermostat"] == "none"
-        most, own = (max(0.1, heat), abs(gained)) if closed else (2 + 20 * heat, gained)
-        if not hot <= hottest:
-            problem = f"the temperature is {hot:.3g} K, above {hottest:.3g}"
-        elif not step <= LONGEST_STEP:
-            problem = f"an atom moved {step:.3g} Angstrom in one step"
-        elif not own <= most:
-            problem = f"the energy changed by {gained:.3g} eV/atom{' without a thermostat' * closed}"
-        else:
-            return
-        raise InputError(f"no motion of atoms: {problem}; take a shorter --timestep, and look at structure and momenta")
+    return check
 
 
 def _write_frame(atoms: Any, rows: Rows, step: int, random: Any, **state: Any) -> None:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.base.errors import Busy, InputError, Interrupted, nearest
+from hydragnn.base.errors import Busy, InputError, Interrupted, nearest, print_note
 from hydragnn.base.files import (
     check_utf8,
     empty_folders_removed,
@@ -122,7 +121,7 @@ def build_ensemble(
             HELD_OUT: (store, np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])),
             **{name: (where, outputs.graphs) for name, (where, outputs) in parts.items()},
         }
-        evaluation = with_baselines(basis.evaluation, compared, graphs_of, raw.needed, _note)
+        evaluation = with_baselines(basis.evaluation, compared, graphs_of, raw.needed)
         manifest = replace(
             raw.manifest,
             nominal=nominal,
@@ -134,13 +133,8 @@ def build_ensemble(
         )
         _write(out, making, folders, manifest, evaluation, basis.arrays, check)
     for note in (*_useless(manifest), *filter(None, [evaluation.caveat])):
-        _note(note)
+        print_note(note)
     return evaluation
-
-
-def _note(sentence: str) -> None:
-    """Print a note."""
-    print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 
 def _parts(
@@ -165,7 +159,7 @@ def _calculators(
     for name, reference in zip(names, references, strict=True):
         check()
         member, sentence = aligned_member(name, reference, run, store)
-        _note(sentence)
+        print_note(sentence)
         calculators.append(member)
     return calculators
 

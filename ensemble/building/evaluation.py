@@ -174,14 +174,13 @@ def with_baselines(
     models: Sequence[Member],
     parts: Mapping[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]],
     needed: Callable[[GraphStore], Sequence[str]],
-    tell: Callable[[str], object],
 ) -> Evaluation:
     """Return the evaluation with scores of these models beside the simple predictors."""
     scores = dict(evaluation.parts)
     for model in models:
         for part, of_targets in scores.items():
             store, graphs = parts[part]
-            with as_note(f"baseline {model.name} has no errors of {part}", tell):
+            with as_note(f"baseline {model.name} has no errors of {part}"):
                 outputs = member_outputs([model], store, graphs, needed(store))
                 own, _ = part_evaluation(model.targets, outputs, [model.name], lambda _: np.ones(1), {}, {}, {})
                 scores[part] = {

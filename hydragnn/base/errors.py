@@ -1,5 +1,6 @@
 """Errors of input; every other exception is a defect of ours."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -110,16 +111,17 @@ def about(subject: str) -> Iterator[None]:
 
 
 def words_of(error: BaseException) -> str:
-    """Return an error as one line; those of other programs with their kind.
-
-    >>> words_of(InputError("no graphs; give some")), words_of(KeyError("a")), words_of(OSError(28, "no\\nspace"))
-    ('no graphs; give some', "KeyError: 'a'", 'OSError: [Errno 28] no space')
-    """
+    """Return an error as one line; those of other programs with their kind."""
     return " ".join((str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}").split())
 
 
+def print_note(sentence: str) -> None:
+    """Print a note to stderr."""
+    print(f"note: {sentence}", file=sys.stderr, flush=True)
+
+
 @contextmanager
-def as_note(subject: str, tell: Callable[[str], object]) -> Iterator[None]:
+def as_note(subject: str, tell: Callable[[str], object] = print_note) -> Iterator[None]:
     """Turn an error in the block into a note; what comes after finished work cannot end it.
 
     >>> with as_note("pictures", print): raise OSError("no space")
@@ -130,4 +132,4 @@ def as_note(subject: str, tell: Callable[[str], object]) -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:
-        tell(f"{subject}: {words_of(error)}")
+        tell(f"{subject}: {words_of(error)}".removeprefix(": "))

@@ -1,6 +1,5 @@
 """Callback of runs: checkpoints, model, record, TensorBoard, progress."""
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +48,6 @@ class RunCallback:
         """Put a sentence into the record."""
         if sentence not in self.record.notes:
             self.record = replace(self.record, notes=[*self.record.notes, sentence])
-
-    def show_note(self, sentence: str) -> None:
-        """Print a sentence that the record cannot have any more."""
-        if self.ranks.first:
-            print(f"note: {sentence}", file=sys.stderr, flush=True)
 
     def begin(self, state: TrainState, steps: int) -> None:
         """Write configuration, model and record before the next step."""
@@ -147,10 +141,10 @@ class RunCallback:
 
     def close(self, sentence: str) -> None:
         """Say how the run ended and close what is open."""
-        with as_note("TensorBoard", self.show_note):
+        with as_note("TensorBoard"):
             if self.board:
                 self.board.close()
-        with as_note("progress", self.show_note):
+        with as_note("progress"):
             if self.progress:
                 self.progress.end(sentence)
 

@@ -201,7 +201,7 @@ def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Ste
     if run.start is not None and status != "paused":
         measure_forgetting(run, run.start, callback)
         callback.heart.attempt.check()
-        with as_note("the record", callback.show_note):
+        with as_note("the record"):
             record = callback.write(state)
     callback.close(sentence_of(record))
     return record
@@ -213,12 +213,12 @@ def measure_forgetting(run: Assembly, start: Start, callback: RunCallback) -> No
     weights, mesh, device = run.state.parameters, run.mesh, run.context.device
 
     def table() -> dict[str, Any]:
-        value: dict[str, Any] = {}
-        with as_note("forgetting is not measured", lambda text: value.update(note=text)):
+        notes: list[str] = []
+        with as_note("forgetting is not measured", notes.append):
             whole = load_graph_model(callback.folder / "model")[0].to(device) if mesh.size("pipeline") > 1 else model
             assert isinstance(whole, GraphModel)
             return forgetting(start, whole, normalisation)
-        return value
+        return {"note": notes[0]}
 
     with as_note("forgetting is not measured", callback.add_note):
         with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):

@@ -20,7 +20,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, build_ensemble, calculator, predict_to_file
 from hydragnn.ensemble.foreign import graphs_for_fit, results_of
-from hydragnn.scripts import label_command
 from hydragnn.scripts.cli import app
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.verdict import error_finding
@@ -208,7 +207,7 @@ def test_labels_go_on_where_they_were_interrupted(
         calculate(self, atoms, *args, **more)
 
     monkeypatch.setattr(potentials.OtherZeros, "calculate", stopping)
-    monkeypatch.setattr(label_command, "_doubt", lambda *_: "")  # once, when it begins
+    monkeypatch.setattr("hydragnn.ensemble.foreign_trial.check_calculator", lambda *_: "")  # once, when it begins
     assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code != 0
     assert len(read(tmp_path / "parts.xyz", ":")) == 2
     assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code == 0
