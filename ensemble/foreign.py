@@ -43,7 +43,7 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
     A stress is asked for where a head has one: with a periodic axis and a volume. Not all programs have it of slabs.
     InputError where one has another shape or is not finite, or the calculator changes the structure or ends the program.
     """
-    given, atoms = atoms, atoms.copy()
+    original, atoms = atoms, atoms.copy()
     atoms.set_constraint()  # which may change energies, and no label has
     getattr(calculator, "reset", lambda: None)()
     atoms.calc = calculator
@@ -56,7 +56,7 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
                 results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
     except SystemExit as error:
         raise InputError(f"the calculator ended the program ({error}); mend it") from error
-    if atoms != given:
+    if atoms != original:
         raise InputError("the calculator changes the structure; let it compute a copy")
     shapes = {"energy": (), "forces": (len(atoms), 3), "stress": (3, 3)}
     for name, value in results.items():
@@ -243,7 +243,7 @@ def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -
 def check_scale(reference: str, pairs: Sequence[Array]) -> None:
     """Raise InputError for forces along those of labels with another length: energies in their unit hide it."""
     own, labels = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
-    own, labels = own[known := np.isfinite(labels)], labels[known]
+    own, labels = own[finite := np.isfinite(labels)], labels[finite]
     alike, factor = np.linalg.norm(own) * np.linalg.norm(labels), own @ labels / max(labels @ labels, 1e-12)
     if abs(own @ labels) > 0.9 * alike > 0 and not 0.5 < factor < 2:
         what = f"its forces are {factor:.4g} times those of the labels{unit_of(factor, 'forces', {})}"

@@ -73,12 +73,12 @@ def shaken(frame: Atoms) -> Atoms:
 
 def problems_of(atoms: Atoms, results: Results) -> Iterator[str]:
     """Yield what does not fit together in the results for a structure."""
-    first, again, order = results(atoms), results(atoms), np.roll(np.arange(len(atoms)), 1)
+    first, second, order = results(atoms), results(atoms), np.roll(np.arange(len(atoms)), 1)
     energy, noise = first["energy"], NOISE * len(atoms) + OF_TOTAL * abs(first["energy"])
     other = changed(atoms, [1.3, -2.1, 0.7])[order]
     other.wrap()
     for words, one, own, allowed in (
-        ("a second time", again, slice(None), noise),
+        ("a second time", second, slice(None), noise),
         ("in another order and place", results(other), order, 10 * noise),
     ):
         if abs(one["energy"] - energy) > allowed:
@@ -121,8 +121,8 @@ def unit_of(factor: float, what: str, others: dict[str, float]) -> str:
     >>> unit_of(160.3, "stress", {}), unit_of(-1.0, "forces", {}), unit_of(7.0, "forces", {})
     (' (GPa?)', ' (the other sign?)', '')
     """
-    known = {"the other sign": -1.0, **others} | {unit: 1 / in_ase_units(unit, what, unit) for unit in UNITS[what]}
-    known |= {f"energies in {unit}": in_ase_units(unit, "energy", unit) for unit in ENERGIES}
-    known |= {f"{unit} with the other sign": -value for unit, value in known.items() if value > 1.1 or 0 < value < 0.9}
-    near = [unit for unit, value in known.items() if abs(factor / value - 1) < 0.1]
+    units = {"the other sign": -1.0, **others} | {unit: 1 / in_ase_units(unit, what, unit) for unit in UNITS[what]}
+    units |= {f"energies in {unit}": in_ase_units(unit, "energy", unit) for unit in ENERGIES}
+    units |= {f"{unit} with the other sign": -value for unit, value in units.items() if value > 1.1 or 0 < value < 0.9}
+    near = [unit for unit, value in units.items() if abs(factor / value - 1) < 0.1]
     return f" ({' or '.join(near[:2])}?)" if near else ""

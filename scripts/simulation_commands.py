@@ -338,13 +338,13 @@ def _limits(atoms: Any, how: Mapping[str, Any], begun: float) -> Callable[[], No
     import numpy as np
     from ase import units
 
-    heat, closed, before = units.kB * how["temperature"], how["thermostat"] == "none", atoms.get_positions()
+    heat, closed, last = units.kB * how["temperature"], how["thermostat"] == "none", atoms.get_positions()
     hottest, most = max(HOTTEST, 20 * how["temperature"]), max(0.1, heat) if closed else 2 + 20 * heat
 
     def check() -> None:
-        hot, step = atoms.get_temperature(), float(np.linalg.norm(atoms.positions - before, axis=1).max())
+        hot, step = atoms.get_temperature(), float(np.linalg.norm(atoms.positions - last, axis=1).max())
         gained = (atoms.get_total_energy() - begun) / len(atoms)
-        before[:] = atoms.positions
+        last[:] = atoms.positions
         for value, limit, words in (
             (hot, hottest, f"the temperature is {hot:.3g} K"),
             (step, LONGEST_STEP, f"an atom moved {step:.3g} Angstrom in one step"),

@@ -223,10 +223,10 @@ def measure_forgetting(run: Assembly, start: Start, callback: RunCallback) -> No
     with as_note("forgetting is not measured", callback.add_note):
         with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):
             together = mesh.shares_model and mesh.size("pipeline") == 1  # a stage of a pipeline has some layers only
-            seen = table() if together else first_ranks_value(table, callback.ranks, device)
-        if note := seen.pop("note", ""):
+            errors = table() if together else first_ranks_value(table, callback.ranks, device)
+        if note := errors.pop("note", ""):
             callback.add_note(note)
-        callback.record = replace(callback.record, start={**callback.record.start, "forgetting": seen})
+        callback.record = replace(callback.record, start={**callback.record.start, "forgetting": errors})
 
 
 def sentence_of(record: RunRecord) -> str:
