@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
-from hydragnn.base.places import absent_store, as_path, check_model, is_store, text_of
+from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
@@ -94,8 +94,8 @@ class Ensemble(EnsembleModule):
         InputError where the folder is something else, damaged or from a newer version.
         """
         _allow_code(allow_code)
-        folder = as_path(folder)
-        if check_model(folder) == "ensemble":
+        folder = model_folder(as_path(folder))
+        if (folder / "ensemble.json").is_file():
             manifest = read_manifest(folder)
             own = manifest.targets[0].branch
             if branch not in ("", own):
@@ -115,7 +115,8 @@ class Ensemble(EnsembleModule):
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
-        weights = checksum(folder / "model" / "weights.safetensors")
+        own = folder if (folder / "model.json").is_file() else folder / "model"
+        weights = checksum(own / "weights.safetensors")
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
 
     def compiled(self) -> "Ensemble":

@@ -116,13 +116,12 @@ def load_member(
 
 
 def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
-    """Return the finished run in ``folder``, or a branch, as a member."""
+    """Return the finished run or member in ``folder``, or a branch, as a member."""
     folder = Path(folder)
-    if not (folder / "model" / "model.json").is_file():
+    model = folder if (folder / "model.json").is_file() else folder / "model"
+    if not (model / "model.json").is_file():
         raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
-    return load_member(
-        folder, model=folder / "model", name=folder.resolve().name, weight=weight, dtype=dtype, branch=branch
-    )
+    return load_member(folder, model=model, name=folder.resolve().name, weight=weight, dtype=dtype, branch=branch)
 
 
 def check_members(members: Sequence[Member]) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field as Setting
 from hydragnn.architectures import ArchitectureSettings
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, digest, read_sealed
-from hydragnn.base.places import check_exists, check_model
+from hydragnn.base.places import model_folder
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.field import Field
 from hydragnn.models.description import ModelDescription
@@ -56,15 +56,15 @@ class StartSettings(Settings):
 
 def folder_of(start: StartSettings) -> Path:
     """Return the folder with ``model.json``; InputError where there is none."""
-    check_exists(start.model)
     if (start.model / "model.json").is_file():
         return start.model
-    if check_model(start.model) == "run":
-        return start.model / "model"
-    members = read_sealed(start.model / "ensemble.json")["members"]
+    folder = model_folder(start.model)
+    if not (folder / "ensemble.json").is_file():
+        return folder / "model"
+    members = read_sealed(folder / "ensemble.json")["members"]
     best = min(members, key=lambda one: one["summary"].get("best", {}).get("valid/loss", float("inf")))
-    check_inside(start.model / best["folder"] / "model.json", start.model)
-    return start.model / str(best["folder"])
+    check_inside(folder / best["folder"] / "model.json", folder)
+    return folder / str(best["folder"])
 
 
 def with_digest(start: StartSettings) -> StartSettings:

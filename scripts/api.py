@@ -19,23 +19,23 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.imports import check_references
 from hydragnn.base.machine import Workers, this_machine, workers_here
 from hydragnn.base.places import (
+    MADE_BY,
     as_path,
     check_exists,
-    check_model,
+    check_kind,
     check_store,
     check_stores,
     check_suffix,
     check_texts,
     check_workers,
     is_store,
-    reported_kind,
-    source_kind,
+    model_folder,
     source_paths,
 )
 from hydragnn.base.settings import Settings, read_toml, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
-from hydragnn.scripts.run_sources import CONFIG, model_folder, run_folder, run_of
+from hydragnn.scripts.run_sources import CONFIG, run_folder, run_of
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
@@ -333,7 +333,7 @@ def build_ensemble(
     if top_k is not None and top_k < 1:
         raise InputError(f"top_k = {top_k} chooses no member; use 1 or more")
     for one in sources:
-        source_kind(one)
+        check_kind(one, "a campaign", "a run")
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.ensemble.building.build import check_out
@@ -457,7 +457,7 @@ def predict(
     check_workers(workers)
     folder = as_path(model)
     if this_launch().size == 1:
-        check_model(folder)
+        model_folder(folder)
         check_suffix(as_path(out))
         source_paths(place)
     from hydragnn.ensemble import predict_to_file
@@ -508,7 +508,7 @@ def report(
     ``store`` is where the data lie now, if they were moved; InputError where other graphs are there.
     """
     _allow_code(allow_code)
-    reported_kind(as_path(source))
+    check_kind(as_path(source), *MADE_BY)
     from hydragnn.scripts.report import write_report
 
     return write_report(as_path(source), as_path(out) if out else None, store=as_path(store) if store else None)
@@ -522,7 +522,6 @@ def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) 
     """
     _allow_code(allow_code)
     folder = model_folder(as_path(path))
-    check_model(folder)
     from hydragnn.ensemble import Ensemble
 
     return Ensemble.load(folder, branch=branch)

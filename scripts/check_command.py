@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.imports import function_named
-from hydragnn.base.places import check_exists, check_model
+from hydragnn.base.places import check_exists, model_folder
 from hydragnn.base.terminal import PlainConsole, visible
 from hydragnn.scripts.devices import Device
 
@@ -41,22 +41,23 @@ def check(
 
     For runs, ensembles and calculators of ASE. Exits with 1 where one fails. docs/check.md has the laws and the reasons of their limits.
     """
-    from hydragnn.ensemble.checking import calculator_subject, findings_of, findings_page, model_subject
-    from hydragnn.ensemble.checking.findings import TITLE, shown
-
     _allow_code(allow_code or [])
-    if out is not None:
-        check_page_target(out, TITLE.encode(), "table of laws")
     if structures is not None:
         check_exists(structures)
     if (model is None) != bool(calculator) or (calculator and structures is None):
         raise InputError("check takes a MODEL, or --calculator MODULE:NAME with --structures FILE")
+    if model is not None:
+        model_folder(model)
+    from hydragnn.ensemble.checking import calculator_subject, findings_of, findings_page, model_subject
+    from hydragnn.ensemble.checking.findings import TITLE, shown
+
+    if out is not None:
+        check_page_target(out, TITLE.encode(), "table of laws")
     if model is None:
         assert structures is not None
         factory = function_named(calculator, where=f"--calculator {calculator}", noun="calculator")
         subject = calculator_subject(calculator, factory, structures, seed)
     else:
-        check_model(model)
         subject = model_subject(model, structures, branch=branch, seed=seed)
     console = PlainConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -7,7 +7,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.machine import Workers
-from hydragnn.base.places import source_kind
+from hydragnn.base.places import check_kind
 from hydragnn.ensemble import Choice, Evaluation, build_ensemble, select_runs
 from hydragnn.ensemble.building.build import check_finished, check_out
 from hydragnn.ensemble.domain import FALSE_ALARMS
@@ -19,7 +19,7 @@ def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
     """Return the campaign or the finished runs; InputError for anything else."""
     if not sources:
         raise InputError("an ensemble needs a campaign or finished runs; give their folders")
-    kinds = [source_kind(source) for source in sources]
+    kinds = [check_kind(source, "a campaign", "a run") for source in sources]
     campaigns = [source for source, kind in zip(sources, kinds) if kind == "a campaign"]
     if not campaigns:
         places = [run.resolve() for run in sources]

@@ -33,28 +33,3 @@ def run_folder(config: Any, out: Path | str | None, *, resume: bool = True) -> P
     if not resume:
         raise InputError(f"{own} is a run; continue it with --resume, or begin another like it with --out NEW")
     return own
-
-
-def model_folder(path: Path) -> Path:
-    """Return the run of a model or of a campaign's best trial.
-
-    Other folders come back as they are.
-
-    InputError for a model without its run, and for a campaign without a result.
-    """
-    if (path / "model.json").is_file():
-        run = path.resolve().parent
-        if not (run / "record.json").is_file():
-            raise InputError(
-                f"{path} is a model without its run, whose record.json and config.json lie beside it; copy the whole run, or read "
-                "the weights alone with hydragnn.models.load_model"
-            )
-        return run
-    if not (path / "campaign.json").is_file():
-        return path
-    from hydragnn.hpo.final import best_runs
-
-    best = next(iter(best_runs(path)), None)
-    if best is None:
-        raise InputError(f"{path} is a campaign without a result so far; wait for a trial, or resume the search")
-    return best

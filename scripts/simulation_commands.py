@@ -18,7 +18,7 @@ from rich.progress import track
 from hydragnn.base.errors import Busy, InputError, Interrupted
 from hydragnn.base.files import read_sealed, try_lock, write_sealed
 from hydragnn.base.imports import allow_code as _allow_code
-from hydragnn.base.places import check_exists, check_model
+from hydragnn.base.places import check_exists, model_folder
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts.devices import Device
 from hydragnn.scripts.showing import show_value
@@ -114,7 +114,7 @@ def _inputs(
 ) -> tuple[Any, list[Any], dict[str, Any]]:
     """Return a model's calculator, structures, and what identifies them."""
     _allow_code(code or [])
-    check_model(model)
+    model_folder(model)
     check_exists(source)
     from hydragnn.ensemble import Ensemble, calculator
 
@@ -131,13 +131,9 @@ def _inputs(
 
 def frames_in(source: Path) -> tuple[list[Any], str]:
     """Return the structures of a file and its digest; InputError without atoms."""
-    check_exists(source)
-    from hydragnn.ensemble.prediction.rules import frames_of
+    from hydragnn.ensemble.prediction.rules import structures_in
 
-    frames = list(frames_of(source, (0, 0, source.stat().st_size)))
-    if not frames or not all(map(len, frames)):
-        raise InputError(f"{source} has no structure, or one without atoms; give structures that ASE reads")
-    return frames, hashlib.sha256(source.read_bytes()).hexdigest()
+    return structures_in(source), hashlib.sha256(source.read_bytes()).hexdigest()
 
 
 def _row(atoms: Any, **info: Any) -> Any:

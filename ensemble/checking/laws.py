@@ -1,6 +1,6 @@
 """Laws of energies, forces and stress, of all fields, and of committees."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, combinations_with_replacement
@@ -15,7 +15,7 @@ from ase.md.verlet import VelocityVerlet
 from jaxtyping import Float
 
 from hydragnn.conformance.transforms import jump, mapped, permuted
-from hydragnn.ensemble.checking.subject import DoesNotApply, Subject, Values, results_of
+from hydragnn.ensemble.checking.subject import DoesNotApply, Results, Subject, Values, results_of
 from hydragnn.ensemble.members import outcome
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.ensemble.uncertainty import Array
@@ -80,8 +80,12 @@ def _gaps(actual: dict[str, Values], expected: dict[str, Values], name: str, tur
             yield float(error / max(size, np.abs(numbers[finite]).max())), f"{key} of {name}"
 
 
-def _compared(subject: Subject, of_atoms: Changing[Atoms], of_graphs: Changing[GraphBatch]) -> Seen:
-    """Yield gaps between structures, graphs and changed ones."""
+def _compared(
+    subject: Subject, of_atoms: Changing[Atoms], of_graphs: Changing[GraphBatch], *, of_space: bool = False
+) -> Seen:
+    """Yield gaps between structures, graphs and changed ones; DoesNotApply where space is changed and there is none."""
+    if of_space and subject.graphs is not None and subject.graphs.dim == 0:
+        raise DoesNotApply("the graphs have no positions")
     for name, atoms in subject.structures() if subject.new_calculator else ():
         changed, *how = of_atoms(atoms)
         before, after = map(_of_atoms, subject.results([atoms, changed]))
@@ -116,7 +120,7 @@ def _rotation(subject: Subject) -> Seen:
         }
         return mapped(one, turn.T.to(one.positions.dtype)).with_fields(vectors), turn.numpy(), None
 
-    return _compared(subject, atoms, graphs)
+    return _compared(subject, atoms, graphs, of_space=True)
 
 
 @law("permutation")
@@ -144,7 +148,7 @@ def _translation(subject: Subject) -> Seen:
     def graphs(one: GraphBatch) -> Change[GraphBatch]:
         return replace(one, positions=one.positions + torch.tensor([1.3, -2.1, 0.7])[: one.dim]), None, None
 
-    return _compared(subject, atoms, graphs)
+    return _compared(subject, atoms, graphs, of_space=True)
 
 
 @law("arrays that are not contiguous")
@@ -159,7 +163,7 @@ def _contiguity(subject: Subject) -> Seen:
         transposed = {name: getattr(one, name).mT.contiguous().mT for name in ("positions", "edge_shifts", "cell")}
         return replace(one, **transposed), None, None
 
-    return _compared(subject, atoms, graphs)
+    return _compared(subject, atoms, graphs, of_space=True)
 
 
 @law("repetition")
@@ -215,12 +219,12 @@ def _fragments(subject: Subject) -> Seen:
 # laws of dimers, compressed structures and paths
 
 
-def _curve(subject: Subject, pair: tuple[int, int], distances: Any) -> Any:
-    """Return energies of a dimer, and its force, positive where atoms repel."""
+def _of_pair(subject: Subject, pair: tuple[int, int], distances: Any) -> Sequence[Results]:
+    """Return results of a dimer; the force on the second atom along the first axis is positive where atoms repel."""
     frames = [subject.frames[0][:1] + subject.frames[0][:1] for _ in distances]
     for frame, distance in zip(frames, distances):
         frame.numbers, frame.positions, frame.pbc, frame.cell = pair, [[0, 0, 0], [distance, 0, 0]], False, None
-    return np.array([(one["energy"], one["forces"][1, 0]) for one in subject.results(frames)]).T
+    return subject.results(frames)
 
 
 def _pairs(subject: Subject) -> dict[str, tuple[int, int]]:
@@ -230,31 +234,40 @@ def _pairs(subject: Subject) -> dict[str, tuple[int, int]]:
 
 
 @cache
-def _dimers(subject: Subject) -> dict[str, tuple[float, float, float]]:
-    """Return tortuosity, energy jump and force flips of pairs as MLIP Arena computes them.
+def _dimers(subject: Subject) -> dict[str, Sequence[Results]]:
+    """Return results of pairs at the distances of MLIP Arena.
 
-    Distances are those there: from .9 of the covalent radius to 3.1 of van der Waals's in steps of .01 Angstrom, of means of both radii for pairs.
+    From .9 of the covalent radius to 3.1 of van der Waals's in steps of .01 Angstrom, of means of both radii for pairs.
     """
-    metrics = {}
+    results = {}
     for name, pair in _pairs(subject).items():
         begin, end = 0.9 * covalent_radii[list(pair)].mean(), np.nan_to_num(3.1 * vdw_radii[list(pair)].mean(), nan=6.0)
-        energies, forces = _curve(subject, pair, np.linspace(end, begin, int((end - begin) / 0.01)))
+        results[name] = _of_pair(subject, pair, np.linspace(end, begin, int((end - begin) / 0.01)))
+    return results
+
+
+@law("tortuosity of dimers")
+def _tortuosity(subject: Subject) -> Seen:
+    for name, results in _dimers(subject).items():
+        energies = np.array([one["energy"] for one in results])
         span = abs(energies[0] - energies.min()) + abs(energies[-1] - energies.min())
-        steps, forces = np.diff(energies), forces[np.abs(forces) >= 1e-2]
+        yield float(np.abs(np.diff(energies)).sum() / span if span > 1e-3 else 1), name
+
+
+@law("energy jump of dimers")
+def _energy_jump(subject: Subject) -> Seen:
+    for name, results in _dimers(subject).items():
+        steps = np.diff([one["energy"] for one in results])
         large = steps[np.abs(steps) >= 1e-3]
         flips = np.diff(np.sign(large)) != 0
-        jumps = np.abs(large[:-1][flips]).sum() + np.abs(large[1:][flips]).sum()
-        winding = np.abs(steps).sum() / span if span > 1e-3 else 1.0
-        metrics[name] = float(winding), float(jumps), float((np.diff(np.sign(forces)) != 0).sum())
-    return metrics
+        yield float(np.abs(large[:-1][flips]).sum() + np.abs(large[1:][flips]).sum()), name
 
 
-def _metric(subject: Subject, number: int) -> Seen:
-    return ((metrics[number], name) for name, metrics in _dimers(subject).items())
-
-
-for _number, _name in enumerate(("tortuosity of dimers", "energy jump of dimers", "force flips of dimers")):
-    law(_name)(partial(_metric, number=_number))
+@law("force flips of dimers")
+def _force_flips(subject: Subject) -> Seen:
+    for name, results in _dimers(subject).items():
+        forces = np.array([one["forces"][1, 0] for one in results])
+        yield float((np.diff(np.sign(forces[np.abs(forces) >= 1e-2])) != 0).sum()), name
 
 
 @law("repulsion")
@@ -266,7 +279,7 @@ def _repulsion(subject: Subject) -> Seen:
             own = distances[np.ix_(*(atoms.numbers == number for number in pair))]
             longest = min(longest, 0.9 * own[own > 0].min(initial=np.inf))
         distances = np.geomspace(0.05, longest, 40)
-        forces = _curve(subject, pair, distances)[1]
+        forces = np.array([one["forces"][1, 0] for one in _of_pair(subject, pair, distances)])
         yield float(forces.min()), f"{name} at {distances[forces.argmin()]:.2f} Angstrom"
 
 
@@ -291,22 +304,21 @@ def _through_the_cutoff(subject: Subject) -> Seen:
         return atoms
 
     def of_moved(shares: tuple[float, ...]) -> Any:
-        results = subject.results([moved(share) for share in shares])
-        return [one["energy"] for one in results], [one["forces"] for one in results]
+        return subject.results([moved(share) for share in shares])
 
     paths: dict[str, Callable[[tuple[float, ...]], Any]] = {"structure 0 with an atom on its way": of_moved}
     for name, pair in _pairs(subject).items():
         for begin in np.arange(2.5, subject.cutoff + 0.5):
             name_of_path = f"{name} from {begin:g} to {begin + 1:g} Angstrom"
             paths[name_of_path] = partial(
-                lambda shares, pair, begin: _curve(subject, pair, begin + np.array(shares)), pair=pair, begin=begin
+                lambda shares, pair, begin: _of_pair(subject, pair, begin + np.array(shares)), pair=pair, begin=begin
             )
     for name, path in paths.items():
         both = cache(path)
-        for number, what in enumerate(("energy", "forces")):
+        for what in (name for name in ("energy", "forces") if name in both((0.0,))[0]):
 
-            def values(shares: tuple[float, ...], both: Any = both, number: int = number) -> torch.Tensor:
-                return torch.from_numpy(np.reshape(both(shares)[number], (len(shares), -1)))
+            def values(shares: tuple[float, ...], both: Any = both, what: str = what) -> torch.Tensor:
+                return torch.from_numpy(np.reshape([one[what] for one in both(shares)], (len(shares), -1)))
 
             place, height = jump(values, refinements=2)  # single precision resolves 5e-4 of a path
             yield height, name if place is None else f"{what} of {name}, at {place:.3f}"
@@ -381,6 +393,7 @@ def _drift(subject: Subject) -> Seen:
     for name, atoms in subject.structures():
         if len(atoms) == 1:
             continue
+        _ = subject.results([atoms])[0]["forces"]
         atoms.calc, step = subject.fresh(), 0.25 if 1 in atoms.numbers else 1.0  # fs
         spread = np.sqrt(300 * units.kB * atoms.get_masses())[:, None]  # Maxwell and Boltzmann at 300 K
         atoms.set_momenta(spread * np.random.default_rng(0).standard_normal((len(atoms), 3)))
@@ -460,7 +473,8 @@ def _shapes(subject: Subject) -> Seen:
 def _precision(subject: Subject) -> Seen:
     ensemble, graphs = subject.ours
     assert subject.single is not None
-    own, double = (_of_fields(one.predict(graphs)) for one in (subject.single, ensemble))
+    what = [atoms for _, atoms in subject.structures(RATTLE)] if subject.new_calculator else graphs
+    own, double = (_of_fields(one.predict(what)) for one in (subject.single, ensemble))
     yield from _gaps(own, double, "graphs", None, None)
 
 

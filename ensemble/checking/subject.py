@@ -16,12 +16,12 @@ from hydragnn.base.places import absent_store
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.foreign import results_of
+from hydragnn.ensemble.foreign import results_of as _results_of
+from hydragnn.ensemble.prediction.rules import structures_in
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.joining import concatenate, unbatch
-from hydragnn.graphs.structure_files import structures_of
 
 FEW = 3
 """Structures of a store or a file; a law takes its worst."""
@@ -33,6 +33,19 @@ FARTHEST = 12.0
 
 class DoesNotApply(Exception):
     """Reason why a law says nothing about a model."""
+
+
+class Results(dict[str, Any]):
+    """Results of a structure by name."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise DoesNotApply for a result that is not predicted."""
+        raise DoesNotApply(f"there is no prediction of {name}")
+
+
+def results_of(atoms: Atoms, calculator: Any) -> Results:
+    """Return energy, forces and stress of one structure, computed anew."""
+    return Results(_results_of(atoms, calculator))
 
 
 class Values(NamedTuple):
@@ -86,17 +99,17 @@ class Subject:
                 atoms.rattle(rattle, seed=1)
             yield f"structure {number} ({atoms.symbols})", atoms
 
-    def results(self, frames: Sequence[Atoms]) -> list[dict[str, Any]]:
+    def results(self, frames: Sequence[Atoms]) -> list[Results]:
         """Return energy, forces and stress of structures; a model of ours has them as one batch."""
         calculator = self.calculator
         if self.ensemble is None:
             return [results_of(self._in_a_cell(atoms), calculator) for atoms in frames]
-        predictions, results = self.ensemble.predict(frames), [dict[str, Any]() for _ in frames]
+        predictions, results = self.ensemble.predict(frames), [Results() for _ in frames]
         rows = np.cumsum(predictions.nodes_per_graph)[:-1]
         for name, field in calculator.names.items():
             means = predictions[field]["mean"] * calculator.factors[name]
             for result, own in zip(results, np.split(means, rows) if name == "forces" else means):
-                result |= (
+                result.update(
                     {name: own.item() if name == "energy" else own}
                     if np.isfinite(own).any() or name != "stress"
                     else {}
@@ -137,6 +150,9 @@ def model_subject(folder: Path, structures: Path | None = None, *, branch: str =
     frames = None if structures is None else _of_file(structures, seed)
     if frames is not None:
         graphs = [ensemble.structures.graph(atoms, f"structure {number}") for number, atoms in enumerate(frames)]
+        for status in ensemble.predict(frames).status:
+            if status != "ok":
+                raise InputError(f"{structures} has a structure that cannot be predicted: {status}; give others")
     else:
         path = ensemble.members[0].config.data.store
         if (absent := absent_store(path)) is not None:
@@ -163,12 +179,7 @@ def model_subject(folder: Path, structures: Path | None = None, *, branch: str =
 
 
 def _of_file(path: Path, seed: int) -> list[Atoms]:
-    try:
-        frames = list(structures_of(path))
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} holds no structures that ASE reads: {error}") from error
+    frames = structures_in(path)
     return [frames[number] for number in _drawn(np.array([len(one) for one in frames]), seed)]
 
 

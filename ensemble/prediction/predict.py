@@ -17,7 +17,7 @@ from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.base.files import write_json
 from hydragnn.base.imports import allow_code, allowed_code
-from hydragnn.base.places import is_store, source_paths
+from hydragnn.base.places import is_store, model_folder, source_paths
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.datasets.store import Sizes
@@ -84,8 +84,9 @@ def predict_to_file(
     that exceed one device. The rank that writes the file gives the result, the others
     None. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
-    model = Path(model)
-    out = Path(out)
+    model, out = Path(model), Path(out)
+    with contextlib.suppress(InputError):  # of which rank 0 tells
+        model = model_folder(model)
     sources = source_paths(source)
     own = branch_for(model, sources, branch)
     job = Job(

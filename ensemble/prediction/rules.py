@@ -11,7 +11,7 @@ from ase import Atoms
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
-from hydragnn.base.places import check_file, distinct_names
+from hydragnn.base.places import check_exists, check_file, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
@@ -226,8 +226,6 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
 
     InputError, with the structure's number from 0, where ASE cannot read them.
     """
-    from ase.io.formats import UnknownFileTypeError
-
     number, start, stop = block
     try:
         if (start, stop) == (0, path.stat().st_size):
@@ -240,14 +238,23 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
         for atoms in structures:
             yield atoms
             number += 1
-    except InputError:
+    except (InputError, MemoryError):
         raise
-    except (UnknownFileTypeError, OSError, ValueError, KeyError, IndexError, StopIteration) as error:
+    except Exception as error:  # readers of ASE raise anything
         if problem := species_problem(error):
             raise InputError(f"{path}: structure {number} {problem}") from error
         raise InputError(
             f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it"
         ) from error
+
+
+def structures_in(path: Path) -> list[Atoms]:
+    """Return the structures of a file; InputError without atoms."""
+    check_exists(path)
+    frames = list(frames_of(path, (0, 0, path.stat().st_size)))
+    if not frames or not all(map(len, frames)):
+        raise InputError(f"{path} has no structure, or one without atoms; give structures that ASE reads")
+    return frames
 
 
 def _starts(path: Path) -> list[int] | None:

@@ -146,12 +146,12 @@ def checksum_of(value: Any) -> str:
 
 KINDS = {
     "manifest.json": "a store",
-    "campaign.json": "a campaign",
     "ensemble.json": "an ensemble",
-    "model.json": "a model",
+    "campaign.json": "a campaign",
     "record.json": "a run",
+    "model.json": "a model",
 }
-"""The file that makes a folder what it is."""
+"""The file that makes a folder what it is; a member of an ensemble holds a record and a model, and is a run."""
 
 
 def kind_of_folder(folder: Path) -> str:

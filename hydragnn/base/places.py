@@ -8,9 +8,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib import import_module
 from multiprocessing import current_process
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import kind_of_folder
@@ -24,9 +25,8 @@ StorePlace = Path | tuple[Path, ...]
 SUFFIXES = (".h5", ".bp", ".npz", ".csv", ".parquet", ".xyz")
 """Formats of predictions."""
 
-Kind = Literal["ensemble", "campaign", "run"]
-MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
-"""Kinds of folders by their file."""
+MADE_BY = {"a campaign": "hydragnn search", "an ensemble": "hydragnn ensemble", "a run": "hydragnn train"}
+"""Commands by the kind of folder that they make."""
 
 
 def paths_of(place: StorePlace) -> tuple[Path, ...]:
@@ -178,50 +178,44 @@ def check_source(path: Path) -> None:
         check_file(path)
 
 
-def check_model(folder: Path) -> Kind:
-    """Return "ensemble" or "run"; InputError for any other folder."""
-    kind = next((kind for mark, kind in MARKS.items() if kind != "campaign" and (folder / mark).is_file()), None)
-    if kind is None and (folder / "campaign.json").is_file():
-        raise InputError(f"{folder} is a campaign; make an ensemble first: hydragnn ensemble {folder} --out ENSEMBLE")
-    if kind is None and (folder / "model.json").is_file():
-        raise InputError(f"{folder} is the model of a run; give the folder of the run, {folder.parent}")
-    if kind is None:
-        raise InputError(f"{folder} is neither an ensemble nor a run; give a folder made by hydragnn ensemble or train")
+def check_kind(folder: Path, *kinds: str) -> str:
+    """Return the kind of a folder; InputError where it is none of ``kinds``."""
+    check_exists(folder)
+    kind = kind_of_folder(folder)
+    if kind not in kinds:
+        *others, last = [one for one in MADE_BY if one in kinds]
+        what = kind or ("" if folder.is_dir() else "a file")
+        seen = f"{what}, neither" if what else "neither"
+        commands = " or ".join(MADE_BY[one] for one in (*others, last))
+        raise InputError(f"{folder} is {seen} {', '.join(others)} nor {last}; give a folder made by {commands}")
     return kind
+
+
+def model_folder(path: Path) -> Path:
+    """Return the ensemble or run that a path names.
+
+    Of a model it is its run, of a campaign the run of its best trial.
+
+    InputError for anything else, for a model without its run, and for a campaign without a result.
+    """
+    kind = check_kind(path, *MADE_BY, "a model")
+    if kind == "a model":
+        run = path.resolve().parent
+        if not (run / "record.json").is_file():
+            raise InputError(
+                f"{path} is a model without its run, whose record.json and config.json lie beside it; copy the whole run, or read "
+                "the weights alone with hydragnn.models.load_model"
+            )
+        return run
+    if kind != "a campaign":
+        return path
+    best_runs = import_module("hydragnn.hpo.final").best_runs  # by name: campaigns lie above this room
+    if not (runs := best_runs(path)):
+        raise InputError(f"{path} is a campaign without a result so far; wait for a trial, or resume the search")
+    return Path(runs[0])
 
 
 def check_suffix(path: Path) -> None:
     """Raise InputError for a file whose suffix is no format of predictions."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"--out {path}: the suffix chooses the format; use one of {', '.join(SUFFIXES)}")
-
-
-def reported_kind(folder: Path) -> Kind:
-    """Return the kind of a folder with a report; InputError for others.
-
-    The order matters: an ensemble's member holds a record, an ensemble may lie inside a campaign.
-    """
-    if not folder.is_dir():
-        raise InputError(f"{folder} does not exist or is no folder; give the --out of an earlier command")
-    for mark, kind in MARKS.items():
-        if (folder / mark).is_file():
-            return kind
-    raise InputError(
-        f"{folder} is neither a campaign, an ensemble nor a run (no {', '.join(MARKS)}); give the --out of an earlier command"
-    )
-
-
-def source_kind(source: Path) -> str:
-    """Return "a campaign" or "a run"; InputError for anything else."""
-    if not source.is_dir():
-        problem = "is a file" if source.exists() else "does not exist"
-        raise InputError(
-            f"{source} {problem}; give a folder made by hydragnn search, or folders made by hydragnn train"
-        )
-    kind = "a campaign" if (source / "campaign.json").is_file() else kind_of_folder(source)
-    if kind not in ("a campaign", "a run"):
-        raise InputError(
-            f"{source} is {kind or 'neither a campaign nor a run'}; give a folder made by hydragnn search, or folders made by "
-            "hydragnn train"
-        )
-    return kind

@@ -10,7 +10,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
-from hydragnn.base.places import absent_store, reported_kind, stores_from_json, text_of
+from hydragnn.base.places import MADE_BY, absent_store, check_kind, stores_from_json, text_of
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
@@ -63,7 +63,7 @@ def collect(
 
     ``store`` is where the data lie now, if they were moved; InputError where it holds other graphs.
     """
-    kind = reported_kind(source)
+    kind = check_kind(source, *MADE_BY).split()[-1]
     ensemble = source if kind == "ensemble" else ensemble
     built = ensemble_facts(ensemble) if ensemble else None
     campaign = source if kind == "campaign" else campaign or (_campaign_of(built) if built else None)

@@ -19,8 +19,11 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import read_toml
 from hydragnn.conformance.transforms import jump
+from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble.checking import Finding, Subject, findings, findings_of, model_subject
 from hydragnn.ensemble.checking.laws import LAWS
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.scripts.api import train
 from hydragnn.scripts.check_command import check
 
 EXACT = {
@@ -160,6 +163,70 @@ def test_an_ensemble_has_every_exact_law_and_a_run_no_laws_of_members(ensemble: 
     found = {one.law: one for one in findings_of(model_subject(ensemble))}
     assert {name for name in EXACT if found[name].verdict != "passed"} == {"extensivity"}  # which clusters lack
     assert found["extensivity"].verdict == found["stress"].verdict == "does not apply"
+
+
+C = Field(name="c", on="node")
+OF_NO_PLACE = {
+    "classes of graphs": Field(name="y", on="graph", role="target", classes=3, dtype="int64"),
+    "numbers of nodes": Field(name="y", on="node", role="target"),
+    "numbers of edges": Field(name="y", on="edge", role="target"),
+    "four numbers of a graph": Field(name="y", on="graph", role="target", shape=(4,)),
+    "graphs of one node": Field(name="y", on="graph", role="target"),
+}
+
+
+@pytest.mark.parametrize("kind", OF_NO_PLACE)
+def test_laws_of_space_say_nothing_of_graphs_without_positions(kind: str, tmp_path: Path) -> None:
+    target, random = OF_NO_PLACE[kind], np.random.default_rng(0)
+    with StoreWriter(tmp_path / "graphs.h5", [C, target], dim=0) as store:
+        for number in range(24):
+            size = 1 if kind == "graphs of one node" else 4 + number % 3
+            here = np.arange(size if size > 1 else 0)
+            items = {"node": size, "edge": 2 * len(here), "graph": 1}[target.on]
+            values = random.integers(0, 3, items) if target.classes else random.normal(size=(items, *target.shape))
+            ends = np.r_[here, (here + 1) % size], np.r_[(here + 1) % size, here]
+            value = {"y": values if target.on != "graph" else values[0]}
+            nodes = {"c": random.normal(size=size)} | (value if target.on == "node" else {})
+            edges, graphs = (value if target.on == on else {} for on in ("edge", "graph"))
+            store.write(graph_from_arrays(None, *ends, fields=store.fields, nodes=nodes, edges=edges, graphs=graphs))
+    head = {"kind": "classes" if target.classes else "scalar", "field": "y"}
+    model = {"kind": "gin", "hidden_dim": 4, "num_layers": 1}
+    train(
+        {"data": {"store": f"{tmp_path}/graphs.h5"}, "model": model, "heads": [head], "train": {"epochs": 1}},
+        tmp_path / "run",
+    )
+    found = {one.law: one.verdict for one in findings_of(model_subject(tmp_path / "run"))}
+    assert "failed" not in found.values()
+    assert {found[name] for name in ("rotation", "translation", "arrays that are not contiguous")} == {"does not apply"}
+    assert found["batches"] == found["precision"] == "passed"
+
+
+class Silent(EMT):
+    """EMT without forces and stress."""
+
+    implemented_properties = ("energy", "free_energy")
+
+
+@pytest.mark.parametrize("name", ["forces", "repulsion", "force flips of dimers", "acoustic sums", "drift", "stress"])
+def test_laws_of_forces_say_nothing_of_a_potential_without_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(name="energies", new_calculator=Silent, frames=[crystal()], cutoff=6.0)
+    assert of_law(name, subject, monkeypatch).verdict == "does not apply"
+    assert of_law("tortuosity of dimers", subject, monkeypatch).figure is not None  # energies have theirs
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is neither a store nor a file that ASE can read"),
+        ("\x89PNG\r\n", "is neither a store nor a file that ASE can read"),
+        ("0\n\n", "has no structure, or one without atoms"),
+        ("1\n\nU 0 0 0\n", "has a structure that cannot be predicted: .*no reference value"),
+    ],
+)
+def test_structures_that_cannot_be_asked_are_refused(text: str, says: str, runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "frames.xyz").write_text(text)
+    with pytest.raises(InputError, match=says):
+        model_subject(runs[0], tmp_path / "frames.xyz")
 
 
 def test_the_page_the_value_and_the_status_say_what_fails(

@@ -248,10 +248,10 @@ def test_a_damaged_ensemble_is_refused(
 
 
 def test_a_folder_that_is_neither_ensemble_nor_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither an ensemble nor a run"):
+    with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
         Ensemble.load(tmp_path)
     (tmp_path / "campaign.json").write_text("{}")
-    with pytest.raises(InputError, match="make an ensemble first"):
+    with pytest.raises(InputError, match="is not a campaign's"):
         Ensemble.load(tmp_path)
 
 

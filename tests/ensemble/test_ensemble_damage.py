@@ -141,7 +141,9 @@ def test_a_link_to_a_device_and_a_pipe_are_not_read(received: Path, name: str) -
     for replace in (lambda path: path.symlink_to("/dev/zero"), os.mkfifo):
         (received / name).unlink()
         replace(received / name)
-        with pytest.raises(InputError, match=r"is no regular file|leads out of|is neither an ensemble nor a run"):
+        with pytest.raises(
+            InputError, match=r"is no regular file|leads out of|neither a campaign, an ensemble nor a run"
+        ):
             Ensemble.load(received)
 
 

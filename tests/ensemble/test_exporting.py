@@ -167,7 +167,7 @@ def test_models_that_a_format_cannot_carry_get_one_sentence(
         hydragnn.export(strained[0], tmp_path / "out.pt")
     with pytest.raises(InputError, match="let the name of a folder for LAMMPS end in no suffix"):
         hydragnn.export(strained[0], out, to="lammps")
-    with pytest.raises(InputError, match="is neither an ensemble nor a run"):
+    with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
         hydragnn.export(tmp_path, out)
     other = hydragnn.load(strained[0])
     other.manifest = replace(other.manifest, dim=2)

@@ -137,7 +137,7 @@ def test_help_knows_all_keys(call: Call) -> None:
 WRONG = {
     "hydragnn.load(3)": "3 (int) is no path",
     'hydragnn.load(["run"])': "is no path",
-    'hydragnn.load("own.h5")': "is neither an ensemble nor a run",
+    'hydragnn.load("own.h5")': "neither a campaign, an ensemble nor a run",
     'hydragnn.load("run", "metals")': "it has no branch metals",
     "hydragnn.predict(None, store)": "None (NoneType) is no path",
     'hydragnn.predict("run", {"a": 1})': "not dict",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import SUFFIXES, check_model, check_source, check_store
+from hydragnn.base.places import SUFFIXES, check_source, check_store, model_folder
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.prediction.formats.suffixes import FORMATS
@@ -17,8 +17,13 @@ from hydragnn.scripts import api
 RUN = 'name = "x"\n[data]\nstore = "{store}"\n'
 
 COMMANDS = {
-    "predict none graphs.xyz --out p.h5": "none is neither an ensemble nor a run",
-    "predict empty graphs.xyz --out p.h5": "empty is neither an ensemble nor a run",
+    "predict none graphs.xyz --out p.h5": "none does not exist",
+    "predict empty graphs.xyz --out p.h5": "empty is neither a campaign, an ensemble nor a run",
+    "predict graphs.xyz graphs.xyz --out p.h5": "graphs.xyz is a file, neither a campaign, an ensemble nor a run",
+    "predict lost.toml/ graphs.xyz --out p.h5": "lost.toml is a file, neither",
+    "check none": "none does not exist",
+    "relax none graphs.xyz --out p.xyz": "none does not exist",
+    "md empty graphs.xyz --out p.xyz": "empty is neither a campaign, an ensemble nor a run",
     "predict model none --out p.h5": "none does not exist",
     "predict model empty --out p.h5": "empty is neither a store, a BUILD.toml nor another file",
     "predict model half.h5 --out p.h5": "half.h5 has no manifest.json: the writer did not finish",
@@ -31,7 +36,8 @@ COMMANDS = {
     "search branches.toml --out c": "empty has no manifest.json, so it is not a store",
     "ensemble none --out e": "none does not exist",
     "ensemble model empty --out e": "empty is neither a campaign nor a run",
-    "report none": "none does not exist or is no folder",
+    "report none": "none does not exist",
+    "report graphs.xyz": "graphs.xyz is a file, neither a campaign, an ensemble nor a run",
     "report empty": "empty is neither a campaign, an ensemble nor a run",
     "status empty": "empty is not a campaign",
     "data info none": "none does not exist",
@@ -98,7 +104,7 @@ def test_a_configuration_from_a_pipe_is_read_once(tmp_path: Path) -> None:
 def test_what_opens_a_path_says_the_same(places: Path) -> None:
     for check, opens, names in (
         (check_store, open_store, ("none", "empty", "half.h5", "graphs.xyz")),
-        (check_model, Ensemble.load, ("none", "empty")),
+        (model_folder, Ensemble.load, ("none", "empty", "graphs.xyz", "half.h5")),
     ):
         for name in names:
             with pytest.raises(InputError) as early:
