@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.base.files import check_inside, read_sealed, write_sealed
 from hydragnn.base.places import MANIFEST, check_store
 from hydragnn.datasets.arrays import array_specs
 from hydragnn.datasets.part_texts import TextsInfo
@@ -210,13 +210,14 @@ def part_files(path: Path) -> dict[str, Path]:
 
 
 def check_part_files(path: Path, part: PartInfo) -> None:
-    """Raise InputError where a file of the part misses bytes.
+    """Raise InputError where a file of the part misses bytes, or leaves the store.
 
     Small descriptive files of ADIOS2 are compared with their hash. The engines hang or crash on files that are cut off,
     so this comes before they see them.
     """
     for name, expected in part.files.items():
         file = path if name == path.name else path / name
+        check_inside(file, path.parent)
         if not file.is_file():
             raise InputError(f"{file} is missing; copy the whole store again")
         size = file.stat().st_size

@@ -6,7 +6,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,8 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import check_inside
+from hydragnn.base.limits import FLOOR, RATIO, Unpacker
 from hydragnn.graphs.texts import Texts
 
 SUFFIX = ".texts.gz"
@@ -71,11 +73,17 @@ class TextsReader:
         self._block = lru_cache(maxsize=4)(self._read_block)
 
     def check(self) -> None:
-        """Raise InputError where the file is missing or cut off."""
+        """Raise InputError where the file is missing or cut off, or leaves the store."""
+        check_inside(self._path, self._path.parent)
         size = self._path.stat().st_size if self._path.is_file() else None
         if self._info.bytes and size != self._info.bytes:
             have = "is missing" if size is None else f"has {size} bytes where {self._info.bytes} were written"
             raise InputError(f"{self._path} {have}; copy the whole store again")
+
+    def check_content(self) -> None:
+        """Raise InputError where a block cannot be read."""
+        for block in range(len(self._graphs)):
+            self._read_block(block)
 
     def read(self, key: str, graphs: Int64[ndarray, " chosen"]) -> list[str]:
         """Return texts by numbers in the part, empty where there are none."""
@@ -94,9 +102,11 @@ class TextsReader:
         try:
             with self._path.open("rb") as file:
                 content = os.pread(file.fileno(), size, int(self._begin[block]))
-            columns = json.loads(gzip.decompress(content))
+            columns = json.loads(
+                Unpacker(partial(zlib.decompressobj, 31), max(FLOOR, RATIO * size)).decompress(content)
+            )
             if any(len(values) != self._graphs[block] or {*map(type, values)} != {str} for values in columns.values()):
                 raise ValueError("it has not one text per graph")
-        except (OSError, EOFError, ValueError, TypeError, AttributeError, zlib.error) as error:
+        except (OSError, EOFError, ValueError, TypeError, AttributeError, RecursionError, zlib.error) as error:
             raise InputError(f"{self._path} cannot be read ({error}); copy the store again") from error
         return dict(columns)

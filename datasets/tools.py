@@ -332,6 +332,11 @@ def _broken_files(part: Part) -> Iterator[str]:
     texts = texts_path(part.path)
     if part.info.texts is not None and checksum(texts).blake2b != part.info.texts.blake2b:
         yield f"{texts} was changed after it was written; copy the store again"
+    elif part.texts is not None:
+        try:
+            part.texts.check_content()
+        except InputError as error:
+            yield str(error)
 
 
 def _names_from(texts: TextsReader, start: int, rows: Int64[ndarray, " rows"]) -> list[str]:

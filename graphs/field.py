@@ -21,6 +21,9 @@ RESERVED = ("positions", "senders", "receivers", "edge_shifts", "cell", "periodi
 MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**63 - 1
 """Every class of an input or a target takes a row of weights, so that more of them are a damaged number; those of an auxiliary field only number."""
 
+LONGEST_UNIT = 1000
+"""Characters of a unit, also of one that has no meaning."""
+
 MISSING_CLASS = -1
 """Class of a target whose label is missing; missing numbers are NaN."""
 
@@ -59,8 +62,11 @@ class Field:
         ):
             if value not in allowed:
                 raise InputError(f"field {self.name}: {what} is {value!r}; use one of {', '.join(allowed)}")
-        if not self.unit.isprintable():
-            raise InputError(f"field {self.name}: the unit {self.unit!r} holds characters that cannot be printed")
+        if not self.unit.isprintable() or len(self.unit) > LONGEST_UNIT:
+            raise InputError(
+                f"field {self.name}: the unit {self.unit!r:.60} holds characters that cannot be printed, or more than {LONGEST_UNIT:,}; "
+                "write its name"
+            )
         if any(size < 1 for size in self.shape):
             raise InputError(f"field {self.name}: shape {self.shape} has an axis below 1; use () for a number per item")
         if (self.classes > 0) != (self.dtype == "int64"):

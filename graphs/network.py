@@ -98,7 +98,7 @@ def _column(items: Sequence[Item], keys: Sequence[str], field: Field, optional: 
                 if value.shape != field.shape:
                     raise ValueError(value.shape)
                 column[number] = value
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(
                 f"{where}: {name} has {', '.join(keys)} = {row!r:.60}, not numbers of shape {field.shape}; mend it"
             ) from error

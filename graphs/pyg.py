@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,7 +17,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, columns_of
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
-from hydragnn.graphs.validate import graph_from_arrays, numbers_of
+from hydragnn.graphs.validate import graph_from_arrays, node_indices, numbers_of
 
 Data = Any  # torch_geometric.data.Data: importing it takes seconds, so only what uses it does
 
@@ -245,6 +244,8 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: C
         periodic = bool(periodic)
     shifts = None
     if positions is not None and edge_index.shape[1]:
+        for row, side in enumerate(("senders", "receivers")):
+            node_indices(edge_index[row], f"edge_index ({side})", len(positions), name)
         perhaps = True if flags is None else periodic  # a cell alone does not say whether the graph is periodic
         shifts = _shifts(data, positions, edge_index, cell, perhaps, cutoff, known, name)
     if flags is None and shifts is not None and cell is not None:
@@ -255,8 +256,8 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: C
 def _tensor(value: Any) -> Tensor | None:
     """Return an attribute as numbers; None where it holds none."""
     try:
-        return value if value is None or isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    except (TypeError, ValueError, RuntimeError):
+        return None if value is None else numbers_of(value, "")
+    except InputError:
         return None
 
 
@@ -293,16 +294,17 @@ def _cell(data: Data, name: str) -> Tensor | None:
 
 
 def _positions(data: Data, cell: Tensor | None, name: str) -> Tensor | None:
-    key, positions = _first(data, POSITIONS)
-    if positions is not None:
-        return numbers_of(positions, f"{name}, {key}")
-    key, fractions = _first(data, FRACTIONS)
-    if fractions is None:
+    key, raw = _first(data, (*POSITIONS, *FRACTIONS))
+    if raw is None:
         return None
+    positions = numbers_of(raw, f"{name}, {key}")
+    if positions.ndim != 2 or positions.shape[1] not in (0, 2, 3):
+        raise InputError(f"{name}, {key}: shape {tuple(positions.shape)} is not [nodes, 2] or [nodes, 3]; reshape it")
+    if key in POSITIONS:
+        return positions
     if cell is None:
         raise InputError(f"{name}: {key} but neither pos nor a cell; store pos, or the cell vectors as cell")
-    fractions = numbers_of(fractions, f"{name}, {key}").double()
-    return fractions @ _square(cell, fractions.shape[-1])
+    return positions.double() @ _square(cell, positions.shape[1])
 
 
 def _square(cell: Tensor, dim: int) -> Float[Tensor, "dim dim"]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_readable
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
 
 ELEMENTS_OF_LAMMPS = {
@@ -19,8 +20,9 @@ ELEMENTS_OF_LAMMPS = {
 def structures_of(path: Path, index: str = ":", format: str | None = None) -> Iterator[Any]:
     """Yield the structures of a file of ASE or pymatgen, as ``Atoms``.
 
-    InputError where the file has numbers of types in place of elements.
+    InputError where the file has numbers of types in place of elements, or reading it might not end.
     """
+    check_readable(path)
     from ase.io import iread
     from ase.io.formats import filetype, open_with_compression
 

@@ -30,10 +30,10 @@ PINT_NAMES = {
     "atoms": "atom",
 }
 """Names that pint does not know, or takes for something else (A for ampere, au for the distance of the sun)."""
-LONGEST = 100
-"""Characters of a unit."""
-POWER = re.compile(r"([^\W\d]\w*)\s*(\*\*|\^)\s*\(?-?\d(\.\d+)?(?![\d.])")
-"""The power of a unit; powers of numbers, which may have no end, are no units."""
+LONGEST, HUGE = 100, 1e100
+"""Characters of a unit, also its largest power; and its size in base units."""
+POWER = re.compile(r"\b[^\W\d]\w*\s*\*\*\s*\(?\s*-?\s*\d(\.\d+)?(?![\d.])")
+"""The power of a unit as pint reads it; powers of numbers, which may have no end, are no units."""
 CLOSE = 1e-6
 """Two scales are equal where they differ by less: programs use constants of different years."""
 
@@ -55,7 +55,9 @@ def in_ase_units(unit: str, what: str, where: str, dim: int = 3) -> float:
     try:
         value, kind = parsed(ATOMIC[what].format(dim=dim) if unit in ATOMIC_NAMES else unit)
     except Exception as error:  # pint raises whatever its parser raises
-        raise InputError(f"{where}: the unit {unit!r} is not known; write {USUAL[what]}, or leave it out") from error
+        raise InputError(
+            f"{where}: the unit {unit!r:.80} is not known; write {USUAL[what]}, or leave it out"
+        ) from error
     if "[atom]" in kind:
         raise InputError(
             f"{where} is in {unit}, and an energy head predicts the sum over atoms; build the store with totals, or predict it with "
@@ -69,15 +71,31 @@ def in_ase_units(unit: str, what: str, where: str, dim: int = 3) -> float:
 
 @cache
 def parsed(unit: str) -> tuple[float, dict[str, float]]:
-    """Return a unit in base units and its dimensions; pint's errors."""
-    text = re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit.strip("[] "))
-    if "**" in (rest := POWER.sub(" ", text)) or "^" in rest or len(text) > LONGEST:
+    """Return a unit in base units and its dimensions; pint's errors.
+
+    ValueError for a unit that is long, has powers other than small ones of names, or has no finite size above 0.
+    """
+    if len(unit) > LONGEST:
+        raise ValueError(f"{len(unit)} characters")
+    quantity_of = _registry().Quantity
+    text = _as_pint_reads(re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit.strip("[] ")))
+    if "**" in POWER.sub(" ", text):
         raise ValueError(text)
-    text = re.sub(r"[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
-    quantity = _registry().Quantity(1.0, text).to_base_units()
+    text = re.sub(r"\b[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
+    quantity = quantity_of(1.0, text).to_base_units()
     moles = quantity.dimensionality.get("[substance]", 0)
-    quantity = (quantity * _registry().Quantity(6.02214076e23, "1/mol") ** moles).to_base_units()
-    return float(quantity.magnitude), {name: float(power) for name, power in quantity.dimensionality.items()}
+    quantity = (quantity * quantity_of(6.02214076e23, "1/mol") ** moles).to_base_units()
+    size, powers = float(quantity.magnitude), {name: float(one) for name, one in quantity.dimensionality.items()}
+    if not 1 / HUGE < size < HUGE or any(abs(power) > LONGEST for power in powers.values()):
+        raise ValueError(f"size {size}, powers {powers}")
+    return size, powers
+
+
+def _as_pint_reads(text: str) -> str:
+    """Return what pint evaluates: powers of all spellings are ``**``."""
+    from pint.util import string_preprocessor
+
+    return str(string_preprocessor(text))
 
 
 DIMENSIONS = ("[length]", "[mass]", "[time]", "[current]", "[temperature]", "[luminosity]")

@@ -16,6 +16,9 @@ from hydragnn.graphs.topology import Topology
 
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
 
+TAKEN: dict[str, np.dtype[Any]] = {"g": np.dtype(np.float64), "G": np.dtype(np.complex128)}
+"""What long doubles become, which torch does not have."""
+
 TURNS = 10
 """Nodes of a periodic graph are brought into its cell where one is so many times farther from the origin than the longest cell vector."""
 
@@ -55,7 +58,8 @@ def graph_from_arrays(
     declared = _declared(fields, raw_values, name)
     points = _points(positions, raw_values["node"], name)
     count, dim = points.shape
-    sender, receiver = _ends(senders, "senders", count, name), _ends(receivers, "receivers", count, name)
+    sender = node_indices(senders, "senders", count, name)
+    receiver = node_indices(receivers, "receivers", count, name)
     if len(sender) != len(receiver):
         raise InputError(f"{name}: {len(sender)} senders but {len(receiver)} receivers; give one of each per edge")
     shifts = _shifts(edge_shifts, len(sender), dim, name)
@@ -224,7 +228,8 @@ def _points(positions: ArrayLike | None, nodes: Mapping[str, Any], name: str) ->
     return points
 
 
-def _ends(raw: ArrayLike, which: str, count: int, name: str) -> Tensor:
+def node_indices(raw: ArrayLike, which: str, count: int, name: str) -> Tensor:
+    """Return ends of edges; InputError for other than numbers of ``count`` nodes."""
     index = numbers_of(raw, f"{name}, {which}")
     if index.ndim != 1:
         raise InputError(f"{name}, {which}: shape {tuple(index.shape)} is not [edges]; give one index per edge")
@@ -301,9 +306,10 @@ def numbers_of(raw: Any, where: str) -> Tensor:
             else f"{array.dtype} values"
         )
         raise InputError(f"{where}: {first} are not numbers; convert them first")
-    if array.dtype.kind == "u":
-        array = array.astype(np.int64)
-    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
+        raise InputError(f"{where}: {int(array.max())} is larger than whole numbers of 64 bits; give smaller ones")
+    dtype = TAKEN.get(array.dtype.char, np.dtype(np.int64) if array.dtype.kind == "u" else array.dtype)
+    return torch.from_numpy(np.array(array, dtype=dtype.newbyteorder("="), order="C"))
 
 
 def _reals(raw: Any, name: str, what: str) -> Tensor:

@@ -153,7 +153,12 @@ def cut_apart(data: bytes) -> tuple[bytes, bytes, Line | None]:
     >>> cut_apart(b'{"a": 1, {"a": 2}\\n')
     (b'{"a": 1, {"a": 2}\\n', b'', None)
     """
-    for begin in (place.start() for place in re.finditer(rb'(?<!^)\{"', data)):
+    is_end = re.search(rb', "crc": \d+\}\n$', data[-40:])
+    for begin in (place.start() for place in (re.finditer(rb'(?<!^)\{"', data) if is_end else ())):
+        try:
+            LINE.decode(memoryview(data)[begin:])  # stops where it is none, whatever follows
+        except (ValueError, RecursionError):
+            continue
         if (line := decode_line(data[begin:])) is not None:
             return data[:begin], data[begin:], line
     return data, b"", None

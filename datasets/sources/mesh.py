@@ -1,15 +1,19 @@
 """Meshes with fields in any format that meshio reads, also in time."""
 
+import lzma
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache, partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from xml.etree import ElementTree
 
 import numpy as np
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.limits import FLOOR, RATIO, Unpacker, check_readable
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
@@ -100,6 +104,8 @@ class MeshBuild(BuildSettings):
         return graph.with_texts({**self.texts_of({RUN: name}, f"{name}#{frame}"), RUN: [name]})
 
 
+XDMF = (".xdmf", ".xmf")
+
 TIME, LEAD, RUN = "time", "lead_time", "run"
 """Keys of the time of a frame, of that from the frame to the one ``step`` later, and of the text with its file, by which a split groups."""
 
@@ -135,9 +141,17 @@ def _mesh(path: Path, frame: int | None, step: int) -> tuple[Any, float]:
 
 def frames_in(path: Path) -> int | None:
     """Return the frames of an XDMF time series; else None."""
-    if path.suffix not in (".xdmf", ".xmf") or "Temporal" not in path.read_text(errors="replace"):
+    if path.suffix not in XDMF or "Temporal" not in path.read_text(errors="replace"):
         return None
     return int(_series(path, path.stat().st_mtime_ns)[0].num_steps)
+
+
+def _check_parts(path: Path) -> None:
+    """Raise InputError for a file named in XDMF whose reading might not end."""
+    for item in ElementTree.parse(path).iter("DataItem"):
+        name = (item.text or "").strip().partition(":")[0]
+        if item.get("Format") in ("HDF", "Binary"):
+            check_readable(path.parent / name if item.get("Format") == "HDF" else Path(name))
 
 
 def _check_times(path: Path) -> None:
@@ -161,6 +175,7 @@ def _series(path: Path, _changed: int) -> tuple[Any, Any, Any]:
     from meshio.xdmf import TimeSeriesReader
 
     with _reading(path):
+        _check_parts(path)
         reader = TimeSeriesReader(path)
         points, cells = reader.read_points_cells()
     return reader, points, cells
@@ -171,13 +186,25 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         with redirect_stdout(StringIO()):  # some of meshio's readers print
             yield
-    except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
+    except SystemExit as error:  # after printing to the standard output
+        raise InputError(f"{path} cannot be read by meshio (it is in no format of its suffix); check it") from error
+    except InputError:
+        raise
+    except Exception as error:  # meshio's readers raise what they raise
         raise InputError(f"{path} cannot be read by meshio ({type(error).__name__}: {error}); check it") from error
 
 
 def read_mesh(path: Path) -> Any:
     """The mesh in a file; InputError where meshio cannot read it."""
     import meshio
+    from meshio.vtu import _vtu
 
-    with _reading(path):
-        return meshio.read(path)
+    most = max(FLOOR, RATIO * path.stat().st_size)
+    _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, most), Unpacker(lzma.LZMADecompressor, most)
+    try:
+        with _reading(path):
+            if path.suffix in XDMF:
+                _check_parts(path)
+            return meshio.read(path)
+    finally:
+        _vtu.zlib, _vtu.lzma = zlib, lzma

@@ -1,6 +1,7 @@
 """Graphs of networkx, in files that it reads without running code."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -54,7 +55,7 @@ def _of_table(table: Any) -> Any:
     """Return the graph of a node-link table; ValueError for a node listed twice."""
     import networkx
 
-    names = [str(node.get("id")) for node in table["nodes"]]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    names = Counter(str(node.get("id")) for node in table["nodes"])
+    if twice := next((name for name, count in names.items() if count > 1), None):
         raise ValueError(f"the node {twice} is listed twice")
     return networkx.node_link_graph(table, edges="links" if "links" in table else "edges")

@@ -264,15 +264,12 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
     table = read_npz(path, settings.array_names)
     points = _flatten_grid(path, table, settings) if settings.grid else ()
     if settings.nodes is not None:
-        counts = table_column(table, settings.nodes, path)
-        if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise InputError(f"{path}: {settings.nodes} must hold one whole number per graph, not shape {counts.shape}")
-        offsets = offsets_of(counts.astype(np.int64))
+        offsets = _offsets(path, table, settings.nodes)
     else:
         offsets = np.arange(_rectangular_graphs(path, table, settings) + 1)
     edges = None
     if settings.edge_counts is not None:
-        edges = offsets_of(table_column(table, settings.edge_counts, path).astype(np.int64))
+        edges = _offsets(path, table, settings.edge_counts)
         if len(edges) != len(offsets):
             raise InputError(f"{path}: {settings.edge_counts} counts {len(edges) - 1} graphs, not {len(offsets) - 1}")
     source = _Source(
@@ -284,6 +281,16 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
         )
     source.check()
     return source
+
+
+def _offsets(path: Path, table: Table, name: str) -> Array:
+    """Return the first item of each graph; InputError unless an array counts items."""
+    counts = table_column(table, name, path)
+    if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any() or (counts >= 2**31).any():
+        raise InputError(
+            f"{path}: {name} of shape {counts.shape} and dtype {counts.dtype} is not one whole number per graph, from 0 and below 2^31; mend it"
+        )
+    return offsets_of(counts.astype(np.int64))
 
 
 def _rectangular_graphs(path: Path, table: Table, settings: NpzBuild) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_readable
 from hydragnn.base.places import matching_files
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.graphs.field import columns_of
@@ -19,13 +20,18 @@ Table = dict[str, NDArray[Any]]
 
 
 def find_files(patterns: list[str]) -> list[Path]:
-    """Return matching files, also of folders, in order of patterns and names."""
+    """Return matching files, also of folders, in order of patterns and names.
+
+    InputError where there is none, or one whose reading might not end.
+    """
     paths: dict[Path, None] = {}
     for pattern in patterns:
         matches = matching_files(pattern)
         if not matches:
             raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
         paths |= dict.fromkeys(matches)
+    for path in paths:
+        check_readable(path)
     return list(paths)
 
 
@@ -41,6 +47,7 @@ def read_table(
     Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
     where another cell of one of the columns ``numbers`` holds none.
     """
+    check_readable(path)
     if path.suffix == ".npz":
         return _of_one_length(read_npz(path), path)
     try:
@@ -100,6 +107,7 @@ def _column(texts: list[str]) -> NDArray[Any]:
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
     """Return the named arrays of an npz file (None: all), never objects."""
+    check_readable(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in names or ():
@@ -108,7 +116,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
             return {name: archive[name] for name in names or archive.files}
     except InputError:
         raise
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError, TypeError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError, TypeError, MemoryError) as error:
         raise InputError(f"cannot read {path} as npz ({error}); save plain number arrays with numpy.savez") from error
 
 
@@ -129,12 +137,14 @@ def stack_rows(values: list[Any], field: FieldSettings) -> Any:
 def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool | None, where: str) -> None:
     """Raise InputError where pairs contradict ``undirected``.
 
-    Both directions are listed, or one alone and ``undirected`` is None.
+    Both directions are listed, or one alone and ``undirected`` is None. Ends that no graph has are left to other checks.
 
     >>> check_sides(np.array([0, 1]), np.array([1, 0]), False, "contacts.csv")
     """
     one, other = (np.asarray(ends)[senders != receivers] for ends in (senders, receivers))
-    if undirected is False or not len(one) or min(one.min(), other.min()) < 0:
+    if undirected is False or not len(one) or {one.dtype.kind, other.dtype.kind} - {*"iu"}:
+        return
+    if min(one.min(), other.min()) < 0 or max(one.max(), other.max()) >= 2**31:
         return
     size = int(max(one.max(), other.max())) + 1
     both = np.isin(one * size + other, other * size + one)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_claim
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.table_files import Table, find_files, read_table, stack_rows, table_column
@@ -121,9 +122,11 @@ def _pages(path: Path) -> NDArray[Any] | None:
         with import_module("tifffile").TiffFile(path) as file:
             axes = file.series[0].axes
             _check_axes(path, "T" in axes, "C" in axes)
+            check_claim(path, sum(one.nbytes for one in file.series))
             stacks = [np.asarray(one.asarray()) for one in file.series]  # several where pages were written one by one
             return None if "S" in axes else stacks[0] if len(stacks) == 1 else np.stack(stacks)
     with Image.open(path) as file:
+        check_claim(path, file.width * file.height * getattr(file, "n_frames", 1))
         pages = [np.asarray(page) for page in ImageSequence.Iterator(file)]
         text = str(getattr(file, "tag_v2", {}).get(DESCRIPTION, ""))
     _check_axes(path, "frames=" in text, "channels=" in text)

@@ -40,6 +40,7 @@ class Building:
     def __init__(self, rules: Sequence[Rule], scratch: Path, digest: str) -> None:
         """Take a folder ``scratch`` for the graphs."""
         self.rules, self.scratch, self.digest = rules, scratch, digest
+        self.whole = scratch / "graphs.h5"
         self.blocks = [(place, block) for place, rule in enumerate(rules) for block in rule.blocks()]
         self.name = ", ".join(rule.name for rule in rules)
 
@@ -54,7 +55,7 @@ class Building:
 
     def there(self) -> set[int]:
         """Return the blocks that are built, by one look at the folder."""
-        names = {entry.name for entry in os.scandir(self.scratch)}
+        names = {entry.name for entry in os.scandir(self.whole)} if self.whole.exists() else set()
         return {number for number in range(len(self.blocks)) if self._folder(number).name in names}
 
     def build(self, number: int) -> None:
@@ -63,6 +64,7 @@ class Building:
         rmtree(own, ignore_errors=True)
         write_sealed(own / "notes.json", self._write(*self.blocks[number], own / "graphs.h5"))
         with self._writing():
+            self.whole.mkdir(exist_ok=True)
             try:
                 own.rename(self._folder(number))
             except OSError:
@@ -138,19 +140,16 @@ class Building:
             if set(manifest.fields) != set(manifests[0].fields) or manifest.dim != manifests[0].dim:
                 names = [self.rules[self.blocks[one][0]].name for one in (blocks[0], number)]
                 raise InputError(f"graphs of {names[0]} and {names[1]} have other fields; predict the files one by one")
-        whole = self.scratch / "graphs.h5"
-        with self._writing():
-            whole.mkdir(exist_ok=True)
-        parts = []
+        parts, whole = [], self.whole
         for number, manifest in zip(blocks, manifests):
             (part,) = manifest.parts  # a block has one writer
             name = part_name(number, manifest.backend)
             with self._writing(), suppress(FileExistsError):  # made by a rank that was thought dead
-                (whole / name).symlink_to(f"../{self._folder(number).name}/graphs.h5/{part.name}")
+                (whole / name).symlink_to(f"{self._folder(number).name}/graphs.h5/{part.name}")
             if part.texts is not None:
                 texts = texts_path(whole / part.name)
                 with self._writing(), suppress(FileExistsError):
-                    texts_path(whole / name).symlink_to(f"../{self._folder(number).name}/graphs.h5/{texts.name}")
+                    texts_path(whole / name).symlink_to(f"{self._folder(number).name}/graphs.h5/{texts.name}")
             parts.append(replace(part, name=name, files={name: part.files[part.name]}))
         together = digest([manifest.fingerprint for manifest in manifests])
         write_manifest(whole, replace(manifests[0], parts=parts, fingerprint=together))
@@ -171,10 +170,10 @@ class Building:
         if summary["error"]:
             raise InputError(summary["error"])
         return Source(
-            store=open_store(self.scratch / "graphs.h5"),
+            store=open_store(self.whole),
             numbers=np.array(summary["numbers"], dtype=np.int64),
             failures={int(number): Unbuilt(**unbuilt) for number, unbuilt in summary["failures"].items()},
         )
 
     def _folder(self, number: int) -> Path:
-        return self.scratch / f"block-{number:05d}"
+        return self.whole / f"block-{number:05d}"

@@ -372,10 +372,16 @@ def check_regular(path: Path) -> None:
         raise InputError(f"{path} is no regular file; copy what it should be there")
 
 
+LARGEST = 2**30
+"""Bytes of a JSON file of ours; what is larger is something else."""
+
+
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file; InputError if missing or damaged."""
     check_regular(path)
     try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None

@@ -15,6 +15,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import kind_of_folder
+from hydragnn.base.limits import status_of
 
 MANIFEST = "manifest.json"
 """What makes a folder a store."""
@@ -50,9 +51,10 @@ def absent_store(place: StorePlace) -> Path | None:
 
 
 def as_path(value: Any) -> Path:
-    """Return a path; InputError for what is no text and no path."""
+    """Return a path; InputError for what is no text and no path, or none that can be."""
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{value!r:.60} ({type(value).__name__}) is no path; give a text or a pathlib.Path")
+    status_of(Path(value))
     return Path(value)
 
 
@@ -62,7 +64,7 @@ FOLDERS = (".h5", ".bp", ".traj", ".bundle")
 
 def matching_files(pattern: Path | str) -> list[Path]:
     """Return the files of a path, folder or pattern, by name."""
-    path = Path(pattern)
+    path = as_path(pattern)
     literal = Path(re.sub(r"\[([*?[])\]", r"\1", str(path)))  # a folder with brackets comes escaped
     path = literal if literal.exists() else path
     if path.is_dir() and path.suffix not in FOLDERS:
@@ -129,7 +131,7 @@ def check_workers(value: Any) -> None:
 
 def check_exists(path: Path) -> None:
     """Raise InputError where there is nothing."""
-    if not path.exists():
+    if status_of(path) is None:
         raise InputError(f"{path} does not exist; check the path")
 
 

@@ -23,8 +23,8 @@ Count = Annotated[int, pydantic.Field(ge=0)]
 Fraction = Annotated[float, pydantic.Field(gt=0, lt=1)]
 """Between 0 and 1, and neither."""
 
-LARGEST = 10**7
-"""Bytes of a TOML file; what is larger is something else."""
+LARGEST, DEEPEST = 10**7, 100
+"""Bytes of a TOML file, and levels of an assignment; what is larger is something else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,6 +235,8 @@ def with_value(table: dict[str, Any], path: str, value: Any) -> None:
     {'heads': [{'weight': 5.0}]}
     """
     *parents, last = path.split(".")
+    if len(parents) > DEEPEST:
+        raise InputError(f"{path[:60]}...: {len(parents)} levels are more than any configuration has; check the path")
     place: Any = table
     for key in parents:
         if isinstance(place, list):
@@ -261,6 +263,8 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, nested without end
+        raise InputError(f"the value {text[:60]}... is not valid TOML: {error}") from error
 
 
 def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) -> str:

@@ -356,7 +356,7 @@ def test_blocks_that_are_built_survive_an_interruption(
         predict_to_file(ensemble, structures, out, batch=BATCH)
     parts = Job(model=ensemble, source=structures, out=out).parts.folder
     (parts / "graphs.json").unlink()
-    before = (parts / "block-00003" / "notes.json").stat().st_mtime_ns
+    before = (parts / "graphs.h5" / "block-00003" / "notes.json").stat().st_mtime_ns
     monkeypatch.undo()
     monkeypatch.setattr(blocks, "FRAMES", 7)
     monkeypatch.setattr(blocks, "BYTES", 1)
