@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside
-from hydragnn.base.limits import FLOOR, RATIO, Unpacker
+from hydragnn.base.limits import Unpacker
 from hydragnn.graphs.texts import Texts
 
 SUFFIX = ".texts.gz"
@@ -80,11 +80,6 @@ class TextsReader:
             have = "is missing" if size is None else f"has {size} bytes where {self._info.bytes} were written"
             raise InputError(f"{self._path} {have}; copy the whole store again")
 
-    def check_content(self) -> None:
-        """Raise InputError where a block cannot be read."""
-        for block in range(len(self._graphs)):
-            self._read_block(block)
-
     def read(self, key: str, graphs: Int64[ndarray, " chosen"]) -> list[str]:
         """Return texts by numbers in the part, empty where there are none."""
         blocks = np.searchsorted(self._first, graphs, side="right") - 1
@@ -102,9 +97,7 @@ class TextsReader:
         try:
             with self._path.open("rb") as file:
                 content = os.pread(file.fileno(), size, int(self._begin[block]))
-            columns = json.loads(
-                Unpacker(partial(zlib.decompressobj, 31), max(FLOOR, RATIO * size)).decompress(content)
-            )
+            columns = json.loads(Unpacker(partial(zlib.decompressobj, 31), size).decompress(content))
             if any(len(values) != self._graphs[block] or {*map(type, values)} != {str} for values in columns.values()):
                 raise ValueError("it has not one text per graph")
         except (OSError, EOFError, ValueError, TypeError, AttributeError, RecursionError, zlib.error) as error:

@@ -1,7 +1,9 @@
 """Files of structures that ASE reads."""
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,5 +42,33 @@ def structures_of(path: Path, index: str = ":", format: str | None = None) -> It
                 f"{path} has types of LAMMPS without their elements, and ASE would read type 1 as H; "
                 "write them: dump_modify ID element Cu Ni with the column element, or Masses in a data file"
             )
+    if kind == "extxyz":
+        with open_with_compression(str(path), "r") as file:
+            deque(frames_of_xyz(file), 0)
     # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
     yield from iread(str(path), index=index, format=format, parallel=False)
+
+
+def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the text of every structure of an (extended) XYZ file.
+
+    That is its number of atoms, a comment, a line per atom, perhaps cell vectors.
+
+    ValueError where more follows an empty line, or atoms are missing.
+
+    >>> list(frames_of_xyz(["1\\n", "first\\n", "H 0 0 0\\n", "1\\n", "second\\n", "H 0 0 0\\n"]))
+    ['1\\nfirst\\nH 0 0 0\\n', '1\\nsecond\\nH 0 0 0\\n']
+    """
+    rest = iter(lines)
+    line = next(rest, "")
+    while line.strip():
+        frame = [line, *islice(rest, int(line) + 1)]
+        if len(frame) < int(line) + 2:  # ASE would go on to the last of them
+            raise ValueError(f"the file ends before its {int(line)} atoms; it was cut off, or the number is wrong")
+        line = next(rest, "")
+        while line.lstrip().startswith("VEC"):
+            frame.append(line)
+            line = next(rest, "")
+        yield "".join(frame)
+    if any(line.strip() for line in rest):
+        raise ValueError("an empty line stands before it, where readers of XYZ end without a word; remove such lines")

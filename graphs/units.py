@@ -75,27 +75,19 @@ def parsed(unit: str) -> tuple[float, dict[str, float]]:
 
     ValueError for a unit that is long, has powers other than small ones of names, or has no finite size above 0.
     """
-    if len(unit) > LONGEST:
-        raise ValueError(f"{len(unit)} characters")
-    quantity_of = _registry().Quantity
-    text = _as_pint_reads(re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit.strip("[] ")))
-    if "**" in POWER.sub(" ", text):
+    from pint.util import string_preprocessor
+
+    text = string_preprocessor(re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit[: LONGEST + 1].strip("[] ")))
+    if len(unit) > LONGEST or "**" in POWER.sub(" ", text):
         raise ValueError(text)
     text = re.sub(r"\b[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
-    quantity = quantity_of(1.0, text).to_base_units()
+    quantity = _registry().Quantity(1.0, text).to_base_units()
     moles = quantity.dimensionality.get("[substance]", 0)
-    quantity = (quantity * quantity_of(6.02214076e23, "1/mol") ** moles).to_base_units()
+    quantity = (quantity * _registry().Quantity(6.02214076e23, "1/mol") ** moles).to_base_units()
     size, powers = float(quantity.magnitude), {name: float(one) for name, one in quantity.dimensionality.items()}
     if not 1 / HUGE < size < HUGE or any(abs(power) > LONGEST for power in powers.values()):
         raise ValueError(f"size {size}, powers {powers}")
     return size, powers
-
-
-def _as_pint_reads(text: str) -> str:
-    """Return what pint evaluates: powers of all spellings are ``**``."""
-    from pint.util import string_preprocessor
-
-    return str(string_preprocessor(text))
 
 
 DIMENSIONS = ("[length]", "[mass]", "[time]", "[current]", "[temperature]", "[luminosity]")

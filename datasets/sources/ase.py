@@ -2,10 +2,10 @@
 
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, ClassVar, Literal
@@ -19,7 +19,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.structure_files import structures_of
+from hydragnn.graphs.structure_files import frames_of_xyz, structures_of
 
 
 class AseBuild(BuildSettings):
@@ -156,29 +156,6 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[
 
 def _itself(atoms: Any) -> Any:
     return atoms
-
-
-def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the text of every structure of an (extended) XYZ file.
-
-    That is its number of atoms, a comment, a line per atom, perhaps cell vectors.
-
-    ValueError where more follows an empty line.
-
-    >>> list(frames_of_xyz(["1\\n", "first\\n", "H 0 0 0\\n", "1\\n", "second\\n", "H 0 0 0\\n"]))
-    ['1\\nfirst\\nH 0 0 0\\n', '1\\nsecond\\nH 0 0 0\\n']
-    """
-    rest = iter(lines)
-    line = next(rest, "")
-    while line.strip():
-        frame = [line, *islice(rest, int(line) + 1)]
-        line = next(rest, "")
-        while line.lstrip().startswith("VEC"):
-            frame.append(line)
-            line = next(rest, "")
-        yield "".join(frame)
-    if any(line.strip() for line in rest):
-        raise ValueError("an empty line stands before it, where readers of XYZ end without a word; remove such lines")
 
 
 ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")

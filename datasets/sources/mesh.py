@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.limits import FLOOR, RATIO, Unpacker, check_readable
+from hydragnn.base.limits import Unpacker, check_readable
 from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
@@ -186,12 +186,11 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         with redirect_stdout(StringIO()):  # some of meshio's readers print
             yield
-    except SystemExit as error:  # after printing to the standard output
-        raise InputError(f"{path} cannot be read by meshio (it is in no format of its suffix); check it") from error
     except InputError:
         raise
-    except Exception as error:  # meshio's readers raise what they raise
-        raise InputError(f"{path} cannot be read by meshio ({type(error).__name__}: {error}); check it") from error
+    except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "in no format of its suffix"
+        raise InputError(f"{path} cannot be read by meshio ({reason}); check it") from error
 
 
 def read_mesh(path: Path) -> Any:
@@ -199,8 +198,8 @@ def read_mesh(path: Path) -> Any:
     import meshio
     from meshio.vtu import _vtu
 
-    most = max(FLOOR, RATIO * path.stat().st_size)
-    _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, most), Unpacker(lzma.LZMADecompressor, most)
+    size = path.stat().st_size
+    _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, size), Unpacker(lzma.LZMADecompressor, size)
     try:
         with _reading(path):
             if path.suffix in XDMF:

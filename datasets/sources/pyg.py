@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_claim
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.sources.base import ObjectsBuild
 from hydragnn.graphs.batch import GraphBatch
@@ -22,7 +23,10 @@ class PygBuild(ObjectsBuild):
 
     def load(self, path: Path) -> list[Any]:
         """Return the data of a file; InputError for anything else."""
-        return load_pyg(path)
+        graphs = load_pyg(path)
+        values = (value for one in graphs for store in one.stores for value in store.values())
+        check_claim(path, sum(one.numel() for one in values if not getattr(one, "is_sparse", True)))
+        return graphs
 
     def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
         """Return the graph of one ``Data``, with the first one's kinds."""

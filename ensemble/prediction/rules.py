@@ -15,7 +15,7 @@ from hydragnn.base.places import check_exists, check_file, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
-from hydragnn.datasets.sources.ase import AseBuild, frames_of_xyz, species_problem
+from hydragnn.datasets.sources.ase import AseBuild, species_problem
 from hydragnn.datasets.sources.base import MakerOfMany, made_together, nodes_of
 from hydragnn.datasets.sources.extxyz import read_frame
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
@@ -24,7 +24,7 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.structures import Structures, reads_atoms
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.structure_files import structures_of
+from hydragnn.graphs.structure_files import frames_of_xyz, structures_of
 
 Block = tuple[int, int, int]
 """The number of its first graph, and its first and last byte in its file."""

@@ -10,12 +10,9 @@ import resource
 import shutil
 import stat
 import sys
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from lzma import LZMAError
 from pathlib import Path
 from typing import Any, BinaryIO
-from zipfile import BadZipFile
 
 from hydragnn.base.errors import Busy, InputError
 
@@ -120,10 +117,6 @@ def read_sealed(path: Path) -> Any:
             "removes the key checksum)"
         )
     return value
-
-
-DAMAGED_ARRAYS = (BadZipFile, EOFError, KeyError, LZMAError, OSError, RuntimeError, ValueError, zlib.error)
-"""What reading an npz file raises whose bytes are not those that were written; every array in it has a checksum."""
 
 
 def check_version(version: object, path: Path, *, oldest: int, newest: int) -> None:

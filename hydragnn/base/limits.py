@@ -1,7 +1,4 @@
-"""Limits of files of users and strangers, checked before a library reads them.
-
-Every source opens files by ``check_readable``. A file may grow while it is read, but not without end.
-"""
+"""Limits of files of users and strangers, checked before a library reads them."""
 
 import bz2
 import errno
@@ -22,7 +19,11 @@ from hydragnn.base.errors import InputError
 FLOOR, RATIO = 2**28, 300
 """Bytes that any file may become in memory, and times its size that a larger one may. Zeros shrink to a thousandth."""
 
-PIECE = 2**20
+STREAMS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+"""What unpacks a file, by its first bytes."""
+
+DAMAGED_ARRAYS = (BadZipFile, EOFError, KeyError, lzma.LZMAError, OSError, RuntimeError, ValueError, zlib.error)
+"""What reading an npz file raises whose bytes are not those that were written; every array in it has a checksum."""
 
 
 def check_readable(path: Path) -> None:
@@ -32,34 +33,34 @@ def check_readable(path: Path) -> None:
     or unpacks to, much more than its bytes. What is missing or damaged is left to the reader.
     """
     status = status_of(path)
-    if status is None:
-        return
-    if stat.S_ISDIR(status.st_mode):
+    if status is not None and stat.S_ISDIR(status.st_mode):
         for file in path.iterdir():
             check_readable(file)
-    elif not stat.S_ISREG(status.st_mode):
+    elif status is not None and not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is no regular file, and reading it might not end; copy its content into a file")
-    else:
+    elif status is not None:
         _check_content(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Return the status of a file, None without one; InputError for a name that no file can have."""
+    """Return the status of a file, None without one; InputError for an impossible name."""
     try:
         return path.stat()
     except (ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             return None
-        length = len(str(path))
-        raise InputError(
-            f"the path {str(path)!r:.80} of {length} characters is none that a file can have; check it"
-        ) from error
+        name = f"{str(path)!r:.80} of {len(str(path))} characters"
+        raise InputError(f"the path {name} is none that a file can have; check it") from error
+
+
+def most_of(size: int) -> int:
+    """Return the bytes that a file of this size may become."""
+    return max(FLOOR, RATIO * size)
 
 
 def check_claim(path: Path, claim: int) -> None:
     """Raise InputError where the content of a file claims to be very large."""
-    size = path.stat().st_size
-    if claim > max(FLOOR, RATIO * size):
+    if claim > most_of(size := path.stat().st_size):
         raise InputError(
             f"{path} has {size:,} bytes and would take {claim:,} or more when it is read, more than {RATIO} times as many; "
             "check where it comes from, and unpack it, or write it without compression"
@@ -68,94 +69,69 @@ def check_claim(path: Path, claim: int) -> None:
 
 @lru_cache(maxsize=2**16)
 def _check_content(path: Path, _inode: int, size: int, _changed: int) -> None:
-    with path.open("rb") as file:
-        begin = file.read(8)
-    measure = next((one for mark, one in MEASURES.items() if begin.startswith(mark)), None)
-    if measure is not None:
-        try:
-            claim = measure(path, max(FLOOR, RATIO * size))
-        except InputError:
-            raise
-        except (BadZipFile, EOFError, lzma.LZMAError, OSError, RuntimeError, ValueError, zlib.error, KeyError):
-            return  # the reader says what is wrong
-        check_claim(path, claim)
+    try:
+        with path.open("rb") as file:
+            begin = file.read(8)
+            if begin.startswith(b"\x93NUMPY"):
+                file.seek(0)
+                _check_rows(path, file, size, "the array")
+        if begin.startswith(b"PK"):
+            with ZipFile(path) as archive:
+                _check_zip(path, archive)
+        elif begin.startswith(b"\x89HDF"):
+            check_claim(path, _bytes_of_hdf5(path))
+        for unpack in (one for mark, one in STREAMS.items() if begin.startswith(mark)):
+            total = 0
+            with unpack(path) as content:
+                while total <= most_of(size) and (piece := content.read(2**20)):
+                    total += len(piece)
+            check_claim(path, total)
+    except InputError:
+        raise
+    except DAMAGED_ARRAYS:
+        return  # the reader says what is wrong
 
 
-def _of_stream(unpacked: Callable[[Path], Any]) -> Callable[[Path, int], int]:
-    """Return the measure of a compressed file, read up to a limit."""
-
-    def measure(path: Path, most: int) -> int:
-        total = 0
-        with unpacked(path) as file:
-            while total <= most and (piece := file.read(PIECE)):
-                total += len(piece)
-        return total
-
-    return measure
-
-
-def _of_zip(path: Path, most: int) -> int:
-    with ZipFile(path) as archive:
-        total = sum(one.file_size for one in archive.infolist())
-        for one in archive.infolist() if total <= most else []:
-            if one.filename.endswith(".npy"):
-                with archive.open(one) as file:
-                    _check_rows(path, file, one.file_size, one.filename.removesuffix(".npy"))
-    return total
-
-
-def _of_npy(path: Path, _most: int) -> int:
-    with path.open("rb") as file:
-        _check_rows(path, file, path.stat().st_size, "the array")
-    return 0
+def _check_zip(path: Path, archive: ZipFile) -> None:
+    check_claim(path, sum(one.file_size for one in archive.infolist()))
+    for one in archive.infolist():
+        if one.filename.endswith(".npy"):
+            with archive.open(one) as file:
+                _check_rows(path, file, one.file_size, one.filename.removesuffix(".npy"))
 
 
 def _check_rows(path: Path, file: Any, size: int, name: str) -> None:
     """Raise InputError where a header of numpy counts more than is there."""
     from numpy.lib import format as npy
 
-    version = npy.read_magic(file)
-    shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
-    claim = prod(shape) * max(1, dtype.itemsize)
-    if not dtype.hasobject and claim > size:
+    read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if not dtype.hasobject and (claim := prod(shape) * max(1, dtype.itemsize)) > size:
         raise InputError(
             f"{path}: {name} has the shape {shape}, which takes {claim:,} bytes, and there are {size:,}; write it again"
         )
 
 
-def _of_hdf5(path: Path, _most: int) -> int:
+def _bytes_of_hdf5(path: Path) -> int:
     import h5py
 
     sizes: list[int] = []
     with h5py.File(path, "r") as file:
-        file.visititems(lambda _, item: sizes.append(item.nbytes) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(lambda _, item: sizes.append(getattr(item, "nbytes", 0)))
     return sum(sizes)
 
 
-MEASURES: dict[bytes, Callable[[Path, int], int]] = {
-    b"\x1f\x8b": _of_stream(gzip.open),
-    b"BZh": _of_stream(bz2.open),
-    b"\xfd7zXZ\0": _of_stream(lzma.open),
-    b"PK": _of_zip,
-    b"\x93NUMPY": _of_npy,
-    b"\x89HDF": _of_hdf5,
-}
-"""How many bytes a file claims or unpacks to, by its first bytes; the second argument is where counting may stop."""
-
-
 class Unpacker:
-    """Decompressor of zlib, gzip or lzma up to a number of bytes in all."""
+    """Decompressor for all pieces of a file; ValueError beyond its limit."""
 
-    def __init__(self, new: Callable[[], Any], most: int) -> None:
-        self._new, self._left = new, most
+    def __init__(self, new: Callable[[], Any], size: int) -> None:
+        self._new, self._left = new, most_of(size)
 
     def decompress(self, data: bytes) -> bytes:
-        """Return what ``data`` unpacks to; ValueError beyond the limit."""
+        """Return what ``data`` unpacks to."""
         one = self._new()
         content: bytes = one.decompress(data, self._left + 1)
         self._left -= len(content)
-        if self._left < 0:
-            raise ValueError(f"it unpacks to {RATIO} times its bytes or more")
-        if not one.eof:
-            raise ValueError("it was cut off")
+        if self._left < 0 or not one.eof:
+            raise ValueError(f"it was cut off, or unpacks to more than {RATIO} times its bytes")
         return content

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import DAMAGED_ARRAYS, read_sealed
+from hydragnn.base.files import read_sealed
+from hydragnn.base.limits import DAMAGED_ARRAYS, check_readable
 from hydragnn.base.places import MADE_BY, absent_store, check_kind, stores_from_json, text_of
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.manifest import calibration_from_json
@@ -253,6 +254,7 @@ def _arrays(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
+        check_readable(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             every = {name: arrays[name] for name in arrays.files}  # those without use, too: a changed name is damage
     except DAMAGED_ARRAYS as error:
