@@ -7,7 +7,7 @@ from ase import units
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field
-from hydragnn.graphs.units import in_ase_units, label_factors
+from hydragnn.graphs.units import in_ase_units, label_factors, unit_features
 
 PER_MOL = units.kcal / units.mol
 WRITTEN = {
@@ -129,7 +129,39 @@ def test_an_energy_without_derivatives_may_be_anything_but_per_atom() -> None:
             label_factors(Field(name="energy", on="graph", unit=unit, role="target"), {}, {})
 
 
-@pytest.mark.parametrize("text", ["2**2**2**2**2**2", "((9**9)**9)**9 eV", "eV^9^9^9^9", "m**9999999999", "eV" * 99])
+WITHOUT_END = {
+    "chain": "2**2**2**2**2**2",
+    "nested": "((9**9)**9)**9 eV",
+    "carets": "eV^9^9^9^9",
+    "large": "m**9999999999",
+    "long": "eV" * 99,
+    "very long": "m" * 300_000,
+    "parentheses": "(" * 100_000 + "m" + ")" * 100_000,
+    "superscripts of a number": "9⁹⁹⁹⁹⁹⁹⁹ eV",
+    "superscripts of a unit": "m⁹⁹⁹⁹⁹⁹⁹",
+    "superscripts twice": "(9⁹)⁹ m",
+    "a product in the power": "m^(9^9^9)",
+    "middle dots": "9⁹·9⁹ eV",
+    "other digits": "m**٩٩٩٩٩٩٩٩",
+    "a float": "9e999999999 eV",
+    "a power without end": "m**9e999",
+    "powers of names of numbers": "9e9**9**9 eV",
+    "a size without end": "(9e99*eV)^9",
+}
+
+
+@pytest.mark.parametrize("text", WITHOUT_END.values(), ids=WITHOUT_END)
 def test_a_unit_that_would_take_for_ever_is_refused_at_once(text: str) -> None:
-    with pytest.raises(InputError, match="is not known"):
+    with pytest.raises(InputError, match="is not known") as caught:
         in_ase_units(text, "energy", "field energy")
+    assert len(str(caught.value)) < 300
+    assert unit_features(text) == unit_features("no unit at all")
+
+
+def test_powers_in_any_spelling_have_one_size() -> None:
+    assert {in_ase_units(unit, "stress", "stress") for unit in ("eV/A^3", "eV/A³", "eV A⁻³", "eV / (Å ** 3)")} == {1.0}
+
+
+def test_a_description_of_a_field_holds_no_book() -> None:
+    with pytest.raises(InputError, match="more than"):
+        Field(name="a", on="node", unit="m" * 300_000)
