@@ -210,7 +210,7 @@ def part_files(path: Path) -> dict[str, Path]:
 
 
 def check_part_files(path: Path, part: PartInfo) -> None:
-    """Raise InputError where a file of the part misses bytes, or leaves the store.
+    """Raise InputError where a part's file misses bytes or leaves the store.
 
     Small descriptive files of ADIOS2 are compared with their hash. The engines hang or crash on files that are cut off,
     so this comes before they see them.

@@ -73,7 +73,7 @@ class TextsReader:
         self._block = lru_cache(maxsize=4)(self._read_block)
 
     def check(self) -> None:
-        """Raise InputError where the file is missing or cut off, or leaves the store."""
+        """Raise InputError where the file is missing, cut off or outside."""
         check_inside(self._path, self._path.parent)
         size = self._path.stat().st_size if self._path.is_file() else None
         if self._info.bytes and size != self._info.bytes:

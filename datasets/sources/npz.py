@@ -284,7 +284,7 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
 
 
 def _offsets(path: Path, table: Table, name: str) -> Array:
-    """Return the first item of each graph; InputError unless an array counts items."""
+    """Return the first item of each graph by an array of counts."""
     counts = table_column(table, name, path)
     if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any() or (counts >= 2**31).any():
         raise InputError(

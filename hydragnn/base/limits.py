@@ -43,7 +43,7 @@ def check_readable(path: Path) -> None:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Return the status of a file, None without one; InputError for an impossible name."""
+    """Return a file's status or None; InputError for an impossible name."""
     try:
         return path.stat()
     except (ValueError, OSError) as error:

@@ -51,7 +51,7 @@ def absent_store(place: StorePlace) -> Path | None:
 
 
 def as_path(value: Any) -> Path:
-    """Return a path; InputError for what is no text and no path, or none that can be."""
+    """Return a path; InputError for what can be none."""
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{value!r:.60} ({type(value).__name__}) is no path; give a text or a pathlib.Path")
     status_of(Path(value))
