@@ -41,8 +41,7 @@ def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> li
     [array([2, 0]), array([1])]
     """
     nodes, edges = sizes.nodes[indices], sizes.edges[indices]
-    check_budget(indices, nodes, budget.max_nodes, "nodes")
-    check_budget(indices, edges, budget.max_edges, "edges")
+    check_budget(sizes, indices, budget)
     ends = _ends(nodes, edges, budget)
     if budget.memory is not None:
         budget.memory.check(sizes, indices)
@@ -111,13 +110,15 @@ def _ends_in_memory(sizes: Sizes, indices: Int64[ndarray, " chosen"], memory: Me
     return np.maximum(ends, first + 1)
 
 
-def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " graphs"], limit: int, what: str) -> None:
+def check_budget(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> None:
     """Raise InputError for the largest graph where it exceeds the budget."""
-    if limit and len(counts) and int(counts.max()) > limit:
-        graph, count = int(indices[counts.argmax()]), int(counts.max())
-        raise InputError(
-            f"graph {graph} has {count} {what}, more than the budget of {limit}; raise batch.max_{what} to at least {count}"
-        )
+    for what, counts, limit in (("nodes", sizes.nodes, budget.max_nodes), ("edges", sizes.edges, budget.max_edges)):
+        if limit and len(indices) and int(counts[indices].max()) > limit:
+            graph = int(indices[counts[indices].argmax()])
+            raise InputError(
+                f"graph {graph} has {counts[graph]} {what}, more than the budget of {limit}; raise batch.max_{what} to at least "
+                f"{counts[graph]}"
+            )
 
 
 def graph_costs(

@@ -157,4 +157,4 @@ def parameter_importance(out: Path) -> dict[str, float]:
 
 def _as_number(parameter: Parameter, value: Any) -> float:
     """Return a value as trees split it: the number of a choice."""
-    return float(parameter.choices.index(value) if isinstance(parameter, Choices) else value)
+    return float(parameter.index(value) if isinstance(parameter, Choices) else value)

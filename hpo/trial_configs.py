@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, product
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.settings import with_value
 from hydragnn.config import AnyConfig, parse_config
+from hydragnn.datasets import open_store
 from hydragnn.distributed.mesh import check_layout
 from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space.able import known_keys
+from hydragnn.hpo.space.able import check_model, known_keys
 from hydragnn.hpo.space.parameters import Choices, place_of
 from hydragnn.hpo.space.points import NUMBER, Point, Space, all_points, allowed_values, ends_of, is_active, random_point
 
@@ -34,19 +35,41 @@ MISSES = 1000
 
 def valid_configs(settings: CampaignSettings, space: Space) -> Iterator[AnyConfig]:
     """Yield the runs of valid random points, always the same."""
-    generator, misses = np.random.default_rng(0), 0
+    generator, problems = np.random.default_rng(0), list[str]()
     while True:
-        try:
-            config = trial_config(settings, space, random_point(space, generator), 0)
-        except InputError as error:
-            misses += 1
-            if misses == MISSES:
-                raise InputError(
-                    f"none of {MISSES} points drawn from search.space makes a valid run: {error}"
-                ) from None
+        point = random_point(space, generator)
+        if problem := problem_of(settings, space, point):
+            problems.append(problem)
         else:
-            misses = 0
-            yield config
+            problems.clear()
+            yield trial_config(settings, space, point, 0)
+        if len(problems) == MISSES:
+            of_all = len(set(problems)) == 1
+            raise InputError(
+                problem if of_all else f"none of {MISSES} points drawn from search.space makes a valid run: {problem}"
+            )
+
+
+opened = cache(open_store)
+"""Stores of campaigns, opened once: every proposed point is checked on them."""
+
+
+def problem_of(settings: CampaignSettings, space: Space, point: Point, number: int = 0) -> str:
+    """Return why no run can be made of a point, or an empty text.
+
+    The checks are those of the run itself before it reads graphs. A store that cannot be opened says nothing of a point.
+    """
+    try:
+        config = trial_config(settings, space, point, number)
+        try:
+            for branch in config.branches:
+                opened(branch.data.store)
+        except InputError:
+            return ""
+        check_model(config, opened)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> AnyConfig:
@@ -110,15 +133,8 @@ def _check_layouts(settings: CampaignSettings, space: Space) -> None:
         return
     own = Space(parameters={path: one for path, one in space.parameters.items() if path.startswith(PARALLEL)})
     generator = np.random.default_rng(0)
-
-    def fits(layout: Point) -> bool:
-        try:
-            trial_config(settings, space, random_point(space, generator, layout), 0)
-        except InputError:
-            return False
-        return True
-
-    count = sum(map(fits, all_points(own) or []))
+    layouts = (random_point(space, generator, layout) for layout in all_points(own) or [])
+    count = sum(not problem_of(settings, space, point) for point in layouts)
     if count < first:
         raise InputError(
             f"{settings.source}: search.layout_trials = {first}, and {count} layouts of search.space.parallel fit the ranks of a trial; "

@@ -15,7 +15,7 @@ from hydragnn.hpo.journal import replay
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.space.points import NUMBER, Point, Space, contains, is_point, point_key, value_at
-from hydragnn.hpo.trial_configs import trial_config
+from hydragnn.hpo.trial_configs import problem_of
 
 SHARE = 4
 """One of so many trials may come from earlier campaigns."""
@@ -40,7 +40,7 @@ def first_points(settings: CampaignSettings, space: Space, on_note: OnNote | Non
             )
         )
 
-    points = {point_key(point): point for point in map(middle, kinds.choices) if not _problem(settings, space, point)}
+    points = {point_key(point): point for point in map(middle, kinds.choices) if not problem_of(settings, space, point)}
     warm = warm_points(settings, space, on_note)
     return list({**points, **{point_key(point): point for point in warm}}.values())
 
@@ -58,7 +58,7 @@ def warm_points(settings: CampaignSettings, space: Space, on_note: OnNote | None
     for rank in range(max((len(source.points) for source in sources), default=0)):
         for source in sources:
             if rank < len(source.points):
-                source.take(source.points[rank], selection, limit, partial(_problem, settings, space))
+                source.take(source.points[rank], selection, limit, partial(problem_of, settings, space))
     for source in sources:
         if on_note is not None and source.reasons:
             on_note(
@@ -196,12 +196,3 @@ def _number(text: str) -> float | None:
 
 def _is_number(choice: Choice) -> bool:
     return isinstance(choice, int | float) and not isinstance(choice, bool)
-
-
-def _problem(settings: CampaignSettings, space: Space, point: Point) -> str:
-    """Why a configuration cannot be trained; empty where it can."""
-    try:
-        trial_config(settings, space, point, 0)
-    except InputError as error:
-        return str(error)
-    return ""

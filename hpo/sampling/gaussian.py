@@ -73,7 +73,7 @@ class Coordinates:
             active = np.array([path in point for point in points], dtype=bool)
             values = [point[path] for point in points if path in point]
             if isinstance(parameter, Choices):
-                rows[active, [column + parameter.choices.index(value) for value in values]] = math.sqrt(0.5)
+                rows[active, [column + parameter.index(value) for value in values]] = math.sqrt(0.5)
             else:
                 rows[:, column] = 0.5
                 rows[active, column] = fractions_of(parameter, np.array(values, dtype=np.float64))

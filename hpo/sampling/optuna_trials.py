@@ -56,7 +56,7 @@ def distributions(space: Space) -> Distributions:
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the parameter's range; lists become their JSON text."""
+    """Return the parameter's range; lists become their text."""
     if isinstance(parameter, Choices):
         return CategoricalDistribution([optuna_value(parameter, choice) for choice in parameter.choices])
     if isinstance(parameter, IntRange):
@@ -74,4 +74,5 @@ def optuna_value(parameter: Parameter, value: Choice) -> Any:
     >>> optuna_value(Choices(choices=[[64], [64, 64]]), [64, 64])
     '[64, 64]'
     """
-    return str(value) if isinstance(parameter, Choices) and isinstance(value, list) else value
+    alike = isinstance(parameter, Choices) and parameter.choices.count(value) > 1  # true and 1
+    return str(value) if isinstance(parameter, Choices) and (alike or isinstance(value, list)) else value

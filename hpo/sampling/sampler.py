@@ -6,7 +6,7 @@ exactly as the undisturbed one would.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -23,7 +23,7 @@ from hydragnn.hpo.search_settings import BUILT_IN, PARALLEL, sampler_for
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, all_points, is_point, point_key, random_point, value_at
-from hydragnn.hpo.trial_configs import trial_config
+from hydragnn.hpo.trial_configs import MISSES, problem_of
 
 STARTUP = 10
 """Trials drawn at random before a model of the objective is trusted."""
@@ -240,7 +240,8 @@ def proposals(
     sampler = sampler_class(sampler_for(settings.search.sampler, history.width))()
     used, points = set(excluded), list[Point]()
     for number in range(first, first + count):
-        point = _proposal(settings, sampler, at_stage(settings, history, number), number, used)
+        now = at_stage(settings, history, number)
+        point = _first_new(settings, now, _draws(settings, sampler, now, number), number, used)
         if point is None:
             break
         points.append(point)
@@ -250,19 +251,27 @@ def proposals(
     return points
 
 
-def _proposal(
-    settings: CampaignSettings, sampler: Sampler, history: History, number: int, excluded: AbstractSet[str]
+def _draws(settings: CampaignSettings, sampler: Sampler, history: History, number: int) -> Iterator[Point]:
+    """Yield the sampler's points, then random ones, then all of a small space."""
+    for draw in range(DRAWS // 2):
+        yield _checked(settings, sampler, replace(history, draw=draw), number)
+    yield from _random_points(history, number, range(DRAWS // 2, DRAWS))
+    finite = all_points(history.space)
+    yield from _random_points(history, number, range(DRAWS, MISSES)) if finite is None else finite
+
+
+def _random_points(history: History, number: int, draws: Iterable[int]) -> Iterator[Point]:
+    return (RandomSampler().propose(replace(history, draw=draw), number) for draw in draws)
+
+
+def _first_new(
+    settings: CampaignSettings, history: History, points: Iterable[Point], number: int, excluded: AbstractSet[str]
 ) -> Point | None:
-    """Return a valid new point; None where there seems to be none."""
-    chance = RandomSampler()
-    for draw in range(DRAWS):
-        source = sampler if draw < DRAWS // 2 else chance
-        point = settled(settings, history, _checked(settings, source, replace(history, draw=draw), number), number)
-        if point_key(point) not in excluded and _is_valid(settings, history.space, point, number):
+    """Return the first point that is valid and new; None where there is none."""
+    for point in (settled(settings, history, point, number) for point in points):
+        if point_key(point) not in excluded and not problem_of(settings, history.space, point, number):
             return point
-    known = (settled(settings, history, point, number) for point in all_points(history.space) or [])
-    unknown = [point for point in known if point_key(point) not in excluded]
-    return next((point for point in unknown if _is_valid(settings, history.space, point, number)), None)
+    return None
 
 
 def _checked(settings: CampaignSettings, sampler: Sampler, history: History, number: int) -> Point:
@@ -284,17 +293,5 @@ def _checked(settings: CampaignSettings, sampler: Sampler, history: History, num
 
 def stand_in(settings: CampaignSettings, history: History, number: int, excluded: AbstractSet[str]) -> Point | None:
     """Return a random new point; None where none is found."""
-    for draw in range(STAND_IN, STAND_IN + DRAWS // 10):
-        point = RandomSampler().propose(replace(history, draw=draw), number)
-        point = settled(settings, history, point, number)
-        if point_key(point) not in excluded and _is_valid(settings, history.space, point, number):
-            return point
-    return None
-
-
-def _is_valid(settings: CampaignSettings, space: Space, point: Point, number: int) -> bool:
-    try:
-        trial_config(settings, space, point, number)
-    except InputError:
-        return False
-    return True
+    draws = range(STAND_IN, STAND_IN + DRAWS)
+    return _first_new(settings, history, _random_points(history, number, draws), number, excluded)

@@ -13,7 +13,7 @@ from hydragnn.config import AnyConfig, parse_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.datasets.fit import check_references
 from hydragnn.models import check
-from hydragnn.runs.plan import described_branches, idle_on_data
+from hydragnn.runs.plan import described_branches, idle_on_data, plan_run
 
 
 def check_model(config: AnyConfig, stores: Callable[[StorePlace], GraphStore]) -> dict[str, str]:
@@ -29,6 +29,8 @@ def check_model(config: AnyConfig, stores: Callable[[StorePlace], GraphStore]) -
             for target in branch.model.targets:
                 if target.references:
                     check_references(target.field, branch.store)
+    if config.batch.max_nodes or config.batch.max_edges or getattr(config, "start", None):
+        plan_run(config, opened, begun=True)  # these depend on the split
     return idle_settings(config) | idle_on_data(config, described)
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import Settings
@@ -77,11 +77,28 @@ class Choices(_Parameter):
     choices: list[Choice] = Field(min_length=1)
     """The values."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Choices":
-        if len({json.dumps(choice) for choice in self.choices}) < len(self.choices):
-            raise ValueError(f"choices = {self.choices} names a value twice; keep one")
-        return self
+    @field_validator("choices")
+    @classmethod
+    def _distinct(cls, choices: list[Choice]) -> list[Choice]:
+        """Return the choices, of equal numbers such as 1 and 1.0 the first."""
+        if len({json.dumps(choice) for choice in choices}) < len(choices):
+            raise ValueError(f"choices = {choices} names a value twice; keep one")
+        first: dict[str, Choice] = {}
+        for choice in choices:
+            first.setdefault(json.dumps(_whole(choice)), choice)
+        return list(first.values())
+
+    def index(self, value: Any) -> int:
+        """Return the place of a value; true is not 1."""
+        alike = [type(choice) is type(value) and choice == value for choice in self.choices]
+        return alike.index(True) if True in alike else self.choices.index(value)
+
+
+def _whole(value: Any) -> Any:
+    """Return a value whose whole numbers are int."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Parameter = FloatRange | IntRange | Choices

@@ -9,6 +9,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import ActsOn
 from hydragnn.base.errors import InputError, about, nearest
@@ -17,6 +19,7 @@ from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.config import AnyConfig, BranchSettings, RunConfig, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.manifest import cutoff_of
+from hydragnn.datasets.packing import check_budget
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
@@ -208,12 +211,14 @@ def plan_run(
         heartbeat()
         branch = described.settings
         with about(_subject(branch.name)):
+            split = make_split(described.store, branch.split)
+            check_budget(described.store.sizes(), np.concatenate([split.train, split.valid]), config.batch.limits)
             plans.append(
                 BranchPlan(
                     name=branch.name,
                     weight=Fraction(str(branch.weight)),
                     store=described.store,
-                    split=make_split(described.store, branch.split),
+                    split=split,
                     model=described.model,
                     window=branch.data.window,
                     group=branch.data.group if branch.data.memory == "ranks" else None,

@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=np.inf, help="begin no campaign after so long")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    samplers._is_valid = lambda *arguments: True  # these are points of a function, not runs
+    samplers.problem_of = lambda *arguments: ""  # these are points of a function, not runs
     rows, begun = kept(options.results), time.monotonic()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     for seed, workers, on, name in product(seeds, options.workers, options.problems, options.samplers):

@@ -245,7 +245,7 @@ def test_a_field_that_the_store_does_not_have_is_named(
     settings: Settings, table: dict[str, Any], tmp_path: Path
 ) -> None:
     table["heads"] = [{"kind": "scalar", "field": "enthalpy"}]
-    with pytest.raises(InputError, match=r"no field enthalpy; it has .*energy"):
+    with pytest.raises(InputError, match=r"no field enthalpy; valid: .*energy"):
         run_search(settings(), tmp_path / "c")
 
 

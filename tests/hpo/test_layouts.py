@@ -89,9 +89,11 @@ def test_a_layout_that_the_model_cannot_have_is_refused_before_a_search(
 def test_chunks_are_searched_beside_stages(settings: Settings) -> None:
     sizes = {"parallel": {"pipeline": [1, 2], "chunks": [1, 2]}}
     campaign = settings(space=sizes, ranks_per_node=2, trials=3, sampler="tpe")
-    check_space(campaign, space_of(campaign.search.space))
-    layouts = proposals(campaign, History(space=space_of(campaign.search.space)), 0, 20, set())
-    assert sorted((one["parallel.pipeline"], one["parallel.chunks"]) for one in layouts) == [(1, 1), (2, 1), (2, 2)]
+    for layers, fit in {4: [(1, 1), (2, 1), (2, 2)], 3: [(1, 1), (2, 1)]}.items():  # every chunk takes a layer
+        campaign.base["model"]["num_layers"] = layers
+        check_space(campaign, space_of(campaign.search.space))
+        layouts = proposals(campaign, History(space=space_of(campaign.search.space)), 0, 20, set())
+        assert sorted((one["parallel.pipeline"], one["parallel.chunks"]) for one in layouts) == fit
 
 
 def test_proposed_layouts_divide_the_ranks_until_none_is_left(settings: Settings) -> None:

@@ -11,6 +11,7 @@ from rings import write_rings
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.preflight import check_campaign
+from hydragnn.hpo.sampling.optuna_trials import distribution, optuna_value
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
 from hydragnn.hpo.space.points import all_points, contains, is_point, random_point, space_of, value_at
@@ -261,3 +262,22 @@ def test_a_condition_holds_on_the_grid_of_a_range_whatever_the_rounding() -> Non
     space = space_of({"dropout": rate, "layers": IntRange(low=1, high=2, when={"dropout": 0.3})})
     points = all_points(space) or []
     assert [round(point["dropout"], 1) for point in points if "layers" in point] == [0.3, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("choices", "kept"),
+    [
+        ([1, 1.0, 2], [1, 2]),
+        ([2.0, 3, 2], [2.0, 3]),
+        ([[64], [64.0], [64, 64]], [[64], [64, 64]]),
+        ([0.5, 0, 0.0], [0.5, 0]),
+        ([True, 1], [True, 1]),
+        (["1", 1, 1.5], ["1", 1, 1.5]),
+    ],
+)
+def test_equal_numbers_are_one_choice_and_other_kinds_stay_apart(choices: list[Any], kept: list[Any]) -> None:
+    parameter = Choices(choices=choices)
+    assert [*map(repr, parameter.choices)] == [*map(repr, kept)]
+    assert [parameter.index(choice) for choice in parameter.choices] == list(range(len(kept)))
+    allowed = distribution(parameter)
+    assert len({allowed.to_internal_repr(optuna_value(parameter, choice)) for choice in parameter.choices}) == len(kept)

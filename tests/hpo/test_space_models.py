@@ -11,9 +11,11 @@ from rings import write_rings
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
-from hydragnn.hpo import campaign_settings, run_search
+from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.preflight import check_campaign
-from hydragnn.hpo.space.points import space_of
+from hydragnn.hpo.sampling.sampler import SAMPLERS, History, proposals
+from hydragnn.hpo.scheduling.scheduler import Trial
+from hydragnn.hpo.space.points import Point, point_key, space_of
 
 RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
 FIELDS = (
@@ -123,3 +125,58 @@ def test_a_campaign_that_has_begun_with_such_an_architecture_goes_on(tmp_path: P
     check_campaign(settings, space_of(settings.search.space), begun=True)
     with pytest.raises(InputError, match="relational"):
         check_campaign(settings, space_of(settings.search.space))
+
+
+INT = {"type": "int", "low": 8, "high": 24}
+HOLES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
+    "heads of a transformer": ({"kind": "equivariant_transformer", "heads": 3}, {"model.hidden_dim": INT | {"low": 9}}, [9, 12, 15, 18, 21, 24]),
+    "heads of tokens": ({"kind": "field_tokens", "heads": 5}, {"model.hidden_dim": INT | {"low": 5, "high": 20}}, [5, 10, 15, 20]),
+    "heads of global attention": (
+        {"kind": "sage", "global_attention": {"kind": "linear", "heads": 6}}, {"model.hidden_dim": INT | {"low": 6}}, [6, 12, 18, 24],
+    ),
+    "few heads of many widths": ({"kind": "gatv2", "heads": 20}, {"model.hidden_dim": INT | {"low": 20, "high": 2000, "log": True}, "train.learning_rate": RATE}, list(range(20, 2001, 20))),
+    "batches of nodes": ({"kind": "sage"}, {"batch.max_nodes": INT | {"low": 1, "high": 6}, "batch.max_graphs": {"type": "categorical", "choices": [0]}}, [4, 5, 6]),
+}  # fmt: skip
+"""Models with a space of which few values make a run, and these."""
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_points_inside_a_range_that_make_no_run_are_never_proposed(hole: str, tmp_path: Path) -> None:
+    model, space, valid = HOLES[hole]
+    write_paths(tmp_path / "store.h5", dim=3, rich=True)
+    path = next(iter(space))
+    heads = [{"kind": "scalar", "field": "strength"}]
+    for sampler in SAMPLERS:
+        table = asked(tmp_path / "store.h5", heads, space, model=model)
+        table["search"] |= {"sampler": sampler, "trials": 3}
+        settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
+        points = proposed(settings, 9)
+        assert len(points) >= min(3, len(valid)), sampler
+        assert {point[path] for point in points} <= set(valid), sampler
+        assert len(points) == min(9, len(valid)) or "train.learning_rate" in space, sampler
+
+
+def proposed(settings: CampaignSettings, count: int) -> list[Point]:
+    """The points of so many trials with results, or fewer where there are no more."""
+    space, trials = space_of(settings.search.space), list[Trial]()
+    for number in range(count):
+        history = History(space=space, startup=4, trials=tuple(trials) if number > 4 else (), rungs=(1,))
+        point = proposals(settings, history, number, 1, {point_key(trial.values) for trial in trials})
+        if not point:
+            break
+        trials.append(Trial(number=number, status="paused", values=point[0], results=(float(number),)))
+    return [trial.values for trial in trials]
+
+
+def test_a_space_without_a_valid_point_is_refused_with_an_example(tmp_path: Path) -> None:
+    write_paths(tmp_path / "store.h5", dim=3, rich=True)
+    heads = [{"kind": "scalar", "field": "strength"}]
+    for space, words in (
+        ({"model.hidden_dim": INT | {"low": 9, "high": 11}}, r"model\.hidden_dim = \d+ does not divide into model.heads = 4"),
+        ({"batch.max_nodes": INT | {"low": 1, "high": 3}, "train.learning_rate": RATE}, "has 4 nodes, more than the budget of"),
+    ):  # fmt: skip
+        table = asked(tmp_path / "store.h5", heads, space, model={"kind": "gatv2"})
+        table["search"]["trials"] = 2
+        with pytest.raises(InputError, match=words):
+            run_search(campaign_settings(table, tmp_path / "CAMPAIGN.toml"), tmp_path / "campaign")
+        assert not (tmp_path / "campaign").exists()
