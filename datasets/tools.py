@@ -164,7 +164,7 @@ def label_numbers(store: DiskStore, field: Field) -> tuple[int, int]:
 
 
 def missing_in_graphs(store: GraphStore, field: Field) -> NDArray[np.int64]:
-    """Return missing numbers of a target by graph, which the manifest may spare reading."""
+    """Return missing numbers of a target by graph, read where necessary."""
     missing, sizes = np.zeros(len(store), dtype=np.int64), store.sizes()
     disk = disk_store(store)
     if field.role != "target" or (disk is not None and not any(field.name in part.info.missing for part in disk.parts)):

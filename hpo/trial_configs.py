@@ -55,7 +55,7 @@ opened = cache(open_store)
 
 
 def problem_of(settings: CampaignSettings, space: Space, point: Point, number: int = 0) -> str:
-    """Return why no run can be made of a point, or an empty text.
+    """Return why a point makes no run, or an empty text.
 
     The checks are those of the run itself before it reads graphs. A store that cannot be opened says nothing of a point.
     """
@@ -97,7 +97,7 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
 
 
 def check_layout_of_trial(settings: CampaignSettings, config: AnyConfig) -> None:
-    """Raise InputError where a layout does not fit all sizes of a trial."""
+    """Raise InputError where a layout fits not all sizes of trials."""
     layout, search = config.parallel, settings.search
     if layout is None or (layout.ranks_per_replica == 1 and layout.replicate == "auto"):
         return

@@ -61,7 +61,7 @@ class Rows:
 
     @contextmanager
     def growing(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Open the file after its last whole row; save the state in the end."""
+        """Open the file after its last whole row; save the state."""
         for key, value in settings.items():
             if self.state and self.state["settings"][key] != value:
                 raise InputError(f"{self.out} was made with another {key}; repeat it, or choose another --out")
@@ -286,7 +286,7 @@ def md(
 
 
 def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, int]:
-    """Write frames up to a step; return why it stopped, or "", and the step."""
+    """Write frames up to a step; return why it stopped, and the step."""
     import numpy as np
     from ase import units
     from ase.md.langevin import Langevin
@@ -354,7 +354,7 @@ def _limits(atoms: Any, how: Mapping[str, Any], begun: float) -> Callable[[], No
 
 
 def _write_frame(atoms: Any, rows: Rows, step: int, random: Any, **state: Any) -> None:
-    """Write a frame, and begin anew from it, so that bits do not depend on interruptions."""
+    """Write a frame, and begin anew from it, for equal bits."""
     energy, forces = atoms.calc.results["energy"], atoms.calc.results["forces"].astype("float64")
     info = {"step": step, "time": step * rows.state["settings"]["timestep"], "temperature": atoms.get_temperature()}
     row = _row(atoms, **info, kinetic_energy=atoms.get_kinetic_energy())

@@ -252,7 +252,7 @@ def proposals(
 
 
 def _draws(settings: CampaignSettings, sampler: Sampler, history: History, number: int) -> Iterator[Point]:
-    """Yield the sampler's points, then random ones, then all of a small space."""
+    """Yield points of the sampler, then of chance, then all."""
     for draw in range(DRAWS // 2):
         yield _checked(settings, sampler, replace(history, draw=draw), number)
     yield from _random_points(history, number, range(DRAWS // 2, DRAWS))
@@ -267,7 +267,7 @@ def _random_points(history: History, number: int, draws: Iterable[int]) -> Itera
 def _first_new(
     settings: CampaignSettings, history: History, points: Iterable[Point], number: int, excluded: AbstractSet[str]
 ) -> Point | None:
-    """Return the first point that is valid and new; None where there is none."""
+    """Return the first valid new point, or None."""
     for point in (settled(settings, history, point, number) for point in points):
         if point_key(point) not in excluded and not problem_of(settings, history.space, point, number):
             return point
