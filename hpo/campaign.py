@@ -34,7 +34,6 @@ from hydragnn.hpo.space.default import left_out_words
 from hydragnn.hpo.space.points import Point, Space, space_of
 from hydragnn.hpo.status.facts import ENDINGS
 from hydragnn.hpo.status.view import CampaignView
-from hydragnn.hpo.together import with_together
 from hydragnn.runs.signals import handled_by
 
 
@@ -126,8 +125,6 @@ def run_search(
     begun = is_begun(out)
     check_campaign(settings, space, begun=begun)
     enqueued = check_folder(settings, space, out, resume=resume, on_note=on_note)
-    if settings.search.together == "auto":
-        settings = with_together(settings, space, workers, this_machine() if is_local(settings, workers) else None)
     with ExitStack() as stack:
         launcher = launcher or launcher_of(settings, out, workers)
         with ExitStack() as unless_it_fits:
@@ -140,8 +137,6 @@ def run_search(
                 note(text)
         if isinstance(launcher, AllocationLauncher) and launcher.note:
             note(launcher.note)
-        if settings.together_text:
-            note(settings.together_text)
         enqueued = _looked_again(settings, space, out, enqueued, resume=resume, begun=begun)
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)
@@ -212,12 +207,6 @@ def _without_success(state: State, failures: list[Trial], out: Path) -> str:
     return "not one configuration could be tried; widen search.space"
 
 
-def is_local(settings: CampaignSettings, workers: Workers | None) -> bool:
-    """Return True where trials are processes of this machine."""
-    launcher = settings.search.launcher
-    return (workers is not None and launcher == "auto") or read_allocation(environment(), want=launcher).by == "local"
-
-
 def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:
     """Return a launcher of ``workers`` of this machine, or of an allocation's steps."""
     search = settings.search
@@ -242,19 +231,15 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
             f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
             "node; leave out nodes_per_trial and ranks_per_node, or set trials_per_node = 1"
         )
-    if search.trials_per_node % search.members:
-        raise InputError(
-            f"{settings.source}: together = {search.members} trials share a process, and trials_per_node = "
-            f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.members}"
-        )
     own = allocation.managed or site.own_steps
     at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
     limits = Limits(at_once=at_once, rate=rate, hang_seconds=60.0 * search.hang_minutes)
-    ranks = search.ranks_per_node or max(1, *(node.gpus for node in allocation.nodes))
-    if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
+    gpus = max(1, *(node.gpus for node in allocation.nodes))
+    ranks, shares = search.ranks_per_node or gpus, search.trials_per_node
+    shares = shares if search.trials_per_device == 1 else search.trials_per_device * gpus
+    if shares > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
-        shares, together = search.trials_per_node, search.members
-        return PackLauncher(site, allocation, shares=shares, together=together, log=log, limits=limits)
+        return PackLauncher(site, allocation, shares=shares, sharing=-(-shares // gpus), log=log, limits=limits)
     smallest = nodes if isinstance(nodes, int) else nodes[0]
     if min(search.trials, len(allocation.nodes) // smallest) > at_once:
         raise InputError(
@@ -269,11 +254,12 @@ def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) ->
     """Return a launcher of ``wanted`` trials at once, or of ``search.workers``."""
     search, ranks = settings.search, settings.search.ranks_per_node or 1
     wanted = search.workers if wanted is None else wanted
-    workers = workers_here(wanted, batch_memory(settings.base))
+    sharing = search.trials_per_device
+    workers = workers_here(wanted, batch_memory(settings.base), sharing)
     workers = max(1, workers // ranks) if wanted == "auto" else workers
     gpus = gpus_of_workers(workers, ranks)
     patience = 60.0 * search.hang_minutes
-    return LocalLauncher(workers, together=search.members, ranks=ranks, hang_seconds=patience, gpus=gpus)
+    return LocalLauncher(workers, sharing=sharing, ranks=ranks, hang_seconds=patience, gpus=gpus)
 
 
 def local_note(launcher: LocalLauncher, machine: Machine, *, chosen: bool) -> str:

@@ -31,15 +31,15 @@ from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
 
-OWN = ("version", "enqueued", "stores", "left_out", "together_because")
+OWN = ("version", "enqueued", "stores", "left_out")
 """Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores,
-what a default space leaves out, and why so many trials share a process."""
+and what a default space leaves out."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
     *("trials", "finalists", "retries", "warm_start"),
     *("max_hours", "max_node_hours", "timeout_minutes", "grace_seconds", "hang_minutes"),
-    *("launcher", "workers", "nodes_per_trial", "trials_per_node", "together", "ranks_per_node"),
+    *("launcher", "workers", "nodes_per_trial", "trials_per_node", "trials_per_device", "ranks_per_node"),
 )
 """Members of [search] that may change when a campaign is resumed; the rest decides what its results mean."""
 
@@ -112,11 +112,10 @@ def _check_sizes(settings: CampaignSettings) -> None:
             f"{settings.source}: search.trials_per_node = {search.trials_per_node} trials share a node, and "
             f"search.nodes_per_trial = {search.nodes_per_trial} nodes share a trial; keep one of them at 1"
         )
-
-    if search.members > 1 and (most > 1 or (search.ranks_per_node or 1) > 1):
+    if search.trials_per_device > 1 and (most > 1 or (search.ranks_per_node or 1) > 1 or search.trials_per_node > 1):
         raise InputError(
-            f"{settings.source}: search.together = {search.members} trials share a process, so that none has several; leave "
-            "out nodes_per_trial and ranks_per_node, or set together = 1"
+            f"{settings.source}: search.trials_per_device = {search.trials_per_device} gives each trial one process on a part of "
+            "a GPU; leave out nodes_per_trial, trials_per_node and ranks_per_node, or set trials_per_device = 1"
         )
 
 
@@ -251,16 +250,13 @@ def is_begun(out: Path) -> bool:
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     """Return the settings as a campaign in ``out`` was begun with.
 
-    A default space is the one that the campaign began with, whatever it is by now, as many trials share a process as were chosen then,
-    and a sampler that was the default then goes on.
+    A default space is the one that the campaign began with, whatever it is by now, and a sampler that was the default then goes on.
     """
     search = settings.search
-    names = [name for name in ("together", "sampler") if getattr(search, name) == "auto"]
+    names = ["sampler"] if search.sampler == "auto" else []
     if not is_begun(out) or not (names or settings.left_out is not None):
         return settings
     begun = open_campaign(out)
-    if "together" in names:
-        settings = replace(settings, together_because=begun.together_because)
     if settings.left_out is not None and begun.left_out is not None:
         names.append("space")
         settings = replace(settings, left_out=begun.left_out)
@@ -273,8 +269,7 @@ def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path)
         follow_stores(settings, open_campaign(out), out)
     own = {"version": VERSION, "enqueued": enqueued, "stores": fingerprints_of(settings)}
     default = {} if settings.left_out is None else {"left_out": dict(settings.left_out)}
-    because = {"together_because": settings.together_because} if settings.together_because else {}
-    write_sealed(out / NAME, {**settings.to_json(), **own, **default, **because})
+    write_sealed(out / NAME, {**settings.to_json(), **own, **default})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -284,9 +279,7 @@ def open_campaign(out: Path) -> CampaignSettings:
     """
     saved = campaign_table(out)
     settings = campaign_settings({key: value for key, value in saved.items() if key not in OWN}, out / NAME)
-    because = saved.get("together_because", "")
-    because = because if isinstance(because, str) else ""
-    return replace(settings, left_out=saved.get("left_out"), together_because=because)
+    return replace(settings, left_out=saved.get("left_out"))
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:

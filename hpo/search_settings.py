@@ -50,6 +50,10 @@ class SearchSettings(Settings):
         ),
     }
 
+    removed: ClassVar = {
+        "together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own"
+    }
+
     trials: int = Field(default=24, ge=1)
     """Configurations to try, those that fail included."""
 
@@ -61,7 +65,7 @@ class SearchSettings(Settings):
     """Seed of the sampler; with one worker the whole campaign is a function of it."""
 
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    """Trials at once on this machine, or so many times as many as are ``together``; each rank of a trial has one thread and, where there
+    """Trials at once on this machine, or so many times ``trials_per_device``; each rank of a trial has one thread and, where there
     are GPUs, one GPU. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
 
     objective: str | dict[str, float] = "valid/loss"
@@ -100,10 +104,8 @@ class SearchSettings(Settings):
     trials_per_node: int = Field(default=1, ge=1)
     """Small trials that share a node, for example one per GPU, started in packs, many in one job step; where nodes differ the largest has so many."""
 
-    together: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
-    """So many trials share a process, and its thread or GPU: ``workers`` processes with so many trials each, or so many of
-    ``trials_per_node``. Where models have one shape their steps are taken as one, if that is measured to be faster. auto: as many as
-    are known to gain by it, which is decided before the first trial and kept."""
+    trials_per_device: int = Field(default=1, ge=1)
+    """So many small trials share a GPU, each a process with its part of the memory. Without GPUs they share the thread of a worker, or a node."""
 
     ranks_per_node: int | None = Field(default=None, ge=1)
     """Processes of one trial on each of its nodes; one per GPU, or one, if absent."""
@@ -123,12 +125,7 @@ class SearchSettings(Settings):
     space: dict[str, Parameter] = Field(min_length=1)
     """Configuration path -> parameter, for example ``"model.hidden_dim"`` or ``"heads.0.weight"``; in a file also ``space = "default"``."""
 
-    @property
-    def members(self) -> int:
-        """Trials that share a process; one where nothing was decided."""
-        return 1 if self.together == "auto" else self.together
-
-    @field_validator("workers", "together", mode="before")
+    @field_validator("workers", mode="before")
     @classmethod
     def _number_or_auto(cls, value: Any) -> Any:
         if value != "auto" and (type(value) is not int or value < 1):
@@ -206,9 +203,3 @@ def sampler_text(sampler: str, widths: Sequence[int]) -> str:
     latest = [(name, list(of)[-1]) for name, of in groupby(widths, key=partial(sampler_for, "auto"))]
     names, counts = (", later ".join(map(str, part)) for part in zip(*latest))
     return f"{names}, since {counts} can run at once ({rule})"
-
-
-def together_text(search: SearchSettings, because: str) -> str:
-    """Return the trials per process and why, or an empty text."""
-    who = f"{search.members} trials share" if search.members > 1 else "no trials share"
-    return f"{who} a process: {because}" if because else ""

@@ -10,7 +10,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.config import AnyConfig, parse_config, with_isolated_atoms
 from hydragnn.hpo.job import JobSettings
-from hydragnn.hpo.search_settings import DEFAULT, SearchSettings, search_settings, together_text
+from hydragnn.hpo.search_settings import DEFAULT, SearchSettings, search_settings
 from hydragnn.hpo.space.default import default_space
 from hydragnn.start import with_start
 
@@ -44,15 +44,8 @@ class CampaignSettings:
     runs: tuple[GivenRun, ...] = ()
     """Trials that are given instead of searched: the space then only numbers them, and there is no base."""
     source: str = "campaign"
-    together_because: str = ""
-    """Why so many trials share a process, where the program chose the number."""
     left_out: Mapping[str, str] | None = None
     """Architectures that a default space leaves out, each with the reason; None where the space was given."""
-
-    @property
-    def together_text(self) -> str:
-        """Return the trials per process and why, or an empty text."""
-        return together_text(self.search, self.together_because)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON from which ``campaign_settings`` makes the same object."""

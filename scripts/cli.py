@@ -290,7 +290,7 @@ def search(
     workers: Annotated[
         Any,
         at_once(
-            "Trials at once, one thread and at most one GPU each (with search.together, so many times as many); "
+            "Trials at once, one thread and at most one GPU each (times search.trials_per_device); "
             "auto: as many as this machine's GPUs, or cores, and memory are enough for."
         ),
     ] = None,

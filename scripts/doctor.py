@@ -31,8 +31,6 @@ class Installation(Shown):
     """Slurm, PBS or Flux, where their commands are on the path."""
     workers: str
     """How many local processes ``--workers auto`` would start, and what decides it."""
-    together: str
-    """How many trials of a search ``together = "auto"`` lets share a process."""
     optional: Mapping[str, str]
     """Packages that only some commands need."""
 
@@ -61,7 +59,6 @@ def installation() -> Installation:
         optuna=_version_of("optuna"),
         scheduler=_scheduler(),
         workers=_workers(),
-        together=_together(),
         optional={name: _version_of(name) for name in ("scikit-fem", "pyarrow", "tensorboard", "optuna-dashboard")},
     )
 
@@ -110,14 +107,6 @@ def _scheduler() -> str:
 
     schedulers = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
     return ", ".join(schedulers) or "none: trials run as local processes"
-
-
-def _together() -> str:
-    from hydragnn.hpo.together import MOST
-
-    if this_machine().gpus:
-        return "auto: 1, since what trials gain by sharing a GPU was not measured"
-    return f"auto: up to {MOST} small trials of one shape, as the campaign's data, sampler and memory allow"
 
 
 def _workers() -> str:

@@ -74,15 +74,14 @@ class Allocation:
         nodes = [node for node in self.nodes if node.name in name_set] or self.nodes
         return min(node.cores for node in nodes), min(node.gpus for node in nodes)
 
-    def shares(self, of_largest: int, multiple: int = 1) -> dict[str, int]:
+    def shares(self, of_largest: int) -> dict[str, int]:
         """Return the number of shares of each node.
 
-        All are multiples of ``multiple``.
         Every share is about as large as those of the largest node, in GPUs or cores and in memory, where it is known.
 
         >>> nodes = (Node(name="a", cores=8), Node(name="b", cores=4), Node(name="c", cores=3))
-        >>> Allocation(by="slurm", nodes=nodes).shares(8), Allocation(by="slurm", nodes=nodes).shares(8, multiple=2)
-        ({'a': 8, 'b': 4, 'c': 3}, {'a': 8, 'b': 4, 'c': 2})
+        >>> Allocation(by="slurm", nodes=nodes).shares(8)
+        {'a': 8, 'b': 4, 'c': 3}
         """
         sizes = self.sizes
         largest = max(self.nodes, key=lambda node: (sizes[node.name], -(node.memory or math.inf)))
@@ -91,8 +90,7 @@ class Allocation:
             ratio = sizes[node.name] / max(1, sizes[largest.name])
             if node.memory and largest.memory:
                 ratio = min(ratio, node.memory / largest.memory)
-            fitting = int(of_largest * ratio + ALIKE) // multiple * multiple
-            shares[node.name] = max(multiple, fitting) if node is not largest else of_largest
+            shares[node.name] = max(1, int(of_largest * ratio + ALIKE)) if node is not largest else of_largest
         return shares
 
     def __str__(self) -> str:

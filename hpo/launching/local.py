@@ -44,14 +44,14 @@ class LocalLauncher(PackLauncher):
         self,
         workers: int,
         *,
-        together: int = 1,
+        sharing: int = 1,
         ranks: int = 1,
         hang_seconds: float = 600.0,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
         gpus: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """Share a process of each worker between ``together`` trials.
+        """Share the GPU of each worker between ``sharing`` trials.
 
         Or train each trial in ``ranks`` processes. ``gpus`` are variables that select the GPUs of each worker.
         """
@@ -59,9 +59,9 @@ class LocalLauncher(PackLauncher):
         super().__init__(
             Local(),
             Allocation(by=Local.name, nodes=alike(names, cores=1)),
-            shares=together,
+            shares=sharing,
             log=None,
-            together=together,
+            sharing=sharing,
             limits=Limits(rate=1e9, hang_seconds=hang_seconds),
             module=module,
             environment={**ONE_THREAD, **(environment or {})},
@@ -129,7 +129,11 @@ def gpus_of_workers(workers: int, ranks: int = 1) -> tuple[dict[str, str], ...]:
         return ({},) * workers
     if workers * ranks > gpus:
         each = f"each worker trains on {ranks} of its own" if ranks > 1 else "each worker trains on one of its own"
-        less = "(search.together lets several trials share one)" if ranks == 1 else "or lower search.ranks_per_node"
+        less = (
+            "(search.trials_per_device lets several trials share one)"
+            if ranks == 1
+            else "or lower search.ranks_per_node"
+        )
         most = (
             f"set workers to at most {gpus // ranks} {less}"
             if gpus >= ranks

@@ -92,19 +92,19 @@ class PackLauncher(AllocationLauncher):
         *,
         shares: int,
         log: Path | None,
-        together: int = 1,
+        sharing: int = 1,
         limits: Limits | None = None,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``shares`` of the largest node, ``together`` of which share a process.
+        """``shares`` of the largest node, ``sharing`` of which share a GPU.
 
         Messages of the steps go to ``log``.
         """
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
         super().__init__(site, allocation, limits=limits, module=module, environment=environment)
-        self._log, self._together = log, together
-        self._shares = allocation.shares(shares, together)
+        self._log, self._sharing = log, sharing
+        self._shares = allocation.shares(shares)
         self._pack_of: dict[str, Pack] = {}
         self._packs: list[Pack] = []
         self._at_gates = deque[Pack]()
@@ -119,10 +119,10 @@ class PackLauncher(AllocationLauncher):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Shares of all nodes, first one of each."""
+        """Shares of all nodes, first one of each node and GPU."""
         return tuple(
             node if count == 1 else f"{node}/{share}"
-            for share in range(max(self._shares.values()))
+            for share in sorted(range(max(self._shares.values())), key=lambda share: share % self._sharing)
             for node, count in self._shares.items()
             if share < count
         )
@@ -201,7 +201,7 @@ class PackLauncher(AllocationLauncher):
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         cores, gpus = self._allocation.least(nodes)
         options = ["--nodes", ",".join(nodes), "--shares", str(self._shares[nodes[0]])]
-        options += ["--together", str(self._together), "--hang-seconds", str(self._limits.hang_seconds)]
+        options += ["--hang-seconds", str(self._limits.hang_seconds)]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,
@@ -228,7 +228,8 @@ class PackLauncher(AllocationLauncher):
         return [*task.arguments, "--ranks", "1", "--threads", "{threads}", "--beats", "{beats}"]
 
     def _request(self, task: Task) -> str:
-        return json.dumps({"arguments": self._arguments(task), "log": str(task.folder / "log.txt")})
+        sharing = ["--sharing", str(self._sharing)] if self._sharing > 1 else []
+        return json.dumps({"arguments": [*self._arguments(task), *sharing], "log": str(task.folder / "log.txt")})
 
     def _identity(self, pack: Pack, slot: str, pid: int) -> Identity:
         return {**pack.step.identity(self._allocation.job), "slot": slot, "worker": pid}

@@ -60,11 +60,11 @@ def local_rank(environment: Mapping[str, str], names: Sequence[str]) -> int:
 def share(items: Sequence[int], part: int, parts: int) -> list[int]:
     """Return the consecutive items of a part, at least one.
 
-    >>> share([0, 1, 2, 3, 4], 1, 2), share([0, 1], 3, 4)
-    ([2, 3, 4], [1])
+    >>> share([0, 1, 2, 3, 4], 1, 2), [share([0, 1], part, 4) for part in range(4)]
+    ([2, 3, 4], [[0], [0], [1], [1]])
     """
     low, high = part * len(items) // parts, (part + 1) * len(items) // parts
-    return list(items[low:high]) or [items[part % len(items)]]
+    return list(items[low:high]) or [items[low]]
 
 
 def own_cores() -> list[int]:

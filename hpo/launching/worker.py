@@ -1,6 +1,6 @@
 """Worker: loads the training code once, then makes attempts by fork.
 
-    python worker.py --nodes N1,N2,... [--shares S] [--together T] [--ranks R] [--hang-seconds H] [--gpus G] MODULE
+    python worker.py --nodes N1,N2,... [--shares S] [--ranks R] [--hang-seconds H] [--gpus G] MODULE
 
 Input: lines ``SLOT REQUEST`` and ``SLOT WORD``; in a pack the same for all nodes, of which each takes its own. Output: lines
 ``SLOT REPORT``. Requests and reports are JSON; ``packs.py`` is the other side. An attempt waits for the word
@@ -9,8 +9,7 @@ time that it is alive, and which of its attempts are, from files on the node: th
 others share.
 
 Where the controller ends, however it ends, this process reads the end of its input, and takes its attempts and all that they
-started with it; where this process ends, attempts notice by their own pipes. With ``--together``, so many slots have their runs
-trained by one process (``guest.py``); with ``--ranks``, an attempt is so many processes (``local_ranks.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
+started with it; where this process ends, attempts notice by their own pipes. With ``--ranks``, an attempt is so many processes (``local_ranks.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
 that. Only the standard library is imported here, because forking needs a process without threads, and packs start on every
 node at once.
 """
@@ -60,7 +59,6 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", required=True, help="all nodes of the pack, of which this is one")
     parser.add_argument("--shares", type=int, default=1, help="slots of the node")
-    parser.add_argument("--together", type=int, default=1, help="slots whose runs are trained by one process")
     parser.add_argument("--ranks", type=int, default=1, help="processes of one attempt")
     parser.add_argument("--hang-seconds", type=float, default=600.0, help="so long an attempt may show no life")
     parser.add_argument("--gpus", type=int, default=None, help="of the node, which its slots share, as its cores")
@@ -75,18 +73,17 @@ def main(arguments: Sequence[str]) -> None:
     os.dup2(2, 1)
     node, in_pack = own_name(options, os.environ), options.gpus is not None
     near = NEAR if in_pack and os.access(NEAR, os.W_OK) else None
-    place = Path(tempfile.mkdtemp(prefix="hydragnn-", dir=near)) if in_pack or options.together > 1 else None
+    place = Path(tempfile.mkdtemp(prefix="hydragnn-", dir=near)) if in_pack else None
     if in_pack:
         for name in [name for name in os.environ if re.fullmatch(options.forget, name)]:
             del os.environ[name]
-        os.environ.update(beside("rank").threads_of(options.shares // options.together))
-    if options.together == 1:
-        preload(options.module)
+        os.environ.update(beside("rank").threads_of(options.shares))
+    preload(options.module)
     names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
     slots = {
         name: Slot(
-            work=work_of(options, number, place),
-            node_beats=place / f"beats-{number}" if place and in_pack else None,
+            work=work_of(options, number),
+            node_beats=place / f"beats-{number}" if place else None,
             ranks=options.ranks,
         )
         for number, name in enumerate(names)
@@ -97,19 +94,13 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         worker.end()
         if place is not None:
-            shutil.rmtree(place, ignore_errors=True)  # what trains together ends where its place is gone
+            shutil.rmtree(place, ignore_errors=True)
 
 
-def work_of(options: argparse.Namespace, number: int, place: Path | None) -> Work:
+def work_of(options: argparse.Namespace, number: int) -> Work:
     """Return the work of attempts in slot ``number``."""
-    part, together = number // options.together, options.together
     work: Work = partial(run_module, options.module)
-    if together > 1:
-        assert place is not None
-        work = partial(beside("guest").attend, str(place / str(part)), together, options.hang_seconds / 2, alone=work)
-    if options.gpus is not None:
-        work = partial(in_part, part, options.shares // together, options.gpus, work)
-    return work
+    return work if options.gpus is None else partial(in_part, number, options.shares, options.gpus, work)
 
 
 def in_part(part: int, parts: int, gpus: int, work: Work, request: dict[str, Any]) -> int:

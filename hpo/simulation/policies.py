@@ -98,7 +98,7 @@ def scenario_of(
 ) -> Scenario:
     """Return the simulated campaign of a file, with ``recorded`` trials if any."""
     search = settings.search
-    plan, shares = plan_of(settings), search.trials_per_node
+    plan, shares = plan_of(settings), max(search.trials_per_node, search.trials_per_device)
     if plan.min_slots > nodes:
         raise InputError(
             f"search.nodes_per_trial: a trial needs {plan.min_slots} nodes, the machine has {nodes}; raise --nodes, or set "

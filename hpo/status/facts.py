@@ -21,7 +21,7 @@ from hydragnn.hpo.scheduling.events import Ending, node_of
 from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import attempts_at_once
-from hydragnn.hpo.search_settings import sampler_text, search_settings, together_text
+from hydragnn.hpo.search_settings import sampler_text, search_settings
 from hydragnn.hpo.space.parameters import place_of
 from hydragnn.hpo.space.points import Point, space_of
 from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
@@ -170,8 +170,6 @@ class CampaignStatus(Shown):
     costs: Costs = Costs(measured=0, error=None, scaling=None)
     budgets: tuple[Budget, ...]
     forecast: Forecast | None
-    together: str = ""
-    """Trials per process and why, if chosen by the program; otherwise empty."""
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain JSON."""
@@ -193,7 +191,6 @@ class Follower:
         table = campaign_table(folder)
         search = search_settings(table.get("search", {}), str(folder / NAME))
         self._sampler, self._space = search.sampler, space_of(search.space)
-        self._together = together_text(search, str(table.get("together_because", "")))
         self.builder = TimelineBuilder()
         """Timeline so far."""
         self._chain, self._last = Chain(folder / JOURNAL), 0.0
@@ -232,7 +229,6 @@ class Follower:
                 status_of(self.builder, self._folder, self._last, silence),
                 sampler=sampler_text(self._sampler, [attempts_at_once(state.plan, one.slots) for one in sessions]),
                 costs=self._cost_status(state),
-                together=self._together,
             )
 
     def _cost_status(self, state: State) -> Costs:

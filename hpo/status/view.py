@@ -214,7 +214,6 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "goodput": [_goodput_text(status)] if status.goodput is not None else [],
         "faults": [_fault_text(row, nodes.local) for row in status.faults] or ["none"],
         "machine": [_trouble_text(status.trouble)] if status.trouble is not None else [],
-        "together": [status.together] if status.together else [],
         "costs": [_costs_text(status.costs)] if status.costs.measured else [],
         "budget": [f"{budget.name}: {budget.used:.3g} of {budget.limit:.3g}" for budget in status.budgets],
         "forecast": [_forecast_text(status)],

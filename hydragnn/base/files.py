@@ -229,7 +229,7 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSU
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
     """Lock an open file; False if another process has it.
 
-    None where the file system has no locks. All locks of this package are taken here, or in ``guest.py``, which imports nothing. OSError where locking fails otherwise.
+    None where the file system has no locks. All locks of this package are taken here. OSError where locking fails otherwise.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

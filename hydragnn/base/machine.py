@@ -25,15 +25,15 @@ class Machine:
     gpus: int
     """That a training would see."""
 
-    def workers(self, batches: int = 0) -> int:
+    def workers(self, batches: int = 0, sharing: int = 1) -> int:
         """Return the workers that fit: per GPU, otherwise per core.
 
-        Each needs ``ROOM``, and without GPUs the bytes of its ``batches``.
+        Each of the ``sharing`` processes of a worker needs ``ROOM``, and without GPUs the bytes of its ``batches``.
 
-        >>> Machine(cores=8, memory=3 * 10**9, gpus=0).workers()
-        3
+        >>> Machine(cores=8, memory=3 * 10**9, gpus=0).workers(), Machine(cores=8, memory=9 * 10**9, gpus=4).workers(sharing=4)
+        (3, 2)
         """
-        each = ROOM if self.gpus else ROOM + batches
+        each = sharing * (ROOM if self.gpus else ROOM + batches)
         return max(1, min(self.gpus or self.cores, self.memory // each))
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ def this_machine(root: Path = Path("/")) -> Machine:
     return Machine(cores=cores(), memory=free_memory(root), gpus=visible_gpus())
 
 
-def workers_here(request: Workers, batches: int = 0) -> int:
+def workers_here(request: Workers, batches: int = 0, sharing: int = 1) -> int:
     """Return the wanted number of workers, or one that fits."""
-    return this_machine().workers(batches) if request == "auto" else request
+    return this_machine().workers(batches, sharing) if request == "auto" else request
 
 
 def cores() -> int:

@@ -54,6 +54,9 @@ class Settings(pydantic.BaseModel):
     acts_with: ClassVar[Mapping[str, ActsWith]] = {}
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
 
+    removed: ClassVar[Mapping[str, str]] = {}
+    """Keys of earlier versions, each with what to use instead, as a clause."""
+
     seldom: ClassVar[frozenset[str]] = frozenset()
     """Sections and keys that ``to_json`` leaves out where they are absent or the default."""
 
@@ -299,6 +302,9 @@ def _message(problem: Any) -> str:
 def _meant_key(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> str:
     """Return what to do about an unknown key; other sections may have it."""
     key, valid = str(location[-1]), _keys_at(cls, location[:-1], value)
+    for settings in _settings_at(cls, location[:-1], value):
+        if key in settings.removed:
+            return settings.removed[key]
     if not valid:
         return "remove it"
     others = [section for section in _keys_at(cls, (), value) if section != location[0]]
@@ -321,6 +327,11 @@ def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: A
 
 def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]:
     """Return the valid keys of the settings at a location."""
+    return sorted({key for settings in _settings_at(cls, location, value) for key in settings.model_fields})
+
+
+def _settings_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[Any]:
+    """Return the classes that the settings at a location may have."""
     candidates: list[Any] = [cls]
     for part in location:
         following: list[Any] = []
@@ -334,7 +345,7 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
             elif isinstance(part, int):
                 following.append(candidate.class_for(value) if hasattr(candidate, "class_for") else candidate)
         candidates = following
-    return sorted({key for candidate in candidates for key in candidate.model_fields})
+    return candidates
 
 
 def _inside(value: Any, part: int | str) -> Any:

@@ -46,12 +46,12 @@ STACKED_MODELS: Mapping[type[nn.Module], type[StackedModel]] = {GraphModel: Stac
 """Models that have a stacked form, and the form."""
 
 
-def copies_of(batch: GraphBatch, copies: int, *, paired: bool) -> GraphBatch:
-    """Return copies of a batch, one per member, with pairs if requested."""
+def copies_of(batch: GraphBatch, copies: int) -> GraphBatch:
+    """Return copies of a batch, one per member, with their pairs."""
     whole = repeated(batch, copies)
     if is_padded(batch):
         whole._derived[REAL] = batch._derived[REAL]
-    pairs = pairs_of(edge_vectors(batch), batch.topology) if paired and batch.dim else None
+    pairs = pairs_of(edge_vectors(batch), batch.topology) if batch.dim else None
     if pairs is not None:
         whole._derived[PAIRS] = Pairs(
             first=tiled(pairs.first, copies, batch.num_edges), pair=tiled(pairs.pair, copies, len(pairs.first))

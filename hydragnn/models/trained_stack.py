@@ -134,7 +134,7 @@ class TrainedStack:
     def joined(self, inputs: Sequence[GraphBatch]) -> GraphBatch:
         """Return all members' normalised inputs as one batch on their device."""
         inputs = [one.to(self.first.device) for one in inputs]
-        whole = copies_of(inputs[0], len(self.normalisations), paired=True)
+        whole = copies_of(inputs[0], len(self.normalisations))
         if len(inputs) > 1:
             numbers = [name for name in self.inputs if not whole.fields[name].classes]
             whole = whole.with_fields({name: torch.cat([one[name] for one in inputs]) for name in numbers})

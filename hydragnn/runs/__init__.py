@@ -2,4 +2,3 @@
 
 from hydragnn.runs.progress import Progress, console_progress
 from hydragnn.runs.session import train
-from hydragnn.runs.together import train_together

@@ -7,7 +7,7 @@ there and leaves without a trace.
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,16 +66,9 @@ class Heartbeat:
     (``Attempt.beats``) is written every second all the same. Inside are the time, the attempt and, once steps are taken, the epochs done.
     """
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        *,
-        first: bool,
-        clock: Callable[[], float] = time.monotonic,
-        siblings: Callable[[], Iterable["Heartbeat"]] = tuple,
-    ) -> None:
-        """Write on the first rank only; beat ``siblings`` that wait."""
-        self.attempt, self.first, self.clock, self.siblings = attempt, first, clock, siblings
+    def __init__(self, attempt: Attempt, *, first: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write on the first rank only."""
+        self.attempt, self.first, self.clock = attempt, first, clock
         self.every, self.beaten_at, self.felt_at = SECONDS_BETWEEN_BEATS, -math.inf, -math.inf
         self.epochs: float | None = None
 
@@ -85,14 +78,6 @@ class Heartbeat:
         self.epochs = self.epochs if epochs is None else epochs
         if not self.first or now - self.felt_at < SECONDS_BETWEEN_BEATS:
             return
-        self.show(now)
-        for other in self.siblings():
-            if now - other.felt_at >= SECONDS_BETWEEN_BEATS:
-                with suppress(Fenced):  # it will notice itself
-                    other.show(now)
-
-    def show(self, now: float) -> None:
-        """Write time, attempt and epochs, on the node and in the folder."""
         self.felt_at = now
         if self.attempt.beats is not None:
             self._write(self.attempt.beats)

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -74,10 +74,3 @@ def seconds_saved(branch: BranchPlan, gain: CompileGain) -> float:
     edges = int(branch.store.sizes().edges[branch.split.train].sum())
     work = edges * encoder.hidden_dim * encoder.num_layers
     return 1e-9 * gain.nanoseconds * float(branch.weight) * work
-
-
-def for_company(plan: RunPlan) -> RunPlan:
-    """Disable automatic compilation for runs that share a process."""
-    if plan.training.compile != "auto":
-        return plan
-    return replace(plan, training=plan.training.model_copy(update={"compile": "off"}))

@@ -56,15 +56,14 @@ def within_memory(
     ranks: Ranks,
     earlier: dict[str, Any],
     heartbeat: Callable[[], None],
-    members: int = 1,
+    sharing: int = 1,
 ) -> Assembly:
     """Return the run with batches and parts that fit; collective.
 
-    ``earlier`` are the batches that the run began with; a process that trains several ``members`` computes parts that leave each its
-    share, and its batches are those of separate runs. InputError names a graph that does not fit.
+    ``earlier`` are the batches that the run began with; ``sharing`` processes share the device. InputError names a graph that does not fit.
     """
     device = run.context.device
-    limit = memory_of(plan, device)
+    limit = memory_of(plan, device, sharing)
     if limit is None:
         return run
     if run.mesh.shares_model or run.mesh.size("graph") > 1:
@@ -78,25 +77,25 @@ def within_memory(
     for number, branch in enumerate(run.data.branches):
         heartbeat()
         with about(f"branch {branch.name}" if branch.name else ""):
-            recorded = limit if members == 1 and run.context.settings.graphs == "on" else 0
+            recorded = limit if run.context.settings.graphs == "on" else 0
             measure = partial(footprint_in_training, run, number, models[number], recorded)
             value = first_ranks_value(measure, ranks, device)
             within = MemoryLimit(footprint=with_fixed(footprint_from_json(value), fixed), size=limit)
-            filled, shared = None, replace(within, size=limit // members)
+            filled = None
             if plan.fills_memory:
                 filled = filling(within, ranks.size, earlier.get(branch.name))
                 budgets[branch.name] = {"size": filled.size, **filled.footprint.to_json()}
-            branches.append(fitted(branch, shared, filled, ranks.size))
+            branches.append(fitted(branch, within, filled, ranks.size))
     replay = run.data.replay
     data = replace(
         run.data,
         branches=tuple(branches),
-        replay=None if replay is None else fitted(replay, shared, filled, ranks.size),
+        replay=None if replay is None else fitted(replay, within, filled, ranks.size),
     )
     return replace(run, data=data, record=replace(run.record, memory_budget=budgets))
 
 
-def memory_of(plan: RunPlan, device: torch.device) -> int | None:
+def memory_of(plan: RunPlan, device: torch.device, sharing: int) -> int | None:
     """Return the bytes of a rank, None without limit."""
     if plan.memory:
         return bytes_of(plan.memory)
@@ -106,7 +105,8 @@ def memory_of(plan: RunPlan, device: torch.device) -> int | None:
         raise InputError(
             'batch.budget = "auto" fills the memory of an accelerator; on a CPU set batch.memory, for example "4 GB"'
         )
-    return int(DEVICE_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    part = 1.0 if sharing == 1 else DEVICE_SHARE / sharing
+    return int(DEVICE_SHARE * part * torch.cuda.get_device_properties(device).total_memory)
 
 
 def size_of_state(run: Assembly) -> int:

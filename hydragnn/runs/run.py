@@ -63,6 +63,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--memory", default=None, help="memory of a rank, such as 4GB: batches are computed in as many parts as need it"
     )
+    parser.add_argument("--sharing", type=int, default=1, help="processes that share the device and its memory")
     parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
     parser.add_argument("--attempt", type=int, default=None, help="write only while RUN/attempt.json has this number")
     parser.add_argument("--beats", type=Path, default=None, help="file on this node that shows that the run lives")
@@ -87,6 +88,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         device=options.device,
         micro_batches=options.micro_batches,
         memory=options.memory,
+        sharing=options.sharing,
         attempt=attempt.number,
         beats=options.beats,
         store=store,

@@ -1,6 +1,6 @@
 """One run in its folder: begin or resume, train, record."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.compilation import keep_beating
-from hydragnn.runs.compile_choice import for_company
 from hydragnn.runs.failures import (
     failure_of,
     first_failure,
@@ -49,7 +48,8 @@ from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.start import with_digest
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.loop import Steps, take_step, take_steps, train_epochs
+from hydragnn.training.loop import train_epochs
+from hydragnn.training.memory import DEVICE_SHARE
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 
@@ -65,6 +65,7 @@ def train(
     device: torch.device | str | None = None,
     micro_batches: int = 1,
     memory: str | None = None,
+    sharing: int = 1,
     attempt: int | None = None,
     beats: Path | None = None,
 ) -> RunRecord:
@@ -73,8 +74,8 @@ def train(
     The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
     Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it (a mapping by name, where there are branches).
     ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same steps; ``memory`` (``"4 GB"``)
-    in as many as a rank needs for it, and goes before ``batch.memory`` of the configuration. ``attempt`` is
-    this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written. ``beats`` is a
+    in as many as a rank needs for it, and goes before ``batch.memory`` of the configuration. ``sharing`` processes use this
+    device, and each gets its part of the memory. ``attempt`` is this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written. ``beats`` is a
     file on this node that shows that the run lives, beside ``out/heartbeat``.
 
     Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Busy where another process trains there, Interrupted after
@@ -89,16 +90,25 @@ def train(
     this.check()
     with cores_given_back(), join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
         own = own_device(requested, ranks)
+        if sharing > 1 and own.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(DEVICE_SHARE / sharing, own)
         with errors_of_configuration_first(config, store, resume=resume):
             check_folder(config.to_json(), out, resume)  # before anything is put there
         with alone_in(this, ranks, own):
             run, heart, stopwatch = ready_run(
-                config, this, ranks, own, resume=resume, store=store, parts=micro_batches, memory=memory
+                config,
+                this,
+                ranks,
+                own,
+                resume=resume,
+                store=store,
+                parts=micro_batches,
+                memory=memory,
+                sharing=sharing,
             )
             with trap_signals() as signals:
                 callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
-                steps = steps_to_end(run, callback, until)
-                return take_steps(steps, lambda request: take_step(run.state, request.share, run.context, request.rate))
+                return train_to_end(run, callback, until)
 
 
 @contextmanager
@@ -121,23 +131,18 @@ def ready_run(
     store: Stores | None = None,
     parts: int = 1,
     memory: str | None = None,
-    members: int = 1,
-    siblings: Callable[[], Iterable[Heartbeat]] = tuple,
+    sharing: int = 1,
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
     """Return the run before its next step, with heartbeat and clock.
 
-    ``parts`` is the least number of parts of a batch; ``memory`` asks for more. ``members`` runs train in this process. The heartbeats of
-    ``siblings`` are written with its own. InputError for a folder that cannot hold the run.
+    ``parts`` is the least number of parts of a batch; ``memory`` asks for more. InputError for a folder that cannot hold the run.
     """
     out = this.folder
     check_folder(config.to_json(), out, resume)
     if ranks.first:
         forget_failures(out)
     ranks.wait()
-    heart, stopwatch = (
-        Heartbeat(this, first=ranks.first, siblings=siblings),
-        Stopwatch(earlier_cost(out), ranks, device, members),
-    )
+    heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, device)
     with propagate_failure(this, ranks), interrupt_at_once() as check:
 
         def heartbeat() -> None:
@@ -147,12 +152,11 @@ def ready_run(
         plan = plan_run(config, store, heartbeat, begun=resume)
         plan = replace(plan, table=table_as_begun(config, out)) if resume else plan
         plan = plan if memory is None else replace(plan, memory=memory)
-        plan = plan if members == 1 else for_company(plan)
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
         # trials and ranks have neighbours on their node that read the same graphs
         run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
-        run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat, members)
-        run = run if members > 1 else with_replays(run, ranks, heartbeat)
+        run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat, sharing)
+        run = with_replays(run, ranks, heartbeat)
         if plan.training.precision == "tf32" and device.type != "cuda":
             run = with_note(run, "precision = tf32 is fp32 on a CPU, which has no products in TF32")
         checkpoint = latest_checkpoint(out / "checkpoints")
@@ -170,14 +174,14 @@ def ready_run(
     return run, heart, stopwatch
 
 
-def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Steps[RunRecord]:
+def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> RunRecord:
     """Train to the end of epoch ``until``, and record the end."""
     state, settings = run.state, run.context.settings
     callback.begin(state, run.data.steps(state.epoch))
     until = settings.epochs if until is None else min(until, settings.epochs)
     try:
         with reserve_memory():
-            status = yield from train_epochs(state, run.data, run.context, callback, until)
+            status = train_epochs(state, run.data, run.context, callback, until)
             callback.save(state)
             callback.ranks.wait()  # success means that all ranks came to the end
     except Interrupted as note:

@@ -162,7 +162,7 @@ def measured_costs(
         if count >= limit or (step.gradient > LONG if earlier is None else len(rows) == len(earlier.part.costs)):
             break
         count = min(2 * count, limit)
-    update = seconds_of(partial(move, state, 0.0, state.totals[0, 0], state.totals[0]), ranks, device, clock)
+    update = seconds_of(partial(move, state, 0.0, state.totals[0, 0]), ranks, device, clock)
     parameters.zero_gradient()
     costs = tuple(sorted(rows))
     last = rows[costs[-1]]

@@ -19,9 +19,9 @@ Their time counts only where there are no others.
 class Stopwatch:
     """Cost of this segment on top of what earlier segments cost."""
 
-    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device, members: int = 1) -> None:
-        """Begin now; the process trains ``members`` runs at once."""
-        self.earlier, self.ranks, self.device, self.members = earlier, ranks, device, members
+    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device) -> None:
+        """Begin now."""
+        self.earlier, self.ranks, self.device = earlier, ranks, device
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.compile_seconds = 0.0
         self.steps = self.graphs = 0
@@ -50,10 +50,7 @@ class Stopwatch:
         return self.graphs / self.training_seconds if self.training_seconds else 0.0
 
     def cost(self) -> Cost:
-        """Return the cost of all segments, as if ranks were alike.
-
-        Members of a group share the process's CPU seconds equally; the memory and the seconds on the wall are those of all.
-        """
+        """Return the cost of all segments, as if ranks were alike."""
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device) / 2**20
         else:
@@ -61,8 +58,7 @@ class Stopwatch:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         return Cost(
             seconds=self.earlier.seconds + time.perf_counter() - self.start,
-            cpu_seconds=self.earlier.cpu_seconds
-            + (time.process_time() - self.cpu_start) * self.ranks.size / self.members,
+            cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
             compile_seconds=self.earlier.compile_seconds + self.compile_seconds,
             peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
             graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,

@@ -36,8 +36,6 @@ class StepResult:
     """This rank's part of the weighted mean loss."""
     norm: Float[Tensor, ""]
     """The norm of the whole gradient before it was clipped."""
-    counts: Float64[Tensor, " fields"]
-    """Numbers of labels of all ranks, by field."""
 
 
 @runtime_checkable
@@ -124,7 +122,7 @@ class TrainingContext:
     stages: Stages | None = None
     """Where this rank has some layers only."""
     plain_steps: bool = False
-    """Steps are computed one by one, and neither compiled, recorded nor stacked with those of other runs."""
+    """Steps are computed one by one, and neither compiled nor recorded."""
 
     @property
     def device(self) -> torch.device:

@@ -1,10 +1,9 @@
 """The training loop: epochs of steps, each epoch followed by validation."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,47 +23,14 @@ from hydragnn.training.uploading import ahead, download, tensors_of_parts
 Ended = Literal["finished", "stopped", "paused"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepRequest:
-    """The step that a run takes next."""
-
-    share: Share
-    rate: float
-    """Its learning rate."""
-
-
-T = TypeVar("T")
-
-Steps = Generator[StepRequest, StepResult, T]
-"""A run that asks for its steps, so that whoever takes them may take those of several runs at once, and gives a T at its end."""
-
-
-def take_steps(steps: Steps[T], take: Callable[[StepRequest], StepResult]) -> T:
-    """Take the steps of a run; errors are raised inside it."""
-    try:
-        request = next(steps)
-        while True:
-            try:
-                result = take(request)
-            except Exception as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(result)
-    except StopIteration as end:
-        value: T = end.value
-        return value
-
-
-def train_epochs(
-    state: TrainState, data: RunData, context: TrainingContext, callback: Callback, until: int
-) -> Steps[Ended]:
+def train_epochs(state: TrainState, data: RunData, context: TrainingContext, callback: Callback, until: int) -> Ended:
     """Train to the end of epoch ``until``, or out of patience.
 
     Raises Diverged, and Interrupted after saving when a signal asked this or another rank to stop.
     """
     settings = context.settings
     while state.epoch < until and not out_of_patience(state.valid_losses, settings.patience, context.stage_two):
-        train_loss = yield from train_epoch(state, data, context, callback)
+        train_loss = train_epoch(state, data, context, callback)
         values = {"train/loss": train_loss, **validate(state, data, context, callback)}
         values["learning_rate"] = learning_rate(settings, state.epoch + 1.0, state.valid_losses)
         state.finish_epoch(values)
@@ -74,7 +40,7 @@ def train_epochs(
     return "stopped" if out_of_patience(state.valid_losses, settings.patience, context.stage_two) else "paused"
 
 
-def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> Steps[float]:
+def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> float:
     """Train the rest of the epoch; return its mean loss.
 
     What a step gave is read while the device computes the next one, and before anything is saved.
@@ -86,7 +52,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     ) as shares:
         for share in shares:
             rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
-            result = yield StepRequest(share=share, rate=rate)
+            result = take_step(state, share, context, rate)
             flag = context.reduce_all(torch.full_like(result.loss, float(callback.interrupted)))
             previous, queued = queued, numbers_of(result, flag)
             interrupted, loss = read_step(previous, state.epoch)
@@ -159,17 +125,17 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
             part.forget_derived()  # so that the next part has the memory
     state.totals[1].add_(own_counts)
     state.parameters.sum_gradient()
-    return move(state, rate, loss, counts)
+    return move(state, rate, loss)
 
 
-def move(state: TrainState, rate: float, loss: Tensor, counts: Tensor) -> StepResult:
+def move(state: TrainState, rate: float, loss: Tensor) -> StepResult:
     """Update the weights along the gradient; finish the step."""
     norm = state.parameters.clip()
     state.parameters.step(rate)
     state.step += 1
     state.steps += 1
     state.parameters.average(state.steps)
-    return StepResult(step=state.step, loss=loss, norm=norm, counts=counts)
+    return StepResult(step=state.step, loss=loss, norm=norm)
 
 
 def replayed_gradient(

@@ -358,12 +358,6 @@ class FlatParameters:
         """Use the best weights so far in the block."""
         return self._swap_in(self.best_vector)
 
-    def move_to(self, vector: Float[Tensor, " weights"], gradient: Float[Tensor, " weights"]) -> None:
-        """Move weights and gradient into this shared memory."""
-        self.vector, self.gradient = vector.copy_(self.vector), gradient.copy_(self.gradient)
-        self.optimizer.weights, self.optimizer.gradient = self.vector, self.gradient
-        self._make_views()
-
     def _make_views(self) -> None:
         for parameter, (_, shape, start) in zip(self.parameters, self.layout):
             rows = slice(start, start + parameter.numel())

@@ -6,6 +6,7 @@ its checkpoints and models were left out.
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hydragnn.base.files import digest
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.journal import courses, read_journal
 from hydragnn.hpo.lines import encode_line
+from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.status import campaign_status
 
 HERE = Path(__file__).resolve().parent
@@ -56,6 +58,18 @@ def test_a_journal_of_a_version_before_the_first_release_is_refused(tmp_path: Pa
     path.write_bytes(encode_line({**opened, "line": 1, "format": 2, "then": {}} if numbered else opened))
     with pytest.raises(InputError, match=r"is of a version before 0\.2\.0; continue with that version, or begin"):
         read_journal(path)
+
+
+@pytest.mark.parametrize("number", [1, 4, 8, "auto"])
+def test_a_campaign_whose_trials_shared_a_process_is_read(tmp_path: Path, number: object) -> None:
+    folder = shutil.copytree(HERE / "campaign-v2", tmp_path / "c")
+    table = json.loads((folder / "campaign.json").read_text())
+    table["search"]["together"] = number
+    table |= {"together_because": "memory is enough for so many copies of the training part"}
+    del table["checksum"]
+    (folder / "campaign.json").write_text(json.dumps(table))
+    assert campaign_status(folder).trials["finished"] == 2
+    assert open_campaign(folder).to_json() == open_campaign(HERE / "campaign-v2").to_json()
 
 
 def test_a_campaign_is_read_whole() -> None:

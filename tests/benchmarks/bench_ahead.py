@@ -24,7 +24,7 @@ from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import shapes_of
 from hydragnn.training import uploading
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.loop import take_step, take_steps, train_epoch
+from hydragnn.training.loop import train_epoch
 from tests.benchmarks.bench_pipeline import Quiet
 
 
@@ -62,8 +62,7 @@ def main() -> None:
         for way in seconds:
             uploading.AHEAD = frozenset({options.device} if way else ())
             start = time.perf_counter()
-            epoch = train_epoch(run.state, run.data, run.context, Quiet())
-            take_steps(epoch, lambda request: take_step(run.state, request.share, run.context, request.rate))
+            train_epoch(run.state, run.data, run.context, Quiet())
             run.state.step = 0
             seconds[way].append(time.perf_counter() - start)
     ratios = [without / ahead for without, ahead in zip(*seconds.values())]

@@ -15,24 +15,62 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.allocator import keep_memory
+from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import committee
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.members import Member, load_run, outcome, outcome_alone
 from hydragnn.ensemble.screening import without_screening
 from hydragnn.graphs import GraphBatch, concatenate
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
-from tests.benchmarks.bench_together import CUTOFF, KINDS, GroupSettings, config_of, molecule
 from tests.benchmarks.harness import in_turns
+
+FIELDS = [
+    Field(name="atomic_numbers", on="node", role="input", classes=10, dtype="int64"),
+    Field(name="energy", on="graph", role="target"),
+    Field(name="forces", on="node", shape=(3,), role="target", parity="vector"),
+]
+CUTOFF = 3.0
+KINDS = ("painn", "schnet", "egnn", "pna")
+
+
+def molecule(atoms: int, seed: int) -> GraphBatch:
+    """Atoms in a ball at the density of a small molecule, with random labels."""
+    random = torch.Generator().manual_seed(seed)
+    positions = torch.rand(atoms, 3, generator=random) * 1.5 * atoms ** (1 / 3)
+    near = (torch.cdist(positions, positions) < CUTOFF) & ~torch.eye(atoms, dtype=torch.bool)
+    receivers, senders = near.nonzero().T.contiguous()
+    values = {
+        "atomic_numbers": torch.randint(1, 9, (atoms,), generator=random),
+        "energy": torch.randn(1, generator=random),
+        "forces": torch.randn(atoms, 3, generator=random),
+    }
+    return graph_from_arrays(positions, senders, receivers).with_fields(values, fields=FIELDS)
+
+
+def config_of(kind: str, seed: int, hidden: int) -> RunConfig:
+    """An epoch of an architecture with 3 layers."""
+    forces = {} if kind == "pna" else {"forces": "forces"}
+    return RunConfig.parse(
+        {
+            "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
+            "split": {"train": 0.8, "valid": 0.1},
+            "batch": {"max_graphs": 4},
+            "model": {"kind": kind, "hidden_dim": hidden, "num_layers": 3, "cutoff": CUTOFF},
+            "heads": [{"kind": "energy", "field": "energy", "hidden_dims": [hidden], **forces}],
+            "train": {"epochs": 1, "learning_rate": 1e-3 / (1 + seed), "seed": seed},
+        }
+    )
 
 
 def members_of(kind: str, options: argparse.Namespace, store: MemoryStore) -> list[Member]:
     """Train the members for an epoch."""
-    settings = GroupSettings(members=options.members, hidden=options.hidden, epochs=1)
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / str(seed) for seed in range(options.members)]
         for seed, folder in enumerate(folders):
-            train(config_of(kind, seed, settings), folder, store=store)
+            train(config_of(kind, seed, options.hidden), folder, store=store)
         return [load_run(folder, dtype=getattr(torch, options.dtype)) for folder in folders]
 
 

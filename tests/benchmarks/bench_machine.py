@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 from hydragnn.base.allocator import keep_memory
-from hydragnn.datasets import MemoryStore
 from hydragnn.datasets.packing import costs_of
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.skin import SkinList
@@ -27,7 +26,7 @@ from hydragnn.kernels.bench import derivatives
 from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.ops import OPS, random_graph
 from hydragnn.models import NotCompiled, compiled_model
-from tests.benchmarks import bench_data, bench_together
+from tests.benchmarks import bench_data
 from tests.benchmarks.bench_memory import foretold_pairs
 from tests.benchmarks.bench_planning import PER_RANK, TRACES, balance, measured_costs, planning_times, trace_of
 from tests.benchmarks.harness import ratio_in_turns
@@ -64,9 +63,6 @@ class Effort:
     batch: int = 32
     """Graphs in batches whose steps are compiled."""
     compiled: tuple[str, ...] = ("painn", "egnn", "schnet", "pna")
-    members: int = 8
-    trained: tuple[str, ...] = ("painn", "schnet", "egnn", "pna")
-    """Architectures of members that train together."""
     dynamics: int = 20
     graphs: int = 100_000
     """Of the store on which trainings start."""
@@ -81,7 +77,6 @@ QUICK = Effort(
     pairs=14,
     batch=8,
     compiled=("pna",),
-    trained=("painn",),
     dynamics=8,
     graphs=5_000,
 )
@@ -145,17 +140,6 @@ def memory(effort: Effort) -> Iterator[Row]:
     yield Row(what=what, measured=100 * float(errors.max()), unit="%", asked="10")
 
 
-def stacked(effort: Effort) -> Iterator[Row]:
-    """Steps of trials of one shape, one after the other over stacked."""
-    group = bench_together.GroupSettings(members=effort.members, rounds=effort.turns)
-    graphs = [bench_together.molecule(8 + seed % 5, seed) for seed in range(100)]
-    store = MemoryStore(graphs, {"cutoff": bench_together.CUTOFF})
-    for kind in effort.trained:
-        ratio = bench_together.ratio_of_steps(kind, store, group)[2]
-        what = f"{effort.members} trials of {kind} stacked, over one after the other"
-        yield Row(what=what, measured=ratio, unit="times", asked="2")
-
-
 def compiled(effort: Effort) -> Iterator[Row]:
     """Training steps as they are over compiled ones."""
     batch = alloys(effort.batch)
@@ -211,7 +195,6 @@ SECTIONS: Mapping[str, Callable[[Effort], Iterator[Row]]] = {
     "ops": ops,
     "planning": planning,
     "memory": memory,
-    "stacked": stacked,
     "compiled": compiled,
     "calculator": calculator,
     "starts": starts,

@@ -67,7 +67,7 @@ def our_epochs(kind: str, batch: GraphBatch, ranks: Any, *, compiled: bool) -> E
     from hydragnn.runs.assembly import assemble
     from hydragnn.runs.plan import plan_run
     from hydragnn.training.data import DevicePlacement
-    from hydragnn.training.loop import take_step, take_steps, train_epoch
+    from hydragnn.training.loop import train_epoch
 
     config = RunConfig.parse(
         {
@@ -83,13 +83,10 @@ def our_epochs(kind: str, batch: GraphBatch, ranks: Any, *, compiled: bool) -> E
     store = MemoryStore(batch)
     run = assemble(plan_run(config, store), placement, ranks, lambda: None)
 
-    def take(request: Any) -> Any:
-        return take_step(run.state, request.share, run.context, request.rate)
-
     def epoch(number: int) -> None:
         run.state.epoch, run.state.step = number, 0
         run.state.totals.zero_()
-        take_steps(train_epoch(run.state, run.data, run.context, Quiet()), take)
+        train_epoch(run.state, run.data, run.context, Quiet())
 
     return epoch
 

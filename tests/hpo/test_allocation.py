@@ -79,20 +79,13 @@ def test_nodes_of_slurm_have_their_own_cores_gpus_and_memory(variables: dict[str
     assert used.shares(4) == {"n1": 4, "n2": 2}
 
 
-@given(
-    cores=st.lists(st.integers(1, 256), min_size=1, max_size=9),
-    of_largest=st.integers(1, 64),
-    multiple=st.integers(1, 4),
-)
-def test_no_share_of_a_smaller_node_is_smaller_than_those_of_the_largest(
-    cores: list[int], of_largest: int, multiple: int
-) -> None:
+@given(cores=st.lists(st.integers(1, 256), min_size=1, max_size=9), largest=st.integers(1, 256))
+def test_no_share_of_a_smaller_node_is_smaller_than_those_of_the_largest(cores: list[int], largest: int) -> None:
     nodes = tuple(Node(name=f"n{number}", cores=count) for number, count in enumerate(cores))
-    largest = of_largest * multiple
-    for node, shares in zip(nodes, Allocation(by="pbs", nodes=nodes).shares(largest, multiple).values()):
-        assert shares % multiple == 0 and multiple <= shares <= largest
-        assert shares == multiple or shares * max(cores) <= (largest * node.cores) + 0.1 * max(cores)
-    assert len({*Allocation(by="pbs", nodes=alike(["a", "b"], 7)).shares(largest, multiple).values()}) == 1
+    for node, shares in zip(nodes, Allocation(by="pbs", nodes=nodes).shares(largest).values()):
+        assert 1 <= shares <= largest
+        assert shares == 1 or shares * max(cores) <= (largest * node.cores) + 0.1 * max(cores)
+    assert len({*Allocation(by="pbs", nodes=alike(["a", "b"], 7)).shares(largest).values()}) == 1
 
 
 def test_nodes_that_differ_by_some_memory_only_are_alike_and_those_with_much_less_have_fewer_shares() -> None:

@@ -9,13 +9,17 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import ROOM, Machine, workers_here
 from hydragnn.hpo import CampaignSettings, LocalLauncher
-from hydragnn.hpo.campaign import launcher_for, local_launcher
+from hydragnn.hpo.campaign import batch_memory, launcher_for, local_launcher
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.job_step import STEPS_AT_ONCE
+from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.rank import gpu_variables
 from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
+from hydragnn.hpo.preflight import check_campaign
+from hydragnn.hpo.space.points import space_of
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +67,45 @@ def test_shares_of_nodes_and_several_nodes_exclude_each_other(
         launcher_for(settings(trials_per_node=2, ranks_per_node=2), allocation(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("search", "gpus", "devices", "sharing"),
+    [
+        ({"trials_per_device": 2}, 4, ["0", "1", "2", "3"] * 2, 2),
+        ({"trials_per_device": 3}, 1, ["0", "0", "0"], 3),
+        ({"trials_per_device": 2}, 0, [None, None], 2),
+        ({"trials_per_node": 4}, 4, ["0", "1", "2", "3"], 1),
+        ({"trials_per_node": 6}, 2, ["0", "1"] * 3, 3),
+    ],
+)
+def test_trials_that_share_a_gpu_are_spread_over_all_gpus_first_and_know_how_many_share_its_memory(
+    settings: Callable[..., CampaignSettings],
+    tmp_path: Path,
+    search: dict[str, int],
+    gpus: int,
+    devices: list[str | None],
+    sharing: int,
+) -> None:
+    launcher = launcher_for(settings(**search), allocation(nodes=1, gpus=gpus), tmp_path)
+    assert isinstance(launcher, PackLauncher)
+    parts = [int(slot.partition("/")[2]) for slot in launcher.slots]
+    seen = [gpu_variables({}, part, len(parts), gpus).get("CUDA_VISIBLE_DEVICES") for part in parts]
+    assert seen == devices
+    task = Task(trial=0, attempt=1, until=1, folder=tmp_path, slots=launcher.slots[:1])
+    assert (f'"--sharing", "{sharing}"' in launcher._request(task)) == (sharing > 1)
+
+
+@pytest.mark.parametrize("search", [{"nodes_per_trial": 2}, {"ranks_per_node": 2}, {"trials_per_node": 2}])
+def test_a_part_of_a_gpu_is_for_one_process(settings: Callable[..., CampaignSettings], search: dict[str, int]) -> None:
+    campaign = settings(trials_per_device=4, **search)
+    with pytest.raises(InputError, match=r"trials_per_device = 4 gives each trial one process on a part of a GPU"):
+        check_campaign(campaign, space_of(campaign.search.space))
+
+
+def test_memory_without_a_limit_may_be_said() -> None:
+    """A configuration that is complete with its defaults, as records have it, has an empty one."""
+    assert [batch_memory({"batch": {"memory": given}}) for given in ("", "2 GB")] == [0, 2 * 10**9]
+
+
 def test_without_a_scheduler_trials_are_processes_of_this_machine(
     settings: Callable[..., CampaignSettings], tmp_path: Path
 ) -> None:
@@ -75,8 +118,10 @@ def test_a_search_on_auto_leaves_every_worker_its_memory(
 ) -> None:
     monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: Machine(cores=16, memory=12 * ROOM, gpus=0))
     auto = settings(workers="auto")
-    for batch, wanted, expected in (({}, None, 12), ({"memory": "3 GB"}, None, 3), ({}, 2, 2)):
-        launcher = local_launcher(replace(auto, base={**auto.base, "batch": batch}), wanted)
+    shared = settings(workers="auto", trials_per_device=3)
+    cases = ((auto, {}, None, 12), (auto, {"memory": "3 GB"}, None, 3), (auto, {}, 2, 2), (shared, {}, None, 4 * 3))
+    for campaign, batch, wanted, expected in cases:
+        launcher = local_launcher(replace(campaign, base={**auto.base, "batch": batch}), wanted)
         assert len(launcher.slots) == expected
         launcher.close()
     assert workers_here("auto") == 12 and workers_here(5) == 5

@@ -14,8 +14,11 @@ from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.local import gpus_of_workers, own_gpus
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-SAYS = "import os, pathlib, sys\npathlib.Path(sys.argv[1], 'gpu').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'any'))\n"
-"""A training that notes which GPU it would use."""
+SAYS = """import os, pathlib, sys
+shared = sys.argv[sys.argv.index("--sharing") :] if "--sharing" in sys.argv else []
+pathlib.Path(sys.argv[1], "gpu").write_text(" ".join([os.environ.get("CUDA_VISIBLE_DEVICES", "any"), *shared]))
+"""
+"""A training that notes which GPU it would use, and its options."""
 
 Machine = Callable[..., None]
 REAL = local.LocalLauncher
@@ -75,13 +78,26 @@ def test_more_workers_than_gpus_are_refused_with_the_ways_out(
 ) -> None:
     machine(2)
     with pytest.raises(
-        InputError, match=r"3 workers, but .* 2 GPU.*at most 2 .*together.*export CUDA_VISIBLE_DEVICES="
+        InputError, match=r"3 workers, but .* 2 GPU.*at most 2 .*trials_per_device.*export CUDA_VISIBLE_DEVICES="
     ):
         launcher_of(settings(workers=3, launcher="local"), tmp_path, workers)
 
 
-def test_trials_at_once_run_on_different_gpus_and_the_next_trial_of_a_worker_on_its_own(
-    machine: Machine, settings: Callable[..., CampaignSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sharing", "expected"),
+    [
+        (1, ["5", "7", "5", "7"]),
+        (2, ["5 --sharing 2", "7 --sharing 2", "5 --sharing 2", "7 --sharing 2"]),
+        (3, ["5 --sharing 3", "7 --sharing 3"] * 3),
+    ],
+)
+def test_trials_at_once_run_on_different_gpus_or_share_one_and_the_next_trial_of_a_worker_runs_on_its_own(
+    machine: Machine,
+    settings: Callable[..., CampaignSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sharing: int,
+    expected: list[str],
 ) -> None:
     machine(2, CUDA_VISIBLE_DEVICES="5,7", PYTHONPATH=str(tmp_path))
     (tmp_path / "noting").mkdir()
@@ -90,16 +106,18 @@ def test_trials_at_once_run_on_different_gpus_and_the_next_trial_of_a_worker_on_
     monkeypatch.setattr(
         campaign, "LocalLauncher", lambda *words, **named: REAL(*words, module="noting.training", **named)
     )
-    launcher = launcher_of(settings(launcher="local"), tmp_path, 2)
-    folders = [tmp_path / str(number) for number in range(4)]
+    launcher = launcher_of(settings(launcher="local", trials_per_device=sharing), tmp_path, 2)
+    at_once = len(launcher.slots)
+    assert at_once == 2 * sharing
+    folders = [tmp_path / str(number) for number in range(len(expected))]
     try:
-        for first in (0, 2):
+        for first in range(0, len(expected), at_once):
             for number, slot in enumerate(launcher.slots):
                 folders[first + number].mkdir()
                 task = Task(trial=first + number, attempt=1, until=1, folder=folders[first + number], slots=(slot,))
                 launcher.start(task)
             ended = 0
-            while ended < 2:
+            while ended < at_once:
                 for report in launcher.poll(10.0):
                     if isinstance(report, Begun):
                         launcher.go(report.task)
@@ -108,5 +126,5 @@ def test_trials_at_once_run_on_different_gpus_and_the_next_trial_of_a_worker_on_
                         ended += 1
     finally:
         launcher.close()
-    assert [(folder / "gpu").read_text() for folder in folders] == ["5", "7", "5", "7"]
+    assert [(folder / "gpu").read_text() for folder in folders] == expected
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"

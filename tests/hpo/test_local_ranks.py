@@ -44,9 +44,9 @@ HUNGRY = '''
 import os, resource, runpy, sys
 from pathlib import Path
 
-from hydragnn.runs import session
+from hydragnn.training import loop
 
-take, trial = session.take_step, int(Path(sys.argv[1]).name)
+trial = int(Path(sys.argv[1]).name)
 held = []
 
 def hungry(*words):
@@ -58,7 +58,7 @@ def hungry(*words):
         held.append(b"x" * 2**22)
 
 if os.environ["RANK"] == "1" and sys.argv[sys.argv.index("--micro-batches") + 1] == "1":
-    session.take_step = hungry
+    loop.take_step = hungry
 sys.argv[0] = "run"
 runpy.run_module("hydragnn.runs.run", run_name="__main__", alter_sys=True)
 '''

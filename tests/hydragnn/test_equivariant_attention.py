@@ -28,9 +28,10 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import equivariant_attention
+from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import GraphModel, build_model, parse_head
 from hydragnn.models.compiled import NotCompiled, compiled_model
-from hydragnn.training.stack import NotStackable, check_trained
+from hydragnn.models.stacked import check_alike
 
 REACH = 6.0
 """Angstrom; the edges of the structures end at ``NEAR``."""
@@ -217,4 +218,4 @@ def test_its_steps_are_neither_compiled_nor_stacked() -> None:
     with pytest.raises(NotCompiled, match="as many pairs as positions say"):
         compiled_model(model)
     with pytest.raises(NotStackable):
-        check_trained(model)
+        check_alike([model])

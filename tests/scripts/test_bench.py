@@ -16,8 +16,6 @@ TINY = Effort(
     pairs=1,
     batch=1,
     compiled=(),
-    members=2,
-    trained=("schnet",),
     dynamics=1,
     graphs=50,
 )
@@ -33,7 +31,7 @@ def same_threads() -> object:
 def test_every_section_has_rows_with_a_figure_and_some_say_what_is_asked() -> None:
     rows = list(bench_table(TINY))
     words = ("gather_multiply_sum", "segment_statistics", "balance, measured costs", "share of a rank", "memory")
-    for part in (*words, "stacked", "calculator", "second trial"):
+    for part in (*words, "calculator", "second trial"):
         found = [row for row in rows if part in row.what]
         assert found, part
         assert all(row.measured is not None and row.measured > 0 and row.device for row in found)

@@ -8,8 +8,8 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.runs import train, train_together
-from hydragnn.runs.compile_choice import MARGIN, choose_compiling, compile_gains, for_company, seconds_saved
+from hydragnn.runs import train
+from hydragnn.runs.compile_choice import MARGIN, choose_compiling, compile_gains, seconds_saved
 from hydragnn.runs.plan import RunPlan, plan_run
 
 CPU = torch.device("cpu")
@@ -64,22 +64,10 @@ def test_who_says_on_or_off_gets_it(plan: Callable[..., RunPlan]) -> None:
         assert choose_compiling(plan(train__compile=word), CPU, 1) == (word == "on", [])
 
 
-def test_the_record_tells_the_choice_and_runs_trained_together_stay_together(
-    make_config: Callable[..., RunConfig], store: MemoryStore, tmp_path: Path, plan: Callable[..., RunPlan]
-) -> None:
+def test_the_record_tells_the_choice(make_config: Callable[..., RunConfig], store: MemoryStore, tmp_path: Path) -> None:
     """A short run of ``auto`` is, bit for bit, the run of ``off``."""
     off, auto = (make_config("pnaeq", train__compile=word, train__epochs=2) for word in ("off", "auto"))
     records = [train(config, tmp_path / f"{number}", store=store) for number, config in enumerate((off, auto))]
     assert [record.compiled for record in records] == [False, False]
     assert records[0].curves["train/loss"] == records[1].curves["train/loss"]
     assert any("s to save" in note for note in records[1].notes)
-    long = plan(train__epochs=10**9)
-    assert choose_compiling(long, CPU, 1)[0]
-    assert for_company(long).training.compile == "off"
-    together = train_together([auto, replace_seed(auto)], [tmp_path / "a", tmp_path / "b"], store=store)
-    assert [record.compiled for record in together] == [False, False]
-
-
-def replace_seed(config: RunConfig) -> RunConfig:
-    """The same run with another seed."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"seed": 5})})

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from hydragnn.models import build_model, parse_head
 from hydragnn.record import read_record
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.memory import size_of_state, within_memory
+from hydragnn.runs.memory import memory_of, size_of_state, within_memory
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import take_step
@@ -148,6 +149,31 @@ def test_no_step_takes_more_than_the_limit(budget: dict[str, Any], store: Memory
         assert all(len(share.parts) == 1 for share in shares) and len(shares) > 1
     else:
         assert len(shares) == 1 and len(shares[0].parts) > 1
+
+
+@pytest.mark.parametrize("number", [2, 3, 8, 20])
+def test_processes_that_share_a_device_divide_its_memory(
+    number: int, store: MemoryStore, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator gets a part that leaves room for as many contexts of the driver; batches fill less than that."""
+
+    class Limited(Exception):
+        pass
+
+    def limit(fraction: float, device: torch.device) -> None:
+        raise Limited(fraction)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
+    config = make_config("schnet", batch__budget="auto", **SMALL)
+    plan, cuda = plan_run(config, store), torch.device("cuda")
+    with pytest.raises(Limited) as caught:
+        train(config, tmp_path / "run", store=store, device=cuda, sharing=number)
+    (fraction,) = caught.value.args
+    filled = memory_of(plan, cuda, number)
+    assert filled is not None
+    assert 0.8 * 80 * 10**9 < number * filled < number * fraction * 80 * 10**9 < 0.91 * 80 * 10**9
+    assert memory_of(plan, cuda, 1) == 72 * 10**9
 
 
 def test_parts_that_fit_take_the_same_steps(store: MemoryStore, make_config: Configs, tmp_path: Path) -> None:

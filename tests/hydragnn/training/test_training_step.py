@@ -96,7 +96,7 @@ def test_a_share_without_graphs_takes_the_step_of_its_peers(store: MemoryStore, 
     run = assembled(make_config(train__weight_decay=0.0), store)
     before = run.state.tensors()["weights"].clone()
     result = take_step(run.state, Share(branch=0, parts=()), run.context, 1e-3)
-    assert result.loss == 0 and result.norm == 0 and result.step == 1 and not result.counts.any()
+    assert result.loss == 0 and result.norm == 0 and result.step == 1 and not run.state.totals.any()
     assert torch.equal(run.state.tensors()["weights"], before)
 
 

@@ -1,4 +1,4 @@
-"""Steps and predictions of several models as one are those of each alone."""
+"""Predictions of several models as one are those of each alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,13 +21,9 @@ from hydragnn.models.branched import build_branched
 from hydragnn.models.compiled_prediction import eager_prediction
 from hydragnn.models.stacked import check_alike, of_inputs
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.assembly import assemble
 from hydragnn.runs.plan import plan_run
-from hydragnn.training.context import StepResult
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.loop import StepRequest
-from hydragnn.training.stack import Stack
-from hydragnn.training.together import Group, Member
 from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS
 from tests.hydragnn.training.launches import launches_of
 
@@ -37,65 +33,27 @@ MEMBERS = 8
 EXACT = 1e-12
 
 
-def runs_of(model: str, make_config: Configs, store: MemoryStore, **changes: Any) -> list[Assembly]:
-    """Eight runs that differ in seed, rate, optimiser, weight decay and clipping."""
+def models_of(model: str, make_config: Configs, store: MemoryStore, **changes: Any) -> list[TrainedModel]:
+    """Eight models that differ in their seed."""
     heads = [WITHOUT_FORCES, CHARGE] if model in ("gin", "sage", "mfc") else [ENERGY, CHARGE]
     placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
-    # Adam divides gradients that are zero but for rounding by themselves; the shares of GATv2 have such
-    optimizers = ("sgd", "sgd") if model == "gatv2" else ("adamw", "sgd")
-    configs = [
-        make_config(
-            model,
-            heads,
-            train__seed=seed,
-            train__optimizer=optimizers[seed % 2],
-            train__weight_decay=0.01 * seed,
-            train__clip_norm=0.1 * seed,
-            train__ema_decay=0.9,
-            **changes,
-        )
-        for seed in range(MEMBERS)
-    ]
-    return [assemble(plan_run(config, store), placement, Ranks(), lambda: None) for config in configs]
+    configs = [make_config(model, heads, train__seed=seed, **changes) for seed in range(MEMBERS)]
+    runs = [assemble(plan_run(config, store), placement, Ranks(), lambda: None) for config in configs]
+    return [TrainedModel(model=run.state.model, normalisation=Normalisation(), dtype=torch.float64) for run in runs]
 
 
 def assert_near(one: Tensor, other: Tensor) -> None:
     assert float((one - other).abs().max()) <= EXACT * float(other.abs().max())
 
 
-def steps_of(runs: Sequence[Assembly], *, stacked: bool) -> list[StepResult]:
-    """Take three steps of every run."""
-    members = tuple(Member(state=run.state, context=run.context, note=print) for run in runs)
-    group = Group(members=members, stack=Stack([run.state for run in runs]) if stacked else None)
-    take = group.take_stacked if stacked else group.take_each
-    epochs = [run.data.epoch(0) for run in runs]
-    results: list[StepResult] = []
-    for _ in range(3):
-        requests = [StepRequest(share=next(epoch), rate=1e-3 / (1 + n)) for n, epoch in enumerate(epochs)]
-        outcomes = take(requests)
-        for result in outcomes:
-            assert isinstance(result, StepResult), result
-            results.append(result)
-    assert group.way is None
-    return results
-
-
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational", "field_tokens"}))
-def test_eight_runs_as_one_take_the_steps_of_each(model: str, make_config: Configs, store: MemoryStore) -> None:
-    """Loss, norm of the gradient, weights and averaged weights, with forces where the model has some; and predictions with stress."""
-    as_one, alone = runs_of(model, make_config, store), runs_of(model, make_config, store)
-    for ours, theirs in zip(steps_of(as_one, stacked=True), steps_of(alone, stacked=False)):
-        assert_near(ours.loss, theirs.loss)
-        assert_near(ours.norm, theirs.norm)
-    for one, other in zip(as_one, alone):
-        assert_near(one.state.parameters.vector, other.state.parameters.vector)
-        assert one.state.parameters.average_vector is not None and other.state.parameters.average_vector is not None
-        assert_near(one.state.parameters.average_vector, other.state.parameters.average_vector)
-    models = [TrainedModel(model=run.state.model, normalisation=Normalisation(), dtype=torch.float64) for run in alone]
+def test_eight_models_as_one_predict_what_each_does_alone(model: str, make_config: Configs, store: MemoryStore) -> None:
+    """Values and states, with forces where the model has some."""
+    models = models_of(model, make_config, store)
     batch = store.read(range(5))
     if model == "painn":
         check_launches(models, batch)
-    for (values, states), trained in zip(TrainedStack(models).predict_with_states(batch), models):
+    for (values, states), trained in zip(TrainedStack(models).predict_with_states(batch), models, strict=True):
         expected, exact = trained.predict_with_states(batch)
         assert_near(states, exact)
         for name, prediction in expected.items():
@@ -153,6 +111,6 @@ def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
 def test_layers_without_a_stacked_form_are_computed_one_after_the_other(
     make_config: Configs, store: MemoryStore
 ) -> None:
-    runs = runs_of("gatv2", make_config, store, model__wide_heads=True)
+    models = models_of("gatv2", make_config, store, model__wide_heads=True)
     with pytest.raises(NotStackable, match="weights of WideLayer have no stacked form"):
-        Stack([run.state for run in runs])
+        TrainedStack(models)
