@@ -18,7 +18,7 @@ from hydragnn.base.places import check_store
 from hydragnn.base.settings import store_override
 from hydragnn.base.terminal import PlainConsole, printing, visible
 from hydragnn.hpo.folder import campaign_table
-from hydragnn.scripts import api, step_command
+from hydragnn.scripts import api
 from hydragnn.scripts.check_command import check
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.devices import Device
@@ -61,7 +61,6 @@ SHARED = (["train"], ["predict"], ["plan"], ["data", "build"])
 
 app.add_typer(data, name="data")
 app.add_typer(kernels, name="kernels")
-app.add_typer(step_command.bench, name="bench")
 
 
 def workers_of(text: str | int) -> Workers:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.forked import workers_context
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import Case
 from hydragnn.kernels.ops import OPS, random_graph
@@ -133,23 +130,6 @@ def compiled(
                         {"long rows": random_graph(64, 10), "short rows": random_graph(32, 10)}, width
                     ):
                         yield from collector.launched_in(op.call, case.to("meta", dtype))
-
-
-def compile_in_processes(architecture: str, channels: int, dtype: torch.dtype, only: str = "") -> int:
-    """Compile the kernels of all ops into Triton's cache, op by op in processes; return their number.
-
-    Triton compiles one after the other in a process. Architectures that are not among those of ``compiled`` are left to the first launch.
-    """
-    names = [name for name in OPS if only in name]
-    if architecture not in ARCHITECTURES or not names:
-        return 0
-    processes = min(len(names), os.cpu_count() or 1)
-    with ProcessPoolExecutor(processes, workers_context()) as pool:
-        return sum(pool.map(_count_compiled, *zip(*((architecture, channels, dtype, name) for name in names))))
-
-
-def _count_compiled(architecture: str, channels: int, dtype: torch.dtype, name: str) -> int:
-    return sum(1 for _ in compiled(architecture, [channels], [dtype], name))
 
 
 def _collector(architecture: str) -> _Collector:

@@ -20,9 +20,9 @@ from hydragnn.architectures.schnet import SchNetSettings
 from hydragnn.base.allocator import keep_memory
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import OPS
-from hydragnn.kernels.bench import derivatives, outputs
 from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.ops import random_graph
+from tests.benchmarks.bench_kernels import derivatives, outputs
 from tests.benchmarks.bench_models import Step, our_step, parse_head
 from tests.benchmarks.harness import Figures, Work, in_turns, parser
 from tests.benchmarks.structures import alloys

@@ -31,10 +31,10 @@ from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import Point, point_key, space_of
 from hydragnn.runs.assembly import assemble
 from hydragnn.runs.plan import plan_run
-from hydragnn.scripts.step_bench import CUTOFF, crystals
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
 from tests.benchmarks.harness import Figures
+from tests.benchmarks.step_times import CUTOFF, crystals
 
 CPU, RANKS, STEPS = torch.device("cpu"), 4, 2
 SIZES = {"shard": [1, 2, 4], "graph": [1, 2, 4], "tensor": [1, 2, 4], "micro_batches": [1, 2, 4]}

@@ -22,11 +22,11 @@ from hydragnn.base.allocator import keep_memory
 from hydragnn.datasets.packing import costs_of
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.skin import SkinList
-from hydragnn.kernels.bench import derivatives
 from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.ops import OPS, random_graph
 from hydragnn.models import NotCompiled, compiled_model
 from tests.benchmarks import bench_data
+from tests.benchmarks.bench_kernels import derivatives
 from tests.benchmarks.bench_memory import foretold_pairs
 from tests.benchmarks.bench_planning import PER_RANK, TRACES, balance, measured_costs, planning_times, trace_of
 from tests.benchmarks.harness import ratio_in_turns

@@ -38,12 +38,12 @@ from hydragnn.runs.plan import RunPlan, plan_run
 from hydragnn.runs.rank_steps import steps_of_ranks
 from hydragnn.runs.step_costs import Clock, costs_of_layouts, is_possible
 from hydragnn.scripts.plan_command import layout_words
-from hydragnn.scripts.step_bench import CUTOFF, MODELS, crystals
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
 from hydragnn.training.memory import allocations
 from hydragnn.training.parameters import FlatParameters
 from tests.benchmarks.harness import Figures
+from tests.benchmarks.step_times import CUTOFF, MODELS, crystals
 
 CPU = torch.device("cpu")
 ALONE = Fabric(

@@ -32,10 +32,10 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
 from hydragnn.runs.session import DTYPES
-from hydragnn.scripts.step_bench import busy
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import take_step, validate
 from tests.benchmarks.bench_pipeline import Quiet
+from tests.benchmarks.step_times import busy
 from tests.benchmarks.structures import structures
 from tests.hydragnn.training.recorder import StandIn
 

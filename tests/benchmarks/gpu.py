@@ -39,16 +39,13 @@ from hydragnn.kernels import OPS
 from hydragnn.kernels.ops import case_graphs
 from hydragnn.record import read_record
 from hydragnn.scripts.demo import alloys
-from hydragnn.scripts.step_bench import StepSettings, dynamics_rows, peer_measured
-from hydragnn.scripts.step_peers import PEERS
 from tests.benchmarks import bench_replay
+from tests.benchmarks.step_peers import PEERS
+from tests.benchmarks.step_times import MODELS, StepSettings, dynamics_rows, peer_measured
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs/measurements/gpu.md"
 HIDDEN = 128
-MODELS: dict[str, dict[str, Any]] = {
-    "mace": {"num_layers": 2, "num_radial": 8, "max_ell": 3, "hidden_l": 1, "correlation": 3}
-}
 KINDS = ("painn", "schnet", "egnn", "pna")
 WORKS = [f"{kind}:32:fp32" for kind in KINDS] + ["painn:256:fp32", "schnet:256:fp32", "mace:32:fp32"]
 WORKS += [f"{kind}:32:bf16" for kind in KINDS]

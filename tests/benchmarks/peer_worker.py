@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))  # where step_peers.py lies
 HIDDEN, LAYERS, RADIAL, CUTOFF = 64, 3, 20, 5.0
 BLIND = {"gin", "sage", "mfc", "relational", "gps"}
 """Architectures that see no lengths and give no forces; ``gps`` is GIN with attention among all nodes of a graph."""

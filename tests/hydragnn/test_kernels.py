@@ -12,9 +12,9 @@ from torch import Tensor
 import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
 from hydragnn.kernels import OPS, Case, Op, gather_multiply_sum, segment_max, segment_min, segment_variance
-from hydragnn.kernels.bench import bytes_moved, outputs
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, plain_forms
 from hydragnn.kernels.ops import case_graphs, random_graph
+from tests.benchmarks.bench_kernels import bytes_moved, outputs
 
 GRAPHS = case_graphs()
 every_op = pytest.mark.parametrize("name", OPS)

@@ -11,7 +11,7 @@ import triton
 
 from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.kernels import OPS
-from hydragnn.kernels.offline import READS, Compiled, compile_in_processes, read_amd
+from hydragnn.kernels.offline import READS, Compiled, read_amd
 from hydragnn.kernels.op import Errors
 from hydragnn.kernels.ops import case_graphs, random_graph
 from hydragnn.kernels.triton import edges as triton_edges
@@ -21,6 +21,7 @@ from hydragnn.kernels.triton import segments as triton_segments
 from hydragnn.kernels.triton import sums as triton_sums
 from hydragnn.kernels.triton import windows as triton_windows
 from hydragnn.kernels.triton.tiles import TILES, tile_shape
+from tests.benchmarks.bench_kernels import compile_in_processes
 from tests.forked import Forked
 from tests.hydragnn.training.launches import launches_of
 from tests.hydragnn.triton_interpreted import ROOTS, STRIDED

@@ -1,19 +1,16 @@
 """The command line: what bad input gets is one sentence, exit code 2 and nothing half-written."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import Field
-from hydragnn.kernels import OPS
-from hydragnn.kernels.bench import BenchRow
 from hydragnn.scripts.showing import show_value
 from tests import charged_rings as rings
 from tests.charged_rings import ring
@@ -161,7 +158,7 @@ def test_a_run_trains_predicts_and_reports_for_machines(store: Path, call: Call,
     assert Path(json.loads(out)["report"]).read_text().lower().startswith("<!doctype html>")
 
 
-GROUPS = ("data", "kernels", "bench")
+GROUPS = ("data", "kernels")
 
 
 def test_a_run_is_continued_by_its_folder_and_begun_anew_by_its_configuration(
@@ -189,8 +186,7 @@ def test_every_command_teaches(call: Call) -> None:
         code, out, _ = call(command, "--help")
         assert code == 0
         assert "--json" in out or command in GROUPS
-    for group, command in (("kernels", "compile"), ("bench", "kernels"), ("bench", "steps")):
-        assert "--json" in call(group, command, "--help")[1]
+    assert "--json" in call("kernels", "compile", "--help")[1]
 
 
 def test_doctor_names_what_is_here(call: Call) -> None:
@@ -215,45 +211,6 @@ def test_a_result_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*out\.json: .*; free space or choose another place"):
         write_json(tmp_path / "file" / "folder" / "out.json", {})
-
-
-@pytest.mark.parametrize("more", [(), ("--no-baselines", "--json")], ids=["text", "json"])
-def test_every_op_is_timed_beside_a_copy(call: Call, more: tuple[str, ...]) -> None:
-    small = ("--device", "cpu", "--nodes", "20", "--degree", "3", "--channels", "4", "--repeats", "1")
-    code, out, err = call("bench", "kernels", *small, *more)
-    assert code == 0, err
-    assert all(name in out for name in OPS)
-    if more:
-        about, *rows = map(json.loads, out.splitlines())
-        assert about["copy_bytes_per_second"] > 0
-        assert all(row["forward"] > 0 and row["twice"] > 0 and row["copy_share"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
-def test_rows_are_printed_before_the_next_is_measured(
-    call: Call, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed: list[str] = []
-    monkeypatch.setattr("builtins.print", lambda *text, **_: printed.append(str(text[0])))
-
-    def rows(*_: object) -> Iterator[BenchRow]:
-        for op in ("first", "second", "third"):
-            yield BenchRow(op=op, variant="", forward=1.0, with_gradient=1.0, twice=1.0, copy_share=1.0, baselines={})
-            assert op in printed[-1]
-
-    monkeypatch.setattr("hydragnn.kernels.bench.bench_rows", rows)
-    small = ("--device", "cpu", "--nodes", "5", "--degree", "2", "--channels", "2", "--repeats", "1")
-    code, _, err = call("bench", "kernels", *small, *more)
-    assert code == 0 and "third" in printed[-1], err
-
-
-def test_baselines_of_torch_are_timed_beside_an_op(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # the compiler takes 15 seconds
-    small = ("--device", "cpu", "--nodes", "5", "--degree", "2", "--channels", "2", "--repeats", "1", "--baselines")
-    code, out, err = call("bench", "kernels", *small, "--only", "along_channels", "--json")
-    assert code == 0, err
-    _, row = map(json.loads, out.splitlines())
-    assert set(row["baselines"]) == {"torch", "torch.compile"} and min(row["baselines"].values()) > 0
 
 
 def test_kernels_for_an_unknown_machine_or_dtype_are_refused(call: Call) -> None:

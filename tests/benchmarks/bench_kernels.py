@@ -1,17 +1,29 @@
-"""Times of every op on this machine, beside a copy."""
+"""Times of every gather and scatter with its derivatives, beside a copy.
 
+    python -m tests.benchmarks.bench_kernels [--device cpu] [--nodes 2000] [--channels 64] [--only TEXT] [--json]
+
+On a GPU, kernels are compiled first, in processes. Rows are printed as they are measured; with ``--json`` as one line each after a line about the machine.
+"""
+
+import argparse
+import json
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from hydragnn.base.forked import workers_context
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.family import plain_forms
+from hydragnn.kernels.offline import ARCHITECTURES, compiled
 from hydragnn.kernels.op import Case
 from hydragnn.kernels.ops import OPS, random_graph
+from hydragnn.kernels.triton.tiles import architecture_of
 
 FLUSHED = 2**29
 """Bytes written between repeats on an accelerator: more than its caches hold."""
@@ -19,10 +31,7 @@ FLUSHED = 2**29
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchSettings:
-    """Graph, dtype and repeats of a measurement.
-
-    ``baselines`` adds torch's own scatters, eager and compiled.
-    """
+    """Graph, dtype and repeats of a measurement."""
 
     device: str = "cpu"
     nodes: int = 2000
@@ -31,7 +40,6 @@ class BenchSettings:
     dtype: torch.dtype = torch.float32
     repeats: int = 10
     only: str = ""
-    baselines: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +53,6 @@ class BenchRow:
     twice: float
     copy_share: float
     """Bytes per second of the forward pass (``bytes_moved``), as a share of a copy's; above 1 where caches hold what is gathered."""
-    baselines: Mapping[str, float]
-    """Forward and gradient by torch's gathers and scatters: as they are, and compiled."""
 
 
 def copy_bandwidth(settings: BenchSettings) -> float:
@@ -83,7 +89,6 @@ def _row(
         with_gradient=milliseconds(lambda: derivatives(call, inputs, 1), settings),
         twice=milliseconds(lambda: derivatives(call, inputs, 2), settings),
         copy_share=1e3 * moved / forward / bandwidth,
-        baselines=_baselines(call, inputs, settings) if settings.baselines else {},
     )
 
 
@@ -109,13 +114,6 @@ def bytes_moved(case: Case, values: tuple[Tensor, ...]) -> int:
         return whole
     rows = case.rest[1] if len(case.rest) > 1 else len(case.tensors[0])
     return whole + receivers.nbytes + receivers.element_size() * (rows + 1)
-
-
-def _baselines(call: Callable[..., object], inputs: Case, settings: BenchSettings) -> dict[str, float]:
-    with plain_forms():
-        torch._dynamo.reset()  # every case is compiled for itself
-        calls = {"torch": call, "torch.compile": torch.compile(call)}
-        return {name: milliseconds(lambda: derivatives(one, inputs, 1), settings) for name, one in calls.items()}  # noqa: B023
 
 
 def outputs(call: Callable[..., object], case: Case) -> tuple[Tensor, ...]:
@@ -153,3 +151,57 @@ def _once(work: Callable[[], object], device: str) -> float:
     last.record()
     last.synchronize()
     return float(first.elapsed_time(last))
+
+
+def compile_in_processes(architecture: str, channels: int, dtype: torch.dtype, only: str = "") -> int:
+    """Compile the kernels of all ops into Triton's cache, op by op in processes; return their number.
+
+    Triton compiles one after the other in a process. Architectures that are not among those of ``compiled`` are left to the first launch.
+    """
+    names = [name for name in OPS if only in name]
+    if architecture not in ARCHITECTURES or not names:
+        return 0
+    with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1), workers_context()) as pool:
+        return sum(pool.map(_count_compiled, *zip(*((architecture, channels, dtype, name) for name in names))))
+
+
+def _count_compiled(architecture: str, channels: int, dtype: torch.dtype, name: str) -> int:
+    return sum(1 for _ in compiled(architecture, [channels], [dtype], name))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print a row for every op and variant."""
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if gpu else "cpu")
+    parser.add_argument("--nodes", type=int, default=50000 if gpu else 2000)
+    parser.add_argument("--degree", type=int, default=20, help="edges per node")
+    parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], default="float32")
+    parser.add_argument("--repeats", type=int, default=10, help="times are medians of so many")
+    parser.add_argument("--only", default="", help="only ops whose name contains this")
+    parser.add_argument("--json", action="store_true")
+    options = vars(parser.parse_args(arguments))
+    as_json = options.pop("json")
+    settings = BenchSettings(**options | {"dtype": getattr(torch, options["dtype"])})
+    place = torch.device(settings.device)
+    if place.type == "cuda":
+        count = compile_in_processes(architecture_of(place), settings.channels, settings.dtype, settings.only)
+        print(f"{count} kernels are compiled", file=sys.stderr, flush=True)
+    name = torch.cuda.get_device_name() if place.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    bandwidth = copy_bandwidth(settings)
+    if as_json:
+        print(json.dumps({"device": name, "copy_bytes_per_second": bandwidth}), flush=True)
+    else:
+        edges = settings.nodes * settings.degree
+        print(
+            f"{name}: a copy moves {bandwidth / 1e9:.1f} GB/s; {edges} edges, {settings.channels} channels; milliseconds"
+        )
+        print(f"{'op, variant':50} {'forward':>9} {'gradient':>9} {'twice':>9} {'of a copy':>10}")
+    for row in bench_rows(settings, bandwidth):
+        times = f"{row.forward:9.3f} {row.with_gradient:9.3f} {row.twice:9.3f} {row.copy_share:10.0%}"
+        print(json.dumps(asdict(row)) if as_json else f"{row.op + ', ' + row.variant:50} {times}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

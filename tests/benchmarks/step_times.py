@@ -1,6 +1,5 @@
-"""Training steps and dynamics on this machine, beside other packages."""
+"""Crystals, steps of other packages on them, dynamics by the calculator, and the use of a device: what several measurements share."""
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,34 +15,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hydragnn import __version__
-from hydragnn.base.files import write_atomically
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.distributed import Ranks
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
-from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.plan import plan_run
-from hydragnn.runs.recording import with_replays
-from hydragnn.runs.session import DTYPES
-from hydragnn.scripts.step_peers import PEERS, Predict, peer_of
-from hydragnn.training.data import DevicePlacement, Share
-from hydragnn.training.loop import take_step
+from hydragnn.training.data import Share
+from tests.benchmarks.step_peers import Predict, peer_of
 
 CUTOFF, RADIAL = 5.0, 20
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "mace": {"num_layers": 2, "num_radial": 8, "max_ell": 3, "hidden_l": 1, "correlation": 3}
 }
 """Settings of a model where they differ from three layers."""
-KINDS = ("painn", "schnet", "egnn", "pna", "mace")
-WAYS = {"off": "hydragnn", "on": "hydragnn, replayed"}
-COLUMNS: Mapping[str, Sequence[str]] = {
-    "Steps": ("package", "kind", "graphs", "ms", "busy ms", "busy", "launches", "GB", "note"),
-    "Dynamics": ("kind", "atoms", "ms", "graph ms", "busy ms", "busy", "launches"),
+DYNAMICS: dict[str, Any] = {
+    "data": {"store": "in memory"},
+    "split": {"train": 0.8, "valid": 0.1},
+    "batch": {"max_graphs": 8},
+    "model": {"kind": "painn", "num_layers": 3, "cutoff": CUTOFF},
+    "heads": [{"kind": "energy", "field": "energy", "forces": "forces"}],
+    "train": {"graphs": "off", "learning_rate": 1e-4, "epochs": 1},
 }
-"""Columns of the tables; columns of the device are empty on a CPU."""
+"""The run whose model moves crystals."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +44,8 @@ class StepSettings:
     """Sizes of what is measured."""
 
     device: str
-    kinds: Sequence[str] = KINDS
-    graphs: Sequence[int] = (32, 256)
     hidden: int = 128
-    precision: str = "fp32"
     repeats: int = 10
-    peers: bool = True
     atoms: Sequence[int] = (64, 864, 10976)
     """Copper atoms of dynamics."""
 
@@ -85,51 +74,6 @@ def crystals(count: int, seed: int = 0) -> MemoryStore:
         field.name: torch.from_numpy(random.normal(size=(batch.num_items(field.on), *field.shape))) for field in fields
     }
     return MemoryStore(batch.with_fields(values, fields=fields))
-
-
-def config_of(kind: str, settings: StepSettings, graphs: int, replays: str) -> RunConfig:
-    """Return the run whose steps are measured."""
-    model = {"kind": kind, "hidden_dim": settings.hidden, "num_layers": 3, "cutoff": CUTOFF, **MODELS.get(kind, {})}
-    return RunConfig.parse(
-        {
-            "data": {"store": "in memory"},
-            "split": {"train": 0.8, "valid": 0.1},
-            "batch": {"max_graphs": graphs},
-            "model": model,
-            "heads": [{"kind": "energy", "field": "energy", "forces": "forces"}],
-            "train": {"precision": settings.precision, "graphs": replays, "learning_rate": 1e-4, "epochs": 1},
-        }
-    )
-
-
-def step_rows(settings: StepSettings) -> Iterator[Row]:
-    """Yield one row for every architecture, batch size and package."""
-    for graphs in settings.graphs:
-        store = crystals(max(24, graphs * 5 // 4 + 2))
-        for kind in settings.kinds:
-            share: Share | None = None
-            for way, package in WAYS.items():
-                if way == "off" or settings.device == "cuda":
-                    run = assembled(config_of(kind, settings, graphs, way), store, settings)
-                    share = share or next(run.data.epoch(0))
-                    step = partial(take_step, run.state, share, run.context, 1e-4)
-                    note = "; ".join(note for note in run.record.notes if "replayed" in note)
-                    yield {"package": package, "kind": kind, "graphs": graphs, **measured(step, settings), "note": note}
-            assert share is not None
-            for package in PEERS.get(kind, ()) if settings.peers and settings.precision == "fp32" else ():
-                yield {
-                    "package": package,
-                    "kind": kind,
-                    "graphs": graphs,
-                    **peer_measured(package, kind, share, settings),
-                }
-
-
-def assembled(config: RunConfig, store: MemoryStore, settings: StepSettings) -> Assembly:
-    """Return the run before its first step."""
-    placement = DevicePlacement(device=torch.device(settings.device), dtype=DTYPES[config.train.precision])
-    run = assemble(plan_run(config, store), placement, Ranks(), lambda: None)
-    return with_replays(run, Ranks(), lambda: None)
 
 
 def peer_measured(package: str, kind: str, share: Share, settings: StepSettings) -> Row:
@@ -188,7 +132,11 @@ def dynamics_rows(settings: StepSettings) -> Iterator[Row]:
 
     with tempfile.TemporaryDirectory() as folder:
         store, run = crystals(24), Path(folder) / "run"
-        train(config_of("painn", replace(settings, precision="fp32"), 8, "off"), run, store=store)
+        train(
+            RunConfig.parse({**DYNAMICS, "model": {**DYNAMICS["model"], "hidden_dim": settings.hidden}}),
+            run,
+            store=store,
+        )
         for atoms in settings.atoms:
             edge = max(1, round(atoms ** (1 / 3)))
             crystal = bulk("Cu").repeat((edge, edge, max(1, round(atoms / edge**2))))
@@ -247,37 +195,3 @@ def busy(work: Callable[[], object], repeats: int) -> tuple[float, float]:
         total += max(0.0, span.end - max(span.start, reached))
         reached = max(reached, span.end)
     return 1e-3 * total / repeats, len(spans) / repeats
-
-
-def about_machine(device: str) -> str:
-    """Return the date, the card and the versions as one sentence."""
-    card = torch.cuda.get_device_name() if device == "cuda" else f"a CPU with {torch.get_num_threads()} threads"
-    return f"{time.strftime('%Y-%m-%d')}, {card}, torch {torch.__version__}, hydragnn {__version__}."
-
-
-def tables(rows: Mapping[str, Sequence[Row]]) -> str:
-    """Return all rows as tables of Markdown, one for every title."""
-    text = ""
-    for title, columns in COLUMNS.items():
-        if own := rows.get(title):
-            used = [name for name in columns if any(row.get(name) not in (None, "") for row in own)]
-            lines = [used, ["---"] * len(used), *([cell(row.get(name)) for name in used] for row in own)]
-            text += f"\n### {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-    return text
-
-
-def cell(value: Any) -> str:
-    """Return a value as text of a table."""
-    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value).replace("|", "/")
-
-
-def write_page(path: Path, about: str, rows: Mapping[str, Sequence[Row]]) -> None:
-    """Write the tables below the text of a page, or alone."""
-    mark = "\n## Steps and dynamics on this card\n"
-    text = path.read_text(encoding="utf-8").partition(mark)[0] if path.exists() else "# Steps and dynamics\n"
-    write_atomically(path, f"{text}{mark}\n`hydragnn bench steps`, {about}\n{tables(rows)}")
-
-
-def as_line(title: str, row: Row) -> str:
-    """Return a row as JSON on one line."""
-    return json.dumps({"table": title, **row})
