@@ -208,7 +208,7 @@ def _without_success(state: State, failures: list[Trial], out: Path) -> str:
 
 
 def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:
-    """Return a launcher of ``workers`` of this machine, or of an allocation's steps."""
+    """Return a launcher of local workers, or of an allocation's steps."""
     search = settings.search
     if workers is not None and search.launcher == "auto":
         return local_launcher(settings, workers)

@@ -53,7 +53,7 @@ BRIEF = KINDS - {"opened", "reached", "failed"}
 
 
 def read_journal(path: Path) -> list[tuple[float, Event]]:
-    """Return (time, event) of every line that counts; none where there is no file."""
+    """Return (time, event) of every line that counts, if any."""
     entries = (entry_of(counted, path) for counted in read_lines(path, Chain(path)))
     return [(entry.time, entry.event) for entry in entries]
 

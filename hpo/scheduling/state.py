@@ -398,7 +398,7 @@ MISFITS = (KeyError, ValueError, TypeError, AttributeError, IndexError, Recursio
 
 
 def _decoder(key: type, cls: type[Struct]) -> Decoder[dict[Any, Any]]:
-    """Return a reader of changed members by name, in the order of journals."""
+    """Return a reader of changed members by name, in journal order."""
     hints = get_type_hints(cls)
     members = [(name, hint | UnsetType, UNSET) for name, hint in sorted(hints.items()) if name != "number"]
     changed: Any = defstruct(f"Changed{cls.__name__}", members, forbid_unknown_fields=True, gc=False)

@@ -48,7 +48,7 @@ def gather_add(
 def received_and_sent(
     messages: Float[Tensor, "edges *features"], topology: Topology
 ) -> tuple[Float[Tensor, "rows *features"], Float[Tensor, "columns *features"]]:
-    """Return each node's sum over the edges that it receives, and over those that it sends.
+    """Return each node's sums over edges that it receives and sends.
 
     Atomics: none, and the same bits again.
     """

@@ -1,4 +1,4 @@
-"""Functions of rows whose value and first two derivatives are one kernel each on an accelerator.
+"""Functions of rows; value and two derivatives are one kernel each.
 
 Elsewhere they are plain torch, which is their specification. Derivatives of third and higher orders are those of plain torch everywhere.
 """

@@ -47,7 +47,7 @@ class TrainedStack:
             self.replays = replays_of(first.model, of_first.record)
 
     def check(self, models: Sequence[TrainedModel]) -> None:
-        """Raise NotStackable unless members and stack agree to rounding on a random batch."""
+        """Raise NotStackable unless members and stack agree to rounding, on a batch."""
         first, extent = self.first, getattr(self.first.settings, "cutoff", None) or 1.0
         described = first.model.description
         batch = random_batch(described.input_fields, first.dim, extent, SIZES, first.dtype, described.close_range)
@@ -75,7 +75,7 @@ class TrainedStack:
         return self.results(batch, self.compute(self.prepare(batch)))
 
     def prepare(self, batch: GraphBatch) -> GraphBatch:
-        """Return the normalised inputs of all members; of one, padded, where predictions are replayed.
+        """Return the normalised inputs of all members; of one where replayed.
 
         All that batches share with others is made here, since ``compute`` may run on another stream.
         """
@@ -91,7 +91,7 @@ class TrainedStack:
         return self.joined(inputs)
 
     def compute(self, inputs: GraphBatch) -> Predicted:
-        """Return normalised predictions and states of all members, without waiting for the device."""
+        """Return normalised predictions and states of all members, without waiting."""
         if self.replays is None:
             return eager_prediction(self.model, inputs)
 

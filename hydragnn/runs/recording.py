@@ -75,7 +75,7 @@ def replaying_run(run: Assembly, replays: tuple[Replays, ...]) -> Assembly:
 
 
 def reason_against(run: Assembly, ranks: int) -> str:
-    """Return why a run on a GPU does not record its steps by itself; empty where it does."""
+    """Return why steps are not recorded, or an empty text."""
     steps = run.context.settings.epochs * run.data.steps(0)
     if steps < FEWEST:
         return f"{steps} steps are too few to gain by it"

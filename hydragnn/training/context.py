@@ -137,7 +137,7 @@ class TrainingContext:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Compute products of matrices in TF32 in the block, for a run with ``tf32`` on a GPU."""
+        """Compute products of matrices in TF32, where requested."""
         before = torch.get_float32_matmul_precision()
         if self.settings.precision == "tf32" and self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
