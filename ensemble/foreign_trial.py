@@ -105,8 +105,11 @@ def problems_of(atoms: Atoms, results: Results) -> Iterator[str]:
         ends = [results(changed(atoms, **{how: sign * step}))["energy"] for sign in (1, -1)]
         true = (ends[0] - ends[1]) / 2
         if abs(stated - true) > CLOSE * max(abs(stated), abs(true)) + noise:
-            factor, own = stated / (true or 1e-12), {"energies per atom": len(atoms), "a virial in eV": abs(scale)}
-            yield f"its {what} is {factor:.4g} times the derivative of its energy{unit_of(factor, what, own)}"
+            factor, own = (
+                stated / (true or 1e-12),
+                {"energies per atom": float(len(atoms)), "a virial in eV": abs(scale)},
+            )
+            yield f"its {what} and the derivative of its energy differ by a factor of {factor:.4g}{unit_of(factor, what, own)}"
 
 
 def direction(values: Any, default: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import bulk
+from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.emt import EMT
 from ase.io import read, write
 from typer.testing import CliRunner
@@ -17,13 +18,15 @@ from typer.testing import CliRunner
 import hydragnn
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import MemoryStore
+from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.ensemble import Ensemble, build_ensemble, calculator, predict_to_file
+from hydragnn.ensemble.building import evaluation as evaluation_module
 from hydragnn.ensemble.foreign import graphs_for_fit, results_of
 from hydragnn.scripts.cli import app
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.verdict import error_finding
 from tests.ensemble import potentials
+from tests.ensemble.conftest import config_of
 from tests.ensemble.finished import arrays_of
 
 HERE = "tests.ensemble.potentials"
@@ -250,3 +253,87 @@ class Faulty(EMT):
 def test_results_that_are_none_of_a_structure_are_refused(fault: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         results_of(bulk("Cu", cubic=True), Faulty(fault))
+
+
+def test_structures_that_it_refuses_are_left_out_and_named(
+    runs: list[Path], store: MemoryStore, frames: list[Atoms], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a member and as a baseline: both fit the rest, and reproduce the labels."""
+    potentials.STATE["refuses"] = 5
+    names = [f"{HERE}:exact"]
+    evaluation = build_ensemble(runs[:2], tmp_path / "out", store=store, foreign=names, baselines=names)
+    notes = [line for line in capsys.readouterr().err.splitlines() if "which are left out" in line]
+    assert len(notes) == 2 and "(RuntimeError: no convergence in 100 steps), " in notes[0]
+    train = make_split(store, config_of(tmp_path).split).train
+    count = sum(len(frames[number]) == 5 for number in train)
+    assert f"refuses {count} structures" in notes[0] and f"fitted on {len(train) - count} training" in notes[0]
+    entry = Ensemble.load(tmp_path / "out").members[2].potential.entry
+    assert entry.energies == pytest.approx({name: -zero for name, zero in potentials.ZEROS.items()}, abs=1e-6)
+    assert evaluation.parts["test"]["energy"].baselines["exact-2"]["mae"] < 1e-6
+
+
+@pytest.mark.parametrize("least", [5, 1])
+def test_a_calculator_that_refuses_most_structures_is_not_taken(
+    least: int, runs: list[Path], store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_small(self: Any, atoms: Any = None, *args: Any, **more: Any) -> None:
+        if len(atoms) >= least:
+            raise MemoryError
+        EMT.calculate(self, atoms, *args, **more)
+
+    monkeypatch.setattr(potentials.OtherZeros, "calculate", only_small)
+    with pytest.raises(InputError, match=r"exact refuses \d+ structures, .*MemoryError.* more than half of 40"):
+        build_ensemble(runs[:2], tmp_path / "out", store=store, foreign=[f"{HERE}:exact"])
+
+
+def test_an_element_of_refused_structures_alone_has_no_reference_energy() -> None:
+    """Refused graphs make room for the next ones, and a composition of theirs alone stays open."""
+    counts = np.ones((500, 2), dtype=np.int64)
+    counts[::3, 1] = 2
+    order = np.arange(500)
+    first = graphs_for_fit(counts, order)
+    later = graphs_for_fit(counts, order[~np.isin(order, [3, 7])])
+    assert set(later) - set(first) == {200, 201}
+
+
+def test_a_baseline_that_fails_on_a_part_costs_its_errors_there_alone(
+    runs: list[Path],
+    store: MemoryStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    original = evaluation_module.member_outputs
+
+    def failing(members: Any, where: Any, graphs: Any, inputs: Any) -> Any:
+        if len(members) == 1 and len(graphs) == len(make_split(store, config_of(tmp_path).split).test):
+            raise OSError(28, "No space left on device")
+        return original(members, where, graphs, inputs)
+
+    monkeypatch.setattr(evaluation_module, "member_outputs", failing)
+    result = build_ensemble(runs[:2], tmp_path / "out", store=store, baselines=[f"{HERE}:exact"])
+    parts = {part: "exact" in fields["energy"].baselines for part, fields in result.parts.items()}
+    assert not all(parts.values()) and Ensemble.load(tmp_path / "out").names == ("0000", "0001")
+    assert "baseline exact has no errors of" in capsys.readouterr().err
+
+
+class OfCrystals(EMT):
+    """EMT with a stress of crystals alone, as many programs have it."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error = error
+
+    def get_property(self, name: str, atoms: Any = None, *args: Any, **more: Any) -> Any:
+        if name == "stress" and not atoms.pbc.all():
+            raise self.error("a crystal is needed")
+        return super().get_property(name, atoms, *args, **more)
+
+
+@pytest.mark.parametrize("error", [ValueError, NotImplementedError, PropertyNotImplementedError, AssertionError])
+@pytest.mark.parametrize("pbc", [(True, True, False), (True, False, False), (False, False, False), (True, True, True)])
+def test_a_stress_is_asked_for_where_there_is_one(error: type[Exception], pbc: tuple[bool, ...]) -> None:
+    atoms = bulk("Cu", cubic=True)
+    atoms.set_pbc(pbc)
+    assert set(results_of(atoms, OfCrystals(error))) == {"energy", "forces", *(["stress"] if all(pbc) else [])}
+    assert ("stress" in results_of(atoms, EMT())) == any(pbc)

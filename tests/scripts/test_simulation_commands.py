@@ -5,14 +5,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ase import Atoms
+from ase import Atoms, units
+from ase.calculators.calculator import Calculator
 from ase.io import read, write
+from ase.optimize import BFGS
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import calculator
 from hydragnn.runs import train
@@ -230,3 +234,113 @@ def test_wrong_inputs_get_one_sentence_and_no_file(
         assert code == 2 and len(lines) == 1 and reason in lines[0], (words, errors)
         assert not list(tmp_path.glob("out*"))
     assert "name end in .xyz" in call(*md, "--out", tmp_path / "out.traj")[2]
+
+
+def changed_start(what: str, atoms: Atoms) -> None:
+    """Change a structure of copper and gold."""
+    random = np.random.default_rng(0)
+    if what == "light atoms":
+        atoms.set_masses(np.full(len(atoms), 1e-4))
+    if what == "momenta of another unit":
+        atoms.set_momenta(1e3 * random.normal(size=(len(atoms), 3)))
+    if what == "momenta that are no numbers":
+        atoms.set_momenta(np.full((len(atoms), 3), np.nan))
+    if what == "no mass":
+        atoms.set_array("masses", np.zeros(len(atoms)))
+    if what == "a negative mass":
+        atoms.set_array("masses", np.full(len(atoms), -1.0))
+
+
+@pytest.mark.parametrize(
+    "what, options, code, words",
+    [
+        ("light atoms", (), 3, "no motion of atoms: "),
+        ("long steps", ("--timestep", 400), 3, "no motion of atoms: "),
+        ("long steps", ("--timestep", 400, "--thermostat", "none"), 3, "no motion of atoms: "),
+        ("long steps", ("--timestep", 1000, "--outside", "warn"), 3, "no motion of atoms: "),
+        ("momenta of another unit", (), 2, "no motion of atoms: the temperature is"),
+        ("momenta that are no numbers", (), 2, "no motion of atoms: the temperature is nan K"),
+        ("no mass", (), 2, "masses that are no numbers above 0"),
+        ("a negative mass", (), 2, "masses that are no numbers above 0"),
+    ],
+)
+def test_dynamics_that_are_no_motion_of_atoms_end_with_a_reason(
+    what: str,
+    options: tuple[Any, ...],
+    code: int,
+    words: str,
+    ensemble: Path,  # noqa: F811
+    start: Path,
+    tmp_path: Path,
+    call: Call,
+) -> None:
+    atoms, out = read(start), tmp_path / "out.xyz"
+    changed_start(what, atoms)
+    write(tmp_path / "changed.xyz", atoms)
+    line = ("md", ensemble, tmp_path / "changed.xyz", *DYNAMICS, *options, "--steps", 40, "--out", out)
+    ended, printed, errors = call(*line)
+    assert ended == code and words in errors and "finished" not in printed, (printed, errors)
+    if code == 2:
+        assert not out.exists()
+        return
+    frames_read = read(out, ":")
+    assert max(frame.get_temperature() for frame in frames_read) < 2e4
+    again = call(*line, "--resume")
+    assert again[0] == 3 and words in again[2] and len(read(out, ":")) == len(frames_read)
+
+
+class Gas(Calculator):
+    """Atoms without forces."""
+
+    energy = 0.0
+
+    implemented_properties = ("energy", "forces")
+
+    def calculate(self, atoms: Any = None, *args: Any, **more: Any) -> None:
+        super().calculate(atoms, *args, **more)
+        self.results = {"energy": self.energy, "forces": np.zeros((len(atoms), 3))}
+
+
+@pytest.mark.parametrize(
+    "thermostat, temperature, change, words",
+    [
+        ("langevin", 300, lambda atoms: atoms.set_momenta(atoms.get_momenta() * 10), "the temperature is"),
+        ("none", 300, lambda atoms: atoms.set_momenta(atoms.get_momenta() * 2.5), "the energy changed"),
+        ("langevin", 300, lambda atoms: atoms.calc.reset() or setattr(atoms.calc, "energy", 6.0), "the energy changed"),
+        ("none", 300, lambda atoms: atoms.positions.__iadd__([[0, 0, 0], [0, 1.1, 0]]), "moved 1.1 Angstrom"),
+        ("none", 300, lambda atoms: atoms.positions.__iadd__(np.nan), "moved nan"),
+        ("langevin", 300, lambda atoms: atoms.set_momenta(atoms.get_momenta() * 3), ""),
+        ("none", 300, lambda atoms: atoms.positions.__iadd__(0.5), ""),
+        ("none", 20000, lambda atoms: atoms.set_momenta(atoms.get_momenta() * 1.2), ""),
+    ],
+)
+def test_what_no_atoms_do_in_a_step(thermostat: str, temperature: float, change: Any, words: str) -> None:
+    atoms = Atoms("Ar2", [[0, 0, 0], [4, 0, 0]], calculator=Gas())
+    heat = units.kB * temperature
+    atoms.set_momenta(np.sqrt(atoms.get_masses()[:, None] * heat) * [[1, 1, 1], [-1, -1, -1]])
+    how = {"temperature": temperature, "thermostat": thermostat}
+    check = simulation_commands._limits(atoms, how, atoms.get_total_energy())
+    check()
+    change(atoms)
+    with pytest.raises(InputError, match=words) if words else nullcontext():
+        check()
+
+
+def test_a_cell_that_flies_apart_is_not_relaxed(
+    strained: tuple[Path, Atoms],  # noqa: F811
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def apart(self: Any, *_: Any) -> bool:
+        atoms = getattr(self.optimizable, "atoms", self.atoms)
+        atoms = getattr(atoms, "atoms", atoms)
+        atoms.set_cell(atoms.cell.array * 3, scale_atoms=True)
+        return True
+
+    monkeypatch.setattr(BFGS, "run", apart)
+    write(tmp_path / "some.xyz", strained[1])
+    words = ("relax", strained[0], tmp_path / "some.xyz", "--cell", "--optimizer", "BFGS", "--json")
+    code, printed, _ = call(*words, "--out", tmp_path / "out.xyz")
+    assert code == 3 and not json.loads(printed)["structures"][0]["converged"]
+    assert "27 times as large" in read(tmp_path / "out.xyz").info["status"]

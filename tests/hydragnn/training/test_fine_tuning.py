@@ -2,6 +2,8 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,7 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 import hydragnn
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, words_of
 from hydragnn.config import RunConfig, config_from_table
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.distributed.ranks import Ranks
@@ -25,6 +27,7 @@ from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import Space
 from hydragnn.models import GraphModel, TrainedModel, load_model
 from hydragnn.record import read_record
+from hydragnn.runs import callback, session
 from hydragnn.runs import train as train_run
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.fine_tuning import rate_factors
@@ -331,3 +334,109 @@ def test_data_that_changed_since_are_not_replayed(place: Path) -> None:
             begun(table_of(place / "cuau.h5", {"model": str(place / "changed"), **start}), place)
     run = begun(table_of(place / "cuau.h5", {"model": str(place / "changed")}), place)
     assert run.record.start["earlier_data"]
+
+
+class Broken:
+    """A writer or a bar that fails in the end."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def add_scalar(self, *_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def begin(self, *_: Any) -> None:
+        pass
+
+    step = epoch = begin
+
+    def close(self, *_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    end = close
+
+
+def failing(error: BaseException, after: int = 0) -> Any:
+    """Return a function that raises from its call ``after`` on."""
+    calls: list[Any] = []
+
+    def call(original: Any, *args: Any, **more: Any) -> Any:
+        calls.append(args)
+        if len(calls) > after:
+            raise error
+        return original(*args, **more)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "where, error",
+    [
+        ("forgetting", InputError("no reference value of Ag")),
+        ("forgetting", MemoryError()),
+        ("forgetting", OSError(5, "Input/output error")),
+        ("first_ranks_value", RuntimeError("a peer is gone")),
+        ("keep_beating", KeyError("beat")),
+    ],
+)
+def test_what_fails_after_the_last_epoch_is_a_note(
+    where: str, error: Exception, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(place / "cuau.h5", {"model": str(place / "cu")}, epochs=1)
+    monkeypatch.setattr(session, where, partial(failing(error), getattr(session, where)))
+    record = hydragnn.train(table, tmp_path / "run")
+    assert record.status == read_record(tmp_path / "run").status == "finished"
+    assert any(note.startswith("forgetting is not measured: ") and words_of(error) in note for note in record.notes)
+    assert set(hydragnn.predict(tmp_path / "run", [crystal("Cu-Au", 0)]).status) == {"ok"}
+    monkeypatch.undo()
+    again = hydragnn.train(tmp_path / "run", resume=True)
+    assert again.status == "finished" and again.start["forgetting"]["errors"] and again.curves == record.curves
+
+
+def test_a_kill_or_a_full_disk_after_the_last_epoch_leaves_a_finished_run(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = table_of(place / "cuau.h5", {"model": str(place / "cu")}, epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "forgetting", partial(failing(KeyboardInterrupt()), None))
+        with pytest.raises(KeyboardInterrupt):
+            hydragnn.train(table, tmp_path / "killed")
+    assert read_record(tmp_path / "killed").status == "finished"
+
+    def full(original: Any, record: Any, *args: Any) -> Any:
+        if record.start.get("forgetting"):
+            raise InputError("cannot write record.json: No space left on device")
+        return original(record, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callback, "write_record", partial(full, callback.write_record))
+        assert hydragnn.train(table, tmp_path / "full").status == "finished"
+    assert read_record(tmp_path / "full").status == "finished"
+    assert "note: the record: cannot write record.json" in capsys.readouterr().err
+
+
+def test_pictures_and_bars_end_no_training(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback, "summary_writer", Broken)
+    config = config_from_table(table_of(place / "cu.h5", epochs=2, tensorboard=True), place / "CONFIG.toml")
+    record = train_run(config, tmp_path / "run", progress=Broken())
+    assert record.status == "finished" and record.epochs == 2
+    assert record.notes.count("TensorBoard: OSError: [Errno 28] No space left on device") == 1
+
+
+def test_errors_of_fields_that_both_predict_are_measured_beside_an_energy_of_another_name(
+    place: Path, tmp_path: Path
+) -> None:
+    """The tuned head knows no element of the start but copper."""
+    hydragnn.train(table_of(place / "cuau.h5"), tmp_path / "start")
+    frames = [crystal("Cu", number) for number in range(20)]
+    for atoms in frames:
+        atoms.info["REF_energy"] = atoms.get_potential_energy()
+    graphs = [from_ase(atoms, CUTOFF, fields=(replace(ENERGY, name="REF_energy"), FORCES)) for atoms in frames]
+    attributes = {"cutoff": CUTOFF, "source": "ase"}
+    with StoreWriter(tmp_path / "cu.h5", [*graphs[0].fields.values()], dim=3, attributes=attributes) as writer:
+        writer.write_graphs(graphs)
+    table = table_of(tmp_path / "cu.h5", {"model": str(tmp_path / "start")}, epochs=1)
+    table["heads"] = [{**HEAD, "field": "REF_energy"}]
+    record = hydragnn.train(table, tmp_path / "tuned")
+    assert record.status == "finished"
+    assert {name.partition("/")[0] for name in record.start["forgetting"]["errors"]} == {"forces"}
