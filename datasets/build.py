@@ -43,7 +43,7 @@ def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[in
             writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
-    refuse_useless(out)
+    refuse_useless(out, settings)
 
 
 def store_writer(settings: BuildSettings, out: Path, fields: list[Field], dim: int, **part: int) -> StoreWriter:

@@ -182,7 +182,7 @@ def build_with_workers(
     with only_maker(out):
         try:
             finish_store(out, _write_parts(settings, out, workers, progress or (lambda graphs: None)))
-            refuse_useless(out)
+            refuse_useless(out, settings)
         except BaseException as error:
             clear_unfinished(out, folder=True)
             if isinstance(error, BrokenProcessPool):

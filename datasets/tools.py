@@ -24,6 +24,8 @@ from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import TextsReader, texts_path
+from hydragnn.datasets.sources.base import BuildSettings
+from hydragnn.datasets.sources.labels import parted_settings
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked, stored_label
 from hydragnn.datasets.views import disk_store
 from hydragnn.datasets.writer import StoreWriter
@@ -180,14 +182,15 @@ def missing_in_graphs(store: GraphStore, field: Field) -> NDArray[np.int64]:
     return missing
 
 
-def refuse_useless(path: Path) -> None:
-    """Remove a new store without values or edges and raise InputError."""
+def refuse_useless(path: Path, settings: BuildSettings) -> None:
+    """Remove a new store without values or edges, or with one label for several graphs, and raise InputError."""
     store = DiskStore(path)
     absent = [field.name for field in store.fields() if not present_graphs(store, field).any()]
     sizes, cutoff = store.sizes(), cutoff_of(store.attributes)
     several = int((sizes.nodes > 1).sum())
+    labels = parted_settings(settings)[1]
+    problem = labels.shared_row(store.texts, settings.parts) if labels else ""
     store.close()
-    problem = ""
     if absent:
         problem = f"no graph has the field {absent[0]}, so that no store was made; name the right key for it in the build file, or leave the field out"
     elif cutoff is not None and several and not sizes.edges.any():

@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.search import completed_cell, edge_order, pairs_within
-from hydragnn.graphs.texts import NAME, name_among
+from hydragnn.graphs.texts import NAME, name_among, number_in
 from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
@@ -204,7 +204,8 @@ def _stored_label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
 
 def value_on(atoms: Atoms, field: Field, key: str) -> Any:
     """Return what the structure, without its calculator, holds for a field."""
-    return (atoms.arrays if field.on == "node" else atoms.info).get(key)
+    value = (atoms.arrays if field.on == "node" else atoms.info).get(key)
+    return number_in(value) if isinstance(value, str) else value
 
 
 def _stored_result(atoms: Atoms, key: str) -> Any:

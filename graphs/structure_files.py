@@ -2,7 +2,8 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,20 @@ ELEMENTS_OF_LAMMPS = {
 """What tells elements in files of LAMMPS. Without it ASE takes type 1 for hydrogen, type 2 for helium."""
 
 
-def structures_of(path: Path, index: str = ":", format: str | None = None) -> Iterator[Any]:
+def structures_of(
+    path: Path, index: str = ":", format: str | None = None, texts: Collection[str] = ()
+) -> Iterator[Any]:
     """Yield the structures of a file of ASE or pymatgen, as ``Atoms``.
+
+    Names and entries of the keys ``texts`` in extended XYZ are the letters of the file.
 
     InputError where the file has numbers of types in place of elements, or reading it might not end.
     """
     check_readable(path)
     from ase.io import iread
     from ase.io.formats import filetype, open_with_compression
+
+    from hydragnn.graphs.extxyz import entries_of
 
     if format is None and is_pymatgen(path):
         start, *stop = (int(part) if part else None for part in index.split(":"))
@@ -45,8 +52,9 @@ def structures_of(path: Path, index: str = ":", format: str | None = None) -> It
     if kind == "extxyz":
         with open_with_compression(str(path), "r") as file:
             deque(frames_of_xyz(file), 0)
+    reader = {"properties_parser": partial(entries_of, texts=texts)} if kind == "extxyz" else {}
     # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
-    yield from iread(str(path), index=index, format=format, parallel=False)
+    yield from iread(str(path), index=index, format=format, parallel=False, **reader)
 
 
 def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Texts of graphs: names and other labels that no model reads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, overload
 
@@ -8,8 +9,13 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from hydragnn.base.errors import InputError
+
 NAME = "name"
 """Key of the names: a material's id, or file and frame."""
+
+FILE, FOLDER = "file", "folder"
+"""Keys of the file that a graph is from, and of its folder: a split can keep their graphs together."""
 
 NAME_KEYS = (NAME, "id", "material_id", "mp_id", "config_id", "structure_id", "mol_id", "identifier", "uid", "sid")
 """Entries of a structure that are taken for its name, the first one that is there."""
@@ -110,18 +116,43 @@ def _read_joined(
 
 
 def as_text(value: Any) -> str:
-    """Return a text or whole number as text; empty for anything else.
+    """Return a text or whole number as text on one line; empty for anything else.
 
-    >>> as_text(np.int64(7)), as_text(b"mp-1"), as_text([1, 2]), as_text(None)
-    ('7', 'mp-1', '', '')
+    >>> as_text(np.int64(7)), as_text(b"mp-1"), as_text(" 010\\n"), as_text([1, 2]), as_text(None)
+    ('7', 'mp-1', '010', '', '')
     """
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if getattr(value, "size", 0) == 1 and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
-        return " ".join(str(value).split())
+        return one_line(str(value))
     return ""
+
+
+def one_line(text: str) -> str:
+    """Return a text on one line, with the letters that every file can hold."""
+    return " ".join(text.splitlines()).strip().encode(errors="backslashreplace").decode()
+
+
+def text_of(value: Any, key: str, where: str) -> str:
+    """Return an entry as text, empty where missing; InputError where its letters are lost.
+
+    These are truth values, numbers with digits after the point, and lists.
+    """
+    text = as_text(value)
+    missing = value is None or isinstance(value, str | bytes) or np.size(value) == 0
+    if text or missing or (isinstance(value, float | np.floating) and np.isnan(value)):
+        return text
+    raise InputError(f"{where}: {key} = {value!r:.60} is no text or whole number; write it as text, or leave {key} out")
+
+
+def number_in(text: str) -> Any:
+    """Return the number that a text is, for fields; else the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def name_among(values: Mapping[str, Any]) -> str:

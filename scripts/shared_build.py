@@ -58,7 +58,7 @@ def build_with_ranks(
                 raise InputError(f"{out}: rank 0 was ended, perhaps for want of memory; run it again")
             (problem,) = group.notes("end")
         else:
-            problem = _problem_of_store(tally, opening["graphs"])
+            problem = _problem_of_store(tally, read, opening["graphs"])
             group.note("end", problem)
             group.wrote = True
         if problem:
@@ -158,7 +158,7 @@ class RankTally:
             time.sleep(PAUSE)
 
 
-def _problem_of_store(tally: RankTally, counted: int | None) -> str:
+def _problem_of_store(tally: RankTally, read: Read, counted: int | None) -> str:
     """Complete the store once every rank is done; return any error."""
     group, out = tally.group, tally.out
     tally.wait_for(lambda: tally.all_are("done"))
@@ -169,7 +169,7 @@ def _problem_of_store(tally: RankTally, counted: int | None) -> str:
             raise InputError(min(failed, key=lambda failure: int(failure["block"]))["sentence"])
         check_whole(out, counted, sum(note["graphs"] for note in results))
         finish_store(out, max(note["parts"] for note in results))
-        refuse_useless(out)
+        refuse_useless(out, read())
     except InputError as error:
         clear_unfinished(out, folder=True)
         return str(error)

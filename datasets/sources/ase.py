@@ -1,6 +1,5 @@
 """Structures in any format that ASE reads."""
 
-import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -140,12 +139,15 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[
                 for text in frames_of_xyz(file):
                     _check_entries(text, keys, path, number)
                     if settings.index == ":":
-                        yield int(text[: text.index("\n")]), partial(_read_frame, text, path, number)
+                        yield (
+                            int(text[: text.index("\n")]),
+                            partial(_read_frame, text, path, number, settings.text_keys),
+                        )
                     number += 1
             if settings.index == ":":
                 return
             number = 0
-        for atoms in structures_of(path, settings.index, settings.format):
+        for atoms in structures_of(path, settings.index, settings.format, settings.text_keys):
             yield len(atoms), partial(_itself, atoms)
             number += 1
     except InputError:
@@ -158,11 +160,9 @@ def _itself(atoms: Any) -> Any:
     return atoms
 
 
-ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")
-"""Key and value in the second line of a structure of extended XYZ."""
-
-
 def _check_entries(text: str, keys: Collection[str], path: Path, number: int) -> None:
+    from hydragnn.graphs.extxyz import ENTRY
+
     comment = text.partition("\n")[2].partition("\n")[0]
     for key in keys:
         if comment.count(key) > 1:
@@ -173,11 +173,11 @@ def _check_entries(text: str, keys: Collection[str], path: Path, number: int) ->
                 )
 
 
-def _read_frame(text: str, path: Path, number: int) -> Any:
-    from hydragnn.datasets.sources.extxyz import read_frame
+def _read_frame(text: str, path: Path, number: int, texts: list[str]) -> Any:
+    from hydragnn.graphs.extxyz import read_frame
 
     try:
-        return read_frame(text)
+        return read_frame(text, texts)
     except Exception as error:  # whatever parsing raises
         raise _unreadable(path, number, error) from error
 

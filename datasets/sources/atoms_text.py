@@ -1,5 +1,6 @@
 """Structures apart from their geometry, as texts of graphs."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -84,4 +85,6 @@ def one_line(text: str, space: str = " ") -> str:
     >>> one_line("two\\nlines"), one_line("a b", "_"), one_line("_JSON is its mark of other values")
     ('two lines', 'a_b', 'JSON is its mark of other values')
     """
-    return space.join(text.split()).removeprefix("_" if text.startswith("_JSON") else "").replace("\\", "\\\\")
+    return (
+        re.sub(r"\s", space, text.strip()).removeprefix("_" if text.startswith("_JSON") else "").replace("\\", "\\\\")
+    )

@@ -5,7 +5,8 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,14 +14,14 @@ from pydantic import Field as Setting
 from pydantic import PrivateAttr, field_validator, model_validator
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.places import distinct_names
+from hydragnn.base.places import distinct_names, matching_files
 from hydragnn.base.settings import Settings
 from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.parts import PARTS
-from hydragnn.graphs.texts import NAME, as_text, name_among
+from hydragnn.graphs.texts import FILE, FOLDER, NAME, as_text, name_among, one_line, text_of
 
 Make = Callable[[], GraphBatch]
 """Function that makes one graph of a source; InputError where that graph cannot be made."""
@@ -218,16 +219,35 @@ class BuildSettings(Settings, ABC):
         """Entries that texts are read from."""
         return [*([self.name_key] if self.name_key else []), *self.texts]
 
+    @cached_property
+    def folders(self) -> dict[str, str]:
+        """Return the folder of every file by the file's name."""
+        found = [] if getattr(self, "_objects", None) is not None else map(matching_files, self.files)
+        paths = [*dict.fromkeys(chain.from_iterable(found))]
+        parents = {path.parent: path.parent.resolve() for path in paths}
+        names = dict(zip(parents, distinct_names([*parents.values()])))
+        return {file: names[path.parent] for file, path in zip(distinct_names(paths), paths)}
+
     def texts_of(self, entries: Mapping[str, Any], number: str) -> dict[str, list[str]]:
         """Return a graph's texts; its name is ``number`` if no entry has one.
 
-        InputError where it lacks the entry that the settings name.
+        It has its file and folder, too. InputError where it lacks the entry that the settings name, and where an entry is no text.
         """
         name = as_text(entries.get(self.name_key)) if self.name_key else name_among(entries) or number
         if not name:
             hint = nearest(str(self.name_key), [str(key) for key in entries])
             raise InputError(f"{number} has no text or whole number {self.name_key} for its name; {hint}")
-        return {NAME: [name], **{key: [as_text(entries.get(key))] for key in self.texts}}
+        texts = {NAME: name, **{key: text_of(entries.get(key), key, number) for key in self.texts}}
+        file = number if number in self.folders else number.rpartition("#")[0]
+        if file in self.folders:
+            places = {FILE: file, FOLDER: self.folders[file]}
+            texts = {key: one_line(text) for key, text in places.items() if key not in self.field_names} | texts
+        return {key: [text] for key, text in texts.items()}
+
+    @property
+    def field_names(self) -> list[str]:
+        """Names of the fields."""
+        return [field.name for field in self.fields]
 
     @property
     def first_number(self) -> str:

@@ -1,6 +1,6 @@
 """Tables of labels beside files, joined by file or by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,23 @@ from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import Table, find_files, read_table, stack_rows
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.texts import NAME, NAME_KEYS, as_text
+from hydragnn.graphs.texts import FILE, NAME, NAME_KEYS, Texts, as_text, text_of
 from hydragnn.graphs.validate import field_values
 
-COLUMNS = ("file", *NAME_KEYS)
+COLUMNS = (FILE, *NAME_KEYS)
 """Columns that may name graphs; the first one of a table does."""
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".Z")
+
+
+def aliases(file: str) -> set[str]:
+    """Return the names that a row may give a file.
+
+    >>> sorted(aliases("runs/x.cif.gz"))
+    ['x', 'x.cif', 'x.cif.gz']
+    """
+    path = Path(file)
+    plain = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return {path.name, plain.name, plain.stem}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,11 +47,22 @@ class Labels:
     first: str = "0"
     """Number in the name of a file's first graph."""
 
+    def row_of(self, name: str, file: str) -> int | None:
+        """Return the row of a graph; InputError where it has several."""
+        own = bool(file) and name != file and not name.startswith(f"{file}#")  # a name of its own, not that of its file
+        keys = {name} if own and self.column != FILE else {name, *aliases(file or name.rpartition("#")[0] or name)}
+        rows = sorted(keys & self.rows.keys())
+        if len(rows) > 1:
+            raise InputError(f"{self.path}: {name} has several rows, {' and '.join(rows)}; keep one")
+        return self.rows[rows[0]] if rows else None
+
     def added_to(self, graph: GraphBatch) -> GraphBatch:
         """Return one graph with its row; InputError where it needs one."""
-        name = "" if graph.names is None else graph.names[0]
-        file, _, number = name.rpartition("#") if "#" in name else (name, "", self.first)
-        row = next((self.rows[key] for key in (name, file, Path(file).stem) if key in self.rows), None)
+        name, file = (graph.texts[key][0] if key in graph.texts else "" for key in (NAME, FILE))
+        row = self.row_of(name, file)
+        stem, _, number = name.rpartition("#")
+        number = number if stem and file in ("", stem) else self.first
+        file = file if file and self.column == FILE else stem or name
         if row is None and not all(field.optional for field in self.fields):
             raise InputError(
                 f"{self.path}: no row whose column {self.column} is {file}; add one, or set optional = true for its fields"
@@ -56,13 +79,29 @@ class Labels:
             if not (field.optional and raw.dtype.kind == "f" and np.isnan(raw).all()):
                 values[field.name] = field_values(raw, field.field, 1, f"{self.path}, {file}", field.optional)
                 declared.append(field.field)
-        texts = {key: [as_text(self.table[column][row])] for key, column in self.texts.items()}
+        texts = {key: [text_of(self.table[column][row], column, self.path)] for key, column in self.texts.items()}
         some = {
             field.name: torch.ones(1, dtype=torch.bool)
             for field in self.fields
             if field.missing and field.name in values
         }
         return graph.with_fields(values, fields=declared, masks=some).with_texts(texts)
+
+    def shared_row(self, texts: Mapping[str, Texts], parts: int) -> str:
+        """Return the fault of a row that gave several graphs a target; else empty.
+
+        A graph of the files is ``parts`` graphs of the store.
+        """
+        if NAME in self.texts or NAME not in texts or not any(field.role == "target" for field in self.fields):
+            return ""
+        names = texts[NAME][::parts]
+        seen: dict[int, tuple[int, str]] = {}
+        for number, (name, file) in enumerate(zip(names, texts[FILE][::parts] if FILE in texts else [""] * len(names))):
+            row = self.row_of(name, file)
+            first, other = (number, "") if row is None else seen.setdefault(row, (number, name))
+            if first != number:
+                return f"{self.path}: one row labels both {other} (graph {first}) and {name} (graph {number}); give each graph a row and a name of its own"
+        return ""
 
 
 def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | None]:
@@ -75,21 +114,22 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
     of_graphs = [field for field in settings.fields if field.on == "graph"]
     optional = [key for field in of_graphs if field.optional for key in field.keys]
     numbers = [key for field in of_graphs for key in field.keys]
-    named = {*COLUMNS, *settings.texts, settings.name_key or ""} - set(numbers)
+    named = {*COLUMNS, *settings.texts, settings.name_key or ""}
     table = read_table(Path(settings.labels), numbers, optional, named)
     column = next((name for name in COLUMNS if name in table), None)
     if column is None:
         raise InputError(
             f"{settings.labels} has no column that names graphs; call it file (the name of the file) or id"
         )
-    names = [str(text).strip() for text in table[column].tolist()]
-    names = [Path(name).name for name in names] if column == "file" else names
+    names = [as_text(value) for value in table[column].tolist()]
+    names = [Path(name).name for name in names] if column == FILE else names
     rows = {name: row for row, name in enumerate(names)}
     if len(rows) < len(names):
         twice = next(name for row, name in enumerate(names) if rows[name] != row)
-        raise InputError(f"{settings.labels} has several rows whose column {column} is {twice}; keep one")
-    if column == "file" or settings.name_key is None:
-        _check_files(settings)
+        what = f"is {twice}; keep one" if twice else "holds no text or whole number; name every graph"
+        raise InputError(f"{settings.labels} has several rows whose column {column} {what}")
+    if column == FILE or settings.name_key is None:
+        _check_files(settings, rows)
     fields = [field for field in of_graphs if all(key in table for key in field.keys)]
     texts = {key: key for key in settings.texts if key in table}
     if settings.name_key and settings.name_key in table and settings.name_key != column:
@@ -116,11 +156,14 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
     return settings.model_copy(update=rest), labels
 
 
-def _check_files(settings: BuildSettings) -> None:
-    """Raise InputError for two files of one name, which would share a row."""
+def _check_files(settings: BuildSettings, rows: Collection[str]) -> None:
+    """Raise InputError for two files that a row could be for."""
+    named = {*rows, *(row.rpartition("#")[0] for row in rows)}
     seen: dict[str, Path] = {}
     for path in [] if getattr(settings, "_objects", None) is not None else find_files(getattr(settings, "files", [])):
-        if (other := seen.setdefault(path.name, path)) != path:
-            raise InputError(
-                f"{other} and {path} have the same name, so that {settings.labels} cannot tell them apart; rename one"
-            )
+        for alias in sorted(aliases(path.name) & named | {path.name}):
+            if (other := seen.setdefault(alias, path)) != path:
+                what = "have the same name" if other.name == path.name else f"are both {alias}"
+                raise InputError(
+                    f"{other} and {path} {what}, so that {settings.labels} cannot tell them apart; rename one"
+                )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 from hydragnn.base.places import matching_files
+from hydragnn.base.shown import text_in_cell
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.graphs.field import columns_of
 
@@ -42,7 +43,7 @@ MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 def read_table(
     path: Path, numbers: Collection[str] = (), optional: Collection[str] = (), texts: Collection[str] = ()
 ) -> Table:
-    """Return the columns of a CSV or npz file by name; ``texts`` keep zeros before numbers.
+    """Return the columns of a CSV or npz file by name; ``texts`` keep their letters.
 
     Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
     where another cell of one of the columns ``numbers`` holds none.
@@ -78,7 +79,10 @@ def read_table(
                 what = f"{cell!r}, which is no number; repair it" if cell.strip() else "nothing; fill it in"
                 raise InputError(f"{path}, line {number}: the column {name} holds {what}, or remove the row")
     columns = {name: [row[position] for _, row in body] for position, name in enumerate(header)}
-    return {name: np.array(cells, np.str_) if name in texts else _column(cells) for name, cells in columns.items()}
+    return {
+        name: np.array([text_in_cell(cell) for cell in cells], np.str_) if name in texts else as_numbers(cells)
+        for name, cells in columns.items()
+    }
 
 
 def _of_one_length(table: Table, path: Path) -> Table:
@@ -96,13 +100,15 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _column(texts: list[str]) -> NDArray[Any]:
+def as_numbers(texts: Any) -> NDArray[Any]:
+    """Return texts as whole numbers or numbers where all of them are."""
+    column = np.asarray(texts, dtype=np.str_)
     for kind in (np.int64, np.float64):
         try:
-            return np.array(texts, dtype=np.str_).astype(kind)
+            return column.astype(kind)
         except (ValueError, OverflowError):
             continue
-    return np.array(texts, dtype=np.str_)
+    return column
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
@@ -130,6 +136,7 @@ def table_column(table: Table, name: str, source: Path | str) -> NDArray[Any]:
 def stack_rows(values: list[Any], field: FieldSettings) -> Any:
     """One value, or several side by side on a new last axis."""
     arrays = [np.asarray(value) for value in values]
+    arrays = [as_numbers(one) if one.dtype.kind == "U" else one for one in arrays]  # a name that is a field, too
     whole = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
     return whole if field.column is None else columns_of(whole, field.column, f"field {field.name}")
 

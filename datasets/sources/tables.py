@@ -78,7 +78,7 @@ class TablesBuild(BuildSettings):
         sources: dict[Location, str] = {"node": ", ".join(self.files), "edge": self.edges}
         sources["graph"] = self.graphs or "the build file (no table of graphs)"
         if self.graphs is not None:
-            named = ["graph", *(key for key in NAME_KEYS if key not in numbers["graph"])]
+            named = ["graph", *NAME_KEYS, *self.text_keys]
             tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional, named)
         if not any("graph" in table for table in tables.values()):
             for table in filter(None, tables.values()):

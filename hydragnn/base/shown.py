@@ -1,5 +1,6 @@
-"""Values as tables of HTML, which notebooks show; all text is escaped."""
+"""Texts of users as terminals, spreadsheets and notebooks show them: nothing in them acts."""
 
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -10,6 +11,44 @@ ROWS = 40
 """Rows of a table; more are counted."""
 DEEPEST = 3
 """Tables inside one another; what is deeper is text."""
+
+KEPT = (9, 10)  # tab and end of line
+CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {*KEPT}
+DIRECTIONS = {
+    0x200E,
+    0x200F,
+    0x061C,
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+}  # which make a text read otherwise
+WRITTEN_OUT = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
+_FORMULA = re.compile(r"[\s'\"]*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
+"""Beginning of a text that spreadsheets compute."""
+_ESCAPE = re.compile(r"\\x([01][0-9a-f]|7f|[89][0-9a-f])|\\u(20[0-9a-f]{2}|061c)")
+
+
+def visible(text: str) -> str:
+    r"""Return a text with its control characters and marks of direction escaped.
+
+    >>> print(visible("\x1b[2Jgone"))
+    \x1b[2Jgone
+    """
+    return text.translate(WRITTEN_OUT)
+
+
+def csv_cell(text: str) -> str:
+    r"""Return a text as a cell of CSV that no spreadsheet computes.
+
+    >>> csv_cell("=1+1"), csv_cell("mp-1"), csv_cell("'=1"), text_in_cell(csv_cell("-\u202e1")) == "-\u202e1"
+    ("'=1+1", 'mp-1', "''=1", True)
+    """
+    return visible(f"'{text}" if _FORMULA.match(text) else text)
+
+
+def text_in_cell(cell: str) -> str:
+    """Return the text of which ``csv_cell`` made a cell; others as they are."""
+    cell = cell[1:] if cell[:1] == "'" and _FORMULA.match(cell[1:]) else cell
+    return _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), cell)
 
 
 def html_table(caption: str, rows: Mapping[str, Any]) -> str:
@@ -65,5 +104,5 @@ def _text(value: Any) -> str:
 
 
 def _escaped(text: object) -> str:
-    whole = str(text)
+    whole = visible(str(text))
     return escape(whole if len(whole) <= LONGEST else f"{whole[:LONGEST]}...")

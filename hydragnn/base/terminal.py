@@ -11,26 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hydragnn.base.errors import InputError
-
-KEPT = (9, 10)  # tab and end of line
-CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {*KEPT}
-DIRECTIONS = {
-    0x200E,
-    0x200F,
-    0x061C,
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-}  # which make a text read otherwise
-WRITTEN_OUT = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
-
-
-def visible(text: str) -> str:
-    r"""Return a text with its terminal control characters escaped.
-
-    >>> print(visible("\x1b[2Jgone"))
-    \x1b[2Jgone
-    """
-    return text.translate(WRITTEN_OUT)
+from hydragnn.base.shown import visible as visible
 
 
 class PlainConsole(Console):

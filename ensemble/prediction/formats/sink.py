@@ -21,6 +21,7 @@ from hydragnn.base.files import rename_all
 from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.ensemble.screening import Screened
+from hydragnn.graphs.texts import one_line
 from hydragnn.models import Target
 
 UNFINISHED = ".part"
@@ -178,7 +179,7 @@ def size_of(piece: Piece) -> int:
 
 def texts(values: Sequence[str]) -> list[str]:
     """Return texts on one line each."""
-    return [" ".join(value.split()) for value in values]
+    return [one_line(value) for value in values]
 
 
 def lines_array(text: str) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import MissingPackageError
+from hydragnn.base.shown import csv_cell
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.formats.sink import (
     Block,
@@ -184,7 +185,7 @@ class ParquetSink(CsvSink):
 
 def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:
     text = StringIO(newline="")
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerows([csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return lines_array(text.getvalue())
 
 

@@ -13,7 +13,7 @@ from hydragnn.datasets import open_store
 from hydragnn.datasets.build import build_store
 from hydragnn.datasets.sources.ase import AseBuild
 from hydragnn.datasets.sources.base import FEW, pieces_of
-from hydragnn.datasets.sources.extxyz import NotPlain, _plain_frame, read_frame
+from hydragnn.graphs.extxyz import NotPlain, _plain_frame, read_frame
 
 ATOM = "C 0.5 -1e-3 +.25\n"
 PLAIN = {
@@ -23,7 +23,7 @@ PLAIN = {
     "axes as numbers": '1\nLattice="4 0 0 0 5 0 0 0 6" pbc="1 0 1"\n' + ATOM,
     "stress and virial": '1\nLattice="4 0 0 0 5 0 0 0 6" stress="1 2 3 2 5 6 3 6 9.5" virial="1 2 3 4 5 6 7 8 9"\n'
     + ATOM,
-    "words": '1\nname=mp-12 note="two words, 3" flag=T flags="T, F" uid=007 count=3 list="1,2 3" key=1e-3\n' + ATOM,
+    "words": '1\nname=mp-12 note="two words, 3" flag=T flags="T, F" uid=mp-7 count=3 list="1,2 3" key=1e-3\n' + ATOM,
     "columns": "2\nProperties=species:S:1:pos:R:3:forces:R:3:tag:I:1:site:S:1:charge:R:1:w:I:2\n"
     "o 0 0 0 1 2 3 -4 A1 0.5 1 2\r\nH  1 0 0 4 5 6 7 B 0.25 3 4",
     "whole results": '1\nProperties=species:S:1:pos:R:3:magmoms:I:1 energy=3 dipole="1 2 3"\nC 0 0 0 2\n',
@@ -39,7 +39,6 @@ ODD = {
     "commas alone": '1\nx=","\n' + ATOM,
     "JSON": '1\nx="_JSON true"\n' + ATOM,
     "not a number": "1\nenergy=nan\n" + ATOM,
-    "underscores": "1\nx=1_000\n" + ATOM,
     "too many columns": "1\nenergy=1.0\nC 0 0 0 9\n",
     "numbers of elements": "1\nProperties=Z:I:1:pos:R:3\n6 0 0 0\n",
     "truth": "1\nProperties=species:S:1:pos:R:3:fixed:L:1\nC 0 0 0 T\n",
@@ -67,6 +66,49 @@ def test_a_frame_is_what_ase_reads(kind: str) -> None:
             _plain_frame(text)
     else:
         _plain_frame(text)
+
+
+LETTERS = (
+    "010",
+    "10",
+    "T",
+    "1e5",
+    "1_000",
+    "1.10",
+    "nan",
+    "inf",
+    "TRUE",
+    "_",
+    "+7",
+    "١٢",
+    "9" * 30,
+    "a  b",
+    "7 8",
+    "-0",
+)
+
+
+@pytest.mark.parametrize("form", ['{key}="{text}"', "note=[1,2] {key}='{text}'", "free {key} = {{{text}}}"])
+@pytest.mark.parametrize("text", LETTERS)
+def test_names_and_texts_are_the_letters_of_the_file(text: str, form: str) -> None:
+    for key in ("id", "name", "uid", "group"):
+        frame = "1\n" + form.format(key=key, text=text) + "\n" + ATOM
+        assert read_frame(frame, ["group"]).info[key] == text
+    assert read_frame(f"1\nrun=007 x=7 y=1.10 z=T\n{ATOM}").info == {"run": "007", "x": 7, "y": 1.1, "z": True}
+
+
+@pytest.mark.parametrize("index", [":", "::1", "0:"])
+def test_a_name_that_is_a_field_too_is_both(index: str, tmp_path: Path) -> None:
+    (tmp_path / "a.xyz").write_text(f"1\nid=010 run=007\n{ATOM}1\nid=1.10 run=7\n{ATOM}")
+    fields = [{"name": name, "on": "graph", "key": key} for name, key in (("number", "id"), ("run_number", "run"))]
+    build_store(
+        AseBuild(files=[str(tmp_path / "a.xyz")], cutoff=3.0, fields=fields, texts=["run"], index=index),
+        tmp_path / "store.h5",
+    )
+    store = open_store(tmp_path / "store.h5")
+    assert list(store.texts["name"]) == ["010", "1.10"] and list(store.texts["run"]) == ["007", "7"]
+    batch = store.read([0, 1])
+    assert np.allclose(batch["number"], [10.0, 1.1]) and batch["run_number"].tolist() == [7.0, 7.0]
 
 
 WRONG = {

@@ -1,11 +1,12 @@
 """Structures of extended XYZ, read as ASE reads them, but faster.
 
 Plain frames are split here: words, numbers and truth values with an equals sign before them, and atoms in columns of the declared
-number. ASE reads all others.
+number. ASE reads all others. Names and texts are the letters of the file, also where they look like numbers.
 """
 
 import re
-from functools import lru_cache
+from collections.abc import Collection
+from functools import lru_cache, partial
 from io import StringIO
 from itertools import chain
 from typing import Any
@@ -23,12 +24,17 @@ from ase.io.extxyz import (
 from ase.io.extxyz import all_properties as RESULTS
 
 from hydragnn.graphs.atomic import ReadResults
+from hydragnn.graphs.texts import NAME_KEYS
 
 ROUNDING = 1e-3
 """Difference of the halves of a stress, over its largest number, up to which it is symmetric."""
 
+ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")
+"""Key and value in the second line of a structure of extended XYZ."""
 _ENTRY = re.compile(r"""([^\s="'\\{}\[\],]+)=(?:"([^"\\]+)"|([^\s="'\\{}\[\]]+))(?:\s+|$)""")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NOT_A_COUNT = re.compile(r"[+-]?(?!(?:0|[1-9][0-9]{0,17})$)[\d_]+")
+"""Digits that no program writes for a number, such as 007 and 1_000."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[A-Za-z_][^\s,]*")
 _TRUTH = {
@@ -45,17 +51,45 @@ class NotPlain(Exception):
     """The frame is for ASE to read."""
 
 
-def read_frame(text: str) -> Atoms:
+def read_frame(text: str, texts: Collection[str] = ()) -> Atoms:
     """Return the structure of one frame; ASE's errors where unreadable.
+
+    Names and entries of the keys ``texts`` are the letters of the file, and so is what no program writes for a number.
 
     >>> read_frame('1\\nenergy=-0.5 pbc="F F F"\\nH 0.0 0.0 0.0\\n').calc.results
     {'energy': np.float64(-0.5)}
     """
     try:
-        return _plain_frame(text)
+        return _plain_frame(text, texts)
     except (NotPlain, ValueError, KeyError, OverflowError):
-        _check_keys(key_val_str_to_dict(text.split("\n")[1].strip()))
-        return next(read_xyz(StringIO(text), 0))
+        return next(read_xyz(StringIO(text), 0, properties_parser=partial(entries_of, texts=texts)))
+
+
+def entries_of(comment: str, texts: Collection[str] = ()) -> dict[str, Any]:
+    """Return keys and values of a second line; ValueError for what ASE misunderstands.
+
+    >>> entries_of("id=010 gap=1.10 run = 1e5 group='T'", ["run", "group"])
+    {'id': '010', 'gap': np.float64(1.1), 'run': '1e5', 'group': 'T'}
+    """
+    info = key_val_str_to_dict(comment)
+    for quoted_key, quoted in ENTRY.findall(comment):
+        key, closed = quoted_key.strip('"'), quoted[:1] in {*"\"'{["} and len(quoted) > 1
+        letters = re.sub(r"\\(.)", r"\1", quoted[1:-1] if closed else quoted)
+        if (
+            not isinstance(info.get(key, ""), str)
+            and not letters.startswith("_JSON ")
+            and _is_text(key, letters, texts)
+        ):
+            info[key] = letters
+    _check_keys(info)
+    return info
+
+
+def _is_text(key: str, letters: str, texts: Collection[str]) -> bool:
+    """Return True where an entry is its letters, not the number that they are."""
+    if key in SPECIAL_3_3_KEYS or key in per_config_properties:
+        return False
+    return key in NAME_KEYS or key in texts or _NOT_A_COUNT.fullmatch(letters) is not None
 
 
 def _check_keys(info: dict[str, Any]) -> None:
@@ -83,10 +117,10 @@ def _is_symmetric(stress: Any) -> bool:
     return not np.abs(stress - stress.T).max() > ROUNDING * np.abs(stress).max()  # NaN are no label
 
 
-def _plain_frame(text: str) -> Atoms:
+def _plain_frame(text: str, texts: Collection[str] = ()) -> Atoms:
     first, comment, *lines = text.split("\n")
     count = int(first)
-    info = _entries(comment.strip())
+    info = _entries(comment.strip(), texts)
     _check_keys(info)
     rows = [line.split() for line in (lines if lines[-1] else lines[:-1])]
     names, width = _columns(info.pop("Properties", "species:S:1:pos:R:3"))
@@ -112,7 +146,7 @@ def _plain_frame(text: str) -> Atoms:
     return atoms
 
 
-def _entries(comment: str) -> dict[str, Any]:
+def _entries(comment: str, texts: Collection[str]) -> dict[str, Any]:
     """Return keys and values of a plain second line."""
     entries, place = dict[str, Any](), 0
     while place < len(comment):
@@ -120,12 +154,13 @@ def _entries(comment: str) -> dict[str, Any]:
         if match is None:
             raise NotPlain
         key, place = match[1], match.end()
-        value = _value(match[2] or match[3])
+        letters = match[2] or match[3]
+        value = letters if _is_text(key, letters, texts) else _value(letters)
         if key in SPECIAL_3_3_KEYS:
             if not isinstance(value, np.ndarray) or value.shape != (9,) or value.dtype.kind not in "if":
                 raise NotPlain
             value = value.reshape((3, 3), order="F")
-        entries[key] = value if key.lower() != "uid" else match[2] or match[3]
+        entries[key] = value if key.lower() != "uid" else letters
     return entries
 
 
