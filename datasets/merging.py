@@ -12,12 +12,12 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import alone_in_folder, flush_directory
 from hydragnn.datasets.build import build_store
+from hydragnn.datasets.copies import copy_labels
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.formats.engine import engine_named, part_name
 from hydragnn.datasets.manifest import PartInfo, write_manifest
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import BuildSettings
-from hydragnn.datasets.split import copy_labels
 from hydragnn.datasets.store import stored_label
 from hydragnn.datasets.tools import convert_store
 from hydragnn.datasets.writer import UNFINISHED_MANIFEST, UNFINISHED_PART

@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64, Num
 from numpy import ndarray
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.datasets.copies import structure_labels
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.datasets.store import GraphStore, stored_label
+from hydragnn.datasets.survey import Rows, every_row
 from hydragnn.graphs.field import ATOMIC_NUMBERS, is_labelled
+from hydragnn.graphs.texts import FILE
 
 LEAST = 40
 """Graphs that training and validation must leave before, without a word about it, half of them calibrate: with fewer than
@@ -35,6 +38,8 @@ class Split:
 
 PARTS = ("train", "valid", "calibration", "test")
 WORDS = {"valid": "validation"}
+FRAMES = 2
+"""Graphs per file, on average, from which on a random split gets a note."""
 
 
 def make_split(store: GraphStore, settings: SplitSettings) -> Split:
@@ -108,8 +113,8 @@ def _by_label(rows: ndarray, cuts: SplitSettings) -> Split:
     )
 
 
-def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]:
-    """Return a graph field of all graphs; InputError where values lack."""
+def graph_values(store: GraphStore, name: str, *, as_stored: bool = False) -> Num[ndarray, "graphs ..."]:
+    """Return a graph field of all graphs, in float64 unless ``as_stored``; InputError where values lack."""
     column = store.column(name)
     field = next(field for field in store.fields() if field.name == name)
     if field.on != "graph":
@@ -120,18 +125,35 @@ def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]
     if not present.all():
         missing = int(np.flatnonzero(~present)[0])
         raise InputError(f"{stored_label(store, missing)} has no {name}; every graph needs one here")
-    return column.values.astype(np.float64)
+    return column.values if as_stored else column.values.astype(np.float64)
 
 
 DUPLICATES = "duplicates"
-"""Field of a group split that stands for exact copies, in a store without a field or text of this name."""
+"""Field of a group split that stands for copies, in a store without a field or text of this name."""
 
 
 def group_labels(store: GraphStore, name: str) -> ndarray:
-    """Return one label per graph: a field, a text or its copies."""
+    """Return one label per graph: a field, a text or its copies.
+
+    InputError where every graph is a group of its own, or numbers have more digits than their field holds.
+    """
+    labels = _group_labels(store, name)
+    whole = labels.reshape(len(labels), -1)
+    if whole.dtype.kind == "f" and (np.abs(whole) >= 2 / np.finfo(whole.dtype).eps).any():
+        raise InputError(
+            f'split: numbers in {name} may have lost digits, which would join groups; build the store with dtype = "int64", or with texts = ["{name}"]'
+        )
+    if name != DUPLICATES and len(labels) > 1 and len(np.unique(whole, axis=0)) == len(labels):
+        raise InputError(
+            f"split: {name} groups nothing, since no two graphs have the same; name what they share, such as file or folder, or leave group out"
+        )
+    return labels
+
+
+def _group_labels(store: GraphStore, name: str) -> ndarray:
     fields = [field.name for field in store.fields()]
     if name in fields:
-        return graph_values(store, name)
+        return graph_values(store, name, as_stored=True)
     if name in store.texts:
         texts, labels = np.unique(np.array(list(store.texts[name]), dtype=np.str_), return_inverse=True)
         if "" in texts[:1]:
@@ -139,20 +161,10 @@ def group_labels(store: GraphStore, name: str) -> ndarray:
             raise InputError(f"{stored_label(store, missing)} has no text {name}; every graph needs one here")
         return labels.reshape(-1)
     if name == DUPLICATES:
-        return copy_labels(store)
+        return structure_labels(store)
     raise InputError(
         f"split: the store has no field or text {name}; {nearest(name, [*fields, *store.texts, DUPLICATES])}"
     )
-
-
-def copy_labels(store: GraphStore) -> Int64[ndarray, " graphs"]:
-    """Return a number per graph, equal exactly for identical graphs."""
-    first, second = np.ascontiguousarray(store.digests()).view(np.uint64).T
-    order = np.lexsort((second, first))
-    new = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
-    labels = np.zeros(len(order), dtype=np.int64)
-    labels[order[1:]] = np.cumsum(new)
-    return labels
 
 
 def species_counts(store: GraphStore) -> tuple[Int64[ndarray, "graphs species"], Int64[ndarray, " species"]]:
@@ -200,9 +212,11 @@ class Copies:
     original: int = -1
 
 
-def copies_across(store: GraphStore, split: Split) -> Copies:
+def copies_across(
+    store: GraphStore, split: Split, rows: Rows = every_row, heartbeat: Callable[[], None] = lambda: None
+) -> Copies:
     """Count the graphs outside training that are copies across parts."""
-    labels = copy_labels(store)
+    labels = structure_labels(store, rows, heartbeat)
     part = np.full(len(store), len(PARTS), dtype=np.int64)
     for number, name in enumerate(PARTS):
         part[getattr(split, name)] = number
@@ -217,6 +231,17 @@ def copies_across(store: GraphStore, split: Split) -> Copies:
     return Copies(len(copies), of, copy, original)
 
 
+def sentence_on_files(store: GraphStore) -> str:
+    """Return a sentence on frames of few files, which a random split parts; else empty."""
+    files = len({*store.texts[FILE]}) if FILE in store.texts else 0
+    if not 1 < files <= len(store) / FRAMES:
+        return ""
+    return (
+        f"{len(store)} graphs come from {files} files, and a random split puts frames of one file into several parts; where they resemble each other, as "
+        'in trajectories, errors are too small: set split.group = "file", which keeps a file together'
+    )
+
+
 def sentence_on_copies(store: GraphStore, split: Split, copies: Copies) -> str:
     """Return a sentence on copies in a split that has some."""
     same = stored_label(store, copies.copy) == stored_label(store, copies.original)  # as copies often are called
@@ -227,7 +252,7 @@ def sentence_on_copies(store: GraphStore, split: Split, copies: Copies) -> str:
         return f"{stored_label(store, graph)} ({number}{WORDS.get(name, name)})"
 
     return (
-        f"{copies.count} of {copies.of} graphs outside the training part are exact copies of graphs in another part, such as "
-        f"{where(copies.copy)} of {where(copies.original)}, so that errors there are too small; "
+        f"{copies.count} of {copies.of} graphs outside the training part are copies of graphs in another part (exact, or the same structure wrapped, "
+        f"shifted, turned, permuted, rounded or repeated), such as {where(copies.copy)} of {where(copies.original)}, so that errors there are too small; "
         'set split.group = "duplicates", which keeps copies together'
     )

@@ -22,6 +22,7 @@ DIRECTIONS = {
     *range(0x2066, 0x206A),
 }  # which make a text read otherwise
 WRITTEN_OUT = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
+MARKS = {code: WRITTEN_OUT[code] for code in DIRECTIONS}
 _FORMULA = re.compile(r"[\s'\"]*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
 """Beginning of a text that spreadsheets compute."""
 _ESCAPE = re.compile(r"\\x([01][0-9a-f]|7f|[89][0-9a-f])|\\u(20[0-9a-f]{2}|061c)")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.shown import MARKS
 from hydragnn.base.shown import visible as visible
 
 
@@ -34,7 +35,7 @@ class PlainConsole(Console):
 
 
 class Printed:
-    """Stream whose failures end no work; the first one is kept."""
+    """Stream whose failures end no work, without marks that turn the direction of text; the first failure is kept."""
 
     def __init__(self, stream: Any, raised: tuple[type[OSError], ...] = ()) -> None:
         """Escape what the stream cannot encode; let ``raised`` pass."""
@@ -46,7 +47,7 @@ class Printed:
     def write(self, text: str) -> int:
         """As of any stream."""
         try:
-            return self.stream.write(text)
+            self.stream.write(text if text.isascii() else text.translate(MARKS))
         except OSError as error:
             self._note(error)
         return len(text)

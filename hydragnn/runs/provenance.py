@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from hydragnn.architectures import GeometricSettings
 from hydragnn.base.files import digest
 from hydragnn.datasets import GraphStore
-from hydragnn.datasets.split import PARTS, Copies, Split, copies_across, sentence_on_copies
+from hydragnn.datasets.split import PARTS, Copies, Split, copies_across, sentence_on_copies, sentence_on_files
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
@@ -59,19 +60,22 @@ def notes_on(
     plan: RunPlan, data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
 ) -> list[str]:
     """Return notes on what limits the results of a run; collective."""
-    notes = []
+    notes, sections = [], {one["name"]: one for one in plan.table.get("branches", [])}
     for branch, branch_data in zip(plan.branches, data.branches):
         model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
         notes += [of + sentence for sentence in branch_data.notes]
         derived = any(head.derivatives for head in model.heads)
         notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
         encoder, store = model.model, branch.store
-        if PART in store.fields() and plan.table.get("split", {}).get("kind", "random") != "given":
+        kind = sections.get(branch.name, plan.table).get("split", {}).get("kind", "random")
+        if PART in store.fields() and kind != "given":
             notes.append(
                 f"{of}the store has a graph for each mask of nodes, and this split draws them: labels of test nodes train the model; say kind = "
                 f'"given" and field = "{PART.name}" under [split]'
             )
         cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
+        if kind == "random" and (sentence := cache.value({"what": "files"}, partial(sentence_on_files, store))):
+            notes.append(of + sentence)
         copies = _copies(cache, branch.split)
         if copies.count:
             notes.append(of + sentence_on_copies(store, branch.split, copies))
@@ -116,14 +120,9 @@ def _silenced(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -
 
 def _copies(cache: StatisticsCache, split: Split) -> Copies:
     """Return the counts of copies outside training; collective."""
-    of = {"what": "copies", **{name: digest_of(getattr(split, name)) for name in PARTS}}
+    of = {"what": "copies of structures", **{name: digest_of(getattr(split, name)) for name in PARTS}}
     rows = shared_rows(cache.ranks, cache.device)
-
-    def count() -> list[int]:
-        table = rows(1, 4, lambda _: np.array(astuple(copies_across(cache.store, split)), dtype=np.float64))
-        return [int(value) for value in table[0]]
-
-    return Copies(*cache.value(of, count))
+    return Copies(*cache.value(of, lambda: astuple(copies_across(cache.store, split, rows, cache.heartbeat))))
 
 
 def versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from hydragnn import __version__
 from hydragnn.base.files import check_page_target, write_atomically
+from hydragnn.base.shown import visible
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.space.default import left_out_words
 from hydragnn.scripts.report import data_figures, field_maps, quality_figures, search_figures, tables
@@ -51,7 +52,7 @@ def page(facts: Facts, made: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(measured=measured, svg=Markup, unit=pretty_unit)
-    return environment.get_template("template.html.j2").render(
+    html = environment.get_template("template.html.j2").render(
         facts=facts,
         made=made,
         css=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),  # our own file, not a user's text
@@ -62,6 +63,7 @@ def page(facts: Facts, made: str) -> str:
         sections=[chapter for make in CHAPTERS if (chapter := make(facts)) is not None],
         reproduction=reproduction(facts),
     )
+    return visible(html)
 
 
 def bar_width(value: float, base: float) -> str:

@@ -10,6 +10,7 @@ import pytest
 from ase.build import bulk
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.shown import csv_cell
 from hydragnn.datasets import build_store, open_store, read_build_settings
 from hydragnn.datasets.build import graphs_of
 from hydragnn.datasets.disk import DiskStore
@@ -31,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 def built(folder: Path, **table: Any) -> DiskStore:
     table = {"kind": "ase", "files": ["cifs"], "cutoff": 3.2, "fields": [GAP], **table}
+    table = {key: value for key, value in table.items() if value is not None}
     build_store(read_build_settings(table, folder / "BUILD.toml"), folder / "out.h5")
     return open_store(folder / "out.h5")
 
@@ -126,6 +128,80 @@ def test_a_row_labels_one_graph_of_a_file(folder: Path) -> None:
         match="has several graphs, and its row would label all of them",
     ):
         built(folder, files=["both.xyz"], labels="gaps.csv")
+
+
+ONE_ROW = {
+    "two suffixes": (("y.cif", "y.xyz"), ("y,1",), "are both y"),
+    "compressed": (("y.cif", "y.cif.gz"), ("y.cif,1",), "are both y.cif"),
+    "a frame": (("y.cif", "y.xyz"), ("y#0,1", "y.xyz#0,2"), "are both y"),
+    "compressed twice": (("y.cif.gz", "y.cif.xz"), ("y,1",), "are both y"),
+    "two rows": (("y.cif.gz",), ("y,1", "y.cif.gz,2"), "y.cif.gz#0 has several rows, y and y.cif.gz; keep one"),
+    "suffix and none": (("y.cif.bz2",), ("y,1", "y.cif,2"), "y.cif.bz2#0 has several rows, y and y.cif; keep one"),
+    "frame and file": (("y.xyz",), ("y.xyz#0,1", "y.xyz,2"), "y.xyz#0 has several rows"),
+}
+
+
+@pytest.mark.parametrize("case", ONE_ROW)
+def test_a_row_serves_one_file_and_a_file_has_one_row(case: str, folder: Path) -> None:
+    files, lines, sentence = ONE_ROW[case]
+    for file in files:
+        ase.io.write(folder / file, bulk("Cu"))
+    with pytest.raises(InputError, match=f"{sentence}.*"):
+        built(folder, files=[*files], labels=table(folder, "file,band_gap", *lines))
+    assert not (folder / "out.h5").exists()
+
+
+@pytest.mark.parametrize("row", ["y", "y.cif", "y.cif.{0}", "folder/y.cif.{0}"])
+@pytest.mark.parametrize("suffix", ["gz", "xz", "bz2"])
+def test_suffixes_of_compression_are_seen_through(suffix: str, row: str, folder: Path) -> None:
+    ase.io.write(folder / f"y.cif.{suffix}", bulk("Cu"))
+    ase.io.write(folder / "z.cif", bulk("Cu", a=3.9))
+    lines = [f"{row.format(suffix)},1", "z.cif,2"]
+    store = built(folder, files=["?.cif*"], labels=table(folder, "file,band_gap", *lines))
+    assert store.read(range(2))["gap"].tolist() == [1.0, 2.0]
+
+
+def test_two_graphs_of_one_name_do_not_share_a_label_and_ids_join_by_file(folder: Path) -> None:
+    frames = [bulk("Cu"), bulk("Cu", a=3.9)]
+    for frame in frames:
+        frame.info["id"] = "mp-1.5"
+    ase.io.write(folder / "two.xyz", frames)
+    with pytest.raises(InputError, match=r"one row labels both mp-1.5 \(graph 0\) and mp-1.5 \(graph 1\)"):
+        built(folder, files=["two.xyz"], labels=table(folder, "id,band_gap", "mp-1.5,1"))
+    with pytest.raises(InputError, match="one row labels both"):
+        built(folder, files=["two.xyz"], labels=table(folder, "file,band_gap", "two,1"))
+    with pytest.raises(InputError, match=r"no row whose column id is mp-1\.5"):
+        built(folder, files=["two.xyz"], labels=table(folder, "id,band_gap", "mp-1,1"))
+    assert not (folder / "out.h5").exists()
+    ase.io.write(folder / "one.xyz", frames[0])
+    assert (
+        built(folder, files=["one.xyz"], labels=table(folder, "file,band_gap", "one,1")).read([0])["gap"].item() == 1.0
+    )
+
+
+IDS = ("010", "10", "1e5", "T", "1.10", "1.1", "=1+1", "'=1+1", "-5", "a  b", "+7", "@x", "\u202eb", "9" * 25)
+
+
+@pytest.mark.parametrize("column", ["id", "name", "mp_id"])
+def test_ids_of_tables_are_their_letters(column: str, folder: Path) -> None:
+    nodes = [f"{number},{number / 2}" for number in range(len(IDS))]
+    graphs = [f"{number},{csv_cell(one)},{number}" for number, one in enumerate(IDS)]
+    (folder / "nodes.csv").write_text("\n".join(["graph,x", *nodes]))
+    (folder / "edges.csv").write_text("graph,sender,receiver\n0,0,0\n")
+    (folder / "graphs.csv").write_text("\n".join([f"graph,{column},y", *graphs]))
+    settings = {"kind": "tables", "files": ["nodes.csv"], "edges": "edges.csv", "graphs": "graphs.csv", "cutoff": None}
+    settings |= {"fields": [{"name": "x", "on": "node"}, GAP]}
+    labels = table(folder, f"{column},band_gap", *(f"{csv_cell(one)},{number}" for number, one in enumerate(IDS)))
+    store = built(folder, **settings, labels=labels)
+    assert list(store.texts["name"]) == [*IDS] and store.read(range(len(IDS)))["gap"].tolist() == [*range(len(IDS))]
+
+
+@pytest.mark.parametrize("value", [np.array([1.0, 2.5]), np.array([True, False]), np.array([1e5, np.inf])])
+def test_texts_that_are_numbers_or_truth_values_are_refused(value: Any, folder: Path) -> None:
+    np.savez(folder / "sites.npz", counts=np.array([1, 1]), x=np.array([0.5, 1.0]), run=value)
+    settings = {"kind": "npz", "files": ["sites.npz"], "nodes": "counts", "fields": [{"name": "x", "on": "node"}]}
+    with pytest.raises(InputError, match=r"run = .* is no text or whole number; write it as text"):
+        built(folder, **settings, cutoff=None, texts=["run"])
 
 
 WRONG: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {

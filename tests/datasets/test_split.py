@@ -9,7 +9,8 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, Split, SplitSettings, make_split
-from hydragnn.datasets.split import LABELS, copies_across, copy_labels, reduced_compositions, sentence_on_copies
+from hydragnn.datasets.copies import copy_labels
+from hydragnn.datasets.split import LABELS, copies_across, reduced_compositions, sentence_on_copies
 from hydragnn.graphs import GraphBatch
 
 
@@ -179,7 +180,7 @@ def test_copies_across_parts_are_counted_with_an_example(graph: Callable[..., Gr
     assert (copies.count, copies.of) == (expected, 40)
     assert copies.copy % 20 == copies.original % 20
     assert re.fullmatch(
-        rf"{expected} of 40 graphs outside the training part are exact copies of graphs in another part, such as graph 'g(\d+)' "
+        rf"{expected} of 40 graphs outside the training part are copies of graphs in another part .*, such as graph 'g(\d+)' "
         rf"\(number {copies.copy}, (validation|test)\) of graph 'g\1' \(number {copies.original}, train\), .*split.group = \"duplicates\".*",
         sentence_on_copies(store, split, copies),
     )
