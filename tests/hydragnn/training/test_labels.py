@@ -79,7 +79,7 @@ def mixtures(compositions: list[dict[str, int]]) -> MemoryStore:
     frames = []
     for number in range(20):
         symbols = [symbol for symbol, count in compositions[number % len(compositions)].items() for _ in range(count)]
-        atoms = Atoms(symbols, positions=[[2.5 * i, 0.01 * number * i, 0] for i in range(len(symbols))])
+        atoms = Atoms(symbols, positions=[[2.5 * i, 0.1 * number * i, 0] for i in range(len(symbols))])
         energy = sum(energies[symbol] for symbol in symbols) + 1e-3 * number
         atoms.calc = SinglePointCalculator(atoms, energy=energy)
         frames.append(atoms)
