@@ -113,8 +113,8 @@ def _by_label(rows: ndarray, cuts: SplitSettings) -> Split:
     )
 
 
-def graph_values(store: GraphStore, name: str, *, as_stored: bool = False) -> Num[ndarray, "graphs ..."]:
-    """Return a graph field of all graphs, in float64 unless ``as_stored``; InputError where values lack."""
+def graph_values(store: GraphStore, name: str) -> Num[ndarray, "graphs ..."]:
+    """Return a graph field of all graphs; InputError where values lack."""
     column = store.column(name)
     field = next(field for field in store.fields() if field.name == name)
     if field.on != "graph":
@@ -125,7 +125,7 @@ def graph_values(store: GraphStore, name: str, *, as_stored: bool = False) -> Nu
     if not present.all():
         missing = int(np.flatnonzero(~present)[0])
         raise InputError(f"{stored_label(store, missing)} has no {name}; every graph needs one here")
-    return column.values if as_stored else column.values.astype(np.float64)
+    return column.values
 
 
 DUPLICATES = "duplicates"
@@ -153,7 +153,7 @@ def group_labels(store: GraphStore, name: str) -> ndarray:
 def _group_labels(store: GraphStore, name: str) -> ndarray:
     fields = [field.name for field in store.fields()]
     if name in fields:
-        return graph_values(store, name, as_stored=True)
+        return graph_values(store, name)
     if name in store.texts:
         texts, labels = np.unique(np.array(list(store.texts[name]), dtype=np.str_), return_inverse=True)
         if "" in texts[:1]:

@@ -240,14 +240,9 @@ class BuildSettings(Settings, ABC):
         texts = {NAME: name, **{key: text_of(entries.get(key), key, number) for key in self.texts}}
         file = number if number in self.folders else number.rpartition("#")[0]
         if file in self.folders:
-            places = {FILE: file, FOLDER: self.folders[file]}
-            texts = {key: one_line(text) for key, text in places.items() if key not in self.field_names} | texts
+            places, own = {FILE: file, FOLDER: self.folders[file]}, {field.name for field in self.fields}
+            texts = {key: one_line(text) for key, text in places.items() if key not in own} | texts
         return {key: [text] for key, text in texts.items()}
-
-    @property
-    def field_names(self) -> list[str]:
-        """Names of the fields."""
-        return [field.name for field in self.fields]
 
     @property
     def first_number(self) -> str:

@@ -88,18 +88,13 @@ class Labels:
         return graph.with_fields(values, fields=declared, masks=some).with_texts(texts)
 
     def shared_row(self, texts: Mapping[str, Texts], parts: int) -> str:
-        """Return the fault of a row that gave several graphs a target; else empty.
-
-        A graph of the files is ``parts`` graphs of the store.
-        """
+        """Return the fault of a row that gave several graphs, each of ``parts``, a target; else empty."""
         if NAME in self.texts or NAME not in texts or not any(field.role == "target" for field in self.fields):
             return ""
-        names = texts[NAME][::parts]
-        seen: dict[int, tuple[int, str]] = {}
-        for number, (name, file) in enumerate(zip(names, texts[FILE][::parts] if FILE in texts else [""] * len(names))):
-            row = self.row_of(name, file)
-            first, other = (number, "") if row is None else seen.setdefault(row, (number, name))
-            if first != number:
+        names, seen = texts[NAME][::parts], dict[int | None, tuple[int, str]]()
+        for number, (name, file) in enumerate(zip(names, texts.get(FILE, Texts([""] * parts * len(names)))[::parts])):
+            first, other = seen.setdefault(row := self.row_of(name, file), (number, name))
+            if row is not None and first != number:
                 return f"{self.path}: one row labels both {other} (graph {first}) and {name} (graph {number}); give each graph a row and a name of its own"
         return ""
 
