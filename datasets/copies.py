@@ -46,7 +46,7 @@ def copy_labels(store: GraphStore) -> Int64[ndarray, " graphs"]:
 def structure_labels(
     store: GraphStore, rows: Rows = every_row, heartbeat: Callable[[], None] = lambda: None
 ) -> Int64[ndarray, " graphs"]:
-    """Return a number per graph, equal for identical graphs and for the same structure.
+    """Return a number per graph, equal for copies of any kind.
 
     Time grows linearly. Graphs that are no atoms in space or have no edges, and stores of more than ``MOST`` graphs, are compared exactly.
     """
@@ -85,7 +85,7 @@ def structure_labels(
 
 
 def _sums(store: GraphStore, graphs: Int64[ndarray, " some"]) -> tuple[Float64[ndarray, "nodes sums"], list[int]]:
-    """Return sums over the edges of every atom, its species and its inputs, and where graphs begin."""
+    """Return every atom's sums, species and inputs, and where graphs begin."""
     fields = [one for one in store.fields() if one.role == "input" and one.on != "edge" and one.name not in ENCODINGS]
     batch = store.read(graphs, {ATOMIC_NUMBERS, *(one.name for one in fields)})
     kinds = np.cos(np.outer(batch.nodes[ATOMIC_NUMBERS].numpy(), 1.0 + np.sqrt(2.0) * WAVES))  # no two species alike

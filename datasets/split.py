@@ -232,7 +232,7 @@ def copies_across(
 
 
 def sentence_on_files(store: GraphStore) -> str:
-    """Return a sentence on frames of few files, which a random split parts; else empty."""
+    """Return a sentence on frames of few files; else empty."""
     files = len({*store.texts[FILE]}) if FILE in store.texts else 0
     if not 1 < files <= len(store) / FRAMES:
         return ""

@@ -183,7 +183,7 @@ def missing_in_graphs(store: GraphStore, field: Field) -> NDArray[np.int64]:
 
 
 def refuse_useless(path: Path, settings: BuildSettings) -> None:
-    """Remove a new store without values or edges, or with one label for several graphs, and raise InputError."""
+    """Remove a new store that is of no use and raise InputError."""
     store = DiskStore(path)
     absent = [field.name for field in store.fields() if not present_graphs(store, field).any()]
     sizes, cutoff = store.sizes(), cutoff_of(store.attributes)

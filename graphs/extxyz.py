@@ -66,7 +66,7 @@ def read_frame(text: str, texts: Collection[str] = ()) -> Atoms:
 
 
 def entries_of(comment: str, texts: Collection[str] = ()) -> dict[str, Any]:
-    """Return keys and values of a second line; ValueError for what ASE misunderstands.
+    """Return keys and values of a second line; ValueError for misunderstood ones.
 
     >>> entries_of("id=010 gap=1.10 run = 1e5 group='T'", ["run", "group"])
     {'id': '010', 'gap': np.float64(1.1), 'run': '1e5', 'group': 'T'}

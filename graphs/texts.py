@@ -116,7 +116,7 @@ def _read_joined(
 
 
 def as_text(value: Any) -> str:
-    """Return a text or whole number as text on one line; empty for anything else.
+    """Return a text or whole number on one line; else empty.
 
     >>> as_text(np.int64(7)), as_text(b"mp-1"), as_text(" 010\\n"), as_text([1, 2]), as_text(None)
     ('7', 'mp-1', '010', '', '')
@@ -131,12 +131,12 @@ def as_text(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line, with the letters that every file can hold."""
+    """Return a text on one line, in letters of UTF-8."""
     return " ".join(text.splitlines()).strip().encode(errors="backslashreplace").decode()
 
 
 def text_of(value: Any, key: str, where: str) -> str:
-    """Return an entry as text, empty where missing; InputError where its letters are lost.
+    """Return an entry as text, empty where missing; InputError for others.
 
     These are truth values, numbers with digits after the point, and lists.
     """

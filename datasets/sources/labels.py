@@ -88,7 +88,7 @@ class Labels:
         return graph.with_fields(values, fields=declared, masks=some).with_texts(texts)
 
     def shared_row(self, texts: Mapping[str, Texts], parts: int) -> str:
-        """Return the fault of a row that gave several graphs, each of ``parts``, a target; else empty."""
+        """Return the fault of a row with several graphs; else empty."""
         if NAME in self.texts or NAME not in texts or not any(field.role == "target" for field in self.fields):
             return ""
         names, seen = texts[NAME][::parts], dict[int | None, tuple[int, str]]()

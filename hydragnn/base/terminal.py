@@ -35,7 +35,7 @@ class PlainConsole(Console):
 
 
 class Printed:
-    """Stream whose failures end no work, without marks that turn the direction of text; the first failure is kept."""
+    """Stream without marks of direction, whose failures end no work."""
 
     def __init__(self, stream: Any, raised: tuple[type[OSError], ...] = ()) -> None:
         """Escape what the stream cannot encode; let ``raised`` pass."""
