@@ -164,7 +164,6 @@ def calculator(
     branch: str = "",
     *,
     outside: Outside = "warn",
-    compile: bool = False,
     allow_code: Sequence[str] = (),
 ) -> EnsembleCalculator:
     """Return the ASE calculator of a folder or a loaded ensemble.
@@ -173,14 +172,13 @@ def calculator(
     structure, so that a trajectory ends inside. "warn" prints a sentence per cause to stderr, once. "record" leaves it to
     ``results["domain"]``. The default is "warn": it changes no number, and false alarms end no simulation.
 
-    ``compile`` makes functions of the members first, for dynamics of many steps; a member that cannot be compiled is taken as it is
-    (``Ensemble.compiled``). The folder may name classes of the modules in ``allow_code``.
+    The folder may name classes of the modules in ``allow_code``.
     """
     _allow_code(allow_code)
     ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch)
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
         print(f"note: {note}", file=sys.stderr, flush=True)
-    return EnsembleCalculator(ensemble.compiled() if compile else ensemble.replayed(), outside)
+    return EnsembleCalculator(ensemble.replayed(), outside)
 
 
 def _check_outside(ensemble: Ensemble, outside: str) -> None:

@@ -17,7 +17,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel
-from hydragnn.models.compiled_prediction import CompiledPrediction, Predicted
+from hydragnn.models.prediction import Predicted
 from hydragnn.models.trained_stack import TrainedStack
 
 Result = TypeVar("Result")
@@ -166,11 +166,7 @@ def groups_of(members: Sequence[Member]) -> dict[int, Group]:
 def group_of(members: Sequence[Member], numbers: Sequence[int]) -> Group | None:
     """Return these members as one; None where that cannot be."""
     first = members[numbers[0]].model
-    if (
-        len(numbers) == 1
-        or isinstance(first.function, CompiledPrediction | SharedPrediction)
-        or len(numbers) * weights_of(first) > WEIGHTS
-    ):
+    if len(numbers) == 1 or isinstance(first.function, SharedPrediction) or len(numbers) * weights_of(first) > WEIGHTS:
         return None
     chosen = [members[number] for number in numbers]
     try:

@@ -1,7 +1,6 @@
 """Several models as one: loading, and prediction in memory."""
 
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,8 +42,7 @@ from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.joining import concatenate
-from hydragnn.models import NotCompiled, Target, TrainedModel, check_cuttable
-from hydragnn.runs.compile_cache import compile_cache
+from hydragnn.models import Target, check_cuttable
 
 UNKNOWN = "intervals are unknown"
 """End of the reason of a graph that is further from training data than all graphs that calibrate."""
@@ -118,21 +116,6 @@ class Ensemble(EnsembleModule):
         own = folder if (folder / "model.json").is_file() else folder / "model"
         weights = checksum(own / "weights.safetensors")
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
-
-    def compiled(self) -> "Ensemble":
-        """Return the ensemble with compiled members (``torch.compile``).
-
-        Numbers are the same but for rounding; compiling takes tens of seconds for each kind of member, a few once it was done before.
-        A member that cannot be compiled predicts as it is, and a note on stderr says why. InputError where members are loaded only
-        when they are needed.
-        """
-        if isinstance(self.members, MemberCache):
-            raise InputError("members that are loaded when they are needed cannot be compiled; load all of them")
-        models: list[TrainedModel] = []
-        for member in self.members:
-            models.append(_compiled(member, models) if member.potential is None else member.model)
-        members = [replace(member, model=model) for member, model in zip(self.members, models)]
-        return Ensemble(members, self.manifest, self.digest)
 
     def replayed(self) -> "Ensemble":
         """Return the ensemble with members that replay predictions as graphs of a GPU, where they lie on one.
@@ -396,16 +379,6 @@ def _shared(member: Member, group: GraphGroup) -> Member:
         check_cuttable(member.model.model.description, remedy)
     function = SharedPrediction(model=member.model.model, number=member.number, group=group)
     return replace(member, model=replace(member.model, function=function))
-
-
-def _compiled(member: Member, others: Sequence[TrainedModel]) -> TrainedModel:
-    """Return the member with a compiled model, if it compiles."""
-    try:
-        with compile_cache():
-            return member.model.compiled(others)
-    except (NotCompiled, InputError) as error:
-        print(f"note: member {member.name} predicts without a compiled function: {error}", file=sys.stderr, flush=True)
-        return member.model
 
 
 def ensemble_of(members: Sequence[Member]) -> Ensemble:

@@ -268,7 +268,7 @@ _ascending: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def note_ascending(items: Int[Tensor, " items"], rows: int, offsets: Tensor, longest: int | None = None) -> None:
     """Note that the rows of items ascend, so that nobody sorts them."""
-    if torch.compiler.is_compiling() or type(items) is not Tensor or items.is_inference():
+    if type(items) is not Tensor or items.is_inference():
         return
     _ascending[items] = (items._version, Ascending(rows, offsets, longest))
 

@@ -61,10 +61,6 @@ class TrainSettings(Settings):
     precision: Literal["fp64", "fp32", "tf32", "bf16"] = "fp32"
     """Arithmetic of the step; bf16 keeps weights in fp32 (autocast)."""
 
-    compile: Literal["off", "on", "auto"] = "off"
-    """on: the step is compiled before the first one, for batches of all sizes: half a minute to some minutes, then faster steps with the
-    same results to rounding; what cannot be compiled runs as it is, and the record says why. auto: where the run is long enough to gain by it."""
-
     graphs: Literal["auto", "on", "off"] = "auto"
     """on: steps on a GPU are recorded once for every size of batches as graphs of CUDA or HIP, and replayed: batches are padded by at most 8 %, and the
     host no longer limits small steps. What cannot be recorded runs as it is, and the record says why. auto: on a GPU, where

@@ -40,8 +40,6 @@ class Cost:
     """Wall time."""
     cpu_seconds: float = 0.0
     """Time of all cores together."""
-    compile_seconds: float = 0.0
-    """Of the wall time, what compiling the step took."""
     peak_memory_mb: float = 0.0
     """The most memory that one process held, in MB."""
     graphs_per_second: float = 0.0
@@ -72,7 +70,7 @@ class RunRecord(Shown):
     of the store with role input that the architecture does not see, and that were left out therefore. ``labels`` counts the graphs
     of each part that have a label, by target. ``notes`` are sentences
     on what else limits the result, such as forces that are not smooth and edges that an envelope silences. ``compiled`` says that steps
-    were taken by a compiled function, ``graphs`` that they were replayed as graphs of the device. ``memory_budget`` is what batches that fill memory hold at most: bytes, and by branch what they
+    were replayed as graphs of the device. ``memory_budget`` is what batches that fill memory hold at most: bytes, and by branch what they
     are counted by (``datasets/footprint.py``). ``branches`` says what
     belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
     curves have names such as ``valid/energy@metals/mae``.
@@ -86,7 +84,6 @@ class RunRecord(Shown):
     status: Status = "running"
     epochs: int = 0
     parameters: int = 0
-    compiled: bool = False
     graphs: bool = False
     memory_budget: dict[str, Any] = member(default_factory=dict)
     parts: dict[str, int] = member(default_factory=dict)

@@ -18,9 +18,9 @@ from hydragnn.base.errors import InputError, MissingPackageError, nearest
 from hydragnn.base.files import replace_atomically
 from hydragnn.base.shown import Shown
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.exporting.compiler import mended_compiler
 from hydragnn.ensemble.exporting.potential import Facts, PlainPotential, facts_of
 from hydragnn.ensemble.exporting.program import program_of
-from hydragnn.models.compiler import mended_compiler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

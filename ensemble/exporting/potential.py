@@ -15,13 +15,12 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import Normalisation
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.exporting.flat_batch import batch_from_flat
 from hydragnn.ensemble.members import Member
 from hydragnn.ensemble.module import value_of
 from hydragnn.ensemble.structures import reads_atoms
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.models import GraphModel, NotCompiled
-from hydragnn.models.compiled import of_known_sizes
-from hydragnn.models.flat_batch import batch_from_flat
+from hydragnn.models import GraphModel
 
 ELEMENTS = 119
 RESULTS = ("energy", "forces", "stress")
@@ -111,10 +110,13 @@ class Part(nn.Module):
     def __init__(self, member: Member, facts: Facts) -> None:
         super().__init__()
         trained = member.model
-        try:
-            of_known_sizes(trained.model.description)
-        except NotCompiled as error:
-            raise InputError(f"member {member.name} cannot be exported: {error}") from error
+        description = trained.model.description
+        attention = description.model.global_attention
+        pairs = attention is not None and attention.has_pairs
+        if description.model.pooling is not None or description.architecture.attends or pairs:
+            raise InputError(
+                f"member {member.name} cannot be exported: it pools or attends, with sizes that depend on numbers"
+            )
         if not trained.model.description.edges or not isinstance(trained.model, GraphModel):
             raise InputError(f"member {member.name} has no edges, so it is no potential; leave it out of the ensemble")
         self.model = copy.deepcopy(trained.model if trained.exact is None else trained.exact).cpu()
@@ -162,7 +164,7 @@ def _scale(normalisation: Normalisation, name: str, field: Field) -> tuple[Tenso
 class PlainPotential(nn.Module):
     """Weighted mean of the members, and how far they lie apart.
 
-    Two atoms of a structure of their own go with every batch and come out with none, so that compiled functions meet no size of 0 or 1.
+    Two atoms of a structure of their own go with every batch and come out with none, so that traced functions meet no size of 0 or 1.
     """
 
     shares: Tensor

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.exporting.potential import PlainPotential
 from hydragnn.kernels import plain_forms
-from hydragnn.models.compiled import first_line, remove_detach
 
 ATOMS, EDGES, STRUCTURES = 23, 61, 5
 """Of the example on which potentials are traced: unlike each other and any width, so that each is a symbol of its own."""
@@ -90,6 +89,19 @@ def program_of(potential: PlainPotential) -> torch.export.ExportedProgram:
     shapes = tuple({axis: sizes[name] for axis, name in one.items()} for one in SYMBOLIC)
     with torch.no_grad():
         return torch.export.export(Named(module), inputs, dynamic_shapes=shapes, strict=False)
+
+
+def remove_detach(graph: Graph) -> None:
+    """Take all nodes that detach out of a graph, in place."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def first_line(error: Exception) -> str:
+    """Return an error's message as one line of 200 characters."""
+    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
 
 
 class Named(nn.Module):

@@ -25,7 +25,7 @@ from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel
-from hydragnn.models.compiled_prediction import Predicted
+from hydragnn.models.prediction import Predicted
 
 IDLE = timedelta(days=20)
 """How long ranks wait for a batch; a first rank that died is noticed at once."""

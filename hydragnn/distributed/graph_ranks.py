@@ -21,8 +21,8 @@ from hydragnn.graphs.field import Location
 from hydragnn.graphs.halo import Peers
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.models import Distribution, GraphModel
-from hydragnn.models.compiled_prediction import Predicted, eager_prediction
 from hydragnn.models.graph_model import PAIRS, PAIRS_OF_SECTIONS
+from hydragnn.models.prediction import Predicted, eager_prediction
 
 REMEMBERED = 256
 """Cuts by METIS that are kept, since epochs show the same graphs again."""

@@ -4,9 +4,8 @@ from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.activated import activated_sum
 from hydragnn.kernels.activation import SiLU, first_derivatives, silu
 from hydragnn.kernels.ends import gather_add, received_and_sent
-from hydragnn.kernels.family import as_operators, is_traced, operators, plain_forms
+from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.gathered_outer import gather_outer_sum
-from hydragnn.kernels.library import LIBRARY
 from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
@@ -39,7 +38,6 @@ from hydragnn.kernels.table import Table, interpolated, tables_of_functions
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
 
 __all__ = [
-    "LIBRARY",
     "OPS",
     "POWER",
     "Case",
@@ -51,7 +49,6 @@ __all__ = [
     "activated_sum",
     "along_channels",
     "along_directions",
-    "as_operators",
     "beside",
     "normalised",
     "rooted",
@@ -62,9 +59,7 @@ __all__ = [
     "gather_multiply_sum",
     "gather_outer_sum",
     "interpolated",
-    "is_traced",
     "joined",
-    "operators",
     "outer_sum",
     "pairs_of",
     "plain_forms",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, add, as_operators, form_on, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, Form, add, form_on, on_accelerators
 from hydragnn.kernels.triton import forms as triton_forms
 
 
@@ -29,7 +29,7 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     >>> silu(torch.tensor([0.0, 20.0]))
     tensor([ 0., 20.])
     """
-    return nn.functional.silu(x) if as_operators() or _first_only else form_on(SILU_FORMS, x.device.type)(x)
+    return nn.functional.silu(x) if _first_only else _Value.apply(x)
 
 
 _first_only: list[None] = []
@@ -161,4 +161,4 @@ OF_SLOPE_FORMS: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "cpu": cpu.or_plain(cpu.silu_slope_gradient, slope_gradients),
     **on_accelerators(triton_forms.silu_slope_gradients),  # type: ignore[arg-type,dict-item]
 }
-SILU_FORMS: Mapping[str, Form] = {ANYWHERE: _Value.apply, FUSABLE: nn.functional.silu}
+SILU_FORMS: Mapping[str, Form] = {ANYWHERE: _Value.apply}

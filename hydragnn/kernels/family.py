@@ -21,9 +21,6 @@ ANYWHERE = "any"
 """The name of the form in plain torch, for devices that have no form of their own."""
 
 
-FUSABLE = "fusable"
-"""The name of the form in plain torch that a compiler fuses with what stands around it; slower than others on its own."""
-
 ACCELERATORS = frozenset({"cuda"} if find_spec("triton") else ())
 """Kinds of devices with forms in Triton, which torch brings along on them; torch calls ROCm devices ``cuda`` too."""
 
@@ -43,12 +40,10 @@ def plain_forms() -> Iterator[None]:
 def form_on(forms: Mapping[str, T], device: str) -> T:
     """Return the form for a kind of device (``"cpu"``, ``"cuda"``).
 
-    It is plain torch if the device has no form of its own.
-
-    Within ``plain_forms`` the fusable form, or else plain torch.
+    It is plain torch if the device has no form of its own, and within ``plain_forms``.
     """
     if _open_blocks:
-        return forms.get(FUSABLE, forms[ANYWHERE])
+        return forms[ANYWHERE]
     return forms.get(_taken_for.get(device, device), forms[ANYWHERE])
 
 
@@ -73,29 +68,6 @@ def taken_for(device: str, kind: str) -> Iterator[None]:
         yield
     finally:
         del _taken_for[device]
-
-
-_asked_for_operators: list[None] = []
-
-
-@contextmanager
-def operators() -> Iterator[None]:
-    """Call ops as operators of torch within the block, for tracers."""
-    _asked_for_operators.append(None)
-    try:
-        yield
-    finally:
-        _asked_for_operators.pop()
-
-
-def as_operators() -> bool:
-    """Return True within ``operators`` or under Dynamo, outside of ``plain_forms``."""
-    return not _open_blocks and (bool(_asked_for_operators) or torch.compiler.is_dynamo_compiling())
-
-
-def is_traced() -> bool:
-    """Return True if a tracer runs, which has no values of tensors."""
-    return bool(_open_blocks) or as_operators()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -152,8 +124,6 @@ class Family:
                 if len(arguments) != len(members[derivative].derivatives):
                     raise ValueError(f"a derivative of {name} calls {derivative} with {len(arguments)} tensors")
         self.members = members
-        self.operator: Callable[[str, Sequence[Tensor], Any], Tensor] | None = None
-        """Calls a member as an operator of torch, where ``library.py`` made one of it."""
         self._values = {name: _value(member) for name, member in members.items()}
         self._shells = {name: _shell(name, member, self).apply for name, member in members.items()}
         self._together = {
@@ -164,8 +134,6 @@ class Family:
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """Return the op ``name`` of the tensors, with derivatives of every order."""
-        if self.operator is not None and as_operators():
-            return self.operator(name, tensors, structure)
         value: Tensor = self._shells[name](structure, *tensors)
         return value
 

@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu.compiled import serves
-from hydragnn.kernels.family import ANYWHERE, as_operators, check_items, form_on, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, check_items, form_on, on_accelerators
 from hydragnn.kernels.triton import forms as triton_forms
 
 
@@ -40,8 +40,7 @@ class FunctionSum:
     def __call__(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by the form of the device."""
         forms = {ANYWHERE: self.composed, "cpu": self.compiled_or_composed, **on_accelerators(self.in_triton)}
-        form = self.composed if as_operators() else form_on(forms, messages.device.type)
-        return form(messages, weights, topology)
+        return form_on(forms, messages.device.type)(messages, weights, topology)
 
     def in_triton(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by Triton's kernels, which take messages and weights of one dtype."""

@@ -1,14 +1,14 @@
 """Ops that are not linear, with differentiable gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels.family import as_operators, form_on
+from hydragnn.kernels.family import form_on
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -40,13 +40,9 @@ class Nonlinear:
     results: int = 1
     keeps_tensors: bool = True
     """False where gradients are made of the results alone."""
-    operator: Callable[[Sequence[Tensor | None], Any], Any] | None = field(init=False, default=None)
-    """Calls it as an operator of torch, where ``library.py`` made one of it."""
 
     def __call__(self, tensors: Sequence[Tensor | None], structure: Any) -> Any:
         """Return the result, or the tuple of results."""
-        if self.operator is not None and as_operators():
-            return self.operator(tensors, structure)
         return self._shell.apply(structure, *tensors)
 
     def value(self, tensors: Sequence[Tensor | None], structure: Any) -> tuple[Tensor, ...]:

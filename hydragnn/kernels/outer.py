@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
 from hydragnn.kernels.trilinear import segment_bag
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -70,38 +70,18 @@ def plain_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) 
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 
-def fusable_outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
-    """Sum messages times directions, as a compiler fuses it."""
-    products = messages.unsqueeze(1) * directions.to(messages.dtype).unsqueeze(2)  # [edges, dim, channels]
-    return products.new_zeros(topology.num_rows, *products.shape[1:]).index_add(0, topology.receivers, products)
-
-
-def fusable_along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """Project vectors on directions, as a compiler fuses it."""
-    gathered = vectors.index_select(0, topology.receivers)  # [edges, dim, channels]
-    return (gathered * directions.to(gathered.dtype).unsqueeze(2)).sum(1)
-
-
-def fusable_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
-    """Contract vectors with messages, as a compiler fuses it."""
-    return (vectors.index_select(0, topology.receivers) * messages.unsqueeze(1)).sum(2)
-
-
 OUTER_SUM_FORMS = {
     ANYWHERE: plain_outer_sum,
-    FUSABLE: fusable_outer_sum,
     "cpu": cpu.or_plain(cpu.outer_sum, plain_outer_sum),
     **on_accelerators(triton_forms.outer_sum),
 }
 ALONG_DIRECTIONS_FORMS = {
     ANYWHERE: plain_along_directions,
-    FUSABLE: fusable_along_directions,
     "cpu": cpu.or_plain(cpu.along_directions, plain_along_directions),
     **on_accelerators(triton_forms.along_directions),
 }
 ALONG_CHANNELS_FORMS = {
     ANYWHERE: plain_along_channels,
-    FUSABLE: fusable_along_channels,
     "cpu": cpu.or_plain(cpu.along_channels, plain_along_channels),
     **on_accelerators(triton_forms.along_channels),
 }

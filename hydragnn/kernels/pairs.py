@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, Form, as_operators, form_on
+from hydragnn.kernels.family import ANYWHERE, Form, form_on
 from hydragnn.kernels.per_receiver import SUM_FORMS, SUMS
 
 
@@ -31,10 +31,8 @@ def pairs_of(vectors: Float[Tensor, "edges dim"], topology: Topology) -> Pairs |
 
     Periodic images are told apart. Returns None if an edge has no reverse.
 
-    They are sought on a CPU alone, and where the compiled kernels are: elsewhere the search costs more than it saves; nor where a graph is traced.
+    They are sought on a CPU alone, and where the compiled kernels are: elsewhere the search costs more than it saves.
     """
-    if as_operators():  # how many there are depends on the numbers
-        return None
     result: Any = form_on(PAIRING, vectors.device.type)(vectors.detach(), topology)
     return None if result is None else Pairs(first=result[0], pair=result[1])
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from hydragnn.kernels.family import as_operators, is_accelerated
+from hydragnn.kernels.family import is_accelerated
 from hydragnn.kernels.triton.forms import launch_rows
 
 Tensors = tuple[Tensor | None, ...]
@@ -68,7 +68,7 @@ class Pointwise:
 
     def serves(self, first: Tensor | None) -> bool:
         """Return True if the kernel computes rows like these."""
-        return first is not None and is_accelerated(first.device.type) and not as_operators()
+        return first is not None and is_accelerated(first.device.type)
 
     def launched(self, order: int, count: int, operands: Tensors, options: Options) -> Tensors:
         """Return the value (``order`` 0), the gradients of tensors (1), or those of tensors and of incoming gradients (2).
@@ -132,7 +132,7 @@ def _gradients(pairs: Sequence[tuple[Any, Any]], inputs: Sequence[Tensor], *, re
 
 def joined(parts: Sequence[Float[Tensor, "..."]], dim: int) -> Float[Tensor, "..."]:
     """Return ``torch.cat`` of the parts; where launches count, its second derivative is a ``torch.cat``, too."""
-    if as_operators() or not is_accelerated(parts[0].device.type):
+    if not is_accelerated(parts[0].device.type):
         return torch.cat(list(parts), dim)
     result: Tensor = _Joined.apply(dim, *parts)
     return result

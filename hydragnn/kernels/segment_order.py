@@ -26,8 +26,6 @@ _orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
     """Return the stable order of edges by receiver, computed once."""
-    if torch.compiler.is_dynamo_compiling():  # which cannot look tensors up
-        return _sorted(receivers, num_nodes)
     noted = ascending(receivers, num_nodes)
     if noted is not None:
         return SegmentOrder(None, receivers, noted.offsets, noted.longest)

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from hydragnn.kernels import one_pass
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, as_operators, form_on, is_accelerated, is_traced, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, form_on, is_accelerated, on_accelerators
 from hydragnn.kernels.nonlinear import CallRecord, Nonlinear, Tensors
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
 
@@ -30,8 +30,6 @@ def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple
 
     Names are mean, variance, low and high; shapes [nodes, *features].
     """
-    if as_operators():
-        return _tuple(STATISTICS_OPS[names][0]((messages,), (receivers, num_nodes)))
     form: Any = form_on(STATISTICS, messages.device.type)
     values: tuple[Tensor, ...] = form(messages, receivers, num_nodes, names)
     return values
@@ -79,15 +77,25 @@ def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[
 STATISTICS: Mapping[str, Any] = {ANYWHERE: composed, "cpu": in_one_pass, **on_accelerators(in_triton)}  # type: ignore[arg-type]
 
 
+def added_counts(receivers: Tensor, num_nodes: int) -> Tensor:
+    """Return incoming edges per node by a sum of ones."""
+    return receivers.new_zeros(num_nodes).index_add_(0, receivers, torch.ones_like(receivers))
+
+
+def binned_counts(receivers: Tensor, num_nodes: int) -> Tensor:
+    """Return incoming edges per node by bins, whose number a tracer does not know."""
+    return torch.bincount(receivers, minlength=num_nodes)
+
+
+COUNTING: Mapping[str, Callable[[Tensor, int], Tensor]] = {ANYWHERE: added_counts, "cpu": binned_counts}
+
+
 def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
     if is_accelerated(receivers.device.type):
         return counts_in_order(receivers, num_nodes, like)
     # counted in integers: float32 stops counting at 2^24
-    if receivers.is_cpu and not is_traced():
-        counts = torch.bincount(receivers, minlength=num_nodes)
-    else:
-        counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, torch.ones_like(receivers))
+    counts = form_on(COUNTING, receivers.device.type)(receivers, num_nodes)
     return counts.clamp_min(1).to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Gradients, Member, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Gradients, Member, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -139,35 +139,6 @@ def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None
     return summed if flat else summed.view(-1, *x.shape[1:])
 
 
-def fusable_row_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
-    """Sum weighted states of senders, as a compiler fuses it."""
-    messages = _times(x.index_select(0, topology.senders), weight)  # [edges, *features]
-    return messages.new_zeros(topology.num_rows, *x.shape[1:]).index_add(0, topology.receivers, messages)
-
-
-def fusable_column_sum(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
-    """Sum weighted states of receivers, as a compiler fuses it."""
-    messages = _times(g.index_select(0, topology.receivers), weight)  # [edges, *features]
-    return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add(0, topology.senders, messages)
-
-
-def fusable_edge_product(x: Tensor, g: Tensor, topology: Topology, per: Per) -> Tensor:
-    """Multiply the states of both ends, as a compiler fuses it."""
-    product = x.index_select(0, topology.senders) * g.index_select(0, topology.receivers)  # [edges, *features]
-    axes = [*range(1, x.dim() - {"edge": 0, "head": 2, "channel": 1}[per])]
-    product = product.sum(axes) if axes else product
-    return product.sum(-1, keepdim=True) if per == "head" else product
-
-
-def _times(messages: Tensor, weight: Tensor | None) -> Tensor:
-    """Multiply messages with the weight of their edge."""
-    if weight is None:
-        return messages
-    if weight.dim() == 1:  # of the dtype of states, as in ``segment_bag``
-        return messages * weight.to(messages.dtype).view(-1, *[1] * (messages.dim() - 1))
-    return messages * _align(weight, messages)
-
-
 def _align(weight: Tensor, x: Tensor) -> Tensor:
     """Return the weight with length-1 axes for axes of x."""
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
@@ -177,23 +148,21 @@ def _without_weight(form: Form) -> Form:
     return lambda x, topology: form(x, None, topology)
 
 
-def _reading(plain: Form, fusable: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
+def _reading(plain: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
     """Return the forms of a sum; all accept weights that edges share."""
     plain = reads_weights(plain, WEIGHT)
     return {
         ANYWHERE: plain,
-        FUSABLE: reads_weights(fusable, WEIGHT),
         "cpu": cpu.or_plain(compiled, plain),
         **on_accelerators(triton),
     }
 
 
 WEIGHT = 1  # position among the tensors of both sums
-ROW_SUM_FORMS = _reading(plain_row_sum, fusable_row_sum, cpu.row_sum, triton_forms.row_sum)
-COLUMN_SUM_FORMS = _reading(plain_column_sum, fusable_column_sum, cpu.column_sum, triton_forms.column_sum)
+ROW_SUM_FORMS = _reading(plain_row_sum, cpu.row_sum, triton_forms.row_sum)
+COLUMN_SUM_FORMS = _reading(plain_column_sum, cpu.column_sum, triton_forms.column_sum)
 EDGE_PRODUCT_FORMS: Mapping[str, Form] = {
     ANYWHERE: gives_weights(plain_edge_product, 2),
-    FUSABLE: gives_weights(fusable_edge_product, 2),
     "cpu": cpu.or_plain(cpu.edge_product, gives_weights(plain_edge_product, 2)),
     **on_accelerators(gives_weights(triton_forms.edge_product, 2)),
 }

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import SiLU, is_traced
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, form_on
+from hydragnn.kernels import SiLU
+from hydragnn.kernels.family import ANYWHERE, form_on
 from hydragnn.layers.message_graph import MessageGraph, States
 from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
 from hydragnn.layers.split_plan import Plan, Split
@@ -129,7 +129,6 @@ def attention_in_parts(
 
 ATTENTION_FORMS: Mapping[str, Callable[..., Tensor]] = {
     ANYWHERE: attention_in_parts,
-    FUSABLE: nn.functional.scaled_dot_product_attention,
     "cpu": nn.functional.scaled_dot_product_attention,
 }
 """Attention with one derivative, by kind of device."""
@@ -154,7 +153,7 @@ class LinearGraphAttention(nn.Module):
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.project(states).chunk(3, dim=-1))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
         values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # [nodes, heads, width + 1]
-        sums = sums_by_node if is_traced() else form_on(SUMS_FORMS, queries.device.type)
+        sums = form_on(SUMS_FORMS, queries.device.type)
         # the last is the sum of shares; f > 0, so that it is
         read, total = sums(queries, keys, values, graph).split([queries.shape[-1], 1], dim=-1)
         return self.out((read / total).flatten(1))

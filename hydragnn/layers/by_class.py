@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from hydragnn.kernels import spread
-from hydragnn.kernels.family import ANYWHERE, as_operators, form_on
+from hydragnn.kernels.family import ANYWHERE, form_on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,8 +31,6 @@ def classes_of(of_rows: Int[Tensor, " rows"], count: int) -> Classes:
 
     Rows are counted on CPUs only, and not while a tracer runs: elsewhere the host would wait.
     """
-    if as_operators():
-        return _uncounted(of_rows, count)
     form: Any = form_on(COUNTING, of_rows.device.type)
     result: Classes = form(of_rows, count)
     return result

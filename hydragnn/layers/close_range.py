@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hydragnn.datasets.normalisation import ELEMENTS
-from hydragnn.kernels import Topology, as_operators, segment_sum
+from hydragnn.kernels import Topology, segment_sum
 from hydragnn.kernels.family import ANYWHERE, form_on
 
 COULOMB = 14.399645  # eV Angstrom, e^2 / (4 pi eps_0)
@@ -190,12 +190,12 @@ class CloseRange(nn.Module):
     ) -> tuple[Float[Tensor, "edges dim"], Contacts | None]:
         """Return the vectors that layers see, and contacts; None as in training.
 
-        Only a CPU is asked whether it is, and nothing that is traced or ``recorded``: others compute faster than they answer.
+        Only a CPU is asked whether it is, and nothing that is ``recorded``: others compute faster than they answer.
         """
         pair = self.pair_of(topology, species)
         least, bond = self.looks.to(vectors.dtype).index_select(0, pair).unbind(-1)  # [edges] each, squares
         largest = self.crowding.to(vectors.dtype).index_select(0, species)  # [nodes]
-        if form_on(ANSWERS, vectors.device.type) and not recorded and not as_operators():
+        if form_on(ANSWERS, vectors.device.type) and not recorded:
             with torch.no_grad():
                 squares = vectors.square().sum(-1)
                 crowded = self.crowding_of(squares, bond, topology) > CROWDED[0] * largest

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from hydragnn.kernels import is_traced, joined
+from hydragnn.kernels import joined
 from hydragnn.kernels.family import is_accelerated
 
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
@@ -72,7 +72,7 @@ def scaled_statistics(
     """
     beside = statistics if isinstance(statistics, Tensor) else joined(statistics, -1)
     parts = weights(beside)  # [nodes, scalers channels]
-    if is_accelerated(parts.device.type) and not is_traced():
+    if is_accelerated(parts.device.type):
         factors = scalers.factors(degrees.to(parts.dtype))  # one product has one launch, in its derivatives, too
         return torch.bmm(factors, parts.unflatten(1, (len(scalers.names), -1))).squeeze(1)
     parts = parts.chunk(len(scalers.names), dim=-1)

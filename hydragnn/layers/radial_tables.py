@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import Table, Topology, interpolated, is_traced, tables_of_functions
+from hydragnn.kernels import Table, Topology, interpolated, tables_of_functions
 from hydragnn.layers.message_graph import MessageGraph
 from hydragnn.layers.radial import RadialFeatures
 
@@ -26,7 +26,7 @@ class RadialFilters(nn.Module):
 
     def filters_of(self, graph: MessageGraph) -> Sequence[Float[Tensor, "items channels"]]:
         """All filters, for kernels that weigh the edges of ``graph.sharing``."""
-        if not self.tables or is_traced():
+        if not self.tables:
             return self.computed_filters(graph)
         return [interpolated(graph.paired_lengths, table) for table in self.tables]
 

@@ -4,7 +4,6 @@ from hydragnn.architectures import GraphStatistics, ModelSettings
 from hydragnn.models.branched import BranchedModel, build_branched, check_shared
 from hydragnn.models.build import build_from_description, build_model
 from hydragnn.models.checks import check, check_cuttable
-from hydragnn.models.compiled import CompiledModel, NotCompiled, compiled_model
 from hydragnn.models.description import (
     ModelDescription,
     degree_statistics,
@@ -29,7 +28,6 @@ from hydragnn.models.trained import TrainedModel, load_model
 __all__ = [
     "BranchedModel",
     "Categorical",
-    "CompiledModel",
     "Distribution",
     "GraphModel",
     "GraphStatistics",
@@ -37,7 +35,6 @@ __all__ = [
     "ModelDescription",
     "ModelSettings",
     "Normal",
-    "NotCompiled",
     "Number",
     "Point",
     "Target",
@@ -48,7 +45,6 @@ __all__ = [
     "check",
     "check_cuttable",
     "check_shared",
-    "compiled_model",
     "concatenate_distributions",
     "degree_statistics",
     "make_description",

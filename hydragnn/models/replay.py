@@ -16,9 +16,9 @@ from hydragnn.layers.attention import GraphAttention
 from hydragnn.layers.field_tokens import LatentAttention
 from hydragnn.layers.size_buckets import padded_buckets
 from hydragnn.layers.triplets import TripletSumsAtReceivers, onward_triplets, padded_triplets
-from hydragnn.models.compiled_prediction import Predicted, eager_prediction
 from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel
 from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
+from hydragnn.models.prediction import Predicted, eager_prediction
 
 
 @runtime_checkable

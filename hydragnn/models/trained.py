@@ -17,15 +17,10 @@ from hydragnn.datasets.views import without_edges
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.units import CLOSE, unit_factor
-from hydragnn.models.compiled_prediction import (
-    CompiledPrediction,
-    Prediction,
-    compiled_prediction,
-    eager_prediction,
-)
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.heads import HeadSettings
+from hydragnn.models.prediction import Prediction, eager_prediction
 from hydragnn.models.replay import NotRecordable, ReplayedPrediction, recorder_on
 from hydragnn.models.saving import load_graph_model
 from hydragnn.models.tabulated import tabulated
@@ -40,7 +35,7 @@ class TrainedModel:
     normalisation: Normalisation
     dtype: torch.dtype = torch.float32
     function: Prediction | None = None
-    """What computes predictions instead of the model, such as ``compiled`` and ``replayed``."""
+    """What computes predictions instead of the model, such as ``replayed``."""
     exact: GraphModel | None = None
     """The model without tables, where ``model`` has some."""
 
@@ -101,17 +96,6 @@ class TrainedModel:
         inputs, model = self.normalised(self.seen(batch)).to(self.device), self.model.eval()
         with torch.no_grad():
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
-
-    def compiled(self, others: Sequence["TrainedModel"] = ()) -> "TrainedModel":
-        """Return the model with compiled predictions, equal to rounding.
-
-        One of the ``others`` that were compiled lends its function where it differs in weights only. NotCompiled where the model
-        cannot be compiled here.
-        """
-        for other in others:
-            if isinstance(other.function, CompiledPrediction) and other.alike == self.alike:
-                return replace(self, function=other.function.of(self.model))
-        return replace(self, function=compiled_prediction(self.model))
 
     def replayed(self) -> "TrainedModel":
         """Return the model with predictions that are recorded once per size of batches as graphs of its device.

@@ -11,9 +11,9 @@ from torch import Tensor
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.layers.stacked import NotStackable
-from hydragnn.models.compiled_prediction import Predicted, eager_prediction
 from hydragnn.models.distributions import Distribution, Point
-from hydragnn.models.flat_batch import random_batch
+from hydragnn.models.prediction import Predicted, eager_prediction
+from hydragnn.models.random_batch import random_batch
 from hydragnn.models.replay import NotRecordable, ReplayedPrediction, Replays, brings_sizes, replays_of
 from hydragnn.models.stacked import check_alike, copies_of, inputs_of, of_inputs, stacked_copy
 from hydragnn.models.trained import TrainedModel, denormalise

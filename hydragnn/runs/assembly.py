@@ -16,8 +16,6 @@ from hydragnn.distributed.ranks import Ranks, number_of
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
 from hydragnn.runs.close_range import close_range_of
-from hydragnn.runs.compilation import compiled_on_all
-from hydragnn.runs.compile_choice import choose_compiling
 from hydragnn.runs.fine_tuning import Start, load_start, merged_limits, merged_ranges, rate_factors
 from hydragnn.runs.folder import decisive
 from hydragnn.runs.graph_statistics import training_statistics
@@ -73,23 +71,13 @@ def assemble(
     stages = make_pipeline(model, mesh, plan.parallel.chunks, device)
     parameters = parallelize(model, mesh, placement, plan.training, factors)
     context = replace(context_of(plan, data, mesh, device, frozen=0.0 in factors.values()), stages=stages)
-    compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
-    notes = [*notes, *reasons]
-    if compiling and context.plain_steps:
-        compiling = False
-        notes.append(
-            "steps are not compiled: some weights are frozen, ranks share weights or graphs, or earlier data are replayed"
-        )
-    if compiling:
-        compiled, reasons = compiled_on_all(model, context.autocast, ranks, device, heartbeat)
-        context, notes = replace(context, compiled=compiled), [*notes, *reasons]
     count = mesh.sum_in_place(torch.tensor(parameters.count, device=device), "pipeline")
     record = first_record(plan, data, int(count), placement.device, notes)
     return Assembly(
         state=first_state(model, parameters, fields=len(data.targets)),
         data=data,
         context=context,
-        record=replace(record, compiled=bool(context.compiled), start=start.to_json() if start else {}),
+        record=replace(record, start=start.to_json() if start else {}),
         start=start,
         mesh=mesh,
     )

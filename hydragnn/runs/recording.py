@@ -15,7 +15,7 @@ from hydragnn.graphs.padding import Shape, best_shapes
 from hydragnn.models import GraphModel, replay
 from hydragnn.models.replay import NotRecordable, Recorder, Replays, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.compilation import keep_beating
+from hydragnn.runs.beating import keep_beating
 from hydragnn.runs.memory import sample_of
 from hydragnn.runs.preparation import ValidationParts
 from hydragnn.training.context import TrainingContext
@@ -136,7 +136,7 @@ def parts_of(feed: Feed, epoch: int) -> Iterator[Shape]:
 def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
     """Raise NotRecordable unless replays and steps give the same numbers.
 
-    The tolerance is the root of the arithmetic's step, as for compiled models. Without dropout, which draws others for a padded batch.
+    The tolerance is the root of the arithmetic's step. Without dropout, which draws others for a padded batch.
     """
     state, own = run.state, run.context.branches[number]
     batch = sample_of(run.data.branches[number].train)

@@ -18,9 +18,9 @@ from hydragnn.models import GraphModel, load_graph_model
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
+from hydragnn.runs.beating import keep_beating
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
-from hydragnn.runs.compilation import keep_beating
 from hydragnn.runs.failures import (
     failure_of,
     first_failure,
@@ -170,7 +170,6 @@ def ready_run(
                 f"{out} has trained {run.state.epoch} epochs, more than train.epochs = {plan.training.epochs}; ask for more epochs, or "
                 "begin a new run in another folder"
             )
-    stopwatch.compile_seconds = sum(one.seconds for one in run.context.compiled)
     return run, heart, stopwatch
 
 
@@ -235,11 +234,10 @@ def measure_forgetting(run: Assembly, start: Start, callback: RunCallback) -> No
 
 def sentence_of(record: RunRecord) -> str:
     """Return the state of a run in one line."""
-    compiled = f", {record.cost.compile_seconds:,.0f} of them to compile" if record.compiled else ""
     best = (
         f"; best valid loss {record.best['valid/loss']:.4g} in epoch {record.best['epoch']:.0f}" if record.best else ""
     )
-    return f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{compiled}{best}"
+    return f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{best}"
 
 
 def select_device(device: torch.device | str | None) -> torch.device:

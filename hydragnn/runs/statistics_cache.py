@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 import hydragnn
+from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest, lock_file, read_sealed, unlock_file, write_sealed
 from hydragnn.datasets import GraphStore, disk_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.runs.compile_cache import user_cache
 
 FORMAT = "hydragnn-statistics"
 LEAST_GRAPHS = 10_000
@@ -51,7 +51,8 @@ def cache_folder(store: GraphStore) -> Path | None:
         return None
     if os.access(disk.path, os.W_OK):
         return disk.path / "statistics"
-    return user_cache() / f"statistics-{disk.place_and_time()}"
+    caches = environment().get("XDG_CACHE_HOME") or Path(environment().get("HOME") or Path.home()) / ".cache"
+    return Path(caches) / "hydragnn" / f"statistics-{disk.place_and_time()}"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

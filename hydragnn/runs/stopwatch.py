@@ -23,7 +23,6 @@ class Stopwatch:
         """Begin now."""
         self.earlier, self.ranks, self.device = earlier, ranks, device
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
-        self.compile_seconds = 0.0
         self.steps = self.graphs = 0
         self.training_seconds, self.step_start = 0.0, time.perf_counter()
 
@@ -59,7 +58,6 @@ class Stopwatch:
         return Cost(
             seconds=self.earlier.seconds + time.perf_counter() - self.start,
             cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
-            compile_seconds=self.earlier.compile_seconds + self.compile_seconds,
             peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
             graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,
             ranks=self.ranks.size,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hydragnn.config import TrainSettings
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import CompiledModel, Distribution, Target
+from hydragnn.models import Distribution, Target
 from hydragnn.models.replay import Replays
 from hydragnn.training.state import TrainState
 
@@ -114,15 +114,13 @@ class TrainingContext:
     """Sums a tensor over the processes that have different graphs or nodes, in place, and gives it back; the same bits on each."""
     reduce_all: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over all processes of the run, also those that compute the same."""
-    compiled: tuple[CompiledModel, ...] = ()
-    """What computes the batches of each branch; empty where the model itself does."""
     replays: tuple[Replays, ...] = ()
     """The recorded steps of each branch; empty where every step is computed anew."""
 
     stages: Stages | None = None
     """Where this rank has some layers only."""
     plain_steps: bool = False
-    """Steps are computed one by one, and neither compiled nor recorded."""
+    """Steps are computed one by one, and not recorded."""
 
     @property
     def device(self) -> torch.device:
@@ -154,7 +152,7 @@ class TrainingContext:
         """Return the function that predicts a branch with the state's weights."""
         if self.stages is not None:
             return partial(self.stages.predict, state.of_branch(branch))
-        return self.compiled[branch] if self.compiled else state.of_branch(branch)
+        return state.of_branch(branch)
 
     def weights_in(self, epoch: int) -> Float64[Tensor, " fields"]:
         """Return the loss weights of the epoch after so many finished ones."""

@@ -33,7 +33,6 @@ MACE_FORM = (
     "model.hidden_dim=32",
     "model.max_ell=2",
     "heads.0.hidden_dims=[16]",
-    "train.compile=on",
 )  # what is set otherwise than in mlearn.toml
 SHEARS = dict.fromkeys(("Mo", "Cu", "Ni"), ("xy", "xz", "yz")) | dict.fromkeys(("Si", "Ge", "Li"), ("xy", "yz", "xz"))
 """In which order the files hold the off-diagonal components of virials, as their sheared crystals show."""

@@ -1,9 +1,9 @@
 """The ASE calculator in molecular dynamics: CPU time per step, here and in another checkout, in turns of two processes.
 
-    python tests/benchmarks/bench_calculator.py [--atoms 64] [--kind painn] [--turns 7] [--steps 10] [--compile] [--graph] [--against CHECKOUT]
+    python tests/benchmarks/bench_calculator.py [--atoms 64] [--kind painn] [--turns 7] [--steps 10] [--graph] [--against CHECKOUT]
 
 Rattled copper, all neighbours within 5 Angstrom, hidden 64, 3 layers, energy and forces of a run in fp32, one thread; velocity Verlet with
-2 fs at 300 K. Each side trains its own run for an epoch on a few cells first: weights do not change the time of a step. ``--compile``: this one's members are compiled. CPU
+2 fs at 300 K. Each side trains its own run for an epoch on a few cells first: weights do not change the time of a step. CPU
 milliseconds per step, medians over the turns. ``--graph``: the graph of vibrating atoms alone, with its order by sender, searches included; the ratio is the median over turns of the other over this one.
 """
 
@@ -64,7 +64,7 @@ def trained(kind: str, folder: Path, hidden: int = 64) -> None:
     train(RunConfig.parse({**table, "train": {"epochs": 1}}), folder / "run")
 
 
-def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
+def simulate(kind: str, count: int, steps: int) -> None:
     """Take so many steps for every line that comes in; write the CPU seconds of each turn."""
     import torch
     from ase import units
@@ -88,8 +88,7 @@ def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
     atoms.set_velocities(velocities)
     with tempfile.TemporaryDirectory() as folder:
         trained(kind, Path(folder))
-        how = {"compile": True} if compile else {}  # a checkout from before does not know it
-        atoms.calc = calculator(Path(folder) / "run", **how)
+        atoms.calc = calculator(Path(folder) / "run")
         dynamics = VelocityVerlet(atoms, timestep=2 * units.fs)
         dynamics.run(5)
         print("[]", flush=True)
@@ -136,10 +135,10 @@ def copper(count: int) -> Any:
     return atoms
 
 
-def worker(checkout: Path, options: argparse.Namespace, compile: bool) -> Server:
+def worker(checkout: Path, options: argparse.Namespace) -> Server:
     """A process that simulates with the package of a checkout; freed memory is kept, as in commands that predict."""
     words = ["--atoms", options.atoms, "--kind", options.kind, "--steps", options.steps]
-    words += [*(["--compile"] if compile else []), *(["--graph"] if options.graph else [])]
+    words += [*(["--graph"] if options.graph else [])]
     command = [sys.executable, Path(__file__).resolve(), "--simulate", *words]
     process = Server(command, {"PYTHONPATH": str(checkout)}, checkout)
     process.answer()
@@ -153,7 +152,6 @@ def main() -> None:
     parser.add_argument("--kind", default="painn")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--simulate", action="store_true", help=argparse.SUPPRESS)
@@ -162,11 +160,11 @@ def main() -> None:
         graphs(options.atoms, options.steps)
         return
     if options.simulate:
-        simulate(options.kind, options.atoms, options.steps, options.compile)
+        simulate(options.kind, options.atoms, options.steps)
         return
     processes = []
     for place in (HERE, options.against.resolve()) if options.against else (HERE,):
-        processes.append(worker(place, options, options.compile and place == HERE))
+        processes.append(worker(place, options))
     turns = [[process.ask()[0] for process in processes] for _ in range(options.turns)]
     for process in processes:
         process.end()

@@ -24,13 +24,12 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.skin import SkinList
 from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.ops import OPS, random_graph
-from hydragnn.models import NotCompiled, compiled_model
 from tests.benchmarks import bench_data
 from tests.benchmarks.bench_kernels import derivatives
 from tests.benchmarks.bench_memory import foretold_pairs
 from tests.benchmarks.bench_planning import PER_RANK, TRACES, balance, measured_costs, planning_times, trace_of
 from tests.benchmarks.harness import ratio_in_turns
-from tests.benchmarks.structures import CUTOFF, alloys, model_of, step, structures
+from tests.benchmarks.structures import CUTOFF, model_of, structures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +60,6 @@ class Effort:
     pairs: int = 100
     """Of configurations and batches whose memory is foretold."""
     batch: int = 32
-    """Graphs in batches whose steps are compiled."""
-    compiled: tuple[str, ...] = ("painn", "egnn", "schnet", "pna")
     dynamics: int = 20
     graphs: int = 100_000
     """Of the store on which trainings start."""
@@ -76,7 +73,6 @@ QUICK = Effort(
     edges=8_000,
     pairs=14,
     batch=8,
-    compiled=("pna",),
     dynamics=8,
     graphs=5_000,
 )
@@ -140,21 +136,6 @@ def memory(effort: Effort) -> Iterator[Row]:
     yield Row(what=what, measured=100 * float(errors.max()), unit="%", asked="10")
 
 
-def compiled(effort: Effort) -> Iterator[Row]:
-    """Training steps as they are over compiled ones."""
-    batch = alloys(effort.batch)
-    for kind in effort.compiled:
-        model = model_of(kind, batch, CUTOFF, 64, 3, [] if kind == "pna" else ["forces"])
-        what = f"step of {kind} with train.compile, over without"
-        try:
-            fast = compiled_model(model)
-        except NotCompiled as reason:
-            yield Row(what=what, measured=None, unit=f"not compiled: {reason}", asked="")
-            continue
-        ratio = ratio_in_turns(partial(step, model, model, batch), partial(step, fast, model, batch), effort.turns)
-        yield Row(what=what, measured=ratio, unit="times", asked="above 1 where auto compiles")
-
-
 def calculator(effort: Effort) -> Iterator[Row]:
     """Energy and forces of 64 moving atoms, neighbours searched at every step over kept within a skin."""
     atoms = next(one for one in structures(200) if len(one) == 64 and one.pbc.all())
@@ -195,7 +176,6 @@ SECTIONS: Mapping[str, Callable[[Effort], Iterator[Row]]] = {
     "ops": ops,
     "planning": planning,
     "memory": memory,
-    "compiled": compiled,
     "calculator": calculator,
     "starts": starts,
 }

@@ -2,7 +2,7 @@
 
     bash tests/benchmarks/peers.sh DIRECTORY
     git worktree add --detach PAST 57a3d48
-    python -m tests.benchmarks.bench_peers --environment DIRECTORY --past PAST [--compiled] [--levers] [--atoms N] [painn schnet egnn pna]
+    python -m tests.benchmarks.bench_peers --environment DIRECTORY --past PAST [--levers] [--atoms N] [painn schnet egnn pna]
 
 Every peer is a process of its own that takes a step when asked; steps are asked for in turn, so that whatever else the machine
 does hits all alike. One batch of 32 rattled fcc alloys of 8 to 64 atoms within 5 A, hidden 64, 3 layers, 20 radial functions, one
@@ -122,8 +122,6 @@ def peers_of(kind: str, folder: Path, options: argparse.Namespace) -> list[Peer]
         add("ours, no compiled kernels", [*ours, "keep", "plain"], here)
         add("ours, fresh memory", ours, here)
         add("ours, no tables in inference", [*ours, "keep", "computed"], here)
-    if options.compiled:
-        add("ours, compiled steps", [*ours, "keep", "compiled"], here)
     if kind in {"painn", "schnet"} and not options.atoms:
         command = [theirs, HERE / "peer_schnetpack.py", kind, folder]
         add("schnetpack", command)
@@ -170,7 +168,6 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", default=["painn", "schnet", "egnn", "pna"])
     parser.add_argument("--environment", type=Path, required=True)
     parser.add_argument("--past", type=Path, required=True)
-    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--levers", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--atoms", type=int, default=0)

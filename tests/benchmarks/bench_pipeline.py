@@ -60,7 +60,7 @@ def labelled(count: int) -> GraphBatch:
     return batch.with_fields({"energy": energies, "forces": forces}, fields=fields)
 
 
-def our_epochs(kind: str, batch: GraphBatch, ranks: Any, *, compiled: bool) -> Epoch:
+def our_epochs(kind: str, batch: GraphBatch, ranks: Any) -> Epoch:
     """An epoch of the training loop."""
     from hydragnn.config import RunConfig
     from hydragnn.datasets import MemoryStore
@@ -76,7 +76,6 @@ def our_epochs(kind: str, batch: GraphBatch, ranks: Any, *, compiled: bool) -> E
             "batch": {"max_graphs": RANKS * PER_RANK},
             "model": {"kind": kind, **SIZES},
             "heads": [HEAD],
-            "train": {"compile": "on"} if compiled else {},
         }
     )
     placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float32)
@@ -171,7 +170,7 @@ def serve(options: argparse.Namespace) -> None:
         return
     keep_memory()
     with join_ranks(options.folder) as ranks:
-        answer(our_epochs(kind, batch, ranks, compiled=options.serve == "compiled"))
+        answer(our_epochs(kind, batch, ranks))
 
 
 def answer(epoch: Epoch) -> None:
@@ -231,7 +230,7 @@ def difference(kind: str) -> float:
 
 def compare(kind: str, options: argparse.Namespace, figures: Figures) -> None:
     """Add the rows of one architecture."""
-    ways = ["ours", *(["compiled"] if options.compiled else []), "PyTorch Geometric", "PyTorch Geometric, memory kept"]
+    ways = ["ours", "PyTorch Geometric", "PyTorch Geometric, memory kept"]
     with tempfile.TemporaryDirectory() as name:
         pipelines = [Pipeline(way, kind, options, Path(name) / str(n)) for n, way in enumerate(ways)]
         for number in range(options.rounds + 1):
@@ -251,8 +250,7 @@ def main() -> None:
     arguments = parser(__doc__, rounds=7)
     arguments.add_argument("kinds", nargs="*", default=["painn", "schnet", "egnn"])
     arguments.add_argument("--graphs", type=int, default=512)
-    arguments.add_argument("--compiled", action="store_true")
-    arguments.add_argument("--serve", choices=("ours", "compiled", "theirs"), help=argparse.SUPPRESS)
+    arguments.add_argument("--serve", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.serve:

@@ -1,9 +1,9 @@
 """This project, now or at an older commit, as a peer of ``bench_peers`` and ``bench_kinds``.
 
-    python peer_ours.py KIND FOLDER [past] [write] [plain] [keep] [compiled] [computed] [energies] [sharp]
+    python peer_ours.py KIND FOLDER [past] [write] [plain] [keep] [computed] [energies] [sharp]
 
 ``past``: the modules of commit 57a3d48, found by PYTHONPATH. ``write``: its weights are those of all. ``plain``: no compiled
-kernels. ``keep``: freed memory is kept, as in every command that trains. ``compiled``: by ``train.compile``'s function. ``computed``: inference without tables of what depends on lengths alone.
+kernels. ``keep``: freed memory is kept, as in every command that trains. ``computed``: inference without tables of what depends on lengths alone.
 ``energies``: no forces. ``sharp``: messages do not end smoothly at the cutoff, as in PyTorch Geometric's convolutions.
 """
 
@@ -132,12 +132,8 @@ def serve_one(kind: str, folder: Path, options: list[str]) -> Path | None:
     model, batch = (past if "past" in options else present)(kind, folder, options)
     share_weights(kind, folder, model, options)
     call = model
-    if "compiled" in options:
-        from hydragnn.models import compiled_model
-
-        call = compiled_model(model)
     fixed = call
-    if not {"past", "compiled", "computed"} & set(options):
+    if not {"past", "computed"} & set(options):
         from hydragnn.models.tabulated import tabulated
 
         fixed = tabulated(model).eval().requires_grad_(False)  # as ensembles and calculators load it

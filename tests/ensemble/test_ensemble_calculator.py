@@ -1,7 +1,6 @@
 """The calculator says what the ensemble says, and its forces are the slope of its energy."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,12 +26,8 @@ from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.ensemble.structures import structures_for
 from hydragnn.graphs import Field, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.models import NotCompiled
 from hydragnn.runs import train
 from tests.ensemble.conftest import CUTOFF
-from tests.forked import Forked
-
-COMPILING = Path(__file__).with_name("compiling.py")
 
 
 def test_the_calculator_says_what_the_ensemble_says(ensemble: Path, frames: list[Atoms]) -> None:
@@ -279,22 +274,6 @@ def test_structures_get_the_encodings_that_members_read(ensemble: Path, frames: 
     assert np.array_equal(made["random_walk_encoding"], with_random_walk_encoding(bare, 3)["random_walk_encoding"])
 
 
-def test_compiled_members_predict_what_members_predict(
-    strained: tuple[Path, Atoms], root: Path, tmp_path: Path
-) -> None:
-    folder = strained[0]
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    environment = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    process = Forked([str(COMPILING), str(folder.parent / "run"), "--traced"], {**os.environ, **environment})
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    result = json.loads(output.splitlines()[-1])
-    assert result["functions"] == 1, output  # members that differ in weights only share it
-    assert len(set(result["edges"])) > 2  # and batches of all sizes
-    assert max(result["errors"].values()) < 1e-10, result
-    assert {path: path.read_bytes() for path in before} == before
-
-
 def test_a_structure_without_a_volume_has_no_stress(strained: tuple[Path, Atoms], tmp_path: Path) -> None:
     folder, crystal = strained
     molecule, slab = crystal.copy(), crystal.copy()
@@ -324,21 +303,6 @@ def test_ase_takes_all_results_of_the_calculator(strained: tuple[Path, Atoms]) -
     assert atoms.get_properties(["energy", "forces"])["energy"] == energy
     assert sorted(SinglePointCalculator(atoms, **results).results) == ["energy", "forces", "free_energy", "stress"]
     assert results["energy_std"] == results.get("energy_std") >= 0 and results.get("no such thing") is None
-
-
-def test_a_member_that_cannot_be_compiled_predicts_as_it_is(
-    ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fail(model: object) -> None:
-        raise NotCompiled("there is no compiler")
-
-    monkeypatch.setattr("hydragnn.models.trained.compiled_prediction", fail)
-    atoms = frames[3].copy()
-    atoms.calc = calculator(ensemble, compile=True)
-    assert atoms.get_potential_energy() == Ensemble.load(ensemble).predict(atoms)["energy"].mean[0]
-    assert "predicts without a compiled function: there is no compiler" in capfd.readouterr().err
-    with pytest.raises(InputError, match="load all of them"):
-        Ensemble.load(ensemble, held=1).compiled()
 
 
 def test_the_calculator_of_a_single_run_has_means_alone(

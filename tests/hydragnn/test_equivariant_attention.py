@@ -30,7 +30,6 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import equivariant_attention
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import GraphModel, build_model, parse_head
-from hydragnn.models.compiled import NotCompiled, compiled_model
 from hydragnn.models.stacked import check_alike
 
 REACH = 6.0
@@ -213,9 +212,7 @@ def test_keys_of_equivariant_attention_belong_to_no_other(given: dict[str, Any])
         GlobalAttentionSettings.parse({"kind": "linear", **given})
 
 
-def test_its_steps_are_neither_compiled_nor_stacked() -> None:
+def test_its_steps_are_not_stacked() -> None:
     model = energy_model("painn", **attention(REACH))
-    with pytest.raises(NotCompiled, match="as many pairs as positions say"):
-        compiled_model(model)
     with pytest.raises(NotStackable):
         check_alike([model])

@@ -17,7 +17,6 @@ from hydragnn.ensemble import rollout
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.layers.field_tokens import FAINT
 from hydragnn.models import TrainedModel, load_model
-from hydragnn.models.compiled import NotCompiled, of_known_sizes
 
 UNITS = {"height": "m", "rate": "m/s", "depth": "m", "warmth": "K"}
 
@@ -184,11 +183,6 @@ def test_an_ensemble_predicts_graphs_that_lack_an_optional_field(place: Path) ->
     graph = lattice(3, ("height", "rate"), 0.2)
     assert model.predict(graph.with_fields(masks={"rate": torch.tensor([False])})).status == ("ok",)
     assert "no height" in model.predict(graph.with_fields(masks={"height": torch.tensor([False])})).status[0]
-
-
-def test_compiling_is_refused_since_buckets_of_attention_are_not_known() -> None:
-    with pytest.raises(NotCompiled, match="attention computes graphs of similar sizes together"):
-        of_known_sizes(make_model("field_tokens").description)
 
 
 def test_a_class_may_be_missing_and_graph_numbers_are_tokens_of_all_nodes() -> None:

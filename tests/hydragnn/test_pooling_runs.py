@@ -25,7 +25,7 @@ from hydragnn.graphs import (
     with_contracted_levels,
     with_voxel_levels,
 )
-from hydragnn.models import NotCompiled, build_model, compiled_model, load_model, parse_head
+from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
 
@@ -169,23 +169,6 @@ def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path
         InputError, match=r"model\.pooling needs the node field clusters of levels; give the BUILD\.toml"
     ):
         train(config_for(**POOLING), tmp_path / "run", store=plain)
-
-
-def test_steps_that_pool_are_not_compiled_and_the_record_says_why(far: MemoryStore, tmp_path: Path) -> None:
-    config = config_for(**POOLING)
-    compiled = config.model_copy(update={"train": config.train.model_copy(update={"compile": "on", "epochs": 1})})
-    record = train(compiled, tmp_path / "run", store=far)
-    assert any("coarser levels have as many nodes" in sentence for sentence in record.notes)
-    model = build_model(
-        small_settings("gin", num_layers=2, pooling={"levels": 1}),
-        [parse_head({"kind": "scalar", "field": "answer"})],
-        [*FIELDS, clusters_field(1)],
-        inputs=["load", CLUSTERS],
-        dim=2,
-        seed=0,
-    )
-    with pytest.raises(NotCompiled, match="coarser levels"):
-        compiled_model(model)
 
 
 def test_a_run_makes_the_levels_of_a_graph_once(

@@ -17,7 +17,6 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Table, interpolated, tables_of_functions
 from hydragnn.kernels import table as plain
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import plain_forms
 from hydragnn.layers import RadialFilters
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
 from hydragnn.models.tabulated import tabulated
@@ -170,18 +169,6 @@ def test_forces_are_the_derivative_of_the_energy_that_tables_give() -> None:
         energies.append(values_of(fast, replace(moved, positions=positions))["energy"].sum())
     force = values_of(fast, batch)["forces"][atom, 1]
     torch.testing.assert_close(force, -(energies[0] - energies[1]) / (2 * step), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", ["painn", "schnet", "mace"])
-def test_a_tracer_which_knows_no_values_sees_the_filters_and_no_tables(kind: str) -> None:
-    batch = alloys().to(dtype=torch.float32)
-    model = model_of(batch, kind=kind).float()
-    fast = tabulated(model)
-    assert has_tables(fast)
-    with plain_forms():  # in which models are traced for the compiler
-        seen, itself = values_of(fast, batch), values_of(model, batch)
-    for name, expected in itself.items():
-        assert torch.equal(seen[name], expected), name
 
 
 def test_models_that_tables_do_not_fit_stay_as_they_are() -> None:

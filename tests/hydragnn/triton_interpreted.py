@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import OPS, Case, Op
-from hydragnn.kernels.family import operators, taken_for
+from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import numbers
 from hydragnn.kernels.ops import case_graphs, graph
 from hydragnn.kernels.triton import launch as triton_launch
@@ -78,15 +78,6 @@ def any_order() -> Iterator[tuple[str, float, float]]:
             yield f"{name} any order", max(op.compare(case)), op.tolerance[torch.float64]
 
 
-def by_operators() -> Iterator[tuple[str, float, float]]:
-    """Reductions per receiver as operators of torch, which find the edges of extremes again for the gradient."""
-    with operators():
-        for name, op in OPS.items():
-            if name.startswith("segment"):
-                given = dict(op.cases({"few": FEW}))["few, channels"]
-                yield f"{name} by operators", max(op.compare(given)), op.tolerance[torch.float64]
-
-
 def corners() -> Iterator[tuple[str, float, float]]:
     """Values where there are no edges, empty rows, or one row with all."""
     for name, op in OPS.items():
@@ -112,7 +103,6 @@ def long() -> Iterator[tuple[str, float, float]]:
                 worst = max(op.compare(given)) if whole else forward(op, given, torch.float64)
                 yield f"{name} {case}", worst, op.tolerance[torch.float64]
         yield from any_order()
-        yield from by_operators()
     for split in (triton_launch.LONG, 100):
         star = graph(7, 3, [((7 * e + e * e) % 7, 1) for e in range(600)])
         with rows_longer_than(split):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydragnn.kernels import OPS
-from tests.benchmarks import bench_kernels, bench_machine
+from tests.benchmarks import bench_kernels
 from tests.benchmarks.bench_machine import Effort, bench_table
 
 TINY = Effort(
@@ -52,13 +52,3 @@ def test_every_op_is_timed_beside_a_copy(more: tuple[str, ...], capsys: pytest.C
         about, *rows = map(json.loads, out.splitlines())
         assert about["copy_bytes_per_second"] > 0
         assert all(row["forward"] > 0 and row["twice"] > 0 and row["copy_share"] > 0 for row in rows)
-
-
-def test_a_step_that_cannot_be_compiled_says_so_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_: object) -> None:
-        raise bench_machine.NotCompiled("there is no compiler")
-
-    monkeypatch.setattr(bench_machine, "compiled_model", refused)
-    (row,) = bench_machine.compiled(Effort(batch=1, compiled=("schnet",)))
-    assert row.measured is None
-    assert "there is no compiler" in row.unit

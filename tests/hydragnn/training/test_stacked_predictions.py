@@ -18,7 +18,7 @@ from hydragnn.graphs import GraphBatch, concatenate
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel, build_model, degree_statistics, parse_head
 from hydragnn.models.branched import build_branched
-from hydragnn.models.compiled_prediction import eager_prediction
+from hydragnn.models.prediction import eager_prediction
 from hydragnn.models.stacked import check_alike, of_inputs
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs.assembly import assemble

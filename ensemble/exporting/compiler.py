@@ -5,11 +5,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
-
-from hydragnn.kernels.library import gathers
 
 MENDED = b"hydragnn 2"
 """Another one whenever another fault is mended here: what was compiled with it before must not be taken from a cache."""
@@ -17,20 +14,15 @@ MENDED = b"hydragnn 2"
 
 @contextmanager
 def mended_compiler() -> Iterator[None]:
-    """Compile without warnings, in this process, for the length of the block.
-
-    Operators that only gather are fused with what stands around them; sums over edges stay operators.
-    """
+    """Compile without warnings, in this process, for the length of the block."""
     import torch._inductor.config as inductor
     from torch._inductor.codegen.cpp import CppKernel
-    from torch._inductor.decomposition import decompositions
     from torch._inductor.scheduler import SchedulerNode
 
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(inductor.patch(compile_threads=1, post_grad_custom_pre_pass=_mark()))
-        stack.enter_context(patch.dict(decompositions, gathers()))
         stack.enter_context(_replaced(CppKernel, "need_use_acc_helper", lambda former: _adds_in_cascades))
         stack.enter_context(_replaced(SchedulerNode, "recompute_size_and_body", _remembers_what_is_written_to))
         yield
