@@ -1,7 +1,7 @@
 """Processes that predict together: they meet, share queues, and notice dead ones.
 
 Ranks of a launcher and local workers do all of it with a store of keys and values of ``torch.distributed``: a private file on one
-machine, and on several a server in rank 0 that asks for a secret. Ranks of MPI find the store by MPI, others by files.
+machine, and on several a server in rank 0. Ranks of MPI find the store by MPI, others by files.
 """
 
 import json
@@ -26,7 +26,6 @@ from hydragnn.distributed.launch import Launch, machine_name, this_launch
 from hydragnn.distributed.leaving import abandon
 from hydragnn.distributed.ranks import own_gpu
 from hydragnn.distributed.rendezvous import file_store, rendezvous
-from hydragnn.distributed.secret_store import SecretStore
 
 Table = dict[str, Any]
 Meet = Callable[["Group", Path], AbstractContextManager[dist.Store]]
@@ -86,7 +85,7 @@ class Group:
         self.store = self._stack.enter_context(self._meet(self, folder))
         self._began = time.monotonic()
         self.store.set(f"process-{self.rank}", json.dumps([machine_name(), os.getpid()]))
-        if isinstance(self.store, SecretStore):
+        if isinstance(self.store, dist.TCPStore):
             threading.Thread(target=self._beat, daemon=True).start()
         if self.rank == 0:
             self.store.set("opening", json.dumps(_opening(make)))
@@ -180,9 +179,10 @@ class Group:
         return SILENT_BEATS * self._pause_between_beats
 
     def _beat(self) -> None:
+        store = self.store.clone()  # a client answers one question at a time
         while not self._over.wait(self._pause_between_beats):
             try:
-                self.store.add(f"beats of {self.rank}", 1)
+                store.add(f"beats of {self.rank}", 1)
             except dist.DistError:  # rank 0 has left
                 return
 

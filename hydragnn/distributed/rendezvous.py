@@ -1,12 +1,11 @@
-"""Meeting of the ranks of one run, without strangers.
+"""Meeting of the ranks of one run.
 
 Ranks of MPI tell each other by MPI. All others, also torchrun's, meet in a folder of their own inside the run's folder: it
 has mode 0700, and one that is a link, belongs to another user or is open to others is refused. Every rank leaves a fresh
 number there and takes only an invitation that repeats it, so that what a dead attempt left behind misleads nobody.
 On one node the store of ``torch.distributed`` is a file in a private temporary folder, and gloo and NCCL use the loopback: no
-other machine can connect at all, and no other user can read or write keys. On several nodes the first rank serves a store
-at the job's own address that answers only to those who know the secret of the run (``secret_store``). The connections of
-gloo and NCCL have no secret of their own: between nodes they trust the job's network, on one node the users of that node.
+other machine can connect at all, and no other user can read or write keys. On several nodes the first rank serves torch's
+``TCPStore``, and the network of the job is trusted, as torchrun trusts it.
 """
 
 import os
@@ -30,7 +29,6 @@ from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.base.files import read_json, write_json
 from hydragnn.distributed.addresses import LOOPBACK, address_of_job, interface_of, route_to
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name
-from hydragnn.distributed.secret_store import SecretStore, served_store
 
 PATIENCE = timedelta(minutes=10)
 """How long a rank waits for a silent peer; a peer that died is noticed at once."""
@@ -62,22 +60,21 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invitation:
-    """Address of a run's store: a file, or host and secret."""
+    """Address of a run's store: a file, or host and port."""
 
     file: str = ""
     address: str = LOOPBACK
     port: int = 0
-    secret: str = ""
 
     @classmethod
     def parse(cls, value: Any, where: Path) -> "Invitation":
         """The invitation in a JSON value; LaunchError where it is none."""
-        kinds = {"file": str, "address": str, "port": int, "secret": str}
+        kinds = {"file": str, "address": str, "port": int}
         if (
             not isinstance(value, dict)
             or value.keys() != kinds.keys()
             or any(type(value[name]) is not kind for name, kind in kinds.items())
-            or not (value["file"] or (0 < value["port"] < 2**16 and len(value["secret"]) == 64))
+            or not (value["file"] or 0 < value["port"] < 2**16)
         ):
             raise LaunchError(f"{where} is no invitation of the first rank; remove {where.parent} and start again")
         return cls(**value)
@@ -115,18 +112,19 @@ def rendezvous(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> 
     meet = _through_mpi if launch.by == "mpi" else _through_folder
     with meet(launch, folder, patience) as (counted, invitation):
         joined = _join(counted, invitation, patience)
-        try:
-            yield joined if launch.by == "mpi" else replace(joined, place=meeting_place(launch, folder))
-        finally:
-            if isinstance(joined.store, SecretStore):
-                joined.store.close()
+        yield joined if launch.by == "mpi" else replace(joined, place=meeting_place(launch, folder))
 
 
 def _join(launch: Launch, invitation: Invitation, patience: timedelta) -> Meeting:
     """Connect to the store of the invitation."""
     if not invitation.file:
-        secret = bytes.fromhex(invitation.secret)
-        store = SecretStore(invitation.address, invitation.port, secret, patience)
+        try:
+            store = dist.TCPStore(invitation.address, invitation.port, None, False, timeout=patience)
+        except dist.DistError as error:
+            raise LaunchError(
+                f"the first rank's store at {invitation.address} port {invitation.port} does not answer ({error}); name the "
+                "interface that joins the nodes in GLOO_SOCKET_IFNAME"
+            ) from error
         own = invitation.address if launch.rank == 0 else route_to(invitation.address)
         return Meeting(launch=launch, store=store, gloo=launch.interface or interface_of(own), nccl="")
     file = Path(invitation.file)
@@ -161,9 +159,9 @@ def _host(launch: Launch, peers: Sequence[Peer]) -> Iterator[Invitation]:
             shutil.rmtree(place, ignore_errors=True)
     else:
         others = [peer.host for peer in peers if peer.machine != peers[0].machine]
-        address, secret = address_of_job(launch, others[:1]), secrets.token_bytes(32)
-        with served_store(address, secret, len(peers)) as port:
-            yield Invitation(address=address, port=port, secret=secret.hex())
+        address = address_of_job(launch, others[:1])
+        served = dist.TCPStore(address, 0, None, True, timeout=PATIENCE, wait_for_workers=False)
+        yield Invitation(address=address, port=served.port)
 
 
 @contextmanager

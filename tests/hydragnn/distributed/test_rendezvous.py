@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -26,10 +25,8 @@ from hydragnn.distributed.addresses import address_of_job, interface_of
 from hydragnn.distributed.launch import Launch, LaunchError, environment_alone, launch_from
 from hydragnn.distributed.ranks import check_gpus
 from hydragnn.distributed.rendezvous import Invitation, check_private, file_store, meeting_place, rendezvous
-from hydragnn.distributed.secret_store import STRANGERS, SecretStore, served_store
 
 PATIENCE = timedelta(seconds=120)
-SECRET = bytes(range(32))
 
 
 def rank_of_step(rank: int, size: int = 2) -> Launch:
@@ -88,7 +85,7 @@ def test_what_a_dead_attempt_left_misleads_nobody(tmp_path: Path) -> None:
     place = meeting_place(rank_of_step(0), tmp_path)
     place.mkdir(mode=0o700)
     peer = {"host": "gone", "machine": "gone", "number": "old"}
-    elsewhere = {"file": "", "address": "192.0.2.1", "port": 9, "secret": "0" * 64}
+    elsewhere = {"file": "", "address": "192.0.2.1", "port": 9}
     (place / "call.json").write_text(json.dumps({"number": "old"}))
     (place / "rank-1.json").write_text(json.dumps({**peer, "call": "old"}))
     (place / "invitation.json").write_text(json.dumps({"to": ["old", "old"], "store": elsewhere}))
@@ -159,12 +156,11 @@ def test_a_file_where_ranks_would_meet_is_refused(tmp_path: Path) -> None:
         None,
         [],
         {},
-        {"file": "", "address": "127.0.0.1", "port": 70000, "secret": "0" * 64},
-        {"file": "", "address": "127.0.0.1", "port": True, "secret": "0" * 64},
-        {"file": "", "address": "127.0.0.1", "port": 80, "secret": ""},
-        {"file": "", "address": "127.0.0.1", "port": 80, "secret": "0" * 64, "more": 1},
+        {"file": "", "address": "127.0.0.1", "port": 70000},
+        {"file": "", "address": "127.0.0.1", "port": True},
+        {"file": "", "address": "127.0.0.1", "port": 80, "more": 1},
     ],
-    ids=["null", "a list", "empty", "huge port", "port of another type", "no secret", "foreign key"],
+    ids=["null", "a list", "empty", "huge port", "port of another type", "foreign key"],
 )
 def test_an_invitation_that_is_none_is_refused(wrong: dict[str, Any] | list[Any] | None, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="is no invitation of the first rank"):
@@ -178,77 +174,6 @@ def test_a_damaged_answer_of_a_rank_is_named(text: str, tmp_path: Path) -> None:
     (place / "rank-1.json").write_text(text)
     with pytest.raises(LaunchError, match=r"rank-1\.json"), rendezvous(rank_of_step(0), tmp_path, PATIENCE):
         pass
-
-
-def test_who_does_not_know_the_secret_neither_reads_nor_writes() -> None:
-    with served_store("127.0.0.1", SECRET, ranks=2) as port:
-        first = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
-        first.set("address", b"here")
-        with pytest.raises(LaunchError, match="does not answer"):
-            SecretStore("127.0.0.1", port, bytes(32), timedelta(seconds=0.2))
-        with pytest.raises(dist.DistError):
-            stranger = dist.TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=2))
-            stranger.set("address", b"mine")
-            stranger.list_keys()
-        second = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
-        assert second.get("address") == b"here" and second.num_keys() == 1
-        first.close()
-        second.close()
-
-
-def test_a_store_that_does_not_know_the_secret_is_not_believed() -> None:
-    with served_store("127.0.0.1", SECRET, ranks=1) as port, socket.create_server(("127.0.0.1", 0)) as impostor:
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(SecretStore, "127.0.0.1", impostor.getsockname()[1], SECRET, PATIENCE)
-            connection, _ = impostor.accept()
-            connection.sendall(bytes(32))
-            connection.recv(64)
-            connection.sendall(bytes(32))
-            with pytest.raises(LaunchError, match="is not the first rank of this run"):
-                waiting.result(PATIENCE.total_seconds())
-            connection.close()
-        assert port
-
-
-def test_strangers_who_knock_with_garbage_or_say_nothing_keep_no_rank_out() -> None:
-    with served_store("127.0.0.1", SECRET, ranks=1) as port:
-        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(STRANGERS + 20)]
-        for number, stranger in enumerate(strangers):
-            if number % 2:
-                stranger.sendall(b"\xff" * 4096)
-        honest = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
-        honest.set("key", "value")
-        assert honest.get("key") == b"value"
-        honest.close()
-        for stranger in strangers:
-            stranger.close()
-
-
-def test_nobody_listens_once_all_ranks_are_connected() -> None:
-    with served_store("127.0.0.1", SECRET, ranks=1) as port:
-        only = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
-        only.set("key", b"\x00\xff")
-        with pytest.raises(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=2).recv(1)
-        assert only.get("key") == b"\x00\xff"
-        only.close()
-
-
-def test_torch_finds_every_operation_of_a_store() -> None:
-    with served_store("127.0.0.1", SECRET, ranks=1) as port:
-        own = SecretStore("127.0.0.1", port, SECRET, timedelta(seconds=0.2))
-        store = dist.PrefixStore("group", own)  # its C++ calls come back into Python
-        store.set("word", "a")
-        store.append("word", "b")
-        assert store.get("word") == b"ab" == own.get("group/word")
-        assert (store.add("count", 2), store.add("count", 3), store.num_keys()) == (2, 5, 2)
-        assert store.compare_set("word", "ab", "c") == b"c" == store.compare_set("word", "ab", "d")
-        assert store.multi_get(["word", "count"]) == [b"c", b"5"]
-        assert store.check(["word"]) and not store.check(["word", "other"])
-        assert store.delete_key("word") and not store.delete_key("word")
-        with pytest.raises(dist.DistStoreError, match="group/other not set by a peer"):
-            store.get("other")
-        own.close()
 
 
 def test_the_name_that_the_scheduler_has_for_a_node_gives_the_address_of_the_job() -> None:
