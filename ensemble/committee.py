@@ -1,8 +1,7 @@
 """Members of one shape, computed as one where batches are small."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,7 +11,6 @@ from hydragnn.distributed.graph_groups import SharedPrediction
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, seen
 from hydragnn.ensemble.plan import BYTES_PER_EDGE
-from hydragnn.ensemble.streams import Streams
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.layers.stacked import NotStackable
@@ -71,7 +69,6 @@ class Committee(Company):
         self.members = members
         self.groups: dict[int, Group] | None = None
         """By member; None before they are needed."""
-        self.streams: Streams | None = None
 
     def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
         """Return a member's predictions; None where it is computed alone.
@@ -83,22 +80,13 @@ class Committee(Company):
         group = self.all_groups().get(member.number)
         if group is None or not group.takes(batch.num_edges):
             return None
-        return self._computed([group], batch)[member.number]
-
-    def prepare(self, numbers: Iterable[int], batch: GraphBatch | None) -> None:
-        """Compute the groups of these members beside each other, where the device has streams."""
-        if batch is None or self.streams is None or not self.streams.usable:
-            return
-        groups = self.all_groups()
-        chosen = {id(groups[one]): groups[one] for one in numbers if one in groups}
-        self._computed([group for group in chosen.values() if group.takes(batch.num_edges)], batch)
+        return self._computed(group, batch)[member.number]
 
     def all_groups(self) -> dict[int, Group]:
         """Return the group of every member that has one, which stay in memory."""
         if self.groups is None:
             self.groups = groups_of(self.members)
             for group in self.groups.values():
-                self.streams = self.streams or Streams(group.stack.first.device)
                 if isinstance(self.members, MemberCache):
                     self.members.keep(group.members)
         return self.groups
@@ -112,26 +100,23 @@ class Committee(Company):
         ]
         return list(dict.fromkeys(every))
 
-    def _computed(self, groups: Sequence[Group], batch: GraphBatch) -> dict[int, Outcome | None]:
-        """Return outcomes by member, with those of the groups.
+    def _computed(self, group: Group, batch: GraphBatch) -> dict[int, Outcome | None]:
+        """Return outcomes by member, with those of the group.
 
         None where each member has to find the graph that it cannot predict.
         """
         outcomes: dict[int, Outcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
-        groups = [group for group in groups if group.numbers[0] not in outcomes]
-        works = list[tuple[Group, Callable[[], Predicted | None]]]()
-        for group in groups:
-            outcomes |= dict.fromkeys(group.numbers)
-            inputs = unless_impossible(partial(group.stack.prepare, seen(group.members[0], batch)))
-            if inputs is not None:  # kept until all have computed
-                works.append((group, partial(unless_impossible, partial(group.stack.compute, inputs))))
-        assert self.streams is not None  # made with the groups
-        for (group, _), predicted in zip(works, self.streams.results([work for _, work in works])):
-            if predicted is None:
-                continue
-            results = unless_impossible(partial(group.stack.results, batch, predicted))
-            for number, member, (predictions, states) in zip(group.numbers, group.members, results or ()):
-                outcomes[number] = finished_outcome(member, batch, predictions, states)
+        if group.numbers[0] in outcomes:
+            return outcomes
+        outcomes |= dict.fromkeys(group.numbers)
+
+        def predictions_of_all() -> Sequence[Predicted]:
+            stack = group.stack
+            return stack.results(batch, stack.compute(stack.prepare(seen(group.members[0], batch))))
+
+        results = unless_impossible(predictions_of_all) or ()
+        for number, member, (predictions, states) in zip(group.numbers, group.members, results):
+            outcomes[number] = finished_outcome(member, batch, predictions, states)
         return outcomes
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:

@@ -297,7 +297,6 @@ class Ensemble(EnsembleModule):
 
     def _predict_screened(self, read: Screened) -> Predictions:
         members = self.members
-        self._committee.prepare(range(len(members)), read.valid)
         return self.combine(read, [outcome_of(member, read) for member in members])
 
     def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:

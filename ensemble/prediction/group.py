@@ -86,7 +86,8 @@ class Group:
         self._began = time.monotonic()
         self.store.set(f"process-{self.rank}", json.dumps([machine_name(), os.getpid()]))
         if isinstance(self.store, dist.TCPStore):
-            threading.Thread(target=self._beat, daemon=True).start()
+            # a client of its own, since one answers one question at a time
+            threading.Thread(target=self._beat, args=(self.store.clone(),), daemon=True).start()
         if self.rank == 0:
             self.store.set("opening", json.dumps(_opening(make)))
         while not self.store.check(["opening"]):
@@ -178,8 +179,7 @@ class Group:
     def _silence(self) -> float:
         return SILENT_BEATS * self._pause_between_beats
 
-    def _beat(self) -> None:
-        store = self.store.clone()  # a client answers one question at a time
+    def _beat(self, store: dist.Store) -> None:
         while not self._over.wait(self._pause_between_beats):
             try:
                 store.add(f"beats of {self.rank}", 1)

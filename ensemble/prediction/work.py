@@ -130,8 +130,6 @@ class Worker:
             self.check()
             began = time.perf_counter()
             read = read or self._read(chunk)
-            if member == waiting[0]:
-                self.ensemble.committee.prepare(waiting, read.valid)
             of_member[member] = fresh[number, member] = outcome_of(self.ensemble.members[member], read)
             self._account(chunk, time.perf_counter() - began)
             if time.monotonic() - self._kept_at > KEEP_SECONDS:

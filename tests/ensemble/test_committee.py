@@ -1,6 +1,6 @@
 """Members of one shape are computed as one, and predict what each predicts alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,11 @@ import pytest
 import torch
 from ase import Atoms
 
-from hydragnn.ensemble import committee, streams
+from hydragnn.ensemble import committee
 from hydragnn.ensemble.committee import Committee
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.members import Member, Outcome, load_run, outcome, outcome_alone
 from hydragnn.ensemble.prediction import predict_to_file
-from hydragnn.ensemble.screening import without_screening
 from hydragnn.graphs import GraphBatch
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train
@@ -85,38 +84,6 @@ def test_members_of_other_shapes_and_large_batches_are_computed_alone(
     for member in members:
         assert_near(outcome(member, batch), outcome_alone(member, batch), 1e-15)
     assert calls == [2]
-
-
-def test_groups_are_computed_beside_each_other_on_a_device_with_streams(
-    eight: list[Path], frames: list[Atoms], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All at once from the second batch on, and a rank computes no group but those of its members."""
-    monkeypatch.setattr(streams, "has_streams", lambda device: True)
-    beside: list[int] = []
-
-    def results(self: streams.Streams, works: Sequence[Callable[[], Any]]) -> list[Any]:
-        beside.append(len(works))
-        return [work() for work in works]
-
-    monkeypatch.setattr(streams.Streams, "beside", results)
-    for seed in range(2):
-        train(config_of(stored, model__hidden_dim=16, train__seed=seed, train__epochs=1), tmp_path / f"wide-{seed}")
-    folders = [eight[0], tmp_path / "wide-0", eight[1], tmp_path / "wide-1"]
-    ensemble = ensemble_of([load_run(folder, dtype=torch.float64) for folder in folders])
-    assert ensemble.committee.units() == [(0, 2), (1, 3)]
-    assert ensemble.committee.units(edges=1 << 18) == [(0,), (1,), (2,), (3,)]
-    batch = store_of(frames[:2]).read([0, 1])
-    ensemble.committee.prepare([0, 2], batch)
-    assert not beside
-    alone = [outcome_alone(member, batch) for member in ensemble.members]
-    read = without_screening(batch)
-    ensemble.committee.prepare(range(4), read.valid)
-    assert beside == [2]
-    for member, expected in zip(ensemble.members, alone):
-        assert_near(outcome(member, read.whole), expected, 1e-12)
-    assert beside == [2]
-    predictions = ensemble.predict(batch)
-    assert beside == [2, 2] and predictions.ok.all()
 
 
 def test_a_batch_that_cannot_be_computed_as_one_is_computed_one_by_one(
