@@ -87,7 +87,8 @@ class Group:
         self.store.set(f"process-{self.rank}", json.dumps([machine_name(), os.getpid()]))
         if isinstance(self.store, dist.TCPStore):
             # a client of its own, since one answers one question at a time
-            threading.Thread(target=self._beat, args=(self.store.clone(),), daemon=True).start()
+            client = dist.TCPStore(self.store.host, self.store.port, None, False)
+            threading.Thread(target=self._beat, args=(client,), daemon=True).start()
         if self.rank == 0:
             self.store.set("opening", json.dumps(_opening(make)))
         while not self.store.check(["opening"]):
