@@ -50,9 +50,7 @@ class SearchSettings(Settings):
         ),
     }
 
-    removed: ClassVar = {
-        "together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own"
-    }
+    removed: ClassVar = frozenset({"together"})
 
     trials: int = Field(default=24, ge=1)
     """Configurations to try, those that fail included."""

@@ -28,6 +28,8 @@ class TrainSettings(Settings):
         )
     }
 
+    removed: ClassVar = frozenset({"compile"})
+
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""
 

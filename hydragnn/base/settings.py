@@ -54,11 +54,19 @@ class Settings(pydantic.BaseModel):
     acts_with: ClassVar[Mapping[str, ActsWith]] = {}
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
 
-    removed: ClassVar[Mapping[str, str]] = {}
-    """Keys of earlier versions, each with what to use instead, as a clause."""
+    removed: ClassVar[frozenset[str]] = frozenset()
+    """Keys that tables of earlier versions have, and that are left out; ``REMOVED`` refuses them in those of users."""
 
     seldom: ClassVar[frozenset[str]] = frozenset()
     """Sections and keys that ``to_json`` leaves out where they are absent or the default."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, value: Any) -> Any:
+        """Leave removed keys out."""
+        if cls.removed and isinstance(value, dict):
+            return {key: item for key, item in value.items() if key not in cls.removed}
+        return value
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -201,8 +209,24 @@ def with_overrides(
         allow_named(value)
         with_value(result, path.strip(), value)
     if own:
+        refuse_removed(result)
         allow_named(result)
     return result
+
+
+REMOVED: Mapping[str, str] = {
+    "train.compile": "plain steps are as fast; for dynamics, hydragnn export --to aoti makes a compiled potential",
+    "search.together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own",
+}
+"""Keys of earlier versions, each with what to use instead."""
+
+
+def refuse_removed(table: Mapping[str, Any]) -> None:
+    """Raise InputError for a key that an earlier version had."""
+    for path, remedy in REMOVED.items():
+        section, _, key = path.partition(".")
+        if isinstance(table.get(section), dict) and key in table[section]:
+            raise InputError(f"{path} is gone: {remedy}; remove the key")
 
 
 def plain_table(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,9 +326,6 @@ def _message(problem: Any) -> str:
 def _meant_key(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> str:
     """Return what to do about an unknown key; other sections may have it."""
     key, valid = str(location[-1]), _keys_at(cls, location[:-1], value)
-    for settings in _settings_at(cls, location[:-1], value):
-        if key in settings.removed:
-            return settings.removed[key]
     if not valid:
         return "remove it"
     others = [section for section in _keys_at(cls, (), value) if section != location[0]]
@@ -327,11 +348,6 @@ def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: A
 
 def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]:
     """Return the valid keys of the settings at a location."""
-    return sorted({key for settings in _settings_at(cls, location, value) for key in settings.model_fields})
-
-
-def _settings_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[Any]:
-    """Return the classes that the settings at a location may have."""
     candidates: list[Any] = [cls]
     for part in location:
         following: list[Any] = []
@@ -345,7 +361,7 @@ def _settings_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[
             elif isinstance(part, int):
                 following.append(candidate.class_for(value) if hasattr(candidate, "class_for") else candidate)
         candidates = following
-    return candidates
+    return sorted({key for candidate in candidates for key in candidate.model_fields})
 
 
 def _inside(value: Any, part: int | str) -> Any:

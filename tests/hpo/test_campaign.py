@@ -231,10 +231,6 @@ def test_a_folder_is_not_taken_over(settings: Settings, fake_launcher: Launchers
         ({"nodes_per_trial": 2, "trials_per_node": 4}, "keep one of them at 1"),
         ({"nodes_per_trial": 2}, "this machine is one node; begin with --set search.nodes_per_trial=1"),
         ({"launcher": "slurm"}, 'launcher = "slurm", but this is no allocation'),
-        *(
-            ({"together": value}, "unknown key together; trials no longer share a process; trials_per_device = N")
-            for value in (1, 8, "auto", 0.5)
-        ),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(

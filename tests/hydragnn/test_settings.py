@@ -10,7 +10,7 @@ import pytest
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import plain_table, read_toml, with_overrides
-from hydragnn.config import RunConfig, read_config
+from hydragnn.config import RunConfig, TrainSettings, read_config
 
 GOOD: dict[str, Any] = {
     "data": {"store": "a.h5"},
@@ -162,3 +162,23 @@ def test_a_table_of_python_is_what_a_file_could_say() -> None:
         plain_table({"data": object()})
     with pytest.raises(InputError, match="no table of plain values"):
         plain_table({"heads": {("a", "b"): 1}})
+
+
+@pytest.mark.parametrize(
+    ("table", "assignments", "words"),
+    [
+        ({"train": {"compile": "on"}}, [], "train.compile is gone: .* export --to aoti"),
+        ({"train": {"compile": "off", "epochs": 3}}, [], "train.compile is gone"),
+        ({}, ["train.compile=auto"], "train.compile is gone"),
+        ({"search": {"together": 8}}, [], "search.together is gone: .* trials_per_device = N"),
+        ({}, ["search.together=auto"], "search.together is gone"),
+    ],
+)
+def test_a_removed_key_is_refused_with_its_replacement_and_left_out_of_older_tables(
+    table: dict[str, Any], assignments: list[str], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        with_overrides(table, assignments)
+    written = with_overrides(table, assignments, own=False)
+    if "train" in written:
+        assert "compile" not in TrainSettings.parse(written["train"]).to_json()
