@@ -113,8 +113,8 @@ class Ensemble(EnsembleModule):
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
-        own = folder if (folder / "model.json").is_file() else folder / "model"
-        weights = checksum(own / "weights.safetensors")
+        place = folder if (folder / "model.json").is_file() else folder / "model"
+        weights = checksum(place / "weights.safetensors")
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
 
     def replayed(self) -> "Ensemble":

@@ -244,7 +244,8 @@ def check_scale(reference: str, pairs: Sequence[Array]) -> None:
     """Raise InputError for forces along those of labels with another length: energies in their unit hide it."""
     own, labels = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
     own, labels = own[finite := np.isfinite(labels)], labels[finite]
-    alike, factor = np.linalg.norm(own) * np.linalg.norm(labels), own @ labels / max(labels @ labels, 1e-12)
+    alike = np.linalg.norm(own) * np.linalg.norm(labels)
+    factor = float(own @ labels / max(labels @ labels, 1e-12))
     if abs(own @ labels) > 0.9 * alike > 0 and not 0.5 < factor < 2:
         what = f"its forces are {factor:.4g} times those of the labels{unit_of(factor, 'forces', {})}"
         raise InputError(f"{reference} cannot be taken: {what}; convert its energy too, in your function")

@@ -105,11 +105,9 @@ def problems_of(atoms: Atoms, results: Results) -> Iterator[str]:
         ends = [results(changed(atoms, **{how: sign * step}))["energy"] for sign in (1, -1)]
         true = (ends[0] - ends[1]) / 2
         if abs(stated - true) > CLOSE * max(abs(stated), abs(true)) + noise:
-            factor, own = (
-                stated / (true or 1e-12),
-                {"energies per atom": float(len(atoms)), "a virial in eV": abs(scale)},
-            )
-            yield f"its {what} and the derivative of its energy differ by a factor of {factor:.4g}{unit_of(factor, what, own)}"
+            factor = stated / (true or 1e-12)
+            unit = unit_of(factor, what, {"energies per atom": float(len(atoms)), "a virial in eV": abs(scale)})
+            yield f"its {what} and the derivative of its energy differ by a factor of {factor:.4g}{unit}"
 
 
 def direction(values: Any, default: Any) -> Any:

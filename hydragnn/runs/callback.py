@@ -44,6 +44,11 @@ class RunCallback:
         self.board: Any = None
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
 
+    def add_note(self, sentence: str) -> None:
+        """Put a sentence into the record."""
+        if sentence not in self.record.notes:
+            self.record = replace(self.record, notes=[*self.record.notes, sentence])
+
     def begin(self, state: TrainState, steps: int) -> None:
         """Write configuration, model and record before the next step."""
         if self.ranks.first:

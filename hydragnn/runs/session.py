@@ -216,12 +216,12 @@ def measure_forgetting(run: Assembly, start: Start, callback: RunCallback) -> No
     weights, mesh, device = run.state.parameters, run.mesh, run.context.device
 
     def table() -> dict[str, Any]:
-        notes: list[str] = []
+        notes, errors = list[str](), dict[str, Any]()
         with as_note("forgetting is not measured", notes.append):
             whole = load_graph_model(callback.folder / "model")[0].to(device) if mesh.size("pipeline") > 1 else model
             assert isinstance(whole, GraphModel)
-            return forgetting(start, whole, normalisation)
-        return {"note": notes[0]}
+            errors = forgetting(start, whole, normalisation)
+        return {"note": notes[0]} if notes else errors
 
     with as_note("forgetting is not measured", callback.add_note):
         with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):
