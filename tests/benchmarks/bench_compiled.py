@@ -22,9 +22,10 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import OPS
 from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.ops import random_graph
+from hydragnn.models import parse_head
 from tests.benchmarks.bench_kernels import derivatives, outputs
-from tests.benchmarks.bench_models import Step, our_step, parse_head
 from tests.benchmarks.harness import Figures, Work, in_turns, parser
+from tests.benchmarks.molecules import Step, our_step
 from tests.benchmarks.structures import alloys
 
 SIZES = ((600, 28, 64), (2000, 30, 128))

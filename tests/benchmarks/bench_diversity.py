@@ -54,9 +54,9 @@ from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.models import Distribution, Normal, Point, Target
 from hydragnn.models.target import target_from_json
 from hydragnn.runs import train
-from tests.benchmarks.bench_coverage import NOMINAL, score_intervals
 from tests.benchmarks.bench_intervals import PARTS, factor_of_coverage
 from tests.benchmarks.diverse_members import RIDGES, WAYS, Way, last_features, last_layer_variances, outputs_of
+from tests.benchmarks.interval_scores import NOMINAL, score_intervals
 from tests.benchmarks.interval_sets import SETS
 
 ONLY = ("alloys", "polycrystals", "plates", "QM9", "mlearn", "Darcy")

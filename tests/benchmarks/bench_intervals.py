@@ -34,7 +34,7 @@ from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import NumberEstimate, member_means
 from hydragnn.models import Point, Target
 from hydragnn.runs import train
-from tests.benchmarks.bench_coverage import NOMINAL, alone, score_intervals
+from tests.benchmarks.interval_scores import NOMINAL, alone, score_intervals
 from tests.benchmarks.interval_sets import SETS, IntervalSet
 
 Row = dict[str, Any]

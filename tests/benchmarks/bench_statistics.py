@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.bench_statistics [--rounds 20]
 
-Steps and batches are those of ``bench_models``; figures are CPU times, the least of all rounds.
+Steps and batches are those of ``molecules``; figures are CPU times, the least of all rounds.
 """
 
 import torch
@@ -10,8 +10,8 @@ import torch
 from hydragnn.architectures import architecture_of
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import parse_head
-from tests.benchmarks.bench_models import CUTOFF, HIDDEN, LAYERS, RADIAL, molecule, our_step
 from tests.benchmarks.harness import Figures, in_turns, parser
+from tests.benchmarks.molecules import CUTOFF, HIDDEN, LAYERS, RADIAL, molecule, our_step
 
 
 def main() -> None:
