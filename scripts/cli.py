@@ -46,6 +46,7 @@ WITHOUT_TENSORS = ("doctor", "help", "simulate", "status", "--version")
 """Commands that compute with no tensors, and do not wait for torch therefore."""
 FILE_SYSTEM = (
     errno.EIO,
+    errno.ENAMETOOLONG,
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EROFS,

@@ -1,10 +1,12 @@
 """Stores from strangers: nothing outside the store is read, and nothing inside it runs."""
 
+import gzip
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 
 import h5py
@@ -64,6 +66,78 @@ def test_a_store_does_not_read_other_files_of_whoever_opens_it(
     with pytest.raises(InputError, match=f"{ARRAY} is not an array of this file but a link to something else"):
         open_store(store).read([0])
     assert check_store(store)
+
+
+def moved_out(store: Path, name: str, target: Path) -> None:
+    (store / name).rename(target)
+    (store / name).symlink_to(target)
+
+
+OUT: dict[str, Callable[[Path, Path], None]] = {
+    "an absolute link": lambda store, other: moved_out(store, "part-00000.h5", other / "a.h5"),
+    "a relative link": lambda store, other: (
+        (store / "part-00000.h5").rename(other / "a.h5"),
+        (store / "part-00000.h5").symlink_to("../other/a.h5"),
+    )[0],
+    "a link through a folder": lambda store, other: (
+        (store / "part-00000.h5").rename(other / "part-00000.h5"),
+        (store / "away").symlink_to(other),
+        (store / "part-00000.h5").symlink_to("away/part-00000.h5"),
+    )[0],
+    "texts": lambda store, other: moved_out(store, "part-00000.h5.texts.gz", other / "a.gz"),
+}
+
+
+@pytest.mark.parametrize("move", OUT.values(), ids=OUT)
+def test_a_part_that_is_a_link_out_of_its_store_is_refused(
+    move: Callable[[Path, Path], None], named_store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    move(named_store, tmp_path / "other")
+    with pytest.raises(InputError, match="leads out of"):
+        open_store(named_store)
+    assert "leads out of" in check_store(named_store)[0]
+
+
+def test_links_inside_a_store_and_to_a_whole_store_are_followed(named_store: Path, tmp_path: Path) -> None:
+    (named_store / "disk").mkdir()
+    moved_out(named_store, "part-00000.h5", named_store / "disk" / "part.h5")
+    (tmp_path / "link.h5").symlink_to(named_store)
+    assert len(open_store(tmp_path / "link.h5").read([0, 2])) == 2
+
+
+@pytest.mark.parametrize("name", ["..", "../other.h5", "/etc/passwd", "a/../../b.h5"])
+def test_a_manifest_that_names_a_part_elsewhere_is_refused(name: str, store: Path) -> None:
+    edit_manifest(store, lambda table: table["parts"][0].update(name=name))
+    with pytest.raises(InputError, match=r"leads out of|outside the store|is missing"):
+        open_store(store)
+
+
+@pytest.fixture
+def named_store(tmp_path: Path) -> Path:
+    path = tmp_path / "named.h5"
+    with StoreWriter(path, FIELDS, dim=3) as writer:
+        for number in range(3):
+            graph = graph_from_arrays(np.eye(3), [0, 1], [1, 2], fields=FIELDS, nodes={"size": np.ones(3)})
+            writer.write(graph.with_texts({"name": [f"graph-{number}"]}))
+    return path
+
+
+NO_TEXTS = {
+    "nested without end": gzip.compress(b"[" * 10**6),
+    "nested tables": gzip.compress(b'{"a":' * 10**6),
+    "zeros": gzip.compress(bytes(2**29)),
+    "cut off": gzip.compress(b'{"name": ["a"]}')[:-9],
+    "no texts": gzip.compress(b'{"name": [1]}'),
+}
+
+
+@pytest.mark.parametrize("content", NO_TEXTS.values(), ids=NO_TEXTS)
+def test_texts_that_cannot_be_read_are_a_problem_of_the_store(content: bytes, named_store: Path) -> None:
+    (named_store / "part-00000.h5.texts.gz").write_bytes(content)
+    own = {"members": [len(content)], "blake2b": blake2b(content, digest_size=16).hexdigest()}
+    edit_manifest(named_store, lambda table: table["parts"][0]["texts"].update(own))
+    assert "cannot be read" in check_store(named_store)[0]
 
 
 def resealed(store: Path, part: Path) -> None:

@@ -346,3 +346,35 @@ def test_what_is_wrong_is_named(case: str) -> None:
     make, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         make()
+
+
+EDGES = torch.tensor([[0, 1], [1, 0]])
+UNUSABLE = {
+    "floats": ({"pos": torch.zeros(2, 3), "edge_index": EDGES.float()}, "float32 values are no node indices"),
+    "truth values": ({"pos": torch.zeros(2, 3), "edge_index": EDGES.bool()}, "bool values are no node indices"),
+    "a node that is not there": ({"pos": torch.zeros(2, 3), "edge_index": 5 * EDGES}, "node index 5 is out of range"),
+    "a negative node": ({"pos": torch.zeros(2, 3), "edge_index": -EDGES}, "node index -1 is out of range"),
+    "positions on one axis": ({"pos": torch.zeros(2), "edge_index": EDGES}, "is not .nodes, 2. or .nodes, 3."),
+    "one position": ({"pos": torch.tensor(0.0), "edge_index": EDGES}, "is not .nodes, 2. or .nodes, 3."),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), UNUSABLE.values(), ids=UNUSABLE)
+def test_edges_and_positions_that_are_none_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_pyg(torch_geometric("data").Data(**values))
+
+
+@pytest.mark.parametrize("key", ["cell", "pbc", "edge_shifts", "pos"])
+def test_long_doubles_are_numbers_like_others(key: str) -> None:
+    values = {"pos": torch.eye(3)[:2], "cell": np.eye(3) * 4, "pbc": np.ones(3), "edge_shifts": np.zeros((2, 3))}
+    plain = from_pyg(torch_geometric("data").Data(edge_index=EDGES, **values))
+    longer = from_pyg(
+        torch_geometric("data").Data(edge_index=EDGES, **{**values, key: np.asarray(values[key]).astype(np.longdouble)})
+    )
+    for one, other in (
+        (plain.positions, longer.positions),
+        (plain.cell, longer.cell),
+        (plain.periodic, longer.periodic),
+    ):
+        assert torch.equal(one, other)

@@ -189,3 +189,10 @@ def test_a_damaged_batch_is_named(case: str) -> None:
     batch = concatenate([triangle(), triangle()])
     with pytest.raises(InputError, match=message):
         validate(replace(batch, **changes(batch)))
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+def test_whole_numbers_over_64_bits_do_not_wrap_round(number: int) -> None:
+    field = Field(name="load", on="node")
+    with pytest.raises(InputError, match=f"{number} is larger than whole numbers of 64 bits"):
+        graph_from_arrays(np.zeros((2, 3)), [0], [1], fields=[field], nodes={"load": np.array([1, number], np.uint64)})

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError, TakenOver
+from hydragnn.hpo import lines
 from hydragnn.hpo.journal import Entry, Journal, read_journal
-from hydragnn.hpo.lines import decode_line
+from hydragnn.hpo.lines import cut_apart, decode_line, encode_line
 from hydragnn.hpo.scheduling.events import (
     Event,
     Exhausted,
@@ -60,6 +61,30 @@ def test_a_line_is_known_by_its_bytes_and_one_that_another_program_spaced_by_its
             damaged = line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]
             # the last digit of 0.30000000000000004 may change without changing the number
             assert decode_line(damaged) in (None, value), place
+
+
+DAMAGED = {
+    "openings": b'{"',
+    "nested": b'{"a":',
+    "keys": b'{"time":1,',
+    "whole lines": b'{"event":"x","time":1,"crc":1}',
+    "lists": b'{"a":[0,0,0,',
+    "texts": b'{"a":"',
+}
+
+
+@pytest.mark.parametrize("piece", DAMAGED.values(), ids=DAMAGED)
+def test_the_line_behind_a_damaged_one_is_found_in_time_that_grows_with_its_length(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encode_line({"event": "claim", "time": 1.0, "line": 3})
+    copied = []
+    monkeypatch.setattr(lines, "decode_line", lambda data: copied.append(len(data)) or decode_line(data))
+    for count in (500, 5_000):
+        before = piece * count
+        assert cut_apart(before + whole)[:2] == (before, whole)
+        assert cut_apart(before + b"\n") == (before + b"\n", b"", None)
+    assert sum(copied) <= 2 * len(whole)  # nothing else is copied or searched for a checksum
 
 
 @pytest.mark.parametrize("value", [b"[" * 100_000 + b"]" * 100_000, b"NaN", b'"\xff"', b"1, 2"])
