@@ -10,7 +10,8 @@ from typing import Any
 import pydantic
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import check_inside, check_regular, digest, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import check_inside, digest, read_sealed, write_atomically, write_sealed
+from hydragnn.base.limits import check_readable
 from hydragnn.base.settings import first_problem
 from hydragnn.ensemble.calibration.classes import ClassCalibration
 from hydragnn.ensemble.calibration.numbers import Calibration
@@ -203,7 +204,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file; InputError where there is none."""
-    check_regular(path)
+    check_readable(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import check_regular
+from hydragnn.base.limits import check_readable
 from hydragnn.ensemble.domain.detector import Detector, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
 from hydragnn.ensemble.domain.geometry import Neighbourhoods, Structure
@@ -232,7 +232,7 @@ def _own(tensors: Mapping[str, Array], detector: str) -> dict[str, Array]:
 
 
 def _tensors(path: Path, expected: str) -> dict[str, Array]:
-    check_regular(path)
+    check_readable(path)
     try:
         content = path.read_bytes()
     except OSError as error:

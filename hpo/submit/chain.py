@@ -10,8 +10,9 @@ from typing import Any, Literal
 from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import check_regular, open_regular, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import open_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.base.imports import allow_code, allowed_code
+from hydragnn.base.limits import check_readable
 from hydragnn.base.machine import Workers
 from hydragnn.base.places import paths_of
 from hydragnn.base.settings import Settings, read_toml, with_overrides
@@ -105,7 +106,7 @@ def submit_campaign(
 
     InputError for a file without [job], anything that the search itself would refuse, and what the scheduler refuses.
     """
-    check_regular(source)  # its jobs read it again
+    check_readable(source)  # its jobs read it again
     settings = as_begun(campaign_settings(with_overrides(read_toml(source), overrides), source), out)
     job_settings = _job_settings(settings)
     space = space_of(settings.search.space, settings.source)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hydragnn.base.errors import Busy, InputError
+from hydragnn.base.limits import check_readable
 
 
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
@@ -341,7 +342,7 @@ def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> int:
 def check_own(path: Path) -> None:
     """Raise InputError where something other than a regular file is there."""
     check_no_link(path)
-    check_regular(path)
+    check_readable(path)
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -355,23 +356,13 @@ def check_inside(path: Path, folder: Path) -> None:
         raise InputError(f"{path} leads out of {folder}, and is not followed; put what it points to in its place")
 
 
-def check_regular(path: Path) -> None:
-    """Raise InputError for devices, pipes and folders, whose reading might not end."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return  # who reads it says why
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path} is no regular file; copy what it should be there")
-
-
 LARGEST = 2**30
 """Bytes of a JSON file of ours; what is larger is something else."""
 
 
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file; InputError if missing or damaged."""
-    check_regular(path)
+    check_readable(path)
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST:,} bytes")

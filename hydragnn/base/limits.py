@@ -77,9 +77,17 @@ def _check_content(path: Path, _inode: int, size: int, _changed: int) -> None:
                 _check_rows(path, file, size, "the array")
         if begin.startswith(b"PK"):
             with ZipFile(path) as archive:
-                _check_zip(path, archive)
-        elif begin.startswith(b"\x89HDF"):
-            check_claim(path, _bytes_of_hdf5(path))
+                check_claim(path, sum(one.file_size for one in archive.infolist()))
+                for one in [one for one in archive.infolist() if one.filename.endswith(".npy")]:
+                    with archive.open(one) as member:
+                        _check_rows(path, member, one.file_size, one.filename.removesuffix(".npy"))
+        if begin.startswith(b"\x89HDF"):
+            import h5py
+
+            sizes: list[int] = []
+            with h5py.File(path, "r") as arrays:
+                arrays.visititems(lambda _, item: sizes.append(getattr(item, "nbytes", 0)))
+            check_claim(path, sum(sizes))
         for unpack in (one for mark, one in STREAMS.items() if begin.startswith(mark)):
             total = 0
             with unpack(path) as content:
@@ -92,14 +100,6 @@ def _check_content(path: Path, _inode: int, size: int, _changed: int) -> None:
         return  # the reader says what is wrong
 
 
-def _check_zip(path: Path, archive: ZipFile) -> None:
-    check_claim(path, sum(one.file_size for one in archive.infolist()))
-    for one in archive.infolist():
-        if one.filename.endswith(".npy"):
-            with archive.open(one) as file:
-                _check_rows(path, file, one.file_size, one.filename.removesuffix(".npy"))
-
-
 def _check_rows(path: Path, file: Any, size: int, name: str) -> None:
     """Raise InputError where a header of numpy counts more than is there."""
     from numpy.lib import format as npy
@@ -110,15 +110,6 @@ def _check_rows(path: Path, file: Any, size: int, name: str) -> None:
         raise InputError(
             f"{path}: {name} has the shape {shape}, which takes {claim:,} bytes, and there are {size:,}; write it again"
         )
-
-
-def _bytes_of_hdf5(path: Path) -> int:
-    import h5py
-
-    sizes: list[int] = []
-    with h5py.File(path, "r") as file:
-        file.visititems(lambda _, item: sizes.append(getattr(item, "nbytes", 0)))
-    return sum(sizes)
 
 
 class Unpacker:

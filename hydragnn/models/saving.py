@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.files import check_regular, check_version, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import check_version, read_sealed, write_atomically, write_sealed
+from hydragnn.base.limits import check_readable
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
 from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.models.branched import BranchedModel, build_branched
@@ -181,7 +182,7 @@ def _whole_numbers(value: Any) -> Iterator[int]:
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
-    check_regular(path)
+    check_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
             expected = (file.metadata() or {}).get(CHECKSUM)
