@@ -1,15 +1,22 @@
 """A structure that is written otherwise is a copy; frames of one trajectory are none."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
+from ase.io import write
 
-from hydragnn.datasets import MemoryStore, SplitSettings, make_split
+from hydragnn.base.errors import InputError
+from hydragnn.base.shown import csv_cell, html_table, text_in_cell
+from hydragnn.base.terminal import printing
+from hydragnn.datasets import MemoryStore, SplitSettings, build_store, make_split, open_store
 from hydragnn.datasets.copies import copy_labels, structure_labels
-from hydragnn.datasets.split import copies_across
+from hydragnn.datasets.disk import DiskStore
+from hydragnn.datasets.sources.ase import AseBuild
+from hydragnn.datasets.split import copies_across, sentence_on_files
 from hydragnn.graphs import from_ase
 from hydragnn.graphs.field import Field
 
@@ -130,3 +137,57 @@ def test_copies_among_many_frames_are_found() -> None:
     copies = [permuted(shifted(frames[number].copy())) for number in range(0, 800, 10)]
     store = store_of([*frames, *copies])
     assert len({*structure_labels(store).tolist()}) == 800
+
+
+def trajectories(folder: Path, files: int, frames: int, texts: Sequence[str] = ()) -> DiskStore:
+    for number in range(files):
+        place = folder / ("first" if number % 2 else "second") / f"md-{number // 2}.xyz"
+        place.parent.mkdir(exist_ok=True)
+        path = [shaken(bulk("Cu", cubic=True), 0.05, 100 * number + frame) for frame in range(frames)]
+        for frame, atoms in enumerate(path):
+            atoms.info["id"], atoms.info["run"] = f"{number:03d}-{frame}", ("007", "7", "1e5", "T")[number % 4]
+        write(place, path)
+    build_store(AseBuild(files=[f"{folder}/*/*.xyz"], cutoff=3.0, texts=list(texts)), folder / "store.h5")
+    return open_store(folder / "store.h5")
+
+
+@pytest.mark.parametrize(("group", "count"), [("file", 8), ("folder", 2), ("run", 4)])
+def test_graphs_of_a_file_a_folder_or_a_text_stay_together(group: str, count: int, tmp_path: Path) -> None:
+    store = trajectories(tmp_path, 8, 3, ["run"])
+    assert len({*store.texts[group]}) == count
+    split = make_split(store, SplitSettings.parse({"group": group, "train": 0.5, "valid": 0.5}, "run.toml"))
+    values = np.array(list(store.texts[group]))
+    assert not {*values[split.train]} & {*values[split.valid]} and len(split.train) == 12
+
+
+def test_a_group_that_no_graphs_share_is_refused_and_so_is_one_that_a_store_lacks(tmp_path: Path) -> None:
+    store = trajectories(tmp_path, 4, 1, ["run"])
+    for name in ("name", "file", "run"):
+        with pytest.raises(InputError, match=f"split: {name} groups nothing, since no two graphs have the same"):
+            make_split(store, SplitSettings(kind="group", field=name))
+    with pytest.raises(InputError, match="the store has no field or text file"):
+        make_split(store_of([bulk("Cu"), bulk("Ag")]), SplitSettings(kind="group", field="file"))
+    numbers = Field(name="molecule", on="graph")
+    atoms = [Atoms("Cu", info={"molecule": 2.0**24 + number // 2}) for number in range(4)]
+    with pytest.raises(InputError, match="numbers in molecule may have lost digits"):
+        make_split(
+            MemoryStore([from_ase(one, 3.0, fields=[numbers]) for one in atoms]),
+            SplitSettings(kind="group", field="molecule"),
+        )
+
+
+@pytest.mark.parametrize(("files", "frames", "noted"), [(2, 20, True), (8, 2, True), (1, 20, False), (12, 1, False)])
+def test_a_random_split_of_frames_of_few_files_gets_a_note(
+    files: int, frames: int, noted: bool, tmp_path: Path
+) -> None:
+    sentence = sentence_on_files(trajectories(tmp_path, files, frames))
+    assert ('set split.group = "file"' in sentence) == noted
+
+
+def test_what_turns_the_direction_of_text_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for mark in "\u202e\u2066\u200f\u061c":
+        assert csv_cell(f"a{mark}b") == f"a\\u{ord(mark):04x}b" and text_in_cell(csv_cell(f"a{mark}b")) == f"a{mark}b"
+        assert mark not in html_table(mark, {mark: [mark]})
+        with printing():
+            print(f"a{mark}b")
+        assert mark not in capsys.readouterr().out
