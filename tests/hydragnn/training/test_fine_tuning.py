@@ -269,10 +269,11 @@ def test_another_zero_of_energy_is_neither_learned_by_replay_nor_called_forgotte
 
 def test_a_run_goes_on_with_its_own_start_only(place: Path) -> None:
     shutil.copytree(place / "cu", place / "moving")
+    hydragnn.train(table_of(place / "cu.h5", {"model": str(place / "cu")}, epochs=1), place / "other")
     table = table_of(place / "cuau.h5", {"model": str(place / "moving")}, epochs=2)
     train_run(config_from_table(table, place / "CONFIG.toml"), place / "going", until=1)
     weights = place / "moving/model/weights.safetensors"
-    shutil.copy(place / "frozen/model/weights.safetensors", weights)
+    shutil.copy(place / "other/model/weights.safetensors", weights)
     with pytest.raises(InputError, match="is not the start that this run began with"):
         hydragnn.train(place / "going", resume=True)
     with pytest.raises(InputError, match=r"begun with another configuration \(start.digest"):
