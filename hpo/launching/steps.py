@@ -163,6 +163,9 @@ class StepLauncher(AllocationLauncher):
         step = self._step_on(f"trial-{task.trial}-{task.attempt}", task.slots, program)
         process = StepProcess(self._site, step, log, self._environment)
         self._runs[task.slots[0]] = _Run(step=process, log_from=log_from)
+        if self._attempts.holds(task):  # the attempt began before; its step is known by the same name
+            self._queue.append(task)
+            return
         self._attempts.ask(task)
         self._reports.append(self._attempts.begin(task.slots[0], process.identity(self._allocation.job)))
 
@@ -231,7 +234,9 @@ class StepLauncher(AllocationLauncher):
         if run.again_at is not None and not attempt.asked_to_leave:
             if now >= run.again_at:
                 del self._runs[slot]
-                self.start(self._attempts.end(slot, None, "").task)
+                self.start(attempt.task)
+                if slot not in self._runs:  # ``start`` has reported why
+                    self._attempts.end(slot, None, "")
         elif not ours and self._watch.excuses(run.evidence, attempt.task.slots, run.begun):
             run.again_at = self._closed_until = now + AGAIN
         elif self._is_explained(attempt, run):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hydragnn.base.files import digest
+from hydragnn.hpo.launching import steps
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
@@ -298,3 +299,32 @@ def test_a_node_of_pbs_passes_the_probe(on_pbs: Callable[..., StepLauncher]) -> 
     launcher.probe("n2")
     (found,) = until(launcher, bool)
     assert is_healthy(found, "n2")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unable to create step for job 7: Unable to contact slurm controller (connect failure)",
+        "Unable to confirm allocation for job 7: Connection refused",
+        "Unable to create step for job 7: Socket timed out on send/recv operation",
+        "Unable to create step for job 7: Zero Bytes were transmitted or received",
+    ],
+)
+def test_an_attempt_begins_once_however_often_the_scheduler_does_not_answer(
+    words: str, make: Callable[..., StepLauncher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "AGAIN", 0.1)
+    script = f"""
+        n=$(cat "$0/tries" 2>/dev/null || echo 0); echo $((n + 1)) >"$0/tries"
+        [ "$n" -ge 3 ] && exec "$@"
+        echo "srun: error: {words}"; exit 1"""
+    command = ["sh", "-c", script, str(tmp_path)]
+    monkeypatch.setattr(Slurm, "command", lambda self, step: [*command, *step.program])
+    environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    launcher = make(StepLauncher, Slurm(), Allocation(nodes=alike(("n1",), 1, 0), job="7"), ranks=1, **environment)
+    one = task(tmp_path, 0, "n1")
+    assert len(begin(launcher, one)) == 1
+    reports = until(launcher, lambda found: any(isinstance(report, Exit) for report in found))
+    assert [(type(report), report.code) for report in reports if isinstance(report, Exit)] == [(Exit, 0)]
+    assert not [report for report in reports if isinstance(report, Begun)]
+    assert (tmp_path / "tries").read_text() == "4\n"
