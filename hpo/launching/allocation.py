@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product, zip_longest
 from pathlib import Path
 
 from hydragnn.base.errors import InputError
@@ -15,6 +16,8 @@ Run = Callable[[Sequence[str]], str]
 """Runs a program and returns its output; InputError where it fails."""
 
 ANSWER = 30.0  # seconds that a scheduler may take to answer
+MOST = 100_000
+"""Names that one entry of a list of nodes may stand for."""
 ALIKE = 0.1
 """Part of a share that may be missing.
 
@@ -143,16 +146,30 @@ def numbers(text: str) -> list[int]:
 def hosts(text: str) -> tuple[str, ...]:
     """Return the names that a compressed list stands for.
 
+    What is no such list, or one of more than ``MOST`` names, stands for itself.
+
     >>> hosts("n[08-10,12],login1")
     ('n08', 'n09', 'n10', 'n12', 'login1')
+    >>> hosts("rack[0-1]_blade[0-1]")
+    ('rack0_blade0', 'rack0_blade1', 'rack1_blade0', 'rack1_blade1')
     """
     names: list[str] = []
-    for prefix, ranges, suffix in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", text):
-        for part in ranges.split(",") if ranges else [""]:
-            first, _, last = part.partition("-")
-            numbers = range(int(first), int(last or first) + 1) if first else [None]
-            names += [f"{prefix}{'' if n is None else f'{n:0{len(first)}d}'}{suffix}" for n in numbers]
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
+        pieces = re.split(r"\[([^\[\]]*)\]", item)  # every other one stands in brackets
+        lists = [_ranges(one) for one in pieces[1::2]]
+        if 0 < math.prod(sum(len(span) for _, span in one) for one in lists) <= MOST:
+            numbered = ([f"{number:0{width}d}" for width, span in one for number in span] for one in lists)
+            rows = product(*numbered)
+            names += ["".join(chain(*zip_longest(pieces[::2], row, fillvalue=""))) for row in rows]
+        else:
+            names.append(item)
     return tuple(names)
+
+
+def _ranges(text: str) -> list[tuple[int, range]]:
+    """Return the digits and numbers of ranges; none if one is none."""
+    ends = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part) for part in text.split(",")]
+    return [(len(end[1]), range(int(end[1]), int(end[2] or end[1]) + 1)) for end in ends if end] if all(ends) else []
 
 
 def own_cores() -> int:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from hydragnn.base.errors import InputError, Interrupted
-from hydragnn.base.files import read_json, write_json
-from hydragnn.distributed.launch import LaunchError
+from hydragnn.base.files import empty_folders_removed, read_json, write_json
+from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.record import Failure, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
@@ -139,6 +139,18 @@ def propagate_failure(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
         if agreed.kind != own.kind:
             raise PeerFailed(agreed) from error
         raise
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Remove notes of ranks and empty new folders of refused runs."""
+    with empty_folders_removed(folder):
+        try:
+            yield
+        except InputError:
+            if this_launch().rank == 0:  # all that failed have written theirs
+                forget_failures(folder)
+            raise
 
 
 def forget_failures(folder: Path) -> None:

@@ -26,6 +26,7 @@ from hydragnn.runs.failures import (
     first_failure,
     forget_failures,
     note_stopped_rank,
+    nothing_left,
     propagate_failure,
     reserve_memory,
 )
@@ -88,7 +89,7 @@ def train(
     check_request(until, micro_batches)
     requested, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
-    with cores_given_back(), join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
+    with cores_given_back(), nothing_left(out), join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
         own = own_device(requested, ranks)
         if sharing > 1 and own.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(DEVICE_SHARE / sharing, own)

@@ -193,6 +193,23 @@ def test_compressed_lists_name_every_node_once_and_in_order(first: int, count: i
     assert list(hosts(",".join(names))) == names
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("rack[0-1]_blade[0-1]", "rack0_blade0 rack0_blade1 rack1_blade0 rack1_blade1"),
+        ("x[1-2]c[08-10]-ib0,login", "x1c08-ib0 x1c09-ib0 x1c10-ib0 x2c08-ib0 x2c09-ib0 x2c10-ib0 login"),
+        ("a[1,3]b[2]c[0-1]", "a1b2c0 a1b2c1 a3b2c0 a3b2c1"),
+        ("[1-2]", "1 2"),
+        ("n[098-101],m[7-8]", "n098 n099 n100 n101 m7 m8"),
+        ("n[0-99999999],m1", "n[0-99999999] m1"),
+        ("r[0-999]b[0-999]", "r[0-999]b[0-999]"),
+        ("n[3-1],n[a-b],n[]", "n[3-1] n[a-b] n[]"),
+    ],
+)
+def test_every_bracket_counts_and_what_is_no_list_stands_for_itself(text: str, names: str) -> None:
+    assert list(hosts(text)) == names.split()
+
+
 def test_gpus_of_a_machine_are_counted_without_their_drivers(tmp_path: Path) -> None:
     assert own_gpus(tmp_path) == 0
     for number, gpu in enumerate(["0", "51096", "4471"]):

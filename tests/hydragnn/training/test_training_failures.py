@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.record import Failure
-from hydragnn.runs.failures import failure_of, first_failure
+from hydragnn.runs.failures import failure_of, first_failure, nothing_left
 from hydragnn.training.context import Diverged
 
 CASES = {
@@ -71,3 +71,27 @@ def test_a_rank_whose_folder_takes_no_file_keeps_its_own_failure(tmp_path: Path)
     own = Failure(kind="out_of_memory", message="no memory left")
     (tmp_path / ".failure-1.json").mkdir()
     assert first_failure(own, tmp_path, Ranks(rank=1, size=2)) == own
+
+
+@pytest.mark.parametrize(
+    ("before", "error", "left"),
+    [
+        (None, InputError("heads: no such field"), None),
+        ([], InputError("heads: no such field"), None),
+        (["config.json"], InputError("heads: no such field"), ["config.json"]),
+        (["config.json"], Interrupted("SIGTERM"), [".failure-1.json", "config.json"]),
+        (["config.json"], RuntimeError("surprise"), [".failure-1.json", "config.json"]),
+    ],
+)
+def test_a_refused_run_leaves_no_file_of_any_rank(
+    before: list[str] | None, error: Exception, left: list[str] | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "deep" / "run"
+    for name in before or ():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    with pytest.raises(type(error)), nothing_left(folder):
+        first_failure(Failure(kind="configuration", message="of rank 1"), folder, Ranks(rank=1, size=2))
+        raise error
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else None
+    assert names == left and (tmp_path / "deep").exists() is (left is not None)
