@@ -18,7 +18,7 @@ def is_pymatgen(path: Path) -> bool:
     """Return True for JSON with classes of pymatgen, or with a table of matbench."""
     if not path.name.endswith((".json", ".json.gz")):
         return False
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         beginning = str(file.read(BEGINNING))
     return '"@class"' in beginning or '"columns"' in beginning
 
@@ -29,7 +29,7 @@ def pymatgen_structures(path: Path) -> Iterator[Any]:
     A file is a structure, a list or table by name of structures or of records (a structure among labels), or matbench's
     ``{index, columns, data}``. InputError where a site is occupied by several species or in part.
     """
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         value = json.load(file)
     if isinstance(value, dict) and "columns" in value:
         columns, rows = value["columns"], value["data"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_readable
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.settings import CampaignSettings
@@ -142,11 +143,12 @@ def _from_campaign(folder: Path, source: Source) -> Scored:
 
 def _from_deephyper(path: Path, space: Space, source: Source) -> Scored:
     """Return the rows of DeepHyper's results, which maximise ``objective``."""
+    check_readable(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"search.warm_start: cannot read {path}: {error}") from error
+        raise InputError(f"search.warm_start: cannot read {path}: {error}; give CSV in UTF-8") from error
     if not rows or "objective" not in rows[0]:
         raise InputError(f"search.warm_start: {path} has no column objective; is it DeepHyper's results.csv?")
     columns = {path_: column for path_ in space.parameters if (column := _column(path_, list(rows[0]), space))}

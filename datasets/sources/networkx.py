@@ -43,7 +43,7 @@ class NetworkxBuild(ObjectsBuild):
                 return [*GraphMLReader()(path=str(path))]
             if path.suffix == ".gml":
                 return [networkx.read_gml(path, label=None)]
-            tables = json.loads(path.read_text(encoding="utf-8"))
+            tables = json.loads(path.read_text(encoding="utf-8-sig"))
             return [_of_table(table) for table in (tables if isinstance(tables, list) else [tables])]
         except Exception as error:  # networkx's readers raise whatever their parsing raises
             raise InputError(

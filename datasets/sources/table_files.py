@@ -56,7 +56,7 @@ def read_table(
             reader = csv.reader(file)
             lines = [(reader.line_num, row) for row in reader if row or reader.line_num == 1]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path}: {error}; give a CSV file with a header") from error
+        raise InputError(f"cannot read {path}: {error}; give a CSV file in UTF-8 with a header") from error
     header = [name.strip() for name in lines[0][1]] if lines else []
     if (
         not header or not all(header[1:]) or header == [""]

@@ -7,6 +7,7 @@ import lzma
 import os
 import stat
 import zlib
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
@@ -18,6 +19,9 @@ from hydragnn.base.errors import InputError
 
 FLOOR, RATIO = 2**28, 300
 """Bytes that any file may become in memory, and times its size that a larger one may. Zeros shrink to a thousandth."""
+
+WITH_MARK = (".csv", ".dat", ".json", ".toml", ".tsv", ".txt")
+"""Suffixes of text that is read with and without a byte order mark of UTF-8."""
 
 STREAMS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 """What unpacks a file, by its first bytes."""
@@ -72,6 +76,7 @@ def _check_content(path: Path, _inode: int, size: int, _changed: int) -> None:
     try:
         with path.open("rb") as file:
             begin = file.read(8)
+            check_mark(path, begin)
             if begin.startswith(b"\x93NUMPY"):
                 file.seek(0)
                 _check_rows(path, file, size, "the array")
@@ -98,6 +103,18 @@ def _check_content(path: Path, _inode: int, size: int, _changed: int) -> None:
         raise
     except DAMAGED_ARRAYS:
         return  # the reader says what is wrong
+
+
+def check_mark(path: Path, begin: bytes) -> None:
+    """Raise InputError for text in UTF-16, or with a mark few readers know."""
+    halves = (begin[::2], begin[1::2]), (begin[1::2], begin[::2])
+    double = any(text and zeros and not any(zeros) and min(text) > 8 for text, zeros in halves)
+    of_utf8, xml = begin.startswith(BOM_UTF8), b"<" in begin[2:5]
+    if not xml and (
+        begin[:2] in (BOM_UTF16_BE, BOM_UTF16_LE) or double or (of_utf8 and path.suffix.lower() not in WITH_MARK)
+    ):
+        name = "UTF-8 with a byte order mark" if of_utf8 else "UTF-16"
+        raise InputError(f"{path} is text in {name}; save it as plain UTF-8, as every editor can")
 
 
 def _check_rows(path: Path, file: Any, size: int, name: str) -> None:

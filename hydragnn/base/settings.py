@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pydantic
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_named
+from hydragnn.base.limits import check_mark
 
 T = TypeVar("T", bound="Settings")
 
@@ -163,7 +165,8 @@ def read_toml(path: Path) -> dict[str, Any]:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise InputError(f"{path} has more than {LARGEST / 1e6:.0f} MB, which no configuration has; check the path")
-        table = tomllib.loads(content.decode("utf-8-sig"))  # some editors begin files with a byte order mark
+        check_mark(path, content[:8].removeprefix(BOM_UTF8))
+        table = tomllib.loads(content.decode("utf-8-sig"))
         allow_named(table)
         return table
     except InputError:

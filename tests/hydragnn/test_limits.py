@@ -22,7 +22,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.limits import check_readable
 from hydragnn.base.places import as_path, matching_files
-from hydragnn.base.settings import with_overrides
+from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.datasets.sources.mesh import read_mesh
 from hydragnn.datasets.sources.pyg import PygBuild
 from hydragnn.datasets.sources.table_files import find_files, read_npz, read_table
@@ -216,3 +216,44 @@ def test_a_description_of_a_terabyte_is_refused(tmp_path: Path) -> None:
         file.truncate(2**40)
     with pytest.raises(InputError, match="more than"):
         read_json(tmp_path / "manifest.json")
+
+
+TEXTS = {
+    "a.toml": '[model]\nname = "Pölz"\n',
+    "a.json": '{"name": "Pölz"}',
+    "a.csv": "file,name\n1,Pölz\n",
+    "a.xyz": "1\nPölz\nH 0 0 0\n",
+    "a.gml": 'graph [ name "Poelz"\n node [ id 0 x 1.0 ] ]\n',
+    "a.vasp": "Pölz\n1.0\n1 0 0\n0 1 0\n0 0 1\nH\n1\nDirect\n0 0 0\n",
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    ".toml": read_toml,
+    ".json": read_json,
+    ".csv": lambda path: read_table(path, texts=["name"]),
+    ".xyz": lambda path: list(structures_of(path)),
+    ".vasp": lambda path: list(structures_of(path)),
+    ".gml": lambda path: find_files([str(path)]),
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_with_a_mark_or_in_two_bytes_is_read_or_refused_with_the_remedy(
+    name: str, encoding: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(TEXTS[name].encode(encoding))
+    read = READERS[path.suffix]
+    if encoding == "utf-8" or (encoding == "utf-8-sig" and path.suffix in (".toml", ".json", ".csv")):
+        assert "P" in repr(read(path)) or read(path)
+    else:
+        with pytest.raises(InputError, match=r"is text in UTF-.*save it as plain UTF-8"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a", b"3\n", b"\x01\0\0\0", b"II*\0\x08\0\0\0", b"\0\0\0\0", b"\xff\xd8\xff\xe0"]
+)
+def test_short_and_binary_files_are_not_taken_for_text_in_two_bytes(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    check_readable(tmp_path / "file")
