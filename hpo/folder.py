@@ -21,6 +21,4 @@ def campaign_table(out: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a campaign's; check the path")
     check_version(saved["version"], path, oldest=VERSION, newest=VERSION)
     saved.pop("together_because", None)  # of 0.2.0, where trials could share a process
-    if isinstance(search := saved.get("search"), dict):
-        search.pop("together", None)
     return saved

@@ -21,7 +21,7 @@ from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import Busy, InputError, Interrupted, SaidByFirst
 from hydragnn.base.files import read_sealed
 from hydragnn.base.imports import allow_code
-from hydragnn.config import AnyConfig, RunConfig, stored_config
+from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
@@ -78,7 +78,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _train(options: argparse.Namespace, attempt: Attempt) -> int:
-    config, store = what_to_train(options, attempt)
+    allow_code(options.allow_code)
+    check_ranks(options.ranks)
+    config = stored_config(options.folder / "config.json")
     record = train(
         config,
         options.folder,
@@ -91,21 +93,8 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         sharing=options.sharing,
         attempt=attempt.number,
         beats=options.beats,
-        store=store,
+        store=local_copy_of_store(attempt) if isinstance(config, RunConfig) else None,
     )
-    return code_of(record)
-
-
-def what_to_train(options: argparse.Namespace, attempt: Attempt) -> tuple[AnyConfig, GraphStore | None]:
-    """Return the folder's configuration, and the store's local copy if any."""
-    allow_code(options.allow_code)
-    check_ranks(options.ranks)
-    config = stored_config(options.folder / "config.json")
-    return config, local_copy_of_store(attempt) if isinstance(config, RunConfig) else None
-
-
-def code_of(record: RunRecord) -> int:
-    """The exit code of a run that left this record."""
     return FAILED if record.status == "failed" else 0
 
 

@@ -18,7 +18,6 @@ TINY = Effort(
     edges=100,
     pairs=1,
     batch=1,
-    compiled=(),
     dynamics=1,
     graphs=50,
 )

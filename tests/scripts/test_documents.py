@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 import typer
@@ -93,17 +92,6 @@ def test_the_calculator_of_the_documents_gives_energies_and_forces(
     atoms = bulk("Cu", "fcc", 2.0, cubic=True)
     exec(compile(stopping, "page", "exec"), {"atoms": atoms})
     assert "stopped after step" in capsys.readouterr().out
-
-
-def test_the_kernels_of_the_documents_are_traced(root: Path) -> None:
-    (code,) = _blocks(root / "docs" / "kernels.md", "python")
-    names: dict[str, Any] = {}
-    jaxtyping.config.update("jaxtyping_disable", True)  # numbers of nodes are symbols in traced graphs
-    try:
-        exec(compile(code, "kernels.md", "exec"), names)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
-    assert "torch.ops.hydragnn" in str(names["module"].graph)
 
 
 def test_the_model_of_the_documents_is_tuned(
