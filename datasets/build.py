@@ -21,6 +21,7 @@ from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.parts import labels_of_part
+from hydragnn.graphs.units import CLOSE_NUCLEI
 
 TOGETHER, EDGES_TOGETHER = 256, 2**16
 """Graphs are checked and written together until they are so many, or have so many edges."""
@@ -164,7 +165,7 @@ def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
 
 def _attributes(settings: BuildSettings) -> dict[str, Any]:
     attributes = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
-    for key in ("cutoff", "max_neighbours"):
-        if getattr(settings, key, None) is not None:
+    for key in ("cutoff", "max_neighbours", CLOSE_NUCLEI):
+        if getattr(settings, key, None) not in (None, False):
             attributes[key] = getattr(settings, key)
     return {**attributes, **({"build": rule} if (rule := rule_of(settings)) else {}), **settings.attributes}

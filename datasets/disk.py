@@ -27,7 +27,7 @@ from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.texts import Texts
-from hydragnn.graphs.units import LENGTH_UNIT
+from hydragnn.graphs.units import CLOSE_NUCLEI, LENGTH_UNIT
 
 COLUMNS = {"graph": 0, "node": 1, "edge": 2}
 """Columns of the blocks of a part that count its items."""
@@ -433,7 +433,8 @@ def joined_attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         else {}
     )
     rest = [{key: value for key, value in one.items() if key not in {*shared, *files}} for one in attributes]
-    return {**shared, **files, **({"merged": rest} if any(rest) else {})}
+    close = {CLOSE_NUCLEI: True} if any(one.get(CLOSE_NUCLEI) for one in attributes) else {}
+    return {**shared, **files, **close, **({"merged": rest} if any(rest) else {})}
 
 
 def open_store(path: StorePlace | str | Sequence[Path | str]) -> DiskStore:

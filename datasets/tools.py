@@ -1,5 +1,6 @@
 """Tools for whole stores: look, check, convert."""
 
+import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,8 +33,9 @@ from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, graph_label, volumes
 from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, is_labelled
-from hydragnn.graphs.problems import graph_problems
+from hydragnn.graphs.problems import graph_problems, nearest_nuclei
 from hydragnn.graphs.texts import NAME, Texts
+from hydragnn.graphs.units import apart_of
 from hydragnn.graphs.validate import check_structure
 
 BLOCK = 4096
@@ -229,6 +231,8 @@ class StoreCheck:
     """Empty where every bit is as it was written and every graph is valid."""
     notes: list[str]
     """Defects of valid graphs, each with a count and an example, and fields that have lost digits."""
+    nearest: list[str]
+    """Of every pair of elements the smallest distance in the edges, and the graph that has it."""
 
 
 def check_store(path: Path | str) -> list[str]:
@@ -248,6 +252,7 @@ def examine_store(path: Path | str) -> StoreCheck:
     problems: list[str] = []
     digests = []
     defects: list[tuple[Defects, int]] = []
+    nearest: dict[str, tuple[float, int]] = {}
     first, whole = 0, True
     opened = OpenParts()
     for info in manifest.parts:
@@ -256,7 +261,7 @@ def examine_store(path: Path | str) -> StoreCheck:
         problems += broken
         whole &= not broken
         if not broken:
-            digest, wrong, odd = _check_content(part, manifest, first)
+            digest, wrong, odd = _check_content(part, manifest, first, nearest)
             digests.append(digest)
             defects += odd
             problems += wrong
@@ -269,7 +274,9 @@ def examine_store(path: Path | str) -> StoreCheck:
         notes += _notes(store, joined_defects(defects))
     if whole and not problems:
         notes += precision_notes(store)
-    return StoreCheck(problems=problems, notes=notes)
+    pairs = sorted(nearest.items(), key=lambda item: item[1])
+    shown = [f"{pair} {length:.4g} in {stored_label(store, graph)}" for pair, (length, graph) in pairs] if whole else []
+    return StoreCheck(problems=problems, notes=notes, nearest=shown)
 
 
 def check_graphs(
@@ -347,9 +354,9 @@ def _names_from(texts: TextsReader, start: int, rows: Int64[ndarray, " rows"]) -
 
 
 def _check_content(
-    part: Part, manifest: Manifest, first: int
+    part: Part, manifest: Manifest, first: int, nearest: dict[str, tuple[float, int]]
 ) -> tuple[NDArray[Any], list[str], list[tuple[Defects, int]]]:
-    """Return digests, faults and oddities of a part's graphs from ``first`` on."""
+    """Return digests, faults and oddities of a part's graphs from ``first`` on, and add to the ``nearest`` nuclei."""
     cutoff = cutoff_of(manifest.attributes)
     defects: list[tuple[Defects, int]] = []
     collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
@@ -368,11 +375,15 @@ def _check_content(
                 read = partial(_names_from, part.texts, start)
                 batch = batch.with_texts({NAME: Texts.unread(read, stop - start)})
             check_structure(batch)
-            wrong = graph_problems(batch, range(first + start, first + stop), cutoff=cutoff)
+            wrong = graph_problems(
+                batch, range(first + start, first + stop), cutoff=cutoff, apart=apart_of(manifest.attributes)
+            )
             problems += [f"{part.path}, {problem}" for problem in list(wrong.values())[:LISTED]]
             if len(wrong) > LISTED:
                 problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")
             if not wrong:
+                for pair, (length, graph) in nearest_nuclei(batch, cutoff).items():
+                    nearest[pair] = min(nearest.get(pair, (math.inf, 0)), (length, first + start + graph))
                 defects.append((graph_defects(batch), first + start))
         except InputError as error:
             problems.append(f"{where}: {error}")

@@ -18,6 +18,8 @@ from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
 CLOSEST = 1e-3  # Angstrom; atoms nearer than this are taken for duplicates
+WHOLE = 1e-3
+"""Part of an atom by which the occupancy of a site may miss 1."""
 REACH = 1 + 1e-6
 """Times the cutoff: pairs as near to it as coordinates are rounded are within, so that a shell of a perfect crystal or of a grid is there as a whole."""
 _STATE = ("numbers", "positions", "initial_charges", "initial_magmoms")
@@ -133,6 +135,8 @@ def labels_of(
 ) -> list[tuple[Field, Any]]:
     """Return a structure's fields with values; InputError where one is missing."""
     labels: list[tuple[Field, Any]] = []
+    fields = list(fields)
+    _check_sites(atoms, {keys.get(field.name, field.name) for field in fields}, name)
     for field in fields:
         if field.name == ATOMIC_NUMBERS:
             continue
@@ -145,6 +149,23 @@ def labels_of(
         elif field.name not in optional:
             raise InputError(_missing(atoms, field, key, name))
     return labels
+
+
+def _check_sites(atoms: Atoms, known: Collection[str], name: str) -> None:
+    """Raise InputError where sites are occupied in part or by several elements, as readers of CIF and PDB say."""
+    sites = atoms.info.get("occupancy")
+    for site in sites.values() if isinstance(sites, dict) and "occupancy" not in known else ():
+        shares = (
+            [1.0 if share in ("?", ".") else share for share in site.values()] if isinstance(site, dict) else [site]
+        )
+        if len(shares) != 1 or abs(shares[0] - 1) > WHOLE:
+            raise InputError(f"{name}: a site is occupied by {site}; order it: one element with occupancy 1")
+    for key in {"occupancy", "occupancies"}.intersection(atoms.arrays) - {*known}:
+        share = atoms.arrays[key]
+        if ((share > WHOLE) & (share < 1 - WHOLE)).any():  # zeros everywhere are of programs that fill the column in
+            raise InputError(
+                f"{name}: atoms are there in part, by their {key}; order the structure: atoms with {key} 1"
+            )
 
 
 def _is_nan(value: Any) -> bool:

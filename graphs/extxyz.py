@@ -24,10 +24,8 @@ from ase.io.extxyz import (
 from ase.io.extxyz import all_properties as RESULTS
 
 from hydragnn.graphs.atomic import ReadResults
+from hydragnn.graphs.problems import GEOMETRY, is_skew
 from hydragnn.graphs.texts import NAME_KEYS
-
-ROUNDING = 1e-3
-"""Difference of the halves of a stress, over its largest number, up to which it is symmetric."""
 
 ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")
 """Key and value in the second line of a structure of extended XYZ."""
@@ -62,6 +60,7 @@ def read_frame(text: str, texts: Collection[str] = ()) -> Atoms:
     try:
         return _plain_frame(text, texts)
     except (NotPlain, ValueError, KeyError, OverflowError):
+        check_elements(text)
         return next(read_xyz(StringIO(text), 0, properties_parser=partial(entries_of, texts=texts)))
 
 
@@ -98,23 +97,37 @@ def _check_keys(info: dict[str, Any]) -> None:
         usual = _KEYS.get(key.lower(), key)
         if usual not in info and value is not True:  # a word of a comment is True
             raise ValueError(f"{key} has no meaning; write {usual}")
+        if "Lattice" not in info and np.size(value) in (3, 6, 9) and re.fullmatch(GEOMETRY["cell"], key, re.IGNORECASE):
+            raise ValueError(
+                f"{key} is no cell here, and would not be used; write Lattice with three vectors, or leave it out"
+            )
     if not _are_flags(info.get("pbc", True)):
         raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
-    if not _is_symmetric(info.get("stress")):
+    stress = info.get("stress")
+    if np.shape(stress) == (3, 3) and is_skew(np.asarray(stress)[None]).any():
         raise ValueError(
             "stress is no symmetric tensor, and one half of it would be left out; correct it, or remove it"
         )
 
 
+def check_elements(text: str) -> None:
+    """Raise ValueError for atomic numbers that contradict the species, which ASE passes over."""
+    _, comment, *lines = text.split("\n")
+    declared = (re.findall(r'Properties="?([^\s"]+)', comment) or [""])[0].split(":")
+    names = [REV_PROPERTY_NAME_MAP.get(name, name) for name in declared[::3]]
+    if "symbols" not in names or "numbers" not in names:
+        return
+    starts = np.cumsum([0, *map(int, declared[2::3])])
+    one, other = (int(starts[names.index(name)]) for name in ("symbols", "numbers"))
+    for row, words in enumerate(map(str.split, lines[: int(text.split("\n")[0])])):
+        if atomic_numbers.get(words[one].capitalize()) != int(words[other]):
+            raise ValueError(
+                f"atom {row} is {words[one]} and has the atomic number {words[other]}; correct one of them"
+            )
+
+
 def _are_flags(pbc: Any) -> bool:
     return {*np.ravel(pbc).tolist()} <= {True, False}
-
-
-def _is_symmetric(stress: Any) -> bool:
-    """Return False for a matrix whose halves differ by more than rounding."""
-    if np.shape(stress) != (3, 3):
-        return True
-    return not np.abs(stress - stress.T).max() > ROUNDING * np.abs(stress).max()  # NaN are no label
 
 
 def _plain_frame(text: str, texts: Collection[str] = ()) -> Atoms:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label
 from hydragnn.graphs.defects import edge_codes
 from hydragnn.graphs.field import ATOMIC_NUMBERS, MISSING_CLASS, Field, Location, is_labelled
 from hydragnn.graphs.levels import CLUSTERS, cluster_problems, is_levels
+from hydragnn.graphs.search import completed_cell, pairs_within
 
 Finding = tuple[int, str]
 """The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
@@ -30,6 +32,20 @@ WHOLE = 1e-3
 CLOSEST = 1e-3
 """Distance in the unit of positions below which two atoms are one written twice."""
 
+RADIUS = 1.0
+"""Largest covalent radius that counts, Angstrom: atoms of metals under pressure come nearer than their own radii say."""
+
+ROUNDING, NOISE = 1e-3, 1e-6
+"""Difference of the halves of a tensor up to which it is symmetric: over its largest number, and in its own unit."""
+
+GEOMETRY = {
+    "cell": r"(unit_?|super_?|simulation_?)?(cells?|lattices?|box(es)?)(_?(vectors?|matri(x|ces)|lengths?|sizes?|angles?|[abcxyz]{1,2}))?",
+    "periodic": r"pbc|periodic(ity)?|boundary_conditions?",
+    "edge_shifts": r"(edge|cell|pbc|unit|image|bond)_?(shift|offset|image|flag)s?(_[abcxyz])?|to_jimages",
+    "spacing": r"spacings?|(voxel|pixel)_?sizes?",
+}
+"""Names that describe geometry in files, by the setting that uses it."""
+
 LONGEST = 1 + 1e-4
 """Times the cutoff: what edges may measure in single precision."""
 
@@ -40,15 +56,17 @@ def graph_problems(
     *,
     needed: Collection[str] = (),
     cutoff: float | None = None,
+    apart: float = 0.0,
 ) -> dict[int, str]:
     """Return the faults of invalid graphs by position in the batch.
 
     Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
     values (labels of targets with a mask may be missing); classes in range; independent cell vectors along periodic axes; shifts that are whole numbers of these; edges within
-    the ``cutoff`` that made them, if one did, and between atoms that are apart; one target per edge among those that are the same to
+    the ``cutoff`` that made them, if one did, and between atoms that are apart; symmetric tensors; one target per edge among those that are the same to
     a model; clusters that are nested; and that every graph has the fields ``needed``.
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
-    positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
+    positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them. With ``apart``,
+    the unit of positions in Angstrom, all nuclei are elements that are farther from each other than half the sum of their covalent radii.
     """
     by_graph: dict[int, str] = {}
     checks = (_empty_graphs, edge_problems, _not_finite_geometry, _singular_cells, _wrong_values)
@@ -56,7 +74,12 @@ def graph_problems(
     wrong = {position for position, _ in findings}
     fine = [graph for graph in range(batch.num_graphs) if graph not in wrong]
     sound = batch.select(fine) if wrong else batch
-    sound_checks = (_wrong_images(sound, cutoff), _contradictions(sound), _wrong_clusters(sound))
+    sound_checks = (
+        _wrong_images(sound, cutoff),
+        _wrong_nuclei(sound, cutoff, apart),
+        _contradictions(sound),
+        _wrong_clusters(sound),
+    )
     findings += [(fine[place], problem) for check in sound_checks for place, problem in check]
     for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
@@ -159,22 +182,77 @@ def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
         return
     if bool(batch.edge_shifts.any()):
         yield from _broken_shifts(batch)
-    atoms = ATOMIC_NUMBERS in batch.nodes
-    if cutoff is None and not atoms:
-        return
-    lengths = edge_vectors(batch).norm(dim=1)
-    if atoms and bool((lengths < CLOSEST).any()):
-        meeting = ((lengths < CLOSEST) & (batch.senders != batch.receivers)).nonzero().flatten()
-        for graph, edge in _firsts(meeting, batch.edge_offsets):
-            at = int(batch.edge_offsets[graph]) + edge
-            ends = sorted(int(end[at] - batch.node_offsets[graph]) for end in (batch.senders, batch.receivers))
-            yield graph, f": atoms {ends[0]} and {ends[1]} are {float(lengths[at]):.2g} apart; remove the duplicate"
     if cutoff is None:
         return
+    lengths = edge_vectors(batch).norm(dim=1)
     for graph, edge in _firsts((lengths > cutoff * LONGEST).nonzero().flatten(), batch.edge_offsets):
         length = float(lengths[int(batch.edge_offsets[graph]) + edge])
         beyond = f": edge {edge} is {length:.4g} long, beyond the cutoff of {cutoff:.12g} that the edges are said to end at; "
         yield graph, beyond + "compare shifts, cell and units of positions, or correct the cutoff"
+
+
+def _wrong_nuclei(batch: GraphBatch, cutoff: float | None, apart: float) -> Iterator[Finding]:
+    """Yield graphs with nodes that are no elements, and with nuclei at one place."""
+    if ATOMIC_NUMBERS not in batch.nodes:
+        return
+    elements, nodes = batch.nodes[ATOMIC_NUMBERS].cpu().numpy(), batch.offsets("node").cpu().numpy()
+    for graph in _owners(np.flatnonzero(elements == 0), nodes) if apart else ():
+        yield graph, " has nodes with the atomic number 0, which is no element (X, or padding); leave them out"
+    reach = RADIUS / apart if apart else CLOSEST
+    first, second, lengths = pairs_of_nuclei(batch, cutoff if apart else math.inf, reach)
+    near = np.flatnonzero((lengths < reach) & ((first != second) | (lengths >= CLOSEST)))
+    if not len(near):
+        return
+    from ase.data import chemical_symbols, covalent_radii
+
+    known = np.clip(elements, 0, len(covalent_radii) - 1)
+    radii, move = np.minimum(covalent_radii, RADIUS)[known], "remove the duplicate"
+    if apart:
+        near = near[lengths[near] * apart < np.maximum(CLOSEST, (radii[first[near]] + radii[second[near]]) / 2)]
+        move += ", compare the unit of positions with Angstrom, or say close_nuclei = true where nuclei are meant to be so near"
+    for graph in _owners(first[near], nodes):
+        own = near[(nodes[graph] <= first[near]) & (first[near] < nodes[graph + 1])]
+        at = own[lengths[own].argmin()]
+        one, other = sorted((int(first[at]), int(second[at])))
+        names = f"{chemical_symbols[known[one]]}-{chemical_symbols[known[other]]}"
+        ends = f"{one - nodes[graph]} and {other - nodes[graph]}"
+        yield graph, f": atoms {ends} ({names}) are {lengths[at]:.2g} apart; {move}"
+
+
+def pairs_of_nuclei(batch: GraphBatch, cutoff: float | None, reach: float) -> tuple[ndarray, ndarray, ndarray]:
+    """Return nodes and distances of all edges; of all pairs within ``reach``, too, where no cutoff covers it."""
+    if not batch.dim:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
+    pairs = [
+        (batch.receivers.cpu().numpy(), batch.senders.cpu().numpy(), edge_vectors(batch).norm(dim=1).cpu().numpy())
+    ]
+    if cutoff is None or cutoff < reach:
+        flags, cells = batch.periodic.cpu().numpy(), batch.cell.cpu().double().numpy()
+        for graph, (start, stop) in enumerate(pairwise(batch.offsets("node").cpu().numpy().tolist())):
+            places = np.zeros((stop - start, 3))
+            places[:, : batch.dim] = batch.positions[start:stop].cpu().numpy()
+            cell = completed_cell(cells[graph], flags[graph], "graph")
+            first, second, _, lengths = pairs_within(places, cell, flags[graph], reach, "graph")
+            pairs.append((first + start, second + start, lengths))
+    first, second, lengths = (np.concatenate(column) for column in zip(*pairs))
+    return first, second, lengths
+
+
+def nearest_nuclei(batch: GraphBatch, cutoff: float | None) -> dict[str, tuple[float, int]]:
+    """Return the smallest distance of each pair of elements, and its graph."""
+    if ATOMIC_NUMBERS not in batch.nodes:
+        return {}
+    from ase.data import chemical_symbols
+
+    first, second, lengths = pairs_of_nuclei(batch, cutoff, RADIUS)
+    first, second, lengths = (column[(first != second) | (lengths >= CLOSEST)] for column in (first, second, lengths))
+    ends = np.sort(batch.nodes[ATOMIC_NUMBERS].cpu().numpy()[np.stack([first, second], axis=1)], axis=1)
+    order, owner = np.argsort(lengths, kind="stable"), batch.owner("node").cpu().numpy()
+    _, places = np.unique(ends[order] @ [len(chemical_symbols), 1], return_index=True)
+    return {
+        "-".join(chemical_symbols[number] for number in ends[at]): (float(lengths[at]), int(owner[first[at]]))
+        for at in order[places]
+    }
 
 
 def _broken_shifts(batch: GraphBatch) -> Iterator[Finding]:
@@ -249,11 +327,20 @@ def field_problems(
 ) -> Iterator[Finding]:
     """Yield graphs with classes out of range, or values not finite.
 
-    Labels may be ``missing``.
+    Labels may be ``missing``. Tensors, and stresses whatever their parity, are symmetric.
     """
     if not field.classes:
         move = f"remove the graph, or {with_missing_labels(field)}"
         yield from not_finite(f"field {field.name}", values, offsets, move, missing=missing)
+        square = len(field.shape) > 1 and field.shape[-1] == field.shape[-2]
+        if field.parity == "tensor" or (square and "stress" in field.name.lower()):
+            for graph in _owners(
+                np.flatnonzero(is_skew(values.cpu().numpy()).reshape(len(values), -1).any(axis=1)), offsets
+            ):
+                yield (
+                    graph,
+                    f", field {field.name}: no symmetric tensor, and one half of it would be left out; correct it, or remove it",
+                )
         return
     outside = (values < (MISSING_CLASS if missing else 0)) | (values >= field.classes)
     if bool(outside.any()):
@@ -262,6 +349,18 @@ def field_problems(
             use += f"; {with_missing_labels(field)}"
         for graph, _, value, _ in _first_bad(values, outside, offsets):
             yield graph, f", field {field.name}: class {value} is out of range; {use}"
+
+
+def is_skew(tensors: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return True for matrices whose halves differ by more than rounding; NaN are no label.
+
+    >>> is_skew(np.array([[[1.0, 0.5], [0.5, 1.0]], [[1.0, 0.5], [0.0, 1.0]]]))
+    array([False,  True])
+    """
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(tensors - np.swapaxes(tensors, -1, -2)).max(axis=(-2, -1))
+    skew: NDArray[np.bool_] = apart > np.maximum(ROUNDING * np.abs(tensors).max(axis=(-2, -1)), NOISE)
+    return skew
 
 
 def not_finite(

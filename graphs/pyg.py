@@ -17,7 +17,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, columns_of
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
-from hydragnn.graphs.validate import graph_from_arrays, node_indices, numbers_of
+from hydragnn.graphs.validate import AGREES, graph_from_arrays, node_indices, numbers_of
 
 Data = Any  # torch_geometric.data.Data: importing it takes seconds, so only what uses it does
 
@@ -66,8 +66,6 @@ MAYBE_LENGTHS = ("edge_attr", "edge_weight")
 SUSPICIOUS = re.compile("shift|offset|image|translation|pbc|periodic", re.IGNORECASE)
 WHOLE = 1e-3
 """Cell vectors by which a shift may miss a whole number of them."""
-AGREES = 1e-3
-"""Relative difference between lengths of one edge, since single precision and units in tables round."""
 TIE = 1e-5
 """Relative difference below which two readings give the same lengths."""
 
@@ -215,7 +213,7 @@ class _Geometry:
     edge_index: Int[Tensor, "2 edges"]
     shifts: Tensor | None
     cell: Tensor | None
-    periodic: Tensor | bool
+    periodic: Tensor | bool | None
 
 
 _Reading = tuple[Float[Tensor, "edges dim"], Float[Tensor, " edges"]]
@@ -246,10 +244,9 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: C
     if positions is not None and edge_index.shape[1]:
         for row, side in enumerate(("senders", "receivers")):
             node_indices(edge_index[row], f"edge_index ({side})", len(positions), name)
-        perhaps = True if flags is None else periodic  # a cell alone does not say whether the graph is periodic
-        shifts = _shifts(data, positions, edge_index, cell, perhaps, cutoff, known, name)
-    if flags is None and shifts is not None and cell is not None:
-        periodic = _crossed(shifts, _square(cell, shifts.shape[1]))
+        shifts = _shifts(data, positions, edge_index, cell, cutoff, known, name)
+    if flags is None and cell is not None:
+        periodic = None if shifts is None else _crossed(shifts, _square(cell, shifts.shape[1]))
     return _Geometry(positions=positions, edge_index=edge_index, shifts=shifts, cell=cell, periodic=periodic)
 
 
@@ -316,7 +313,6 @@ def _shifts(
     positions: Tensor,
     edge_index: Tensor,
     cell: Tensor | None,
-    periodic: Tensor | bool,
     cutoff: float | None,
     known: Collection[str],
     name: str,
@@ -356,7 +352,7 @@ def _shifts(
                 f"{name}: the attribute {key} seems to say how the graph is periodic and is none that this program knows; store "
                 "the images as edge_shifts (pos[receiver] - pos[sender] + edge_shifts) with cell and pbc, or remove it"
             )
-    _check_without_images(straight, box, periodic, stored, name)
+    _check_without_images(straight, box, stored, name)
     return None
 
 
@@ -458,16 +454,13 @@ def _are_images(lengths: Tensor, straight: Tensor, box: Tensor) -> bool:
     return bool(agrees.all())
 
 
-def _check_without_images(
-    straight: Tensor, box: Tensor | None, periodic: Tensor | bool, stored: dict[str, Tensor], name: str
-) -> None:
+def _check_without_images(straight: Tensor, box: Tensor | None, stored: dict[str, Tensor], name: str) -> None:
     """Raise InputError where edges have other lengths than without images.
 
     What may be a length is one where it agrees on every fourth edge or more and is shorter on the others, and where it is the
     distance of some image on every edge.
     """
     lengths = straight.norm(dim=1)
-    move = "no attribute says through which images edges run; store edge_shifts, or pbc = [False, False, False] for no images"
     for key, told in stored.items():
         agrees = _close(lengths, told)
         if bool(agrees.all()):
@@ -476,19 +469,9 @@ def _check_without_images(
         if is_length or (box is not None and (key not in MAYBE_LENGTHS or _are_images(told, straight, box))):
             edge = int((lengths - told).abs().argmax())
             raise InputError(
-                f"{name}: edge {edge} is {lengths[edge]:.4g} long by its positions and {told[edge]:.4g} by {key}, and {move}"
+                f"{name}: edge {edge} is {lengths[edge]:.4g} long by its positions and {told[edge]:.4g} by {key}, and no "
+                "attribute says through which images edges run; store edge_shifts, or pbc = [False, False, False] for no images"
             )
-    if box is None:
-        return
-    flags = torch.as_tensor(periodic).expand(3)[: len(box)].to(torch.bool)
-    rows = box * flags[:, None]
-    nearest = (straight - (straight @ torch.linalg.pinv(rows)).round() @ rows).norm(dim=1)
-    beyond = nearest < lengths * (1 - AGREES)
-    if bool(beyond.any()):
-        edge = int((lengths - nearest).argmax())
-        raise InputError(
-            f"{name}: edge {edge} is {lengths[edge]:.4g} long where an image is {nearest[edge]:.4g} away, and {move}"
-        )
 
 
 def _crossed(shifts: Float[Tensor, "edges dim"], box: Float[Tensor, "dim dim"]) -> Tensor:

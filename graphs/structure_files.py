@@ -4,6 +4,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,16 @@ def structures_of(
     """
     check_readable(path)
     from ase.io import iread
-    from ase.io.formats import filetype, open_with_compression
+    from ase.io.formats import filetype, open_with_compression, string2index
 
-    from hydragnn.graphs.extxyz import entries_of
+    from hydragnn.graphs.extxyz import check_elements, entries_of
 
-    if format is None and is_pymatgen(path):
-        start, *stop = (int(part) if part else None for part in index.split(":"))
-        last = start + 1 or None if start is not None and not stop else None
-        yield from [*pymatgen_structures(path)][slice(start, *stop) if stop else slice(start, last)]
+    by_pymatgen = format is None and is_pymatgen(path)
+    kind = "" if by_pymatgen else format or filetype(str(path))
+    if by_pymatgen or kind == "sdf":
+        chosen = [*(pymatgen_structures(path) if by_pymatgen else _molecules(path))][string2index(index)]
+        yield from chosen if isinstance(chosen, list) else [chosen]
         return
-    kind = format or filetype(str(path))
     if elements := ELEMENTS_OF_LAMMPS.get(kind):
         with open_with_compression(str(path), "rb") as file:
             head = file.read(1 << 20).decode("latin-1")
@@ -51,7 +52,7 @@ def structures_of(
             )
     if kind == "extxyz":
         with open_with_compression(str(path), "r") as file:
-            deque(frames_of_xyz(file), 0)
+            deque(map(check_elements, frames_of_xyz(file)), 0)
     reader = {"properties_parser": partial(entries_of, texts=texts)} if kind == "extxyz" else {}
     # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
     yield from iread(str(path), index=index, format=format, parallel=False, **reader)
@@ -80,3 +81,16 @@ def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(frame)
     if any(line.strip() for line in rest):
         raise ValueError("an empty line stands before it, where readers of XYZ end without a word; remove such lines")
+
+
+def _molecules(path: Path) -> Iterator[Any]:
+    """Yield all molecules of an SDF file, of which ASE reads the first; InputError for drawings."""
+    from ase.io import read
+    from ase.io.formats import open_with_compression
+
+    with open_with_compression(str(path), "r") as file:
+        records = re.split(r"^\$\$\$\$.*\n?", file.read(), flags=re.MULTILINE)
+    for number, record in enumerate(filter(str.strip, records)):
+        if "".join(record.split("\n")[1:2])[20:22] == "2D":
+            raise InputError(f"{path}: molecule {number} is a drawing in two dimensions; give its positions in space")
+        yield read(StringIO(record), format="sdf")

@@ -8,6 +8,8 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.field import Field
 
+CLOSE_NUCLEI = "close_nuclei"
+"""Attribute of stores whose nuclei may be nearer than any bond."""
 LENGTH_UNIT = "length_unit"
 """The attribute of a store that names the unit of its positions and cells."""
 
@@ -182,6 +184,11 @@ def label_factors(
 def knows_length(attributes: Mapping[str, Any]) -> bool:
     """Return True where a store states the unit of positions."""
     return LENGTH_UNIT in attributes or attributes.get("source") == "ase"
+
+
+def apart_of(attributes: Mapping[str, Any]) -> float:
+    """Return the unit of positions in Angstrom; 0 where nuclei may be near each other."""
+    return 0.0 if attributes.get(CLOSE_NUCLEI) else length_in_angstrom(attributes)
 
 
 def length_in_angstrom(attributes: Mapping[str, Any]) -> float:

@@ -19,6 +19,8 @@ ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
 TAKEN: dict[str, np.dtype[Any]] = {"g": np.dtype(np.float64), "G": np.dtype(np.complex128)}
 """What long doubles become, which torch does not have."""
 
+AGREES = 1e-3
+"""Relative difference between lengths of one edge, since single precision and units in tables round."""
 TURNS = 10
 """Nodes of a periodic graph are brought into its cell where one is so many times farther from the origin than the longest cell vector."""
 
@@ -34,7 +36,7 @@ def graph_from_arrays(
     graphs: Mapping[str, Any] | None = None,
     edge_shifts: ArrayLike | None = None,
     cell: ArrayLike | None = None,
-    periodic: bool | Sequence[bool] | np.ndarray | Tensor = False,
+    periodic: bool | Sequence[bool] | np.ndarray | Tensor | None = None,
     optional: Collection[str] = (),
     name: str = "graph",
 ) -> GraphBatch:
@@ -42,7 +44,8 @@ def graph_from_arrays(
 
     ``positions`` is [nodes, 2 or 3], or None (then every node field gives the number of nodes). Edges are sorted by
     receiver (stable) and the edge fields follow. Values of graph fields have the shape of their Field. ``cell`` holds
-    the cell vectors as rows ([3, 3]; [2, 2] in two dimensions) or the edge lengths of an orthogonal box. Where a node of a
+    the cell vectors as rows ([3, 3]; [2, 2] in two dimensions) or the edge lengths of an orthogonal box;
+    ``periodic`` then says which axes repeat, and ``edge_shifts`` through which images edges run. Where a node of a
     periodic graph is more than ten cells away, all are brought into the cell, with the shifts that keep every edge.
     Labels of targets named in ``optional`` may be missing: NaN, of classes NaN or -1.
 
@@ -63,6 +66,15 @@ def graph_from_arrays(
     if len(sender) != len(receiver):
         raise InputError(f"{name}: {len(sender)} senders but {len(receiver)} receivers; give one of each per edge")
     shifts = _shifts(edge_shifts, len(sender), dim, name)
+    flags = _flags(False if periodic is None else periodic, dim, name)
+    box = _box(cell, flags, dim, name)
+    if periodic is None and bool(box[:dim, :dim].any()):
+        raise InputError(
+            f"{name} has a cell and does not say which axes repeat; give periodic (pbc in Data of torch_geometric): true, false for a box "
+            "without images, or one per axis"
+        )
+    if edge_shifts is None:
+        _check_straight(points, sender, receiver, box[:dim, :dim] * flags[:dim, None], name)
     items: dict[Location, int] = {"node": count, "edge": len(sender), "graph": 1}
     values: dict[Location, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     for field in declared.values():
@@ -72,8 +84,6 @@ def graph_from_arrays(
         order = torch.argsort(receiver, stable=True)
         sender, receiver, shifts = sender[order], receiver[order], shifts[order]
         values["edge"] = {key: value[order] for key, value in values["edge"].items()}
-    flags = _flags(periodic, dim, name)
-    box = _box(cell, flags, dim, name)
     points, shifts = into_cell(points, sender, receiver, shifts, box[:dim, :dim], flags[:dim])
     batch = GraphBatch(
         positions=points,
@@ -95,6 +105,21 @@ def graph_from_arrays(
     )
     check_axes(batch, name)
     return batch
+
+
+def _check_straight(points: Tensor, senders: Tensor, receivers: Tensor, rows: Tensor, name: str) -> None:
+    """Raise InputError where an edge without shift is longer than one through an image of the periodic ``rows``."""
+    if not bool(rows.any()) or not len(senders):
+        return
+    straight = points[receivers] - points[senders]
+    nearest = (straight - (straight @ torch.linalg.pinv(rows)).round() @ rows).norm(dim=1)
+    lengths = straight.norm(dim=1)
+    if bool((nearest < lengths * (1 - AGREES)).any()):
+        edge = int((lengths - nearest).argmax())
+        raise InputError(
+            f"{name}: edge {edge} is {lengths[edge]:.4g} long where an image is {nearest[edge]:.4g} away, and nothing says through which "
+            "images edges run; give edge_shifts, a cutoff in place of edges, or periodic (pbc) = false on all axes for no images"
+        )
 
 
 def into_cell(
@@ -150,16 +175,16 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph", option
     return values
 
 
-def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None) -> GraphBatch:
+def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None, apart: float = 0.0) -> GraphBatch:
     """Return the same batch, checked; InputError for the first fault.
 
-    The first graph is called number ``first``; no edge may be longer than a ``cutoff``.
+    The first graph is called number ``first``; no edge may be longer than a ``cutoff``, nor nuclei too near for ``apart``.
 
     >>> validate(graph_from_arrays([[0.0, 0.0]], [], [])).num_nodes
     1
     """
     check_structure(batch)
-    for problem in graph_problems(batch, range(first, first + batch.num_graphs), cutoff=cutoff).values():
+    for problem in graph_problems(batch, range(first, first + batch.num_graphs), cutoff=cutoff, apart=apart).values():
         raise InputError(problem)
     return batch
 

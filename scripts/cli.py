@@ -194,7 +194,8 @@ def data_check(store: Path, as_json: AsJson = False) -> None:
     from hydragnn.datasets import examine_store
 
     check = examine_store(store)
-    show_value({"store": str(store), "problems": check.problems, "notes": check.notes}, as_json)
+    table = {"store": str(store), "problems": check.problems, "notes": check.notes, "nearest_atoms": check.nearest}
+    show_value(table, as_json)
     if check.problems:
         raise typer.Exit(2)
 

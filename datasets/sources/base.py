@@ -1,9 +1,10 @@
 """Base of all data sources: settings together with the makers of graphs."""
 
+import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
@@ -21,6 +22,7 @@ from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.parts import PARTS
+from hydragnn.graphs.problems import GEOMETRY
 from hydragnn.graphs.texts import FILE, FOLDER, NAME, as_text, name_among, one_line, text_of
 
 Make = Callable[[], GraphBatch]
@@ -145,6 +147,9 @@ class BuildSettings(Settings, ABC):
     random_walk_encoding: int = Setting(default=0, ge=0)
     """Numbers of the node field ``random_walk_encoding``, chances to be back after 1, 2, ... steps of a random walk; 0 for none."""
 
+    close_nuclei: bool = False
+    """True where nuclei may be nearer than half the sum of their covalent radii (at most 1 Angstrom each), as in scans of repulsion."""
+
     coarsening: CoarseningSettings | None = None
     """Coarser levels of every graph, for models that pool; absent: none."""
 
@@ -202,6 +207,16 @@ class BuildSettings(Settings, ABC):
             if len(field.keys) > 1 and field.on not in self.joins and not (self.labels and field.on == "graph"):
                 raise InputError(
                     f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
+                )
+
+    def check_geometry(self, names: Iterable[str], used: Collection[str | None], where: str) -> None:
+        """Raise InputError for geometry in a file that the settings pass over."""
+        for name in {*names}.difference(used):
+            setting = next((key for key, form in GEOMETRY.items() if re.fullmatch(form, name, re.IGNORECASE)), None)
+            if setting is not None and setting not in self.model_fields_set:
+                own = f"say {setting}" if setting in type(self).model_fields else f"kind = {self.kind!r} reads none"
+                raise InputError(
+                    f"{where} has {name}, which describes geometry and would not be used; {own}, or leave it out"
                 )
 
     @property

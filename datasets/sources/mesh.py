@@ -1,6 +1,7 @@
 """Meshes with fields in any format that meshio reads, also in time."""
 
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -104,6 +105,10 @@ class MeshBuild(BuildSettings):
         return graph.with_texts({**self.texts_of({RUN: name}, f"{name}#{frame}"), RUN: [name]})
 
 
+_ZONE = rb"(?m)^[ \t]*(ZONE)\b"
+SEVERAL = {".msh": rb'\$(?:NODE|ELEMENT)DATA\s+\d+\s+("[^"\n]*")', ".dat": _ZONE, ".tec": _ZONE}
+"""What stands once for each frame or zone in files of Gmsh and Tecplot."""
+
 XDMF = (".xdmf", ".xmf")
 
 TIME, LEAD, RUN = "time", "lead_time", "run"
@@ -198,6 +203,11 @@ def read_mesh(path: Path) -> Any:
     import meshio
     from meshio.vtu import _vtu
 
+    parts = re.findall(SEVERAL[path.suffix], path.read_bytes().upper()) if path.suffix in SEVERAL else []
+    if len(parts) > len({*parts}):
+        raise InputError(
+            f"{path} has several frames or zones, of which meshio reads one; write each as a file of its own"
+        )
     size = path.stat().st_size
     _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, size), Unpacker(lzma.LZMADecompressor, size)
     try:

@@ -30,6 +30,9 @@ class NetworkxBuild(ObjectsBuild):
 
         keys, where = {field.name: field.keys for field in self.fields}, f"{name}, graph {number}"
         fields = [field.field for field in self.fields]
+        if self.positions and hasattr(one, "graph"):
+            used = {key for field in self.fields for key in field.keys}
+            self.check_geometry(filter(one.graph.get, map(str, one.graph)), used, where)
         graph = from_networkx(one, fields, keys=keys, positions=self.positions, optional=self.optional, name=where)
         return graph.with_texts(self.texts_of(one.graph, f"{name}#{number}"))
 
@@ -40,7 +43,7 @@ class NetworkxBuild(ObjectsBuild):
 
         try:
             if path.suffix == ".graphml":
-                return [*GraphMLReader()(path=str(path))]
+                return _of_graphml(GraphMLReader(), path)
             if path.suffix == ".gml":
                 return [networkx.read_gml(path, label=None)]
             tables = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -49,6 +52,22 @@ class NetworkxBuild(ObjectsBuild):
             raise InputError(
                 f"{path} is no .graphml, .gml or .json (node-link) of networkx ({type(error).__name__}: {error}); check it"
             ) from error
+
+
+def _of_graphml(reader: Any, path: Path) -> list[Any]:
+    """Return the graphs of a GraphML file with the defaults of its keys; ValueError for graphs inside others."""
+    graphs = [*reader(path=str(path))]
+    within = sum(1 for _ in reader.xml.iter(f"{{{reader.NS_GRAPHML}}}graph")) - len(graphs)
+    if within:
+        raise ValueError(f"{within} graphs stand inside others; write each as a graph of its own")
+    keys, defaults = reader.find_graphml_keys(reader.xml)
+    for graph in graphs:
+        nodes, edges = ([one[-1] for one in items(data=True)] for items in (graph.nodes, graph.edges))
+        places = {"node": nodes, "edge": edges, "graph": [graph.graph]}
+        for key, value in defaults.items():
+            for values in places.get(keys[key]["for"], [*nodes, *edges, graph.graph]):
+                values.setdefault(keys[key]["name"], value)
+    return graphs
 
 
 def _of_table(table: Any) -> Any:

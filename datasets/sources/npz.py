@@ -74,8 +74,8 @@ class NpzBuild(BuildSettings):
     cell: str | list[float] | None = None
     """Array of cells ([graphs, 3, 3], [graphs, 3], [3, 3] or [3]), or the three lengths of one box."""
 
-    periodic: bool | list[bool] = False
-    """Which axes repeat."""
+    periodic: bool | list[bool] | None = None
+    """Which axes repeat; a ``cell`` needs it."""
 
     grid: Literal[4, 6, 8, 26] | None = None
     """Node fields lie on a regular grid, [graphs, points along x, y(, z), ...], whose points have so many neighbours: 4 or 8 in two
@@ -262,6 +262,9 @@ class _Source:
 
 def _open(path: Path, settings: NpzBuild) -> _Source:
     table = read_npz(path, settings.array_names)
+    if settings.positions is not None or settings.grid:
+        with np.load(path, allow_pickle=False) as archive:
+            settings.check_geometry(archive.files, settings.array_names, str(path))
     points = _flatten_grid(path, table, settings) if settings.grid else ()
     if settings.nodes is not None:
         offsets = _offsets(path, table, settings.nodes)
@@ -300,7 +303,9 @@ def _rectangular_graphs(path: Path, table: Table, settings: NpzBuild) -> int:
     if not lengths:
         raise InputError(f"{path}: how many graphs? give nodes = the array with the number of nodes of each graph")
     if len(set(lengths.values())) > 1:
-        raise InputError(f"{path}: arrays of different lengths {lengths}; give nodes = the array with node counts")
+        raise InputError(
+            f"{path}: arrays of different lengths {lengths}; give nodes = the array with node counts, or repeat what stands once for all graphs"
+        )
     return next(iter(lengths.values()))
 
 
@@ -323,7 +328,8 @@ def _grid(points: tuple[int, ...], settings: NpzBuild, path: Path) -> _Geometry:
     """Return points and neighbours of a regular grid."""
     dim, size = len(points), np.array(points)
     steps, flags = (
-        np.array(one if isinstance(one, list) else [one] * dim) for one in (settings.spacing, settings.periodic)
+        np.array(one if isinstance(one, list) else [one] * dim)
+        for one in (settings.spacing, settings.periodic or False)
     )
     if len(steps) != dim or len(flags) != dim or (steps <= 0).any():
         raise InputError(f"{path}: the grid has {dim} axes; give one positive spacing and periodic, or one per axis")
@@ -348,7 +354,8 @@ def _near(positions: Array, cell: Array | None, settings: NpzBuild, name: str) -
     points = np.zeros((len(positions), 3))
     points[:, :dim] = positions
     periodic = np.zeros(3, dtype=bool)
-    periodic[: dim if isinstance(settings.periodic, bool) else len(settings.periodic)] = settings.periodic
+    flags = settings.periodic or False
+    periodic[: dim if isinstance(flags, bool) else len(flags)] = flags
     box = np.eye(3)
     if cell is not None:
         size = cell.shape[-1]

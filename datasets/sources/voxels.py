@@ -21,8 +21,11 @@ from hydragnn.graphs.field import Location
 
 SUFFIXES = (".npy", ".tif", ".tiff", ".png")
 
-DESCRIPTION = 270
-"""Tag of a TIFF in which ImageJ says how many pages there are."""
+DESCRIPTION, ACROSS, DOWN, UNIT = 270, 282, 283, 296
+"""Tags of a TIFF: the text in which ImageJ and OME describe pages and lengths, and pixels per unit of length."""
+
+INCH, PRINTED = 2, (72, 96, 150, 200, 300, 400, 600, 1200)
+"""Unit of pixels per inch, and how many of them belong to printers and screens."""
 
 
 class VoxelsBuild(BuildSettings):
@@ -36,8 +39,8 @@ class VoxelsBuild(BuildSettings):
 
     kind: Literal["voxels"] = "voxels"
 
-    spacing: float | list[float] = 1.0
-    """Edge length of a voxel, or one per axis of the array (of a TIFF: pages, rows, columns)."""
+    spacing: float | list[float] | None = None
+    """Edge length of a voxel, or one per axis of the array (of a TIFF: pages, rows, columns); absent: as a TIFF states it, else 1."""
 
     periodic: bool | list[bool] = False
     """Whether the image repeats, or which axes do: grains then go on at the other side."""
@@ -73,7 +76,7 @@ class VoxelsBuild(BuildSettings):
         }
         graph = from_labels(
             image,
-            self.spacing,
+            voxel_sizes(path, image.ndim) if self.spacing is None else self.spacing,
             self.periodic,
             background=self.background,
             fields=[field.field for field in self.fields],
@@ -136,6 +139,39 @@ def _pages(path: Path) -> NDArray[Any] | None:
     if pages[0].ndim > 2:
         return None
     return pages[0] if len(pages) == 1 else np.stack(pages)
+
+
+def voxel_sizes(path: Path, axes: int) -> list[float] | float:
+    """Return the lengths of a voxel that a TIFF states, else 1; InputError where it states some of them."""
+    text, pixels, unit = _stated(path) if path.suffix in (".tif", ".tiff") else ("", (1.0, 1.0), 1)
+    stated = [
+        re.search(form, text) for form in (r"(?m)^spacing=(\S+)", *(f'PhysicalSize{axis}="([^"]+)' for axis in "ZYX"))
+    ]
+    units = {unit and unit[1] for unit in (re.search(f'Size{axis}Unit="([^"]+)', text) for axis in "ZYX"[-axes:])}
+    if "PhysicalSize" not in text:
+        if unit == INCH and pixels[0] == pixels[1] in PRINTED and not stated[0]:
+            return 1.0
+        lengths = [float(stated[0][1]) if stated[0] else 0.0, *(1 / one if one else 0.0 for one in pixels)][-axes:]
+    else:
+        lengths = [float(size[1]) if size else 0.0 for size in stated[1:]][-axes:]
+    if {*lengths} <= {0.0, 1.0}:
+        return 1.0
+    if not all(0 < length < np.inf for length in lengths) or len(units) > 1:
+        raise InputError(f"{path} states lengths of voxels, but not of all axes in one unit; give spacing")
+    return lengths
+
+
+def _stated(path: Path) -> tuple[str, tuple[float, float], int]:
+    """Return the description of a TIFF, its pixels per length downwards and across, and the unit of that."""
+    if find_spec("tifffile"):
+        with import_module("tifffile").TiffFile(path) as file:
+            page = file.pages[0]
+            return page.description, page.resolution[::-1], int(page.resolutionunit)
+    from PIL import Image
+
+    with Image.open(path) as file:
+        tags = getattr(file, "tag_v2", {})
+        return str(tags.get(DESCRIPTION, "")), (float(tags.get(DOWN, 1)), float(tags.get(ACROSS, 1))), tags.get(UNIT, 1)
 
 
 def _check_axes(path: Path, in_time: bool, in_channels: bool) -> None:

@@ -29,7 +29,7 @@ def graph() -> Callable[..., GraphBatch]:
         rng = np.random.default_rng(seed)
         numbers = rng.choice(species, nodes)
         return graph_from_arrays(
-            rng.standard_normal((nodes, 3)),
+            rng.standard_normal((nodes, 3)) + 5.0 * np.arange(nodes)[:, None] * [1, 0, 0],
             rng.integers(0, nodes, edges),
             rng.integers(0, nodes, edges),
             fields=[NUMBERS, ENERGY, FORCES, CHARGE, LABEL],

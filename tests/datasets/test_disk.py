@@ -200,7 +200,7 @@ def test_edges_without_shifts_take_no_space(tmp_path: Path) -> None:
 
     ends = np.arange(5000)
     points, cell = np.zeros((5000, 3)) + ends[:, None], 1000.0 * np.eye(3)
-    plain = graph_from_arrays(points, ends, ends[::-1].copy(), cell=cell, periodic=True)
+    plain = graph_from_arrays(points, ends, ends[::-1].copy(), edge_shifts=0 * points, cell=cell, periodic=True)
     shifted = replace(plain, edge_shifts=plain.edge_shifts + 1000.0)
     sizes = []
     for name, graph in (("plain", plain), ("shifted", shifted)):

@@ -82,7 +82,8 @@ def test_vectors_keep_their_direction(store: MemoryStore) -> None:
 def test_a_tensor_is_shifted_along_the_identity_only_so_that_turned_labels_have_the_same_scale() -> None:
     tensor = Field(name="alpha", on="graph", shape=(3, 3), parity="tensor", dtype="float64", role="target")
     generator = np.random.default_rng(0)
-    values = 5 * np.eye(3) + generator.normal(size=(20, 3, 3)) + np.diag([0.0, 1.0, 2.0])
+    halves = generator.normal(size=(20, 3, 3))
+    values = 5 * np.eye(3) + halves + halves.mT + np.diag([0.0, 1.0, 2.0])
     turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
 
     def scale_of(labels: np.ndarray) -> Scale:

@@ -36,7 +36,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> BuildSettings:
     for file in range(2):
         structures = []
         for number in range(GRAPHS // 2):
-            atoms = Atoms("CO2", positions=rng.random((3, 3)) * 3)
+            atoms = Atoms("CO2", positions=rng.random((3, 3)) + 2 * np.eye(3))
             atoms.info["label"] = float(file * GRAPHS + number)
             atoms.info["config_type"] = "gas" if number % 2 else "liquid"
             if number == 3:

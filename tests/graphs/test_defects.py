@@ -123,5 +123,5 @@ def test_atoms_at_one_place_are_refused_and_nodes_of_meshes_are_not() -> None:
     atoms = graph_from_arrays(points, *ends, fields=[numbers], nodes={"atomic_numbers": [1, 1, 1]})
     assert graph_problems(mesh) == {}
     assert graph_problems(concatenate([mesh.with_fields({}), mesh])) == {}
-    assert graph_problems(atoms) == {0: "graph 0: atoms 1 and 2 are 0 apart; remove the duplicate"}
+    assert graph_problems(atoms) == {0: "graph 0: atoms 1 and 2 (H-H) are 0 apart; remove the duplicate"}
     assert graph_defects(mesh)["coincident nodes"].detail == "3 nodes at 2 places"

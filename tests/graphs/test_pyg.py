@@ -258,11 +258,11 @@ def test_what_is_no_length_of_edges_says_nothing_of_images() -> None:
     i, j, vectors = neighbor_list("ijD", atoms, 1.2)
     bonds, road = torch.ones(len(i)), torch.as_tensor(np.linalg.norm(vectors, axis=1) * [1, 2, 1, 1])
     for values in ({"edge_attr": bonds}, {"edge_attr": bonds[:, None].expand(-1, 4)}, {"edge_weight": road}):
-        data = data_of(pos=atoms.positions, edge_index=[i, j], cell=atoms.cell.array, **values)
+        data = data_of(pos=atoms.positions, edge_index=[i, j], cell=atoms.cell.array, pbc=[False] * 3, **values)
         assert from_pyg(data).num_edges == 4
 
 
-def test_a_cell_is_only_a_box_where_the_data_say_so_or_no_image_is_nearer() -> None:
+def test_a_cell_is_only_a_box_where_the_data_say_so() -> None:
     apart = changed(edge_shifts=None, pbc=lambda d: torch.zeros(3, dtype=torch.bool))
     assert not from_pyg(apart).periodic.any()
 
@@ -300,11 +300,11 @@ NOT_UNDERSTOOD: dict[str, tuple[Callable[[], Any], str]] = {
     "flags in a text": (lambda: changed(pbc=lambda d: "TTF"), "pbc = 'TTF' is not one flag per axis"),
     "no shifts": (
         lambda: changed(edge_shifts=None),
-        "where an image is .* away, and no attribute says through which images",
+        "where an image is .* away, and nothing says through which images",
     ),
     "a cell alone": (
         lambda: changed(edge_shifts=None, pbc=None),
-        "where an image is .* away, and no attribute .* or pbc = .False, False, False. for no images",
+        "graph 3 has a cell and does not say which axes repeat; give periodic .pbc in Data of torch_geometric",
     ),
 }
 
