@@ -205,7 +205,7 @@ def _wrong_nuclei(batch: GraphBatch, cutoff: float | None, apart: float) -> Iter
         return
     from ase.data import chemical_symbols, covalent_radii
 
-    known = np.clip(elements, 0, len(covalent_radii) - 1)
+    known, symbols = np.clip(elements, 0, len(covalent_radii) - 1), np.array(chemical_symbols)
     radii, move = np.minimum(covalent_radii, RADIUS)[known], "remove the duplicate"
     if apart:
         near = near[lengths[near] * apart < np.maximum(CLOSEST, (radii[first[near]] + radii[second[near]]) / 2)]
@@ -214,8 +214,7 @@ def _wrong_nuclei(batch: GraphBatch, cutoff: float | None, apart: float) -> Iter
         own = near[(nodes[graph] <= first[near]) & (first[near] < nodes[graph + 1])]
         at = own[lengths[own].argmin()]
         one, other = sorted((int(first[at]), int(second[at])))
-        names = f"{chemical_symbols[known[one]]}-{chemical_symbols[known[other]]}"
-        ends = f"{one - nodes[graph]} and {other - nodes[graph]}"
+        ends, names = (f"{one - nodes[graph]} and {other - nodes[graph]}", "-".join(symbols[known[[one, other]]]))
         yield graph, f": atoms {ends} ({names}) are {lengths[at]:.2g} apart; {move}"
 
 

@@ -194,7 +194,7 @@ def data_check(store: Path, as_json: AsJson = False) -> None:
     from hydragnn.datasets import examine_store
 
     check = examine_store(store)
-    table = {"store": str(store), "problems": check.problems, "notes": check.notes, "nearest_atoms": check.nearest}
+    table = {"store": str(store), "problems": check.problems, "notes": check.notes, "nearest": check.nearest}
     show_value(table, as_json)
     if check.problems:
         raise typer.Exit(2)

@@ -4,7 +4,7 @@ import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
@@ -209,11 +209,15 @@ class BuildSettings(Settings, ABC):
                     f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
                 )
 
-    def check_geometry(self, names: Iterable[str], used: Collection[str | None], where: str) -> None:
-        """Raise InputError for geometry in a file that the settings pass over."""
-        for name in {*names}.difference(used):
+    def check_geometry(self, names: Iterable[str], where: str) -> None:
+        """Raise InputError for geometry in a file that the settings do not name."""
+        for name in names:
             setting = next((key for key, form in GEOMETRY.items() if re.fullmatch(form, name, re.IGNORECASE)), None)
-            if setting is not None and setting not in self.model_fields_set:
+            if (
+                setting
+                and setting not in self.model_fields_set
+                and repr(name) not in repr([*self.model_dump().values()])
+            ):
                 own = f"say {setting}" if setting in type(self).model_fields else f"kind = {self.kind!r} reads none"
                 raise InputError(
                     f"{where} has {name}, which describes geometry and would not be used; {own}, or leave it out"

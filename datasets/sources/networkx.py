@@ -31,8 +31,7 @@ class NetworkxBuild(ObjectsBuild):
         keys, where = {field.name: field.keys for field in self.fields}, f"{name}, graph {number}"
         fields = [field.field for field in self.fields]
         if self.positions and hasattr(one, "graph"):
-            used = {key for field in self.fields for key in field.keys}
-            self.check_geometry(filter(one.graph.get, map(str, one.graph)), used, where)
+            self.check_geometry(map(str, one.graph), where)
         graph = from_networkx(one, fields, keys=keys, positions=self.positions, optional=self.optional, name=where)
         return graph.with_texts(self.texts_of(one.graph, f"{name}#{number}"))
 

@@ -264,7 +264,7 @@ def _open(path: Path, settings: NpzBuild) -> _Source:
     table = read_npz(path, settings.array_names)
     if settings.positions is not None or settings.grid:
         with np.load(path, allow_pickle=False) as archive:
-            settings.check_geometry(archive.files, settings.array_names, str(path))
+            settings.check_geometry(archive.files, str(path))
     points = _flatten_grid(path, table, settings) if settings.grid else ()
     if settings.nodes is not None:
         offsets = _offsets(path, table, settings.nodes)

@@ -80,16 +80,8 @@ class TablesBuild(BuildSettings):
         if self.graphs is not None:
             named = ["graph", *NAME_KEYS, *self.text_keys]
             tables["graph"] = read_table(Path(self.graphs), numbers["graph"], optional, named)
-        if self.positions:
-            used = {
-                *self.positions,
-                *self.text_keys,
-                *self.ends,
-                self.node_id,
-                *(key for field in self.fields for key in field.keys),
-            }
-            for location, table in tables.items():
-                self.check_geometry(table, {*used, "cell"}, sources[location])
+        for location, table in tables.items() if self.positions else ():
+            self.check_geometry({*table} - {"cell"}, sources[location])  # a cell is a number of one
         if not any("graph" in table for table in tables.values()):
             for table in filter(None, tables.values()):
                 table["graph"] = np.zeros(len(next(iter(table.values()))), dtype=np.int64)

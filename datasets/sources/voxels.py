@@ -26,6 +26,7 @@ DESCRIPTION, ACROSS, DOWN, UNIT = 270, 282, 283, 296
 
 INCH, PRINTED = 2, (72, 96, 150, 200, 300, 400, 600, 1200)
 """Unit of pixels per inch, and how many of them belong to printers and screens."""
+NUMBER = r"\d+\.?\d*(?:[eE][+-]?\d+)?"
 
 
 class VoxelsBuild(BuildSettings):
@@ -144,19 +145,18 @@ def _pages(path: Path) -> NDArray[Any] | None:
 def voxel_sizes(path: Path, axes: int) -> list[float] | float:
     """Return the lengths of a voxel that a TIFF states, else 1; InputError where it states some of them."""
     text, pixels, unit = _stated(path) if path.suffix in (".tif", ".tiff") else ("", (1.0, 1.0), 1)
-    stated = [
-        re.search(form, text) for form in (r"(?m)^spacing=(\S+)", *(f'PhysicalSize{axis}="([^"]+)' for axis in "ZYX"))
-    ]
-    units = {unit and unit[1] for unit in (re.search(f'Size{axis}Unit="([^"]+)', text) for axis in "ZYX"[-axes:])}
+    sizes, units = (
+        dict(re.findall(rf'PhysicalSize([XYZ]){form}"', text)) for form in (f'="({NUMBER})', 'Unit="([^"]+)')
+    )
     if "PhysicalSize" not in text:
-        if unit == INCH and pixels[0] == pixels[1] in PRINTED and not stated[0]:
+        spacing = re.findall(rf"(?m)^spacing=({NUMBER})$", text)
+        sizes = {"Z": spacing[0] if spacing else 0, "Y": pixels[0] and 1 / pixels[0], "X": pixels[1] and 1 / pixels[1]}
+        if unit == INCH and pixels[0] == pixels[1] in PRINTED and not spacing:
             return 1.0
-        lengths = [float(stated[0][1]) if stated[0] else 0.0, *(1 / one if one else 0.0 for one in pixels)][-axes:]
-    else:
-        lengths = [float(size[1]) if size else 0.0 for size in stated[1:]][-axes:]
+    lengths = [float(sizes.get(axis, 0)) for axis in "ZYX"[-axes:]]
     if {*lengths} <= {0.0, 1.0}:
         return 1.0
-    if not all(0 < length < np.inf for length in lengths) or len(units) > 1:
+    if not all(0 < length < np.inf for length in lengths) or len({units.get(axis) for axis in "ZYX"[-axes:]}) > 1:
         raise InputError(f"{path} states lengths of voxels, but not of all axes in one unit; give spacing")
     return lengths
 

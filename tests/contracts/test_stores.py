@@ -32,8 +32,10 @@ STRUCTURE = ("positions", "senders", "receivers", "edge_shifts", "cell", "period
 def field_values(field: Field, items: int, rng: np.random.Generator) -> torch.Tensor:
     shape = (items, *field.shape)
     if field.classes:
-        return torch.from_numpy(rng.integers(0, field.classes, shape))
-    return torch.from_numpy(rng.standard_normal(shape)).to(field.torch_dtype)
+        return torch.from_numpy(rng.integers(int(field is NUMBERS), field.classes, shape))
+    values = rng.standard_normal(shape)
+    symmetric = values + values.swapaxes(-1, -2) if field.parity == "tensor" else values
+    return torch.from_numpy(symmetric).to(field.torch_dtype)
 
 
 def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int, periodic: bool = False) -> GraphBatch:
@@ -46,7 +48,9 @@ def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int
     side = 5.0 + rng.random()
     images = rng.integers(-1, 2, (edges, dim)) * flags[0, :dim].numpy()
     return GraphBatch(
-        positions=torch.from_numpy(rng.standard_normal((nodes, dim))),
+        positions=torch.from_numpy(
+            rng.standard_normal((nodes, dim)) + 5.0 * np.arange(nodes)[:, None] * np.eye(3)[1, :dim]
+        ),
         topology=Topology.square(
             torch.from_numpy(rng.integers(0, nodes, edges)),
             torch.from_numpy(np.sort(rng.integers(0, nodes, edges))),

@@ -87,6 +87,7 @@ UNUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: npz(f, {"Lattice": np.stack([SPANS] * 2)}),
         "has Lattice, which describes geometry and would not be used; say cell, or leave it out",
     ),
+    "a cell in the file": (lambda f: npz(f, {"cell": np.stack([SPANS] * 2)}), "has cell, which .* say cell, or"),
     "box vectors in the file": (lambda f: npz(f, {"box_vectors": SPANS}), "has box_vectors, which describes"),
     "flags in the file": (lambda f: npz(f, {"pbc": np.ones((2, 3), bool)}), "has pbc, which .* say periodic"),
     "shifts of edges in the file": (lambda f: npz(f, {"cell_offsets": np.zeros((9, 3))}), "kind = 'npz' reads none"),
