@@ -35,7 +35,7 @@ from hydragnn.graphs.defects import Defects, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, is_labelled
 from hydragnn.graphs.problems import graph_problems, nearest_nuclei
 from hydragnn.graphs.texts import NAME, Texts
-from hydragnn.graphs.units import apart_of
+from hydragnn.graphs.units import angstrom_of
 from hydragnn.graphs.validate import check_structure
 
 BLOCK = 4096
@@ -356,7 +356,7 @@ def _names_from(texts: TextsReader, start: int, rows: Int64[ndarray, " rows"]) -
 def _check_content(
     part: Part, manifest: Manifest, first: int, nearest: dict[str, tuple[float, int]]
 ) -> tuple[NDArray[Any], list[str], list[tuple[Defects, int]]]:
-    """Return digests, faults and oddities of a part's graphs from ``first`` on, and add to the ``nearest`` nuclei."""
+    """Return digests, faults and oddities of a part's graphs; add nearest nuclei."""
     cutoff = cutoff_of(manifest.attributes)
     defects: list[tuple[Defects, int]] = []
     collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
@@ -376,7 +376,7 @@ def _check_content(
                 batch = batch.with_texts({NAME: Texts.unread(read, stop - start)})
             check_structure(batch)
             wrong = graph_problems(
-                batch, range(first + start, first + stop), cutoff=cutoff, apart=apart_of(manifest.attributes)
+                batch, range(first + start, first + stop), cutoff=cutoff, angstrom=angstrom_of(manifest.attributes)
             )
             problems += [f"{part.path}, {problem}" for problem in list(wrong.values())[:LISTED]]
             if len(wrong) > LISTED:

@@ -31,7 +31,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.defects import Defect, graph_defects, joined_defects
 from hydragnn.graphs.field import Field, field_from_json, is_labelled
 from hydragnn.graphs.joining import concatenate
-from hydragnn.graphs.units import apart_of
+from hydragnn.graphs.units import angstrom_of
 from hydragnn.graphs.validate import validate
 
 BLOCK_GRAPHS = 4096
@@ -121,7 +121,7 @@ class StoreWriter:
     def _checked(self, batch: GraphBatch) -> tuple[FlatGraphs, dict[str, Defect]]:
         number = self._first + self.graphs
         try:
-            valid = validate(batch, number, cutoff=cutoff_of(self.attributes), apart=apart_of(self.attributes))
+            valid = validate(batch, number, cutoff=cutoff_of(self.attributes), angstrom=angstrom_of(self.attributes))
             flat = flat_graphs(valid, self.fields, checked=True)
         except InputError as error:
             raise InputError(f"{error} (in what was written from graph {number} on)") from error

@@ -152,7 +152,7 @@ def labels_of(
 
 
 def _check_sites(atoms: Atoms, known: Collection[str], name: str) -> None:
-    """Raise InputError where sites are occupied in part or by several elements, as readers of CIF and PDB say."""
+    """Raise InputError where sites are occupied in part or by several elements."""
     sites = atoms.info.get("occupancy")
     for site in sites.values() if isinstance(sites, dict) and "occupancy" not in known else ():
         shares = (

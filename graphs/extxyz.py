@@ -103,15 +103,15 @@ def _check_keys(info: dict[str, Any]) -> None:
             )
     if not _are_flags(info.get("pbc", True)):
         raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
-    stress = info.get("stress")
-    if np.shape(stress) == (3, 3) and is_skew(np.asarray(stress)[None]).any():
+    stress = np.asarray(info.get("stress", 0.0))
+    if stress.shape == (3, 3) and is_skew(stress[None]).any():
         raise ValueError(
             "stress is no symmetric tensor, and one half of it would be left out; correct it, or remove it"
         )
 
 
 def check_elements(text: str) -> None:
-    """Raise ValueError for atomic numbers that contradict the species, which ASE passes over."""
+    """Raise ValueError for atomic numbers that contradict the species."""
     _, comment, *lines = text.split("\n")
     declared = (re.findall(r'Properties="?([^\s"]+)', comment) or [""])[0].split(":")
     names = [REV_PROPERTY_NAME_MAP.get(name, name) for name in declared[::3]]

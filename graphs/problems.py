@@ -56,7 +56,7 @@ def graph_problems(
     *,
     needed: Collection[str] = (),
     cutoff: float | None = None,
-    apart: float = 0.0,
+    angstrom: float = 0.0,
 ) -> dict[int, str]:
     """Return the faults of invalid graphs by position in the batch.
 
@@ -65,7 +65,7 @@ def graph_problems(
     the ``cutoff`` that made them, if one did, and between atoms that are apart; symmetric tensors; one target per edge among those that are the same to
     a model; clusters that are nested; and that every graph has the fields ``needed``.
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
-    positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them. With ``apart``,
+    positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them. With ``angstrom``,
     the unit of positions in Angstrom, all nuclei are elements that are farther from each other than half the sum of their covalent radii.
     """
     by_graph: dict[int, str] = {}
@@ -76,7 +76,7 @@ def graph_problems(
     sound = batch.select(fine) if wrong else batch
     sound_checks = (
         _wrong_images(sound, cutoff),
-        _wrong_nuclei(sound, cutoff, apart),
+        _wrong_nuclei(sound, cutoff, angstrom),
         _contradictions(sound),
         _wrong_clusters(sound),
     )
@@ -191,35 +191,35 @@ def _wrong_images(batch: GraphBatch, cutoff: float | None) -> Iterator[Finding]:
         yield graph, beyond + "compare shifts, cell and units of positions, or correct the cutoff"
 
 
-def _wrong_nuclei(batch: GraphBatch, cutoff: float | None, apart: float) -> Iterator[Finding]:
-    """Yield graphs with nodes that are no elements, and with nuclei at one place."""
+def _wrong_nuclei(batch: GraphBatch, cutoff: float | None, angstrom: float) -> Iterator[Finding]:
+    """Yield graphs with nodes that are no elements, or too near."""
     if ATOMIC_NUMBERS not in batch.nodes:
         return
     elements, nodes = batch.nodes[ATOMIC_NUMBERS].cpu().numpy(), batch.offsets("node").cpu().numpy()
-    for graph in _owners(np.flatnonzero(elements == 0), nodes) if apart else ():
+    for graph in _owners(np.flatnonzero(elements == 0), nodes) if angstrom else ():
         yield graph, " has nodes with the atomic number 0, which is no element (X, or padding); leave them out"
-    reach = RADIUS / apart if apart else CLOSEST
-    first, second, lengths = pairs_of_nuclei(batch, cutoff if apart else math.inf, reach)
+    reach = RADIUS / angstrom if angstrom else CLOSEST
+    first, second, lengths = pairs_of_nuclei(batch, cutoff if angstrom else math.inf, reach)
     near = np.flatnonzero((lengths < reach) & ((first != second) | (lengths >= CLOSEST)))
     if not len(near):
         return
     from ase.data import chemical_symbols, covalent_radii
 
-    known, symbols = np.clip(elements, 0, len(covalent_radii) - 1), np.array(chemical_symbols)
-    radii, move = np.minimum(covalent_radii, RADIUS)[known], "remove the duplicate"
-    if apart:
-        near = near[lengths[near] * apart < np.maximum(CLOSEST, (radii[first[near]] + radii[second[near]]) / 2)]
+    species, symbols = np.clip(elements, 0, len(covalent_radii) - 1), np.array(chemical_symbols)
+    radii, move = np.minimum(covalent_radii, RADIUS)[species], "remove the duplicate"
+    if angstrom:
+        near = near[lengths[near] * angstrom < np.maximum(CLOSEST, (radii[first[near]] + radii[second[near]]) / 2)]
         move += ", compare the unit of positions with Angstrom, or say close_nuclei = true where nuclei are meant to be so near"
     for graph in _owners(first[near], nodes):
         own = near[(nodes[graph] <= first[near]) & (first[near] < nodes[graph + 1])]
         at = own[lengths[own].argmin()]
         one, other = sorted((int(first[at]), int(second[at])))
-        ends, names = (f"{one - nodes[graph]} and {other - nodes[graph]}", "-".join(symbols[known[[one, other]]]))
+        ends, names = (f"{one - nodes[graph]} and {other - nodes[graph]}", "-".join(symbols[species[[one, other]]]))
         yield graph, f": atoms {ends} ({names}) are {lengths[at]:.2g} apart; {move}"
 
 
 def pairs_of_nuclei(batch: GraphBatch, cutoff: float | None, reach: float) -> tuple[ndarray, ndarray, ndarray]:
-    """Return nodes and distances of all edges; of all pairs within ``reach``, too, where no cutoff covers it."""
+    """Return nodes and distances of edges, or of near pairs without cutoff."""
     if not batch.dim:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
     pairs = [
@@ -351,14 +351,14 @@ def field_problems(
 
 
 def is_skew(tensors: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return True for matrices whose halves differ by more than rounding; NaN are no label.
+    """Return True for matrices whose halves differ by more than rounding.
 
     >>> is_skew(np.array([[[1.0, 0.5], [0.5, 1.0]], [[1.0, 0.5], [0.0, 1.0]]]))
     array([False,  True])
     """
     with np.errstate(invalid="ignore"):
-        apart = np.abs(tensors - np.swapaxes(tensors, -1, -2)).max(axis=(-2, -1))
-    skew: NDArray[np.bool_] = apart > np.maximum(ROUNDING * np.abs(tensors).max(axis=(-2, -1)), NOISE)
+        gap = np.abs(tensors - np.swapaxes(tensors, -1, -2)).max(axis=(-2, -1))
+    skew: NDArray[np.bool_] = gap > np.maximum(ROUNDING * np.abs(tensors).max(axis=(-2, -1)), NOISE)
     return skew
 
 

@@ -84,7 +84,7 @@ def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _molecules(path: Path) -> Iterator[Any]:
-    """Yield all molecules of an SDF file, of which ASE reads the first; InputError for drawings."""
+    """Yield all molecules of an SDF file; InputError for drawings."""
     from ase.io import read
     from ase.io.formats import open_with_compression
 

@@ -186,7 +186,7 @@ def knows_length(attributes: Mapping[str, Any]) -> bool:
     return LENGTH_UNIT in attributes or attributes.get("source") == "ase"
 
 
-def apart_of(attributes: Mapping[str, Any]) -> float:
+def angstrom_of(attributes: Mapping[str, Any]) -> float:
     """Return the unit of positions in Angstrom; 0 where nuclei may be near each other."""
     return 0.0 if attributes.get(CLOSE_NUCLEI) else length_in_angstrom(attributes)
 

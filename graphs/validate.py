@@ -108,7 +108,7 @@ def graph_from_arrays(
 
 
 def _check_straight(points: Tensor, senders: Tensor, receivers: Tensor, rows: Tensor, name: str) -> None:
-    """Raise InputError where an edge without shift is longer than one through an image of the periodic ``rows``."""
+    """Raise InputError where an edge is longer than through an image."""
     if not bool(rows.any()) or not len(senders):
         return
     straight = points[receivers] - points[senders]
@@ -175,16 +175,18 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph", option
     return values
 
 
-def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None, apart: float = 0.0) -> GraphBatch:
+def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None, angstrom: float = 0.0) -> GraphBatch:
     """Return the same batch, checked; InputError for the first fault.
 
-    The first graph is called number ``first``; no edge may be longer than a ``cutoff``, nor nuclei too near for ``apart``.
+    The first graph is called number ``first``; no edge may be longer than a ``cutoff``, nor nuclei too near for ``angstrom``.
 
     >>> validate(graph_from_arrays([[0.0, 0.0]], [], [])).num_nodes
     1
     """
     check_structure(batch)
-    for problem in graph_problems(batch, range(first, first + batch.num_graphs), cutoff=cutoff, apart=apart).values():
+    for problem in graph_problems(
+        batch, range(first, first + batch.num_graphs), cutoff=cutoff, angstrom=angstrom
+    ).values():
         raise InputError(problem)
     return batch
 

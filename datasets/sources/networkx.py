@@ -54,7 +54,7 @@ class NetworkxBuild(ObjectsBuild):
 
 
 def _of_graphml(reader: Any, path: Path) -> list[Any]:
-    """Return the graphs of a GraphML file with the defaults of its keys; ValueError for graphs inside others."""
+    """Return graphs with the defaults of keys; ValueError for graphs inside others."""
     graphs = [*reader(path=str(path))]
     within = sum(1 for _ in reader.xml.iter(f"{{{reader.NS_GRAPHML}}}graph")) - len(graphs)
     if within:

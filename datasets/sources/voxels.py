@@ -143,8 +143,8 @@ def _pages(path: Path) -> NDArray[Any] | None:
 
 
 def voxel_sizes(path: Path, axes: int) -> list[float] | float:
-    """Return the lengths of a voxel that a TIFF states, else 1; InputError where it states some of them."""
-    text, pixels, unit = _stated(path) if path.suffix in (".tif", ".tiff") else ("", (1.0, 1.0), 1)
+    """Return a voxel's lengths as a TIFF states them, else 1."""
+    text, pixels, unit = _description(path) if path.suffix in (".tif", ".tiff") else ("", (1.0, 1.0), 1)
     sizes, units = (
         dict(re.findall(rf'PhysicalSize([XYZ]){form}"', text)) for form in (f'="({NUMBER})', 'Unit="([^"]+)')
     )
@@ -161,8 +161,8 @@ def voxel_sizes(path: Path, axes: int) -> list[float] | float:
     return lengths
 
 
-def _stated(path: Path) -> tuple[str, tuple[float, float], int]:
-    """Return the description of a TIFF, its pixels per length downwards and across, and the unit of that."""
+def _description(path: Path) -> tuple[str, tuple[float, float], int]:
+    """Return a TIFF's description, pixels per length downwards and across, and unit."""
     if find_spec("tifffile"):
         with import_module("tifffile").TiffFile(path) as file:
             page = file.pages[0]
