@@ -56,7 +56,7 @@ class Key:
 def sections() -> Iterator[Section]:
     """Yield the sections of all configurations, in the order of the reference."""
     from hydragnn.architectures import architecture_of, architectures
-    from hydragnn.config import RunConfig
+    from hydragnn.config import BranchSettings, RunConfig
     from hydragnn.datasets.sources.registry import sources
     from hydragnn.hpo import SearchSettings
     from hydragnn.hpo.job import JobSettings
@@ -67,8 +67,9 @@ def sections() -> Iterator[Section]:
         names = tuple(name for name in settings.model_fields if name not in leave_out)
         return Section(title=title, path=path, settings=settings, names=names)
 
-    for name in ("data", "split", "batch", "train", "start"):
-        yield section(f"[{name}]", name, settings_in(RunConfig.model_fields[name].annotation)[0])
+    for name, field in RunConfig.model_fields.items():
+        if name not in ("model", "heads"):
+            yield section(f"[{name}]", name, settings_in(field.annotation)[0])
     kinds = {kind: architecture_of(kind).Settings for kind in architectures()}
     shared = frozenset.intersection(*(frozenset(settings.model_fields) for settings in kinds.values()))
     first = next(iter(kinds.values()))
@@ -80,12 +81,17 @@ def sections() -> Iterator[Section]:
             yield section(f"[model.{name}]", f"model.{name}", nested)
     for kind, head in sorted(head_kinds().items()):
         yield section(f'[[heads]] kind = "{kind}"', "heads", head)
+    yield section("[[branches]]", "branches", BranchSettings, frozenset({"data", "split", "heads"}))
     yield section("[search]", "search", SearchSettings)
+    for parameter in settings_in(SearchSettings.model_fields["space"].annotation):
+        title = f'[search.space."KEY"] type = "{parameter.model_fields["type"].default}"'
+        yield section(title, "search.space", parameter, frozenset({"type"}))
     yield section("[job]", "job", JobSettings)
-    tables: list[tuple[str, type[Settings]]] = []
+    tables: dict[tuple[str, type[Settings]], None] = {}
     for kind, build in sources().items():
         yield section(f'BUILD.toml, kind = "{kind}"', "", build)
-        tables = [(name, one) for name, field in build.model_fields.items() for one in settings_in(field.annotation)]
+        for name, field in build.model_fields.items():
+            tables |= dict.fromkeys((name, one) for one in settings_in(field.annotation))
     for name, nested in tables:
         yield section(f"BUILD.toml, {name}", name, nested)
     yield section("Assumptions of hydragnn simulate", "assume", Assumptions)
@@ -107,6 +113,10 @@ def keys_of(section: Section) -> Iterator[Key]:
         )
 
 
+OTHER_NAMES = {"model.start": "start", "simulate": "assume", "split.group": "split.kind"}
+"""Sections and keys by where one may look for them."""
+
+
 def explained(key: str) -> list[Key]:
     """Return the keys of a name, or all of a section.
 
@@ -114,8 +124,9 @@ def explained(key: str) -> list[Key]:
 
     InputError for a name that is none.
     """
-    words = ".".join(word for word in key.strip("[]").split(".") if word != "branches" and not word.isdigit())
-    words = {"model.start": "start"}.get(words, words)  # a section, where one may look for a key
+    words = ".".join(word for word in key.strip("[] ").split(".") if not word.isdigit())
+    words = re.sub(r"^branches\.(?=(data|split|heads)\b)", "", words)
+    words = OTHER_NAMES.get(words, words)
     if words == "model.kind":
         return [kind_of_model()]
     explained_keys: dict[Key, list[str]] = {}
@@ -178,6 +189,7 @@ def _type_text(field: FieldInfo) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{value!r}`".replace("'", '"') for value in get_args(annotation))
     text = annotation.__name__ if inspect.isclass(annotation) and not get_args(annotation) else str(annotation)
+    text = re.sub(r"Annotated\[([^,\[\]]+), (?:[^\[\]]|\[[^\[\]]*\])*\]", r"\1", text)
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("NoneType", "None")
 
 

@@ -77,7 +77,8 @@ def read_table(
                 row[place] = "nan"
             elif name in numbers and not _is_number(cell):
                 what = f"{cell!r}, which is no number; repair it" if cell.strip() else "nothing; fill it in"
-                raise InputError(f"{path}, line {number}: the column {name} holds {what}, or remove the row")
+                move = "or remove the row, or let the field be optional = true if it is a target"
+                raise InputError(f"{path}, line {number}: the column {name} holds {what}, {move}")
     columns = {name: [row[position] for _, row in body] for position, name in enumerate(header)}
     return {
         name: np.array([text_in_cell(cell) for cell in cells], np.str_) if name in texts else as_numbers(cells)

@@ -3,6 +3,48 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cases.running import Answer
+import networkx as nx
 
-CASES: dict[str, Callable[[Path], Answer]] = {}
+import hydragnn as package
+from tests.cases.running import Answer, hydragnn
+
+RUN = """
+[data]
+store = "graphs.h5"
+[model]
+kind = "gin"
+hidden_dim = 8
+num_layers = 1
+[[heads]]
+kind = "scalar"
+field = "clustering"
+[train]
+epochs = 1
+"""
+
+
+def check_no_positions(folder: Path) -> Answer:
+    """Laws of space do not apply to graphs without positions."""
+    graphs = [nx.watts_strogatz_graph(8 + k % 8, 4, 0.3, seed=k) for k in range(24)]
+    for graph in graphs:
+        nx.set_node_attributes(graph, {n: float(d) for n, d in graph.degree}, "degree")
+        graph.graph["clustering"] = nx.average_clustering(graph)
+    fields = [{"name": "degree", "on": "node"}, {"name": "clustering", "on": "graph", "role": "target"}]
+    package.build_store({"kind": "networkx", "fields": fields}, folder / "graphs.h5", data=graphs, quiet=True)
+    (folder / "run.toml").write_text(RUN, encoding="utf-8")
+    package.train(folder / "run.toml", folder / "run")
+    checked = hydragnn(folder, "check", "run")
+    rotation = next((line for line in checked.text.splitlines() if line.startswith("rotation")), "no rotation")
+    seen = f"{' '.join(rotation.split()[:4])}, exit {checked.code}"
+    wanted = "rotation does not apply, exit 0"
+    return Answer(wanted, seen, seen == wanted)
+
+
+def help_parallel(folder: Path) -> Answer:
+    """Keys of every section have a text."""
+    keys = ("parallel", "parallel.shard", "branches", "search.space.low", "split.group", "start.replay", "simulate")
+    silent = [key for key in keys if (told := hydragnn(folder, "help", key)).code or len(told.text) < 40]
+    return Answer("a text for each", f"none for {', '.join(silent)}" if silent else "a text for each", not silent)
+
+
+CASES: dict[str, Callable[[Path], Answer]] = {"check_no_positions": check_no_positions, "help_parallel": help_parallel}

@@ -1,12 +1,15 @@
 """Code blocks in the README and in docs/ run as they are printed, and the site builds."""
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Container
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.launching.sites import Step, read_allocation, site_of
 from hydragnn.scripts.demo import make_alloys
+from hydragnn.scripts.key_help import OTHER_NAMES, sections
 
 CHARGE = Field(name="charge", on="node")
 
@@ -222,9 +226,10 @@ def test_every_part_of_a_configuration_in_the_documents_is_valid_in_a_whole_one(
 
 
 def _commands(page: Path) -> list[list[str]]:
-    """Return the words of every ``hydragnn`` command in indented blocks of a page."""
-    lines = re.sub(r"\\\n", " ", page.read_text()).splitlines()
-    shown = [line.strip() for line in lines if line.startswith("    ")]
+    """Return the words of every ``hydragnn`` command in indented blocks and code spans of a page."""
+    text = re.sub(r"\\\n", " ", page.read_text())
+    shown = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    shown += [span for span in re.findall(r"`([^`\n]+)`", text) if " --" in span]
     commands = [
         re.split(r"\bhydragnn (?=[a-z])", line, maxsplit=1)[1] for line in shown if re.search(r"\bhydragnn [a-z]", line)
     ]
@@ -247,6 +252,137 @@ def test_every_command_in_the_documents_has_the_options_that_it_is_shown_with(ro
             assert options <= known, f"{page.name}: hydragnn {' '.join(words)}"
             seen += 1
     assert seen >= 40
+
+
+def _options(*files: Path) -> set[str]:
+    """Return the options that programs of ours with a parser of their own take."""
+    return {option for file in files for option in re.findall(r'"(--[a-z][a-z-]*)"', file.read_text())}
+
+
+def _options_of_commands() -> set[str]:
+    from hydragnn.scripts.cli import app
+
+    commands, options = [typer.main.get_command(app)], {"--help"}
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        options |= {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return options
+
+
+OTHERS = re.compile(
+    r"\b(srun|salloc|sbatch|scancel|scontrol|flux|mpiexec|torchrun|git|setup\.py|docker|MACE|tests\.\w+|tests/\w+)\b.*$|directives.*$"
+)
+"""Where options of other programs begin in a line."""
+OF_OTHERS = {"--overlap", "--mem", "--stepmgr", "--shm-size", "--mpi", "--constraint"}
+NAMED = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
+
+
+def unknown_options(text: str, options: Container[str]) -> set[str]:
+    """Return the options that a text names and no command has."""
+    lines = [OTHERS.sub("", line) for line in re.sub(r"\\\n", " ", text).splitlines()]
+    return {word for line in lines for word in NAMED.findall(line) if word not in options and word not in OF_OTHERS}
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("whatever `--held` says", {"--held"}),
+        ("add --resum to go on", {"--resum"}),
+        ("    srun --exact hydragnn train", set()),
+        ("`--top-k 5` and `--topk 5`", {"--topk"}),
+        ("`--energy_key`", {"--energy_key"}),
+        ("a range 1--two and a dash -- here", set()),
+    ],
+)
+def test_an_option_that_no_command_has_is_found(text: str, unknown: set[str]) -> None:
+    assert unknown_options(text, _options_of_commands()) == unknown
+
+
+def test_every_option_named_on_a_page_is_one_of_a_command(root: Path) -> None:
+    commands = _options_of_commands()
+    measured = _options(*(root / "tests" / "benchmarks").glob("*.py"))
+    for page in [*_pages(root), root / "CONTRIBUTING.md", root / "ARCHITECTURE.md"]:
+        text, own = page.read_text(), measured if page.parent.name == "measurements" else set()
+        if page.name == "coming-from.md":  # on the left of its tables are the names of others
+            text = re.sub(r"^\|[^|]*\|", "", text, flags=re.MULTILINE)
+        if page.name == "recipes.md":
+            own = {"--data"}
+        assert unknown_options(text, commands | own) == set(), page
+
+
+def _texts(file: Path) -> list[str]:
+    """Return the sentences in the code of a file: docstrings and messages."""
+    nodes = ast.walk(ast.parse(file.read_text()))
+    return [
+        one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str) and " " in one.value
+    ]
+
+
+def _modules(root: Path) -> list[Path]:
+    rooms = ("graphs", "datasets", "hydragnn", "hpo", "ensemble", "scripts")
+    return [file for room in rooms for file in sorted((root / room).rglob("*.py"))]
+
+
+def test_every_option_named_in_a_sentence_of_the_code_is_one_of_a_command(root: Path) -> None:
+    commands, seen = _options_of_commands(), 0
+    for file in _modules(root):
+        if file.parent.name == "sites":  # scripts and commands of schedulers
+            continue
+        own = _options(file) | ({"--data"} if file.parent.name == "recipes" else set())
+        for text in _texts(file):
+            assert unknown_options(text, commands | own) == set(), f"{file}: {text}"
+            seen += len(NAMED.findall(text))
+    assert seen > 50
+
+
+@cache
+def _known_keys() -> frozenset[str]:
+    """Return all keys with their section, and the sections."""
+    paths = {f"{one.path}.{name}" for one in sections() for name in one.names} | {one.path for one in sections()}
+    return frozenset(paths | {"model.kind", *OTHER_NAMES})
+
+
+def _unknown_keys(text: str) -> set[str]:
+    """Return keys with their section, as ``train.epochs``, that no configuration has."""
+    roots = {path.partition(".")[0] for path in _known_keys()} - {"", "assume"}
+    shown = re.findall(rf"(?<![\w./\"'-])((?:{'|'.join(roots)})(?:\.[a-z_0-9]+)+)(?![\w(.])", text)
+    paths = {re.sub(r"^branches\.(?=data|split|heads)", "", re.sub(r"\.\d+", "", path)) for path in shown}
+    return {path for path in paths - _known_keys() if not path.startswith("search.space.") and path[-1] != "_"}
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("`train.epoch = 3`", {"train.epoch"}),
+        ("`parallel.shard` and `parallel.shards`", {"parallel.shards"}),
+        ("heads.0.forces_weight or heads.force_weight", {"heads.force_weight"}),
+        ("start.xyz in search.toml", {"start.xyz", "search.toml"}),
+        ("branches.1.data.stores", {"data.stores"}),
+        ("`job.stage_data`, `search.space.low`", set()),
+    ],
+)
+def test_a_key_that_no_configuration_has_is_found(text: str, unknown: set[str]) -> None:
+    assert _unknown_keys(text) == unknown
+
+
+NO_KEYS = {
+    "model.json",
+    "model.pt2",
+    "start.forgetting",
+    "model.domain",
+    "model.predict",
+    "start.xyz",
+    "model.toml",
+    "search.toml",
+}
+"""Files, an entry of records and an attribute of Python."""
+
+
+def test_every_key_named_on_a_page_or_in_a_sentence_of_the_code_exists(root: Path) -> None:
+    spans = [span for page in _pages(root) for span in re.findall(r"`([^`\n]+)`", page.read_text())]
+    texts = [text for file in _modules(root) if file.parent.name != "sites" for text in _texts(file)]
+    assert len(spans) > 1000 and len(texts) > 1000
+    assert {key for text in (*spans, *texts) for key in _unknown_keys(text)} <= NO_KEYS
 
 
 def test_links_between_documents_lead_somewhere(root: Path) -> None:
