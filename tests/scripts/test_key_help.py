@@ -1,0 +1,60 @@
+"""Every key that a file of settings may have is explained by ``hydragnn help``."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.settings import Settings
+from hydragnn.config import BranchedConfig, RunConfig
+from hydragnn.datasets.sources.registry import sources
+from hydragnn.hpo import SearchSettings
+from hydragnn.hpo.job import JobSettings
+from hydragnn.scripts.key_help import explained, keys_of, sections, settings_in
+
+
+def _tables(*roots: type[Settings]) -> Iterator[type[Settings]]:
+    """Yield settings and all that stand inside them."""
+    for root in roots:
+        yield root
+        for field in root.model_fields.values():
+            yield from _tables(*settings_in(field.annotation))
+
+
+def test_every_table_of_settings_is_a_section() -> None:
+    known = {name for one in sections() for name in one.names}
+    roots = (RunConfig, BranchedConfig, SearchSettings, JobSettings, *sources().values())
+    assert {name for one in _tables(*roots) for name in one.model_fields} - known <= {
+        *RunConfig.model_fields,
+        "branches",
+        "kind",
+        "type",
+    }
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "parallel",
+        "[parallel]",
+        "parallel.micro_batches",
+        "branches.1.weight",
+        "branches.0.data.store",
+        "search.space.choices",
+    ],
+)
+def test_a_key_of_any_section_has_a_text(key: str) -> None:
+    assert all(one.meaning or one.key.endswith("kind") for one in explained(key))
+
+
+def test_no_type_shows_how_it_is_declared() -> None:
+    types = [key.type for section in sections() for key in keys_of(section)]
+    assert not [one for one in types if "FieldInfo" in one or "Annotated" in one]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [("paralel.shard", "did you mean parallel.shard"), ("", "parallel"), ("zzz", "job")]
+)
+def test_a_key_that_does_not_exist_names_the_nearest_or_the_sections(key: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        explained(key)
