@@ -5,6 +5,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_version, read_sealed
+from hydragnn.base.places import check_exists
 
 NAME = "campaign.json"
 SAMPLER_LOG = "sampler.log"
@@ -14,6 +15,7 @@ VERSION = 3
 def campaign_table(out: Path) -> dict[str, Any]:
     """Return the table of a campaign's folder; InputError without one."""
     path = out / NAME
+    check_exists(out)
     if not path.exists():
         raise InputError(f"{out} is not a campaign (no {NAME}); check the path")
     saved = read_sealed(path)

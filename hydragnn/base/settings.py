@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 import pydantic
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.files import kind_of_folder
 from hydragnn.base.imports import allow_named
 from hydragnn.base.limits import check_mark
 
@@ -157,6 +158,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     It may name code.
     InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
     """
+    if path.is_dir():
+        raise InputError(f"{path} is {kind_of_folder(path) or 'a folder'}; give a TOML file")
     try:
         with path.open("rb") as file:
             kind = os.fstat(file.fileno()).st_mode
@@ -177,7 +180,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ValueError,
         RecursionError,
     ) as error:  # no TOML, no text, numbers of thousands of digits, nested without end
-        raise InputError(f"{path} is not valid TOML: {error}") from error
+        raise InputError(f"{path} is not valid TOML: {error}; give a text file of keys, or repair it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
