@@ -24,7 +24,7 @@ from ase.io.extxyz import (
 from ase.io.extxyz import all_properties as RESULTS
 
 from hydragnn.graphs.atomic import ReadResults
-from hydragnn.graphs.problems import GEOMETRY, is_skew
+from hydragnn.graphs.problems import GEOMETRY, SKEW, is_skew
 from hydragnn.graphs.texts import NAME_KEYS
 
 ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")
@@ -105,9 +105,7 @@ def _check_keys(info: dict[str, Any]) -> None:
         raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
     stress = np.asarray(info.get("stress", 0.0))
     if stress.shape == (3, 3) and is_skew(stress[None]).any():
-        raise ValueError(
-            "stress is no symmetric tensor, and one half of it would be left out; correct it, or remove it"
-        )
+        raise ValueError(f"stress is {SKEW}")
 
 
 def check_elements(text: str) -> None:

@@ -35,6 +35,7 @@ CLOSEST = 1e-3
 RADIUS = 1.0
 """Largest covalent radius that counts, Angstrom: atoms of metals under pressure come nearer than their own radii say."""
 
+SKEW = "no symmetric tensor, and one half of it would be left out; correct it, or remove it"
 ROUNDING, NOISE = 1e-3, 1e-6
 """Difference of the halves of a tensor up to which it is symmetric: over its largest number, and in its own unit."""
 
@@ -210,11 +211,12 @@ def _wrong_nuclei(batch: GraphBatch, cutoff: float | None, angstrom: float) -> I
     if angstrom:
         near = near[lengths[near] * angstrom < np.maximum(CLOSEST, (radii[first[near]] + radii[second[near]]) / 2)]
         move += ", compare the unit of positions with Angstrom, or say close_nuclei = true where nuclei are meant to be so near"
-    for graph in _owners(first[near], nodes):
-        own = near[(nodes[graph] <= first[near]) & (first[near] < nodes[graph + 1])]
-        at = own[lengths[own].argmin()]
+    near = near[np.argsort(lengths[near], kind="stable")]
+    graphs, places = np.unique(np.searchsorted(nodes, first[near], side="right") - 1, return_index=True)
+    for graph, at in zip(graphs.tolist(), near[places].tolist()):
         one, other = sorted((int(first[at]), int(second[at])))
-        ends, names = (f"{one - nodes[graph]} and {other - nodes[graph]}", "-".join(symbols[species[[one, other]]]))
+        names = "-".join(symbols[species[[one, other]]])
+        ends = f"{one - nodes[graph]} and {other - nodes[graph]}"
         yield graph, f": atoms {ends} ({names}) are {lengths[at]:.2g} apart; {move}"
 
 
@@ -331,15 +333,10 @@ def field_problems(
     if not field.classes:
         move = f"remove the graph, or {with_missing_labels(field)}"
         yield from not_finite(f"field {field.name}", values, offsets, move, missing=missing)
-        square = len(field.shape) > 1 and field.shape[-1] == field.shape[-2]
-        if field.parity == "tensor" or (square and "stress" in field.name.lower()):
-            for graph in _owners(
-                np.flatnonzero(is_skew(values.cpu().numpy()).reshape(len(values), -1).any(axis=1)), offsets
-            ):
-                yield (
-                    graph,
-                    f", field {field.name}: no symmetric tensor, and one half of it would be left out; correct it, or remove it",
-                )
+        if field.parity == "tensor" or ("stress" in field.name.lower() and field.shape[-2:] == (3, 3)):
+            skew = is_skew(values.cpu().numpy())
+            for graph in _owners(np.flatnonzero(skew.any(axis=tuple(range(1, skew.ndim)))), offsets):
+                yield graph, f", field {field.name}: {SKEW}"
         return
     outside = (values < (MISSING_CLASS if missing else 0)) | (values >= field.classes)
     if bool(outside.any()):
