@@ -27,8 +27,10 @@ from hydragnn.graphs.atomic import ReadResults
 from hydragnn.graphs.problems import GEOMETRY, SKEW, is_skew
 from hydragnn.graphs.texts import NAME_KEYS
 
-ENTRY = re.compile(r"""("[^"]*"|[^\s="']+)\s*=\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)""")
-"""Key and value in the second line of a structure of extended XYZ."""
+ENTRY = re.compile(
+    r"""("[^"]*"|[^\s="']{1,200}+)\s*+=\s*+("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{[^}]*\}|\[[^\]]*\]|\S*)"""
+)
+"""Key and value in the second line of a structure of extended XYZ; found in time linear in its length."""
 _ENTRY = re.compile(r"""([^\s="'\\{}\[\],]+)=(?:"([^"\\]+)"|([^\s="'\\{}\[\]]+))(?:\s+|$)""")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NOT_A_COUNT = re.compile(r"[+-]?(?!(?:0|[1-9][0-9]{0,17})$)[\d_]+")
@@ -42,6 +44,8 @@ _TRUTH = {
 }
 _KEYS = {"lattice": "Lattice", "pbc": "pbc", "properties": "Properties"}
 _AS_READ = ("energy", "magmom", "free_energy")
+_COLUMNS = 10**5
+"""Columns of atoms that a file may declare; ASE makes a list of them before it reads one."""
 _NUMBERS_IN_WORDS = re.compile(r"(?:nan|inf|infinity|_json)", re.IGNORECASE)
 
 
@@ -101,6 +105,9 @@ def _check_keys(info: dict[str, Any]) -> None:
             raise ValueError(
                 f"{key} is no cell here, and would not be used; write Lattice with three vectors, or leave it out"
             )
+    widths = re.findall(r":(\d{1,18})(?=:|$)", str(info.get("Properties", "")))
+    if sum(map(int, widths)) > _COLUMNS:
+        raise ValueError(f"Properties declares more than {_COLUMNS:,} columns; correct it")
     if not _are_flags(info.get("pbc", True)):
         raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
     stress = np.asarray(info.get("stress", 0.0))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
@@ -26,7 +27,18 @@ WITH_MARK = (".csv", ".dat", ".json", ".toml", ".tsv", ".txt")
 STREAMS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 """What unpacks a file, by its first bytes."""
 
-DAMAGED_ARRAYS = (BadZipFile, EOFError, KeyError, lzma.LZMAError, OSError, RuntimeError, ValueError, zlib.error)
+DAMAGED_ARRAYS = (
+    BadZipFile,
+    EOFError,
+    KeyError,
+    lzma.LZMAError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TokenError,
+    ValueError,
+    zlib.error,
+)
 """What reading an npz file raises whose bytes are not those that were written; every array in it has a checksum."""
 
 

@@ -1,5 +1,6 @@
 """Frames of extended XYZ are what ASE reads, whether it reads them or not."""
 
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,19 @@ def test_a_key_in_other_letters_is_not_passed_over(key: str, usual: str) -> None
         read_frame(f"1\n{key}\n{ATOM}")
     assert read_frame(f"1\n{BOX} pbc=F energy=1 lattice=fcc\n{ATOM}").info == {"lattice": "fcc"}
     assert len(read_frame(f"1\nlattice of copper\n{ATOM}")) == 1
+
+
+@pytest.mark.parametrize("rest", ["b" * 10**5, "[" * 10**5 + "]" * 10**5, "a" + " " * 10**5 + "b", "9." * 10**5])
+def test_a_line_without_end_takes_time_as_its_length(rest: str) -> None:
+    start = time.process_time()
+    assert read_frame(f"1\nenergy=1 id=007 x={rest} {rest}\n{ATOM}").info["id"] == "007"
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("columns", ["f:R:99999999999", "f:R:60000:g:R:60000", "a:S:1:f:I:1000000", "f:L:100001"])
+def test_columns_without_end_are_refused(columns: str) -> None:
+    with pytest.raises(ValueError, match="more than 100,000 columns"):
+        read_frame(f"1\nProperties=species:S:1:pos:R:3:{columns}\n{ATOM}")
 
 
 def test_a_stress_whose_halves_differ_is_refused() -> None:

@@ -126,6 +126,8 @@ HONEST: dict[str, Callable[[Path], Any]] = {
     "few zeros": lambda path: path.write_bytes(lzma.compress(bytes(2**20))),
     "large arrays": large_arrays,
     "a damaged archive": lambda path: path.write_bytes(b"PK\3\4" + bytes(30)),
+    "a header of numpy that is cut off": lambda path: path.write_bytes(b"\x93NUMPY\1\0\x10\0{'descr': '<f8', "),
+    "a header of numpy with other columns": lambda path: path.write_bytes(b"\x93NUMPY\1\0\x0a\0  {\n a\n b "),
     "a missing file": lambda path: None,
 }
 
