@@ -29,7 +29,6 @@ from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
 from tests.hydragnn.training.conftest import CHARGE, ENERGY
 from tests.hydragnn.training.recorder import StandIn
-from tests.hydragnn.training.test_stacked_steps import assert_near, steps_of
 
 Configs = Callable[..., RunConfig]
 SITE, PAIR = Field(name="site", on="node", role="target"), Field(name="pair", on="node", shape=(2,), role="target")
@@ -195,19 +194,6 @@ def test_means_of_ensembles_keep_totals(folders: list[Path], charged: MemoryStor
         assert float((found - batch["net"]).abs().max()) < tolerance * float(batch["net"].abs().max())
         lower, upper = estimate["lower"], estimate["upper"]
         assert np.nanmin(upper - lower) > 0  # of unknown intervals NaN
-
-
-@pytest.mark.parametrize("shift", ["softness", "equal"])
-def test_eight_runs_with_totals_as_one_take_the_steps_of_each(
-    shift: str, make_config: Configs, charged: MemoryStore
-) -> None:
-    heads = [ENERGY, {**CHARGE, "total": "net", "total_shift": shift}]
-    as_one, alone = ([run_of(make_config, heads, charged, seed=seed) for seed in range(3)] for _ in range(2))
-    for ours, theirs in zip(steps_of(as_one, stacked=True), steps_of(alone, stacked=False)):
-        assert_near(ours.loss, theirs.loss)
-        assert_near(ours.norm, theirs.norm)
-    for one, other in zip(as_one, alone):
-        assert_near(one.state.parameters.vector, other.state.parameters.vector)
 
 
 def run_of(
