@@ -114,7 +114,7 @@ def listed(calls: list[Call]) -> str:
 def path(material: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of twenty clusters."""
     clusters, path = material.clusters(20), tmp_path_factory.mktemp("stores") / "clusters.h5"
-    with StoreWriter(path, list(clusters.fields()), dim=clusters.dim) as writer:
+    with StoreWriter(path, list(clusters.fields()), dim=clusters.dim, attributes=clusters.attributes) as writer:
         for number in range(len(clusters)):
             writer.write(clusters.read([number]))
     return path

@@ -286,7 +286,9 @@ def test_two_ranks_take_the_steps_of_one(
     material: ModuleType, make_config: Callable[..., RunConfig], train_on_ranks: Callable[..., None], tmp_path: Path
 ) -> None:
     graphs = list(material.clusters(40))
-    with StoreWriter(tmp_path / "old.h5", list(material.FIELDS), dim=3, attributes={"cutoff": 3.0}) as writer:
+    with StoreWriter(
+        tmp_path / "old.h5", list(material.FIELDS), dim=3, attributes=material.clusters(1).attributes
+    ) as writer:
         writer.write_graphs(graphs)
     head = [{**HEAD, "hidden_dims": [8]}]
     old = make_config("painn", head, train__epochs=1, data__store=str(tmp_path / "old.h5"))

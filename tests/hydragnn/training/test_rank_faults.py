@@ -30,7 +30,7 @@ def outcome(
 
     def run(fault: str, rank: int | str, **changes: Any) -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp("run")
-        with StoreWriter(folder / "clusters.h5", store.fields(), dim=3) as writer:
+        with StoreWriter(folder / "clusters.h5", store.fields(), dim=3, attributes=store.attributes) as writer:
             writer.write(store.read(range(len(store))))
         config = make_config(**{"data__store": str(folder / "clusters.h5"), **changes})
         (folder / "config.json").write_text(json.dumps(config.to_json()))

@@ -65,7 +65,7 @@ def test_a_folder_that_a_starter_has_prepared_is_trained_in(
 ) -> None:
     """As a campaign does it: the configuration and the attempt are there before the worker comes, and its log."""
     graphs = tmp_path_factory.mktemp("data") / "graphs.h5"
-    with StoreWriter(graphs, store.fields(), dim=3) as writer:
+    with StoreWriter(graphs, store.fields(), dim=3, attributes=store.attributes) as writer:
         writer.write(store.read(range(len(store))))
     config = make_config(data__store=str(graphs))
     (tmp_path / "config.json").write_text(json.dumps(config.to_json()))

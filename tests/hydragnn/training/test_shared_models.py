@@ -13,7 +13,7 @@ from hydragnn.config import AnyConfig, RunConfig, config_from_table
 from hydragnn.datasets import StoreWriter
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
-from tests.hydragnn.training.worker import CUTOFF, clusters
+from tests.hydragnn.training.worker import clusters
 
 TENSOR = {"tensor": 2}
 PIPELINE = {"pipeline": 2, "micro_batches": 3}
@@ -152,6 +152,6 @@ def written(path: Path, seed: int) -> Path:
     """Write clusters of this seed, all with the same labels, into a store."""
     store = clusters(24, seed)
     graphs = [store.read([number], ["atomic_numbers", "energy"]) for number in range(len(store))]
-    with StoreWriter(path, [*graphs[0].fields.values()], dim=3, attributes={"cutoff": CUTOFF}) as writer:
+    with StoreWriter(path, [*graphs[0].fields.values()], dim=3, attributes=store.attributes) as writer:
         writer.write_graphs(graphs)
     return path

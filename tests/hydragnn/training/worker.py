@@ -59,7 +59,9 @@ def clusters(count: int, seed: int = 0, *, related: bool = False) -> MemoryStore
     """A store of clusters; every fifth has no charges. With ``related`` edges have a kind, short or long, and graphs a coarser level."""
     generator = np.random.default_rng(seed)
     graphs = [_without_charges(cluster(generator), number % 5 == 4) for number in range(count)]
-    return MemoryStore([_related(graph) for graph in graphs] if related else graphs, {"cutoff": CUTOFF})
+    return MemoryStore(
+        [_related(graph) for graph in graphs] if related else graphs, {"cutoff": CUTOFF, "close_nuclei": True}
+    )
 
 
 def _related(graph: GraphBatch) -> GraphBatch:
