@@ -14,6 +14,9 @@ All ranks hand over their atoms, the first computes the potential, and all get t
 """
 
 import json
+import os
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,14 +28,25 @@ ENERGY = {"metal": 1.0, "real": 23.060549}
 """Units of energy of LAMMPS in an eV, by its ``units``; both have Angstrom."""
 
 
+OF_ATOMS = {"eflag_atom": "energies of single atoms (compute pe/atom)", "vflag_atom": "stresses (compute stress/atom)"}
+"""Results of single atoms, by the name of the last step at which LAMMPS asked for them."""
+
+NEAR = 1e-6
+"""Distances in Angstrom that count as one."""
+
+
+class RankError(RuntimeError):
+    """Error of one rank, raised on all."""
+
+
 class Driver:
     """Callback of ``fix external``, with results of the last step.
 
-    ``energy``, ``spread`` and ``stress`` are in eV and Angstrom.
+    ``energy``, ``spread`` and ``stress`` are in eV and Angstrom, on the first rank.
     """
 
     def __init__(self, lmp: Any, elements: Sequence[str], fix: str = "hydragnn", file: Path | None = None) -> None:
-        """Define the fix; ValueError for units or elements that do not fit."""
+        """Compute once and define the fix; ValueError or RuntimeError for what does not fit."""
         self.file = file or Path(__file__).with_name("potential.pt2")
         with ZipFile(self.file) as archive:
             stated = next(name for name in archive.namelist() if name.endswith("/extra/hydragnn.json"))
@@ -43,6 +57,8 @@ class Driver:
         units = units.decode() if isinstance(units, bytes) else units
         if units not in ENERGY:
             raise ValueError(f"units {units} of LAMMPS have no Angstrom; write units metal or units real")
+        if lmp.extract_setting("dimension") != 3:
+            raise ValueError("the potential is of three dimensions; write dimension 3")
         numbers_of = dict(zip(self.facts["symbols"], self.facts["species"]))
         unknown = [one for one in elements if one not in numbers_of]
         if unknown:
@@ -52,30 +68,105 @@ class Driver:
         self.unit, self.fix = ENERGY[units], fix
         self.numbers = np.array([0, *(numbers_of[one] for one in elements)])
         self.world = lmp.get_mpi_comm() if lmp.extract_setting("world_size") > 1 else None
+        if self.world is None and lmp.extract_setting("world_size") > 1:
+            raise RuntimeError("several ranks need mpi4py: pip install mpi4py")
         self.energy = self.spread = 0.0
         self.stress = np.zeros((3, 3))
+        self.step, self.lengths = -3, np.zeros(0)
+        """Number of the last step, and lengths of its edges."""
+        self.of_rank(lmp, -2, lmp.numpy.extract_atom("x"))
+        for name in OF_ATOMS:
+            lmp.extract_global(name)  # sets the type of the pointer
+            lmp.lib.lammps_extract_global(lmp.lmp, name.encode())[0] = -1
+        if lmp.extract_global("pair_style") != "none" and f"{fix}_pairs" not in lmp.available_ids("compute"):
+            lmp.command(f"compute {fix}_pairs all pair/local dist")
         lmp.command(f"fix {fix} all external pf/callback 1 1")
         lmp.command(f"fix_modify {fix} energy yes virial yes")
-        lmp.set_fix_external_callback(fix, self, lmp)
+        lmp.set_fix_external_callback(fix, self.run_or_end, lmp)
+
+    def run_or_end(self, lmp: Any, step: int, *atoms: Any) -> None:
+        """Call the driver; an error, which LAMMPS would not see, ends all ranks."""
+        try:
+            self(lmp, step, *atoms)
+        except BaseException as error:
+            try:
+                if isinstance(error, RankError) and self.world is not None and self.world.rank:
+                    time.sleep(3)  # while the first rank prints it and ends this one
+                print(f"error: the potential failed at step {step}: {sentence(error)}", file=sys.stderr, flush=True)
+                sys.stdout.flush()
+                lmp.flush_buffers()
+            finally:
+                if self.world is not None:
+                    self.world.Abort(1)
+                os._exit(1)
 
     def __call__(self, lmp: Any, step: int, nlocal: int, tag: Any, x: Any, f: Any) -> None:
         """Add the forces of this step, and say energy and virial."""
-        types = lmp.numpy.extract_atom("type")[:nlocal]
-        mine = (np.array(tag[:nlocal]), np.array(x[:nlocal]), np.array(types))
-        ranks = [mine] if self.world is None else self.world.gather(mine)
-        result: Any = None
-        low, high, xy, yz, xz, periodic, _ = lmp.extract_box()
-        if ranks is not None:
-            side = np.subtract(high, low)
-            cell = np.array([[side[0], 0, 0], [xy, side[1], 0], [xz, yz, side[2]]])
-            tags, positions, kinds = (np.concatenate(parts) for parts in zip(*ranks))
-            forces = np.zeros((int(tags.max()) + 1, 3))
-            energy, forces[tags], virial = self.compute(positions, self.numbers[kinds], cell, np.array(periodic, bool))
-            result = (energy, forces, virial)
-        energy, forces, virial = result if self.world is None else self.world.bcast(result)
-        f[:nlocal] = forces[tag[:nlocal]] * self.unit
+        for name, what in OF_ATOMS.items():
+            if lmp.extract_global(name) == step:
+                raise ValueError(f"it has no {what}; remove the command that asks for them")
+        if lmp.extract_global("respa_levels"):
+            raise ValueError("run_style respa leaves fix external out; write run_style verlet")
+        energy, forces, virial = self.of_rank(lmp, step, x)
+        if nlocal:
+            f[:nlocal] = forces * self.unit
         lmp.fix_external_set_energy_global(self.fix, energy * self.unit)
         lmp.fix_external_set_virial_global(self.fix, (virial * self.unit).tolist())
+
+    def of_rank(self, lmp: Any, step: int, x: Any) -> Any:
+        """Return energy, forces of the atoms of this rank, and virial; RankError on all ranks where one fails."""
+        mine: Any
+        try:
+            count, pairs = lmp.extract_setting("nlocal"), None
+            if step != self.step + 1 and lmp.extract_global("pair_style") != "none":
+                pairs = lmp.numpy.extract_compute(f"{self.fix}_pairs", 2, 1)  # a vector of local values
+                pairs = np.zeros(0) if pairs is None else np.array(pairs)
+            mine = (
+                np.array(x[:count]) if count else np.zeros((0, 3)),
+                np.array(lmp.numpy.extract_atom("type")[:count]) if count else np.zeros(0, np.int32),
+                pairs,
+            )
+        except Exception as error:
+            mine = RankError(sentence(error))
+        ranks = [mine] if self.world is None else self.world.gather(mine)
+        results: Any = None
+        if ranks is not None:
+            try:
+                results = self.of_ranks(lmp, step, ranks)
+            except Exception as error:
+                results = [RankError(sentence(error))] * len(ranks)
+        own = results[0] if self.world is None else self.world.scatter(results)
+        self.step = step
+        if isinstance(own, RankError):
+            raise own
+        return own
+
+    def of_ranks(self, lmp: Any, step: int, ranks: Sequence[Any]) -> list[Any]:
+        """Return energy, forces and virial for every rank, from positions, types and distances of each."""
+        for error in ranks:
+            if isinstance(error, RankError):
+                raise error
+        positions, kinds = (np.concatenate([one[part] for one in ranks]) for part in (0, 1))
+        if not len(positions):
+            raise ValueError("there are no atoms; create them before attach")
+        low, high, xy, yz, xz, periodic, _ = lmp.extract_box()
+        side, before = np.subtract(high, low), self.lengths.sum()
+        cell = np.array([[side[0], 0, 0], [xy, side[1], 0], [xz, yz, side[2]]])
+        energy, forces, virial = self.compute(positions, self.numbers[kinds], cell, np.array(periodic, bool))
+        if not (np.isfinite(energy) and np.isfinite(forces).all()):
+            raise ValueError("energy or forces are not finite")
+        # a run begins, where the list of LAMMPS is new; within a minimisation steps repeat with other places
+        if ranks[0][2] is not None and (step != self.step or np.isclose(before, self.lengths.sum(), rtol=1e-10)):
+            pairs = np.concatenate([one[2] for one in ranks])
+            limit = min(self.facts["cutoff"] - NEAR, pairs.max(initial=0) + NEAR if len(pairs) else np.inf)
+            left_out = np.count_nonzero(self.lengths < limit) // 2 - np.count_nonzero(pairs < limit)
+            if left_out:
+                raise ValueError(
+                    f"LAMMPS leaves out {left_out} pairs of atoms that the potential has; remove neigh_modify exclude, write special_bonds "
+                    f"lj/coul 1 1 1 where there are bonds, and give the pair style a cutoff of {self.facts['cutoff']}"
+                )
+        ends = np.cumsum([len(one[0]) for one in ranks])[:-1]
+        return [(energy, own, virial) for own in np.split(forces, ends)]
 
     def compute(
         self, positions: Any, numbers: Any, cell: Any, periodic: Any
@@ -90,7 +181,7 @@ class Driver:
         if self.potential is None:
             self.potential = torch.export.load(self.file).module()
         search = NeighborList(cutoff=self.facts["cutoff"], full_list=True)
-        centres, neighbours, images = search.compute(positions, cell, periodic, "ijS")
+        centres, neighbours, images, self.lengths = search.compute(positions, cell, periodic, "ijSd")
         results = self.potential(
             torch.from_numpy(positions),
             torch.from_numpy(numbers),
@@ -104,6 +195,12 @@ class Driver:
         self.stress = values["stress"][0] if "stress" in values else np.full((3, 3), np.nan)
         order = ([0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2])
         return self.energy, values["forces"], -self.stress[order] * abs(np.linalg.det(cell))
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error as one line, with its kind where it is not ours."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RankError | ValueError) else f"{type(error).__name__}: {text}"
 
 
 def attach(lmp: Any, elements: Sequence[str], fix: str = "hydragnn") -> Driver:

@@ -1,7 +1,7 @@
 """Potentials as atomistic models of metatomic, which ASE, i-PI and torch-sim read."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Dict, List, Optional  # noqa: UP035, TorchScript knows these
 
 import torch
@@ -39,9 +39,12 @@ class FromVectors(nn.Module):
 class MetatomicPotential(nn.Module):
     """Energies of systems, in the language of TorchScript."""
 
-    def __init__(self, energies: GraphModule, cutoff: float) -> None:
+    known: Tensor
+
+    def __init__(self, energies: GraphModule, cutoff: float, species: Sequence[int]) -> None:
         super().__init__()
         self.energies = energies
+        self.register_buffer("known", torch.tensor(species))
         self.request = NeighborListOptions(cutoff=cutoff, full_list=True, strict=True, requestor="hydragnn")
 
     def requested_neighbor_lists(self) -> List[NeighborListOptions]:  # noqa: UP006
@@ -66,10 +69,12 @@ class MetatomicPotential(nn.Module):
             neighbours = system.get_neighbor_list(self.request)
             ends = neighbours.samples.values[:, :2].to(torch.int64)
             edges.append(torch.stack([ends[:, 1], ends[:, 0]]) + first)
-            vectors.append(neighbours.values.reshape(-1, 3))
+            vectors.append(neighbours.values.reshape(-1, 3).to(torch.float64))
             species.append(system.types.to(torch.int64))
             owners.append(torch.full_like(species[number], number))
             first += len(system)
+        if not bool(torch.isin(torch.cat(species), self.known).all()):
+            raise ValueError("the systems hold elements that training did not hold")
         device = systems[0].positions.device
         cells = torch.zeros(len(systems), 3, 3, dtype=torch.float64, device=device)
         results = self.energies(torch.cat(vectors), torch.cat(species), cells, torch.cat(edges, 1), torch.cat(owners))
@@ -107,7 +112,7 @@ def atomistic_model(potential: PlainPotential, facts: Facts, words: Mapping[str,
     about = ModelMetadata(
         name="HydraGNN Ensemble", description=f"model {facts.identity}", extra={"hydragnn": json.dumps(words)}
     )
-    return AtomisticModel(MetatomicPotential(energy, facts.cutoff).eval(), about, capabilities)
+    return AtomisticModel(MetatomicPotential(energy, facts.cutoff, facts.species).eval(), about, capabilities)
 
 
 def scriptable(module: GraphModule) -> GraphModule:

@@ -106,6 +106,7 @@ class Part(nn.Module):
     """One member, in physical units."""
 
     references: Tensor
+    doubts: Tensor
 
     def __init__(self, member: Member, facts: Facts) -> None:
         super().__init__()
@@ -130,6 +131,7 @@ class Part(nn.Module):
         for number in facts.species:
             table[number] = own.get(number, 0.0) * facts.factors["energy"]
         self.register_buffer("references", table)
+        self.register_buffer("doubts", 0.0 * table)  # NaN where unknown, in all results and their derivatives
 
     def forward(self, tensors: Mapping[str, Tensor], *, derivatives: bool) -> dict[str, Tensor]:
         """Return results by name; without ``derivatives`` an energy that is differentiable."""
@@ -149,9 +151,16 @@ class Part(nn.Module):
             if name in predictions:
                 values = value_of(predictions[name]).to(torch.float64)
                 results[what] = values * getattr(self, f"{what}_std") + getattr(self, f"{what}_mean")
-        of_nodes = self.references.index_select(0, tensors[f"node/{ATOMIC_NUMBERS}"])
-        sums = of_nodes.new_zeros(tensors["nodes_per_graph"].shape[0]).index_add(0, tensors["graph_of_node"], of_nodes)
-        return {**results, "energy": results["energy"].flatten() + sums}
+        zeros = self.references.new_zeros(tensors["nodes_per_graph"].shape[0])
+        owners, species = tensors["graph_of_node"], tensors[f"node/{ATOMIC_NUMBERS}"]
+        sums = zeros.index_add(0, owners, self.references.index_select(0, species))
+        known = zeros.index_add(0, owners, self.doubts.index_select(0, species)) + 1
+        results["energy"] = results["energy"].flatten() * known + sums
+        if "forces" in results:
+            results["forces"] = results["forces"] * known.index_select(0, owners)[:, None]
+        if "stress" in results:
+            results["stress"] = results["stress"] * known[:, None, None]
+        return results
 
 
 def _scale(normalisation: Normalisation, name: str, field: Field) -> tuple[Tensor, Tensor]:
@@ -188,7 +197,8 @@ class PlainPotential(nn.Module):
         owners: Int[Tensor, " atoms"],
     ) -> dict[str, Tensor]:
         """Return the tensors of a batch by name."""
-        shifts = (images.unsqueeze(1) @ cells[owners[edges[1]]]).squeeze(1)
+        of_atoms = cells.index_select(0, owners)  # all, so that a structure that is not there is an error
+        shifts = (images.unsqueeze(1) @ of_atoms.index_select(0, edges[1])).squeeze(1)
         vectors = positions[edges[0]] + shifts - positions[edges[1]]
         return self.flat_of_vectors(vectors, species, cells, edges, owners)
 

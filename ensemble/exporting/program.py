@@ -40,6 +40,9 @@ SYMBOLIC: Sequence[dict[int, str]] = (
 """Dimensions of the inputs that vary."""
 
 
+DTYPES = (torch.float64, torch.int64, torch.float64, torch.int64, torch.float64, torch.int64)
+
+
 def trace(
     potential: nn.Module, inputs: Sequence[Tensor], symbolic: Sequence[dict[int, str]], *, recording: bool = False
 ) -> GraphModule:
@@ -114,6 +117,8 @@ class Named(nn.Module):
     def forward(
         self, positions: Tensor, species: Tensor, cells: Tensor, edges: Tensor, images: Tensor, owners: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the results of the traced operations."""
+        """Return the results of the traced operations; an error for other dtypes."""
+        for tensor, dtype in zip((positions, species, cells, edges, images, owners), DTYPES):
+            torch.ops.aten._assert_tensor_metadata.default(tensor, dtype=dtype)
         results: tuple[Tensor, ...] = self.module(positions, species, cells, edges, images, owners)
         return results
