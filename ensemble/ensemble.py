@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
-from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of
+from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
@@ -113,8 +113,7 @@ class Ensemble(EnsembleModule):
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
-        place = folder if (folder / "model.json").is_file() else folder / "model"
-        weights = checksum(place / "weights.safetensors")
+        weights = checksum(weights_folder(folder) / "weights.safetensors")
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
 
     def replayed(self) -> "Ensemble":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, about, words_of
 from hydragnn.base.files import digest, read_json
+from hydragnn.base.places import weights_folder
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
 from hydragnn.ensemble.foreign_entry import ForeignEntry
@@ -118,7 +119,7 @@ def load_member(
 def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
     """Return the finished run or member in ``folder``, or a branch, as a member."""
     folder = Path(folder)
-    model = folder if (folder / "model.json").is_file() else folder / "model"
+    model = weights_folder(folder)
     if not (model / "model.json").is_file():
         raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train {folder} --resume")
     return load_member(folder, model=model, name=folder.resolve().name, weight=weight, dtype=dtype, branch=branch)

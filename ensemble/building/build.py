@@ -25,7 +25,7 @@ from hydragnn.base.files import (
     unlock_file,
     write_sealed,
 )
-from hydragnn.base.places import absent_store, paths_of, text_of
+from hydragnn.base.places import absent_store, paths_of, text_of, weights_folder
 from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.building.basis import cross_validated, validated
 from hydragnn.ensemble.building.evaluation import (
@@ -352,7 +352,7 @@ def _write(
             folder = making / entry.folder
             folder.mkdir(parents=True)
             for name in MEMBER_FILES:
-                source = run / "model" / name if name in ("model.json", "weights.safetensors") else run / name
+                source = weights_folder(run) / name if name in ("model.json", "weights.safetensors") else run / name
                 shutil.copyfile(source, folder / name)
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
         write_manifest(replace(manifest, members=(*entries, *manifest.members[len(entries) :])), making)

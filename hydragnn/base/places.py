@@ -217,6 +217,11 @@ def model_folder(path: Path) -> Path:
     return Path(runs[0])
 
 
+def weights_folder(run: Path) -> Path:
+    """Return the folder with the weights of a run; of a member it is the same folder."""
+    return run if (run / "model.json").is_file() else run / "model"
+
+
 def check_suffix(path: Path) -> None:
     """Raise InputError for a file whose suffix is no format of predictions."""
     if path.suffix not in SUFFIXES:

@@ -11,7 +11,7 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
 from hydragnn.base.limits import DAMAGED_ARRAYS, check_readable
-from hydragnn.base.places import MADE_BY, absent_store, check_kind, stores_from_json, text_of
+from hydragnn.base.places import MADE_BY, absent_store, check_kind, stores_from_json, text_of, weights_folder
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
@@ -378,11 +378,11 @@ def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]
 
 def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any]) -> dict[str, Part]:
     """Add validation predictions of the run's model and baselines, if model and store remain."""
-    if "valid" not in parts or not (folder / "model" / "model.json").is_file():
+    if "valid" not in parts or not (weights_folder(folder) / "model.json").is_file():
         return parts
     config = BranchedConfig.parse(table) if "branches" in table else _run_config(table)
     names = [branch.name for branch in config.branches]
-    models = [load_model(folder / "model", branch=name) for name in names]
+    models = [load_model(weights_folder(folder), branch=name) for name in names]
     record = read_record(folder)
     points: dict[str, Points | ClassPoints] = {}
     simple: BaselineMetrics = {}
