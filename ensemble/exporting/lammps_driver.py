@@ -27,12 +27,11 @@ import numpy as np
 ENERGY = {"metal": 1.0, "real": 23.060549}
 """Units of energy of LAMMPS in an eV, by its ``units``; both have Angstrom."""
 
-
 OF_ATOMS = {"eflag_atom": "energies of single atoms (compute pe/atom)", "vflag_atom": "stresses (compute stress/atom)"}
 """Results of single atoms, by the name of the last step at which LAMMPS asked for them."""
 
 NEAR = 1e-6
-"""Distances in Angstrom that count as one."""
+"""Distances in Angstrom that are one."""
 
 
 class RankError(RuntimeError):
@@ -73,7 +72,7 @@ class Driver:
         self.energy = self.spread = 0.0
         self.stress = np.zeros((3, 3))
         self.step, self.lengths = -3, np.zeros(0)
-        """Number of the last step, and lengths of its edges."""
+        """Number of the last step, and lengths of the edges of the last structure."""
         self.of_rank(lmp, -2, lmp.numpy.extract_atom("x"))
         for name in OF_ATOMS:
             lmp.extract_global(name)  # sets the type of the pointer
@@ -115,56 +114,48 @@ class Driver:
 
     def of_rank(self, lmp: Any, step: int, x: Any) -> Any:
         """Return energy, forces of the atoms of this rank, and virial; RankError on all ranks where one fails."""
+        looks = step != self.step + 1 and lmp.extract_global("pair_style") != "none"  # where a run begins
         mine: Any
         try:
-            count, pairs = lmp.extract_setting("nlocal"), None
-            if step != self.step + 1 and lmp.extract_global("pair_style") != "none":
-                pairs = lmp.numpy.extract_compute(f"{self.fix}_pairs", 2, 1)  # a vector of local values
-                pairs = np.zeros(0) if pairs is None else np.array(pairs)
-            mine = (
-                np.array(x[:count]) if count else np.zeros((0, 3)),
-                np.array(lmp.numpy.extract_atom("type")[:count]) if count else np.zeros(0, np.int32),
-                pairs,
-            )
+            count = lmp.extract_setting("nlocal")
+            pairs = lmp.numpy.extract_compute(f"{self.fix}_pairs", 2, 1) if looks else None  # a vector of local values
+            kinds = lmp.numpy.extract_atom("type")[:count] if count else []
+            mine = np.reshape(x[:count] if count else [], (-1, 3)), kinds, [] if pairs is None else pairs
         except Exception as error:
             mine = RankError(sentence(error))
         ranks = [mine] if self.world is None else self.world.gather(mine)
         results: Any = None
-        if ranks is not None:
-            try:
-                results = self.of_ranks(lmp, step, ranks)
-            except Exception as error:
-                results = [RankError(sentence(error))] * len(ranks)
+        try:
+            results = None if ranks is None else self.of_ranks(lmp, looks, ranks)
+        except Exception as error:
+            results = [RankError(sentence(error))] * len(ranks)
         own = results[0] if self.world is None else self.world.scatter(results)
         self.step = step
         if isinstance(own, RankError):
             raise own
         return own
 
-    def of_ranks(self, lmp: Any, step: int, ranks: Sequence[Any]) -> list[Any]:
+    def of_ranks(self, lmp: Any, looks: bool, ranks: Sequence[Any]) -> list[Any]:
         """Return energy, forces and virial for every rank, from positions, types and distances of each."""
-        for error in ranks:
-            if isinstance(error, RankError):
-                raise error
-        positions, kinds = (np.concatenate([one[part] for one in ranks]) for part in (0, 1))
+        for error in (one for one in ranks if isinstance(one, RankError)):
+            raise error
+        positions, kinds, pairs = map(np.concatenate, zip(*ranks))
         if not len(positions):
             raise ValueError("there are no atoms; create them before attach")
         low, high, xy, yz, xz, periodic, _ = lmp.extract_box()
-        side, before = np.subtract(high, low), self.lengths.sum()
+        side = np.subtract(high, low)
         cell = np.array([[side[0], 0, 0], [xy, side[1], 0], [xz, yz, side[2]]])
-        energy, forces, virial = self.compute(positions, self.numbers[kinds], cell, np.array(periodic, bool))
+        energy, forces, virial = self.compute(
+            positions, self.numbers[kinds.astype(int)], cell, np.array(periodic, bool)
+        )
         if not (np.isfinite(energy) and np.isfinite(forces).all()):
             raise ValueError("energy or forces are not finite")
-        # a run begins, where the list of LAMMPS is new; within a minimisation steps repeat with other places
-        if ranks[0][2] is not None and (step != self.step or np.isclose(before, self.lengths.sum(), rtol=1e-10)):
-            pairs = np.concatenate([one[2] for one in ranks])
-            limit = min(self.facts["cutoff"] - NEAR, pairs.max(initial=0) + NEAR if len(pairs) else np.inf)
-            left_out = np.count_nonzero(self.lengths < limit) // 2 - np.count_nonzero(pairs < limit)
-            if left_out:
-                raise ValueError(
-                    f"LAMMPS leaves out {left_out} pairs of atoms that the potential has; remove neigh_modify exclude, write special_bonds "
-                    f"lj/coul 1 1 1 where there are bonds, and give the pair style a cutoff of {self.facts['cutoff']}"
-                )
+        left_out = missing(pairs, self.lengths, self.facts["cutoff"]) if looks else 0
+        if left_out:
+            raise ValueError(
+                f"LAMMPS leaves out {left_out} pairs of atoms that the potential has; remove neigh_modify exclude, write special_bonds "
+                f"lj/coul 1 1 1 where there are bonds, and give the pair style a cutoff of {self.facts['cutoff']}"
+            )
         ends = np.cumsum([len(one[0]) for one in ranks])[:-1]
         return [(energy, own, virial) for own in np.split(forces, ends)]
 
@@ -195,6 +186,20 @@ class Driver:
         self.stress = values["stress"][0] if "stress" in values else np.full((3, 3), np.nan)
         order = ([0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2])
         return self.energy, values["forces"], -self.stress[order] * abs(np.linalg.det(cell))
+
+
+def missing(pairs: Any, edges: Any, cutoff: float) -> int:
+    """Return how many pairs fewer LAMMPS has than the potential, from all distances of both.
+
+    LAMMPS may have a longer or shorter cutoff, and within a step of a minimisation distances of earlier places, which tell nothing.
+    """
+    limit = min(cutoff - NEAR, pairs.max() + NEAR) if len(pairs) else cutoff - NEAR
+    pairs, edges = pairs[pairs < limit], np.sort(edges[edges < limit])
+    if len(edges) // 2 <= len(pairs):
+        return 0
+    after = np.searchsorted(edges, pairs).clip(1, len(edges) - 1)
+    of_now = np.minimum(abs(edges[after - 1] - pairs), abs(edges[after] - pairs)) < NEAR
+    return len(edges) // 2 - len(pairs) if of_now.all() else 0
 
 
 def sentence(error: BaseException) -> str:

@@ -40,9 +40,6 @@ SYMBOLIC: Sequence[dict[int, str]] = (
 """Dimensions of the inputs that vary."""
 
 
-DTYPES = (torch.float64, torch.int64, torch.float64, torch.int64, torch.float64, torch.int64)
-
-
 def trace(
     potential: nn.Module, inputs: Sequence[Tensor], symbolic: Sequence[dict[int, str]], *, recording: bool = False
 ) -> GraphModule:
@@ -91,7 +88,7 @@ def program_of(potential: PlainPotential) -> torch.export.ExportedProgram:
     sizes = {name: torch.export.Dim(name, min=0 if name == "edges" else 1) for name in ("atoms", "edges", "structures")}
     shapes = tuple({axis: sizes[name] for axis, name in one.items()} for one in SYMBOLIC)
     with torch.no_grad():
-        return torch.export.export(Named(module), inputs, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(Named(module, inputs), inputs, dynamic_shapes=shapes, strict=False)
 
 
 def remove_detach(graph: Graph) -> None:
@@ -110,15 +107,15 @@ def first_line(error: Exception) -> str:
 class Named(nn.Module):
     """Operations of a trace, with names of the inputs."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.dtypes = module, [one.dtype for one in inputs]
 
     def forward(
         self, positions: Tensor, species: Tensor, cells: Tensor, edges: Tensor, images: Tensor, owners: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the results of the traced operations; an error for other dtypes."""
-        for tensor, dtype in zip((positions, species, cells, edges, images, owners), DTYPES):
+        for tensor, dtype in zip((positions, species, cells, edges, images, owners), self.dtypes):
             torch.ops.aten._assert_tensor_metadata.default(tensor, dtype=dtype)
         results: tuple[Tensor, ...] = self.module(positions, species, cells, edges, images, owners)
         return results

