@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from hydragnn.base.errors import InputError, MissingPackageError, nearest
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.predictions import Predictions
@@ -22,9 +21,6 @@ from hydragnn.ensemble.structures import training_attributes
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.skin import SkinList
-
-if TYPE_CHECKING:
-    from hydragnn.ensemble.exporting.torch_sim_states import TorchSimModel
 
 Values = dict[str, tuple[str, Any]]
 """Keys and values of fields by name."""
@@ -183,20 +179,6 @@ def calculator(
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
         print(f"note: {note}", file=sys.stderr, flush=True)
     return EnsembleCalculator(ensemble.replayed(), outside)
-
-
-def torch_sim_model(
-    folder: Path | str | Ensemble, branch: str = "", *, outside: Outside = "warn", allow_code: Sequence[str] = ()
-) -> "TorchSimModel":
-    """Return torch-sim's model of a folder or a loaded ensemble.
-
-    The arguments are those of ``calculator``. MissingPackageError without torch-sim.
-    """
-    if find_spec("torch_sim") is None:
-        raise MissingPackageError("torch-sim-atomistic", "simulation", "a model of torch-sim")
-    from hydragnn.ensemble.exporting.torch_sim_states import TorchSimModel
-
-    return TorchSimModel(calculator(folder, branch, outside=outside, allow_code=allow_code))
 
 
 def _check_outside(ensemble: Ensemble, outside: str) -> None:
