@@ -45,7 +45,7 @@ class Driver:
     """
 
     def __init__(self, lmp: Any, elements: Sequence[str], fix: str = "hydragnn", file: Path | None = None) -> None:
-        """Compute once and define the fix; ValueError or RuntimeError for what does not fit."""
+        """Compute once and define the fix; ValueError or RankError."""
         self.file = file or Path(__file__).with_name("potential.pt2")
         with ZipFile(self.file) as archive:
             stated = next(name for name in archive.namelist() if name.endswith("/extra/hydragnn.json"))
@@ -84,7 +84,7 @@ class Driver:
         lmp.set_fix_external_callback(fix, self.run_or_end, lmp)
 
     def run_or_end(self, lmp: Any, step: int, *atoms: Any) -> None:
-        """Call the driver; an error, which LAMMPS would not see, ends all ranks."""
+        """Call the driver; an error ends all ranks, since LAMMPS sees none."""
         try:
             self(lmp, step, *atoms)
         except BaseException as error:
@@ -113,7 +113,7 @@ class Driver:
         lmp.fix_external_set_virial_global(self.fix, (virial * self.unit).tolist())
 
     def of_rank(self, lmp: Any, step: int, x: Any) -> Any:
-        """Return energy, forces of the atoms of this rank, and virial; RankError on all ranks where one fails."""
+        """Return energy, forces of this rank and virial; RankError on all."""
         looks = step != self.step + 1 and lmp.extract_global("pair_style") != "none"  # where a run begins
         mine: Any
         try:
@@ -136,7 +136,7 @@ class Driver:
         return own
 
     def of_ranks(self, lmp: Any, looks: bool, ranks: Sequence[Any]) -> list[Any]:
-        """Return energy, forces and virial for every rank, from positions, types and distances of each."""
+        """Return energy, forces and virial for every rank."""
         for error in (one for one in ranks if isinstance(one, RankError)):
             raise error
         positions, kinds, pairs = map(np.concatenate, zip(*ranks))
@@ -189,7 +189,7 @@ class Driver:
 
 
 def missing(pairs: Any, edges: Any, cutoff: float) -> int:
-    """Return how many pairs fewer LAMMPS has than the potential, from all distances of both.
+    """Return the number of pairs that LAMMPS leaves out, by distances.
 
     LAMMPS may have a longer or shorter cutoff, and within a step of a minimisation distances of earlier places, which tell nothing.
     """
@@ -203,7 +203,7 @@ def missing(pairs: Any, edges: Any, cutoff: float) -> int:
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error as one line, with its kind where it is not ours."""
+    """Return an error as one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, RankError | ValueError) else f"{type(error).__name__}: {text}"
 

@@ -50,7 +50,7 @@ static void __check_inputs_outputs(AtenTensorHandle* handles, AtenTensorHandle*)
 
 @contextmanager
 def checked_inputs() -> Iterator[None]:
-    """Compile packages that check their inputs; InputError where this torch writes none."""
+    """Compile packages that check their inputs; InputError for other versions."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     former, written = CppWrapperCpu.generate_input_output_runtime_checks, []

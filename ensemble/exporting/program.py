@@ -114,7 +114,7 @@ class Named(nn.Module):
     def forward(
         self, positions: Tensor, species: Tensor, cells: Tensor, edges: Tensor, images: Tensor, owners: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the results of the traced operations; an error for other dtypes."""
+        """Return the results; an error for other dtypes."""
         for tensor, dtype in zip((positions, species, cells, edges, images, owners), self.dtypes):
             torch.ops.aten._assert_tensor_metadata.default(tensor, dtype=dtype)
         results: tuple[Tensor, ...] = self.module(positions, species, cells, edges, images, owners)

@@ -218,7 +218,7 @@ def model_folder(path: Path) -> Path:
 
 
 def weights_folder(run: Path) -> Path:
-    """Return the folder with the weights of a run; of a member it is the same folder."""
+    """Return the folder with the weights of a run or member."""
     return run if (run / "model.json").is_file() else run / "model"
 
 
