@@ -197,8 +197,8 @@ def missing(pairs: Any, edges: Any, cutoff: float) -> int:
     pairs, edges = pairs[pairs < limit], np.sort(edges[edges < limit])
     if len(edges) // 2 <= len(pairs):
         return 0
-    after = np.searchsorted(edges, pairs).clip(1, len(edges) - 1)
-    of_now = np.minimum(abs(edges[after - 1] - pairs), abs(edges[after] - pairs)) < NEAR
+    place = np.searchsorted(edges, pairs).clip(1, len(edges) - 1)
+    of_now = np.minimum(abs(edges[place - 1] - pairs), abs(edges[place] - pairs)) < NEAR
     return len(edges) // 2 - len(pairs) if of_now.all() else 0
 
 

@@ -154,12 +154,12 @@ class Part(nn.Module):
         zeros = self.references.new_zeros(tensors["nodes_per_graph"].shape[0])
         owners, species = tensors["graph_of_node"], tensors[f"node/{ATOMIC_NUMBERS}"]
         sums = zeros.index_add(0, owners, self.references.index_select(0, species))
-        known = zeros.index_add(0, owners, self.doubts.index_select(0, species)) + 1
-        results["energy"] = results["energy"].flatten() * known + sums
+        factor = zeros.index_add(0, owners, self.doubts.index_select(0, species)) + 1
+        results["energy"] = results["energy"].flatten() * factor + sums
         if "forces" in results:
-            results["forces"] = results["forces"] * known.index_select(0, owners)[:, None]
+            results["forces"] = results["forces"] * factor.index_select(0, owners)[:, None]
         if "stress" in results:
-            results["stress"] = results["stress"] * known[:, None, None]
+            results["stress"] = results["stress"] * factor[:, None, None]
         return results
 
 
