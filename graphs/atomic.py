@@ -1,5 +1,6 @@
 """Atoms as nodes, and pairs within a cutoff as edges."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype=
 CLOSEST = 1e-3  # Angstrom; atoms nearer than this are taken for duplicates
 WHOLE = 1e-3
 """Part of an atom by which the occupancy of a site may miss 1."""
+OCCUPANCY = re.compile(r"((atom_)?site_?)?(occ|occup|occupanc(y|ies)|occupations?)", re.IGNORECASE)
+"""Names of columns with the share of each atom."""
 REACH = 1 + 1e-6
 """Times the cutoff: pairs as near to it as coordinates are rounded are within, so that a shell of a perfect crystal or of a grid is there as a whole."""
 _STATE = ("numbers", "positions", "initial_charges", "initial_magmoms")
@@ -160,7 +163,7 @@ def _check_sites(atoms: Atoms, known: Collection[str], name: str) -> None:
         )
         if len(shares) != 1 or abs(shares[0] - 1) > WHOLE:
             raise InputError(f"{name}: a site is occupied by {site}; order it: one element with occupancy 1")
-    for key in {"occupancy", "occupancies"}.intersection(atoms.arrays) - {*known}:
+    for key in [key for key in atoms.arrays if OCCUPANCY.fullmatch(key) and key not in known]:
         share = atoms.arrays[key]
         if ((share > WHOLE) & (share < 1 - WHOLE)).any():  # zeros everywhere are of programs that fill the column in
             raise InputError(

@@ -36,6 +36,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NOT_A_COUNT = re.compile(r"[+-]?(?!(?:0|[1-9][0-9]{0,17})$)[\d_]+")
 """Digits that no program writes for a number, such as 007 and 1_000."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NUMBERS = {"numbers", "atomic_number", "atomic_numbers"}
+"""Columns with the elements as numbers, beside those of species."""
 _WORD = re.compile(r"[A-Za-z_][^\s,]*")
 _TRUTH = {
     word: value
@@ -120,10 +122,11 @@ def check_elements(text: str) -> None:
     _, comment, *lines = text.split("\n")
     declared = (re.findall(r'Properties="?([^\s"]+)', comment) or [""])[0].split(":")
     names = [REV_PROPERTY_NAME_MAP.get(name, name) for name in declared[::3]]
-    if "symbols" not in names or "numbers" not in names:
+    numbers = _NUMBERS.intersection(names)
+    if "symbols" not in names or not numbers:
         return
     starts = np.cumsum([0, *map(int, declared[2::3])])
-    one, other = (int(starts[names.index(name)]) for name in ("symbols", "numbers"))
+    one, other = (int(starts[names.index(name)]) for name in ("symbols", min(numbers)))
     for row, words in enumerate(map(str.split, lines[: int(text.split("\n")[0])])):
         if atomic_numbers.get(words[one].capitalize()) != int(words[other]):
             raise ValueError(
@@ -213,7 +216,7 @@ def _columns(declared: Any) -> tuple[tuple[tuple[str, str, int, int], ...], int]
     usual = known.get("symbols") == ("S", 1) and known.get("positions") == ("R", 3) and len(known) == len(names)
     if (
         not usual
-        or {"numbers", "move_mask", "initial_charges"} & {*known}
+        or {*_NUMBERS, "move_mask", "initial_charges"} & {*known}
         or not {kind for kind, _ in known.values()} <= {*"SRI"}
     ):
         raise NotPlain

@@ -1,6 +1,7 @@
 """Faults of graphs: the rules for every place that checks them."""
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -35,14 +36,18 @@ CLOSEST = 1e-3
 RADIUS = 1.0
 """Largest covalent radius that counts, Angstrom: atoms of metals under pressure come nearer than their own radii say."""
 
+SYMMETRIC = re.compile("stress|virial", re.IGNORECASE)
+"""Fields of which a matrix is symmetric, whatever their parity."""
+
 SKEW = "no symmetric tensor, and one half of it would be left out; correct it, or remove it"
 ROUNDING, NOISE = 1e-3, 1e-6
 """Difference of the halves of a tensor up to which it is symmetric: over its largest number, and in its own unit."""
 
 GEOMETRY = {
-    "cell": r"(unit_?|super_?|simulation_?)?(cells?|lattices?|box(es)?)(_?(vectors?|matri(x|ces)|lengths?|sizes?|angles?|[abcxyz]{1,2}))?",
+    "cell": r"((unit|super|sim(ulation)?)_?)?(cells?|lat(tices?|(?=_?vec))|box(es)?)"
+    r"(_?(vec(tor)?s?|matri(x|ces)|param(eter)?s?|lengths?|sizes?|angles?|[abcxyz]{1,2}))?",
     "periodic": r"pbc|periodic(ity)?|boundary_conditions?",
-    "edge_shifts": r"(edge|cell|pbc|unit|image|bond)_?(shift|offset|image|flag)s?(_[abcxyz])?|to_jimages",
+    "edge_shifts": r"(edge|cell|pbc|unit|image|bond)_?(shift|offset|image|flag)s?(_[abcxyz])?|to_jimages?",
     "spacing": r"spacings?|(voxel|pixel)_?sizes?",
 }
 """Names that describe geometry in files, by the setting that uses it."""
@@ -333,7 +338,7 @@ def field_problems(
     if not field.classes:
         move = f"remove the graph, or {with_missing_labels(field)}"
         yield from not_finite(f"field {field.name}", values, offsets, move, missing=missing)
-        if field.parity == "tensor" or ("stress" in field.name.lower() and field.shape[-2:] == (3, 3)):
+        if field.parity == "tensor" or (SYMMETRIC.search(field.name) and field.shape[-2:] == (3, 3)):
             skew = is_skew(values.cpu().numpy())
             for graph in _owners(np.flatnonzero(skew.any(axis=tuple(range(1, skew.ndim)))), offsets):
                 yield graph, f", field {field.name}: {SKEW}"

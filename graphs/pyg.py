@@ -16,6 +16,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, columns_of
 from hydragnn.graphs.joining import unbatch
+from hydragnn.graphs.problems import GEOMETRY
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
 from hydragnn.graphs.validate import AGREES, graph_from_arrays, node_indices, numbers_of
 
@@ -230,7 +231,7 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: C
     InputError where no reading agrees, several remain, or an attribute looks like an image and is not understood.
     """
     edge_index = _edges(data, name)
-    cell = _cell(data, name)
+    cell = _cell(data, name, known)
     positions = _positions(data, cell, name)
     _, flags = _first(data, PERIODIC)
     periodic = False if flags is None else _tensor(flags)
@@ -277,9 +278,14 @@ def _edges(data: Data, name: str) -> Tensor:
     return edges.flip(0) if any(data.get(key) is not None for key in TURNED) else edges
 
 
-def _cell(data: Data, name: str) -> Tensor | None:
+def _cell(data: Data, name: str, known: Collection[str]) -> Tensor | None:
     key, value = _first(data, CELLS)
     if value is None:
+        for key in {*data.keys()} - {*known} if _first(data, (*POSITIONS, *FRACTIONS))[0] else ():
+            if re.fullmatch(GEOMETRY["cell"], key, re.IGNORECASE) and getattr(_tensor(data[key]), "ndim", 0):
+                raise InputError(
+                    f"{name}: {key} describes geometry and would not be used; store cell with pbc, or remove it"
+                )
         return None
     cell = numbers_of(value, f"{name}, {key}").double()
     cell = cell[0] if cell.ndim == 3 and len(cell) == 1 else cell

@@ -38,8 +38,9 @@ def structures_of(
 
     by_pymatgen = format is None and is_pymatgen(path)
     kind = "" if by_pymatgen else format or filetype(str(path))
-    if by_pymatgen or kind == "sdf":
-        chosen = [*(pymatgen_structures(path) if by_pymatgen else _molecules(path))][string2index(index)]
+    if by_pymatgen or kind in ("sdf", "cif"):
+        read = pymatgen_structures if by_pymatgen else _molecules if kind == "sdf" else _crystals
+        chosen = [*read(path)][string2index(index)]
         yield from chosen if isinstance(chosen, list) else [chosen]
         return
     if elements := ELEMENTS_OF_LAMMPS.get(kind):
@@ -81,6 +82,29 @@ def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(frame)
     if any(line.strip() for line in rest):
         raise ValueError("an empty line stands before it, where readers of XYZ end without a word; remove such lines")
+
+
+def _crystals(path: Path) -> Iterator[Any]:
+    """Yield all crystals of a CIF; InputError where elements share a site."""
+    import numpy as np
+    from ase.io import read
+    from ase.io.cif import parse_cif
+    from ase.io.formats import open_with_compression
+
+    with open_with_compression(str(path), "rb") as file:
+        blocks = [block for block in parse_cif(file) if block.has_structure()]
+    for number, (block, atoms) in enumerate(zip(blocks, read(path, ":", format="cif", parallel=False), strict=True)):
+        sites, kept = block.get_unsymmetrized_structure(), atoms.arrays.get("spacegroup_kinds")
+        for site in (
+            [] if kept is None else np.setdiff1d(np.arange(len(sites)), kept)
+        ):  # ASE leaves it out without a word
+            away = atoms.get_scaled_positions() - sites.get_scaled_positions()[site]
+            elements = {sites.symbols[site], atoms.symbols[np.abs(away - np.rint(away)).max(axis=1).argmin()]}
+            if len(elements) > 1:
+                raise InputError(
+                    f"{path}: structure {number}: a site is occupied by {' and '.join(sorted(elements))}; order it: one element"
+                )
+        yield atoms
 
 
 def _molecules(path: Path) -> Iterator[Any]:

@@ -31,7 +31,8 @@ class NetworkxBuild(ObjectsBuild):
         keys, where = {field.name: field.keys for field in self.fields}, f"{name}, graph {number}"
         fields = [field.field for field in self.fields]
         if self.positions and hasattr(one, "graph"):
-            self.check_geometry(map(str, one.graph), where)
+            edges = {key: None for *_, values in one.edges(data=True) for key in values}
+            self.check_geometry(map(str, [*one.graph, *edges]), where)
         graph = from_networkx(one, fields, keys=keys, positions=self.positions, optional=self.optional, name=where)
         return graph.with_texts(self.texts_of(one.graph, f"{name}#{number}"))
 

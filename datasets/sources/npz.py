@@ -349,6 +349,7 @@ def _grid(points: tuple[int, ...], settings: NpzBuild, path: Path) -> _Geometry:
 def _near(positions: Array, cell: Array | None, settings: NpzBuild, name: str) -> tuple[Array, Array, Array]:
     """Pairs within the cutoff; two dimensions are three with z = 0."""
     from hydragnn.graphs.atomic import neighbour_list
+    from hydragnn.graphs.search import completed_cell
 
     dim = positions.shape[-1]
     points = np.zeros((len(positions), 3))
@@ -362,6 +363,7 @@ def _near(positions: Array, cell: Array | None, settings: NpzBuild, name: str) -
         box[:size, :size] = cell if cell.ndim == 2 else np.diag(cell)
     elif periodic.any():
         raise InputError(f"{name}: periodic, but no cell; give cell")
+    box = completed_cell(box, periodic, name)
     cutoff, most = float(settings.cutoff or 0), settings.max_neighbours
     senders, receivers, images = neighbour_list(points, box, periodic, cutoff, most, name=name)
     return senders, receivers, (images @ box)[:, :dim]

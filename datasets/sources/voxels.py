@@ -24,9 +24,9 @@ SUFFIXES = (".npy", ".tif", ".tiff", ".png")
 DESCRIPTION, ACROSS, DOWN, UNIT = 270, 282, 283, 296
 """Tags of a TIFF: the text in which ImageJ and OME describe pages and lengths, and pixels per unit of length."""
 
-INCH, PRINTED = 2, (72, 96, 150, 200, 300, 400, 600, 1200)
+INCH, PRINTED = 2, (72, 96, 100, 144, 150, 200, 300, 400, 600, 1200)
 """Unit of pixels per inch, and how many of them belong to printers and screens."""
-NUMBER = r"\d+\.?\d*(?:[eE][+-]?\d+)?"
+NUMBER = r"\d*\.?\d+(?:[eE][+-]?\d+)?"
 
 
 class VoxelsBuild(BuildSettings):
@@ -146,11 +146,15 @@ def voxel_sizes(path: Path, axes: int) -> list[float] | float:
     """Return a voxel's lengths as a TIFF states them, else 1."""
     text, pixels, unit = _description(path) if path.suffix in (".tif", ".tiff") else ("", (1.0, 1.0), 1)
     sizes, units = (
-        dict(re.findall(rf'PhysicalSize([XYZ]){form}"', text)) for form in (f'="({NUMBER})', 'Unit="([^"]+)')
+        dict(re.findall(rf"PhysicalSize([XYZ]){form}", text)) for form in (rf"=.({NUMBER})\b", "Unit=.([^'\"]+)")
     )
     if "PhysicalSize" not in text:
-        spacing = re.findall(rf"(?m)^spacing=({NUMBER})$", text)
-        sizes = {"Z": spacing[0] if spacing else 0, "Y": pixels[0] and 1 / pixels[0], "X": pixels[1] and 1 / pixels[1]}
+        spacing = re.findall(rf"(?m)^spacing=({NUMBER})$|\"spacing\": ({NUMBER})", text)  # of ImageJ, of tifffile
+        sizes = {
+            "Z": "".join(spacing[0]) if spacing else 0,
+            "Y": pixels[0] and 1 / pixels[0],
+            "X": pixels[1] and 1 / pixels[1],
+        }
         if unit == INCH and pixels[0] == pixels[1] in PRINTED and not spacing:
             return 1.0
     lengths = [float(sizes.get(axis, 0)) for axis in "ZYX"[-axes:]]

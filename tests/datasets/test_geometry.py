@@ -50,9 +50,10 @@ def tables(folder: Path, header: str, row: str) -> GraphBatch:
     )
 
 
-def network(folder: Path, **attributes: Any) -> GraphBatch:
+def network(folder: Path, image: Any = None, **attributes: Any) -> GraphBatch:
     nodes = [{"id": k, "x": float(k), "y": 0.0} for k in range(2)]
-    table = {"graph": attributes, "nodes": nodes, "edges": [{"source": 0, "target": 1}]}
+    table: Any = {"graph": attributes, "nodes": nodes, "edges": [{"source": 0, "target": 1}]}
+    table["edges"][0] |= {"to_jimage": image} if image else {}
     (folder / "a.json").write_text(json.dumps(table))
     return built(folder, kind="networkx", files=["a.json"], positions=["x", "y"])
 
@@ -104,6 +105,17 @@ UNUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: data(pos=[[0.0, 0, 0], [1, 0, 0]], edge_index=PAIRS, cell=SPANS),
         "does not say which axes repeat; give periodic .pbc",
     ),
+    "a box of torch_geometric": (
+        lambda f: data(pos=[[0.0, 0, 0], [1, 0, 0]], edge_index=PAIRS, box=[9.0, 9, 9]),
+        "box describes geometry and would not be used; store cell with pbc",
+    ),
+    "lattice vectors of torch_geometric": (
+        lambda f: data(pos=[[0.0, 0, 0], [1, 0, 0]], edge_index=PAIRS, lattice_vectors=SPANS[None]),
+        "lattice_vectors describes geometry",
+    ),
+    "vectors under a short name": (lambda f: npz(f, {"latvec": SPANS}), "has latvec, which describes geometry"),
+    "images of a network's edges": (lambda f: network(f, image=[0, 0, 1]), "has to_jimage, which describes geometry"),
+    "a cell of zeros": (lambda f: npz(f, cell=[0.0, 0, 0], periodic=True), "no vector there; set the cell"),
     "arrays in Python": (lambda f: ring(cell=[4.0, 9, 9]), "does not say which axes repeat"),
     "edges through images": (
         lambda f: ring(cell=[4.0, 9, 9], periodic=True),
@@ -162,8 +174,15 @@ def pdb(folder: Path, occupancy: float) -> GraphBatch:
     return built(folder, kind="ase", files=["a.pdb"], cutoff=4.0)
 
 
-def column(folder: Path, value: str, **table: Any) -> GraphBatch:
-    return xyz(folder, f"1\nProperties=species:S:1:pos:R:3:occupancy:R:1\nCu 0 0 0 {value}\n", **table)
+def column(folder: Path, value: str, name: str = "occupancy", **table: Any) -> GraphBatch:
+    return xyz(folder, f"1\nProperties=species:S:1:pos:R:3:{name}:R:1\nCu 0 0 0 {value}\n", **table)
+
+
+def shared(folder: Path, other: str, group: str = "P 1") -> GraphBatch:
+    """Copper at the origin and another element, without a column of occupancies."""
+    text = CIF.replace("_atom_site_occupancy\n", "").replace("P 1", group)
+    (folder / "a.cif").write_text(f"{text}Cu1 Cu 0 0 0\n{other}\n")
+    return built(folder, kind="ase", files=["a.cif"], cutoff=4.0)
 
 
 def with_sites(**sites: Any) -> GraphBatch:
@@ -177,17 +196,23 @@ DISORDERED: dict[str, Callable[[Path], Any]] = {
     "two whole atoms on one site": lambda f: with_sites(**{"0": {"Cu": 1.0, "Ag": 1.0}}),
     "a half atom of a protein": lambda f: pdb(f, 0.5),
     "a column of extended XYZ": lambda f: column(f, "0.25"),
+    "a short column of extended XYZ": lambda f: column(f, "0.25", "occ"),
+    "a column of sites": lambda f: column(f, "0.25", "site_occupancy"),
+    "two elements at one place": lambda f: shared(f, "Ag1 Ag 0 0 0"),
+    "a place and its image": lambda f: shared(f, "Ag1 Ag 1 0 0"),
+    "a place and its copy by symmetry": lambda f: shared(f, "Ag1 Ag .5 .5 .5", "I m -3 m"),
 }
 
 
 @pytest.mark.parametrize("case", DISORDERED)
 def test_sites_occupied_in_part_are_refused(case: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a site is occupied by \{.*; order it|atoms are there in part"):
+    with pytest.raises(InputError, match=r"a site is occupied by (\{|\w+ and ).*; order it|atoms are there in part"):
         DISORDERED[case](tmp_path)
 
 
 def test_whole_atoms_are_no_disorder(tmp_path: Path) -> None:
     assert cif(tmp_path, "Cu1 Cu 0 0 0 1.0", "Cu2 Cu .5 .5 .5 ?").num_nodes == 2
+    assert shared(tmp_path, "Cu2 Cu .5 .5 .5", "I m -3 m").num_nodes == 2  # all atoms of the cell beside its symmetry
     assert pdb(tmp_path, 0.0).num_nodes == pdb(tmp_path, 1.0).num_nodes == 1
     field = {"name": "occupancy", "on": "node", "role": "target"}
     assert column(tmp_path, "0.25", fields=[field])["occupancy"].tolist() == [0.25]
@@ -416,6 +441,18 @@ def imagej(**more: Any) -> dict[str, Any]:
 VOXELS: dict[str, tuple[dict[str, Any], float | str]] = {
     "ImageJ, three lengths": (imagej(spacing=3.0), 12 * 0.5 * 0.25 * 3.0),
     "OME": (ome(X=0.5, Y=0.2, Z=2.0), 12 * 0.2),
+    "ImageJ without digits before the point": (
+        {"pages": 1, "resolution": (4.0, 4.0), "description": "ImageJ=1.5\nspacing=.5", "metadata": None},
+        12 / 16,
+    ),
+    "OME in single quotes": (
+        {
+            "description": "<OME><Pixels PhysicalSizeX='.5' PhysicalSizeY='.2' PhysicalSizeZ='2'/></OME>",
+            "metadata": None,
+        },
+        12 * 0.2,
+    ),
+    "JSON of tifffile": ({"resolution": (2.0, 2.0), "metadata": {"axes": "ZYX", "spacing": 3.0}}, 12 * 0.75),
     "OME in two units": (ome(X=0.5, Y=0.5, Z=2.0, ZUnit="nm"), "not of all axes in one unit; give spacing"),
     "OME without distance of pages": (ome(X=0.5, Y=0.5), "not of all axes in one unit; give spacing"),
     "ImageJ without distance of pages": (imagej(), "not of all axes in one unit; give spacing"),
@@ -472,6 +509,7 @@ def test_defaults_of_graphml_are_values(case: str, tmp_path: Path) -> None:
 
 CONTRADICTIONS = {
     "Z": "1\nProperties=species:S:1:pos:R:3:Z:I:1\nCu 0 0 0 47\n",
+    "atomic_numbers": "1\nProperties=species:S:1:pos:R:3:atomic_numbers:I:1\nCu 0 0 0 47\n",
     "numbers first": "1\nProperties=numbers:I:1:species:S:1:pos:R:3\n47 Cu 0 0 0\n",
     "the second atom": "2\nProperties=species:S:1:Z:I:1:pos:R:3\nCu 29 0 0 0\nAg 29 3 0 0\n",
     "beside forces": "1\nProperties=species:S:1:pos:R:3:forces:R:3:Z:I:1\nH 0 0 0 0 0 0 2\n",
