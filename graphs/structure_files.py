@@ -1,6 +1,7 @@
 """Files of structures that ASE reads."""
 
 import re
+import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
@@ -93,17 +94,16 @@ def _crystals(path: Path) -> Iterator[Any]:
 
     with open_with_compression(str(path), "rb") as file:
         blocks = [block for block in parse_cif(file) if block.has_structure()]
-    for number, (block, atoms) in enumerate(zip(blocks, read(path, ":", format="cif", parallel=False), strict=True)):
+    with warnings.catch_warnings(action="ignore"):  # ASE's, of sites that it leaves out since another is there
+        structures = read(path, ":", format="cif", parallel=False)
+    for number, (block, atoms) in enumerate(zip(blocks, structures, strict=True)):
         sites, kept = block.get_unsymmetrized_structure(), atoms.arrays.get("spacegroup_kinds")
-        for site in (
-            [] if kept is None else np.setdiff1d(np.arange(len(sites)), kept)
-        ):  # ASE leaves it out without a word
+        for site in [] if kept is None else np.setdiff1d(np.arange(len(sites)), kept):
             away = atoms.get_scaled_positions() - sites.get_scaled_positions()[site]
             elements = {sites.symbols[site], atoms.symbols[np.abs(away - np.rint(away)).max(axis=1).argmin()]}
             if len(elements) > 1:
-                raise InputError(
-                    f"{path}: structure {number}: a site is occupied by {' and '.join(sorted(elements))}; order it: one element"
-                )
+                both = " and ".join(sorted(elements))
+                raise InputError(f"{path}: structure {number}: a site is occupied by {both}; order it: one element")
         yield atoms
 
 
