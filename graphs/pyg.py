@@ -282,7 +282,8 @@ def _cell(data: Data, name: str, known: Collection[str]) -> Tensor | None:
     key, value = _first(data, CELLS)
     if value is None:
         for key in {*data.keys()} - {*known} if _first(data, (*POSITIONS, *FRACTIONS))[0] else ():
-            if re.fullmatch(GEOMETRY["cell"], key, re.IGNORECASE) and getattr(_tensor(data[key]), "ndim", 0):
+            other = _tensor(data[key]) if re.fullmatch(GEOMETRY["cell"], key, re.IGNORECASE) else None
+            if other is not None and other.ndim:
                 raise InputError(
                     f"{name}: {key} describes geometry and would not be used; store cell with pbc, or remove it"
                 )
