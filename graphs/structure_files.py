@@ -97,8 +97,8 @@ def _crystals(path: Path) -> Iterator[Any]:
     with warnings.catch_warnings(action="ignore"):  # ASE's, of sites that it leaves out since another is there
         structures = read(path, ":", format="cif", parallel=False)
     for number, (block, atoms) in enumerate(zip(blocks, structures, strict=True)):
-        sites, kept = block.get_unsymmetrized_structure(), atoms.arrays.get("spacegroup_kinds")
-        for site in [] if kept is None else np.setdiff1d(np.arange(len(sites)), kept):
+        sites, kinds = block.get_unsymmetrized_structure(), atoms.arrays.get("spacegroup_kinds")
+        for site in [] if kinds is None else np.setdiff1d(np.arange(len(sites)), kinds):
             away = atoms.get_scaled_positions() - sites.get_scaled_positions()[site]
             elements = {sites.symbols[site], atoms.symbols[np.abs(away - np.rint(away)).max(axis=1).argmin()]}
             if len(elements) > 1:
