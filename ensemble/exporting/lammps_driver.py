@@ -96,6 +96,7 @@ class Driver:
                 lmp.flush_buffers()
             finally:
                 if self.world is not None:
+                    time.sleep(1)  # mpiexec forwards what was printed; at an end at once it may be lost
                     self.world.Abort(1)
                 os._exit(1)
 
