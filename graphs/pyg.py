@@ -278,10 +278,10 @@ def _edges(data: Data, name: str) -> Tensor:
     return edges.flip(0) if any(data.get(key) is not None for key in TURNED) else edges
 
 
-def _cell(data: Data, name: str, known: Collection[str]) -> Tensor | None:
+def _cell(data: Data, name: str, fields: Collection[str]) -> Tensor | None:
     key, value = _first(data, CELLS)
     if value is None:
-        for key in {*data.keys()} - {*known} if _first(data, (*POSITIONS, *FRACTIONS))[0] else ():
+        for key in {*data.keys()} - {*fields} if _first(data, (*POSITIONS, *FRACTIONS))[0] else ():
             other = _tensor(data[key]) if re.fullmatch(GEOMETRY["cell"], key, re.IGNORECASE) else None
             if other is not None and other.ndim:
                 raise InputError(
