@@ -12,6 +12,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.ensemble import Ensemble
@@ -159,6 +160,7 @@ class EnsembleCalculator(Calculator):
             results.others["node_domain_score"] = predictions.node_domain_score
 
 
+@check_arguments
 def calculator(
     folder: Path | str | Ensemble,
     branch: str = "",

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.files import read_json
 from hydragnn.base.imports import allow_code as _allow_code
@@ -26,7 +27,6 @@ from hydragnn.base.places import (
     check_store,
     check_stores,
     check_suffix,
-    check_texts,
     check_workers,
     is_store,
     model_folder,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 
+@check_arguments
 def build_store(
     source: Path | str | Table,
     out: Path | str,
@@ -100,6 +101,7 @@ def build_store(
     return replace(info, notes=(*info.notes, *precision_notes(open_store(out))))
 
 
+@check_arguments
 def merge_stores(stores: Sequence[Path | str], out: Path | str) -> "StoreInfo":
     """Copy the graphs of several stores into a new one; return its contents."""
     paths = [as_path(store) for store in stores] if isinstance(stores, list | tuple) else [as_path(stores)]
@@ -112,6 +114,7 @@ def merge_stores(stores: Sequence[Path | str], out: Path | str) -> "StoreInfo":
     return replace(info, notes=(*info.notes, *notes))
 
 
+@check_arguments
 def append_store(
     store: Path | str, source: Path | str | Table, *, overrides: Sequence[str] = (), quiet: bool = True
 ) -> "StoreInfo":
@@ -138,6 +141,7 @@ def append_store(
     return replace(info, notes=(*info.notes, *notes))
 
 
+@check_arguments
 def store_info(store: "Path | str | GraphStore") -> "StoreInfo":
     """Return a store's fields, sizes, attributes and backend; InputError without a store."""
     place = as_path(getattr(store, "path", store))
@@ -147,6 +151,7 @@ def store_info(store: "Path | str | GraphStore") -> "StoreInfo":
     return info(place)
 
 
+@check_arguments
 def train(
     config: "Path | str | Table | AnyConfig",
     out: Path | str | None = None,
@@ -164,8 +169,6 @@ def train(
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
     """
     _allow_code(allow_code)
-    if not isinstance(memory, str | None):
-        raise InputError(f"memory = {memory!r:.40} is no text; write for example '4 GB'")
     source = config
     if not isinstance(config, Settings):
         own = run_of(config)
@@ -187,6 +190,7 @@ def train(
     return run(config, place, resume=resume, memory=memory, progress=None if quiet else console_progress())
 
 
+@check_arguments
 def search(
     campaign: Path | str | Table,
     out: Path | str,
@@ -206,7 +210,6 @@ def search(
     """
     _allow_code(allow_code)
     check_workers(workers)
-    check_texts(overrides, "overrides", "search.trials=30")
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     if not resume:
         check_stores(table, origin)
@@ -223,6 +226,7 @@ def search(
     return result
 
 
+@check_arguments
 def submit(
     campaign: Path | str,
     out: Path | str,
@@ -251,6 +255,7 @@ def submit(
     )
 
 
+@check_arguments
 def simulate(
     campaign: Path | str | Table,
     *,
@@ -272,6 +277,9 @@ def simulate(
     _allow_code(allow_code)
     from hydragnn.scripts.simulated import run_simulation
 
+    for name, number in {"nodes": nodes, "hours": hours, "final": final}.items():
+        if number is not None and not 0 < number < float("inf"):
+            raise InputError(f"{name} = {number} is no number above 0; give one")
     if final is not None and (hours is not None or policies):
         option = "policies" if policies else "hours"
         raise InputError(
@@ -291,6 +299,7 @@ def simulate(
     )
 
 
+@check_arguments
 def status(campaign: Path | str) -> "CampaignStatus":
     """Return the state of a campaign from its journal."""
     from hydragnn.hpo.status import campaign_status
@@ -298,6 +307,7 @@ def status(campaign: Path | str) -> "CampaignStatus":
     return campaign_status(as_path(campaign))
 
 
+@check_arguments
 def build_ensemble(
     source: Path | str | Sequence[Path | str],
     out: Path | str,
@@ -330,8 +340,9 @@ def build_ensemble(
     _allow_code(allow_code)
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
     check_workers(workers)
-    if top_k is not None and top_k < 1:
-        raise InputError(f"top_k = {top_k} chooses no member; use 1 or more")
+    for name, number, least in (("top_k", top_k, 1), ("epochs", epochs, 1), ("final_seeds", final_seeds, 0)):
+        if number is not None and number < least:
+            raise InputError(f"{name} = {number} is too small; use {least} or more")
     for one in sources:
         check_kind(one, "a campaign", "a run")
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
@@ -416,6 +427,7 @@ def predict(
 ) -> "PredictionResult | None": ...
 
 
+@check_arguments
 def predict(
     model: "Path | str | Ensemble",
     source: Any,
@@ -496,6 +508,7 @@ def _are_paths(source: Any) -> bool:
     return isinstance(source, list | tuple) and bool(source) and all(isinstance(one, str | PathLike) for one in source)
 
 
+@check_arguments
 def report(
     source: Path | str,
     out: Path | str | None = None,
@@ -514,6 +527,7 @@ def report(
     return write_report(as_path(source), as_path(out) if out else None, store=as_path(store) if store else None)
 
 
+@check_arguments
 def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
     """Load a model as a module of torch.
 
@@ -527,6 +541,7 @@ def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) 
     return Ensemble.load(folder, branch=branch)
 
 
+@check_arguments
 def export(
     model: "Path | str | Ensemble",
     out: Path | str,
@@ -545,6 +560,7 @@ def export(
     return export_ensemble(model if isinstance(model, Ensemble) else load(model, branch), as_path(out), to)
 
 
+@check_arguments
 def evaluate(
     ensemble: "Path | str | Ensemble",
     store: "Path | str | GraphStore",
@@ -573,7 +589,6 @@ def doctor() -> "Installation":
 
 def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table, Path]:
     """The parsed table and the file that relative paths count from."""
-    check_texts(overrides, "overrides", "train.epochs=30")
     if isinstance(source, dict):
         return with_overrides(source, list(overrides)), Path.cwd() / "configuration"
     path = as_path(source)

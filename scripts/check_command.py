@@ -28,7 +28,7 @@ def check(
         Path | None, typer.Option(help="A file that ASE reads; of a model: its training store if absent.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="A Markdown file for the table.")] = None,
-    seed: Annotated[int, typer.Option(help="Which few structures are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Which few structures are drawn.")] = 0,
     branch: Annotated[str, typer.Option(metavar="NAME", help="Which branch of a run.")] = "",
     allow_code: Annotated[
         list[str] | None,

@@ -339,7 +339,7 @@ def simulate(
     campaign: Annotated[Path, typer.Argument(help="CAMPAIGN.toml, as for `hydragnn search`.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the machine.")] = 9408,
     hours: Annotated[float | None, typer.Option(min=0.01, help="Allocated hours.", show_default="6")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of faults and trials; search.seed if absent.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of faults and trials; search.seed if absent.")] = None,
     from_campaign: Annotated[
         Path | None, typer.Option("--from-campaign", help="Take learning curves and costs from this campaign folder.")
     ] = None,

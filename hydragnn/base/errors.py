@@ -90,7 +90,7 @@ def nearest(word: str, valid: list[str]) -> str:
     from difflib import get_close_matches
 
     by_letters = {one.lower(): one for one in reversed(valid)}
-    close = get_close_matches(word.lower(), by_letters, n=1, cutoff=0.65)
+    close = get_close_matches(str(word).lower(), by_letters, n=1, cutoff=0.65)
     return f"did you mean {by_letters[close[0]]}?" if close else "valid: " + ", ".join(sorted(valid))
 
 

@@ -52,7 +52,7 @@ def absent_store(place: StorePlace) -> Path | None:
 
 def as_path(value: Any) -> Path:
     """Return a path; InputError for what can be none."""
-    if not isinstance(value, str | os.PathLike):
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
         raise InputError(f"{value!r:.60} ({type(value).__name__}) is no path; give a text or a pathlib.Path")
     status_of(Path(value))
     return Path(value)
@@ -108,12 +108,6 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
             break
         names = ["/".join(path.parts[-length:]) if counts[name] > 1 else name for path, name in zip(paths, names)]
     return names
-
-
-def check_texts(values: Any, what: str, example: str) -> None:
-    """Raise InputError for what is no list of texts."""
-    if not isinstance(values, list | tuple) or not all(isinstance(one, str) for one in values):
-        raise InputError(f"{what} = {values!r:.60} is no list of texts; write for example {what}=['{example}']")
 
 
 def check_workers(value: Any) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import hydragnn
-from hydragnn.datasets import StoreWriter
-from hydragnn.ensemble import Ensemble, build_ensemble
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.ensemble import Ensemble, build_ensemble, calculator
 from hydragnn.ensemble.building import build
 from hydragnn.graphs import Field
 from hydragnn.record import read_record, write_record
@@ -223,3 +224,55 @@ def test_a_signal_leaves_nothing_and_the_same_command_begins_again(
     )
     assert not list(tmp_path.iterdir())
     assert call("ensemble", *runs, "--out", tmp_path / "ensemble")[0] == 0
+
+
+OPENED = {
+    "an ensemble": "ensemble",
+    "a member": "ensemble/members/1",
+    "a run": "run",
+    "its model": "run/model",
+    "a campaign": "campaign",
+    "a trial": "campaign/trials/0000",
+}
+
+
+@pytest.fixture(scope="module")
+def made(store: Path, runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an ensemble, a run and a campaign of one trial."""
+    root = tmp_path_factory.mktemp("made")
+    hydragnn.build_ensemble(runs, root / "ensemble")
+    table = json.loads((trained(store, root / "run") / "config.json").read_text())
+    space = {"train.learning_rate": {"type": "float", "low": 1e-3, "high": 1e-2}}
+    hydragnn.search(table | {"search": {"trials": 1, "space": space}}, root / "campaign")
+    return root
+
+
+@pytest.mark.parametrize("kind", OPENED)
+def test_every_command_opens_the_same_folders(kind: str, made: Path, store: Path, call: Call, tmp_path: Path) -> None:
+    folder = made / OPENED[kind]
+    code, _, errors = call("predict", folder, store, "--out", tmp_path / "p.npz")
+    assert code == 0, errors
+    model = hydragnn.load(folder)
+    assert model.names == Ensemble.load(f"{folder}/").names
+    means = hydragnn.predict(folder, store)["moment"]["mean"]
+    assert means == pytest.approx(model.predict(open_store(store))["moment"]["mean"])
+    code, out, errors = call("check", folder, "--json")
+    assert code in (0, 1) and json.loads(out), errors  # a trained-for-one-epoch member may be a copy of another
+
+
+@pytest.mark.parametrize("name", ["none", "run/config.json", "run/checkpoints", "campaign/trials"])
+def test_every_command_refuses_other_places_in_the_same_sentence(name: str, made: Path, store: Path) -> None:
+    sentences = set()
+    for opened in (
+        lambda: hydragnn.load(made / name),
+        lambda: hydragnn.predict(made / name, store),
+        lambda: hydragnn.predict(made / name, store, made / "p.npz"),
+        lambda: hydragnn.export(made / name, made / "p.pt2"),
+        lambda: hydragnn.evaluate(made / name, store),
+        lambda: hydragnn.report(made / name),
+        lambda: calculator(made / name),
+    ):
+        with pytest.raises(InputError) as error:
+            opened()
+        sentences.add(str(error.value))
+    assert len(sentences) == 1 and name in sentences.pop()
