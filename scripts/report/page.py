@@ -1,7 +1,7 @@
 """One self-contained page of a campaign, an ensemble or a run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -66,13 +66,14 @@ def page(facts: Facts, made: str) -> str:
     return visible(html)
 
 
-def bar_width(value: float, base: float) -> str:
-    """Return an error's bar length in percent of the trivial predictor's.
+def bar_width(value: float, errors: Iterable[float]) -> str:
+    """Return an error's bar length in percent of the largest error's.
 
-    >>> bar_width(1.0, 4.0), bar_width(5.0, 4.0), bar_width(1.0, 0.0)
+    >>> bar_width(1.0, [4.0, 1.0]), bar_width(5.0, [4.0, 5.0, math.nan]), bar_width(0.0, [0.0])
     ('25.0', '100.0', '0')
     """
-    return f"{min(100.0, 100 * value / base):.1f}" if base > 0 and math.isfinite(value) else "0"
+    base = max(filter(math.isfinite, errors), default=0.0)
+    return f"{100 * value / base:.1f}" if base > 0 and math.isfinite(value) else "0"
 
 
 def asked(facts: Facts) -> Section:
