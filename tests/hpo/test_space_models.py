@@ -37,7 +37,7 @@ def write_paths(path: Path, dim: int, *, rich: bool = False) -> None:
     more = [ATOMIC_NUMBERS_FIELD, Field(name="relation", on="edge", classes=2, dtype="int64")] if rich else []
     forces = [Field(name="forces", on="node", shape=(dim,), parity="vector", role="target")] if dim else []
     here = np.arange(3)
-    with StoreWriter(path, [*FIELDS, *more, *forces], dim=dim) as writer:
+    with StoreWriter(path, [*FIELDS, *more, *forces], dim=dim, attributes={"close_nuclei": True}) as writer:
         for number in range(20):
             writer.write(
                 graph_from_arrays(

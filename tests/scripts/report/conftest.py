@@ -89,7 +89,9 @@ def write_alloys(path: Path) -> Path:
         Field(name="charge", on="node", unit="e", role="target"),
     ]
     generator = torch.Generator().manual_seed(0)
-    with StoreWriter(path, fields, dim=3, attributes={"source": "invented for the tests of the report"}) as writer:
+    with StoreWriter(
+        path, fields, dim=3, attributes={"source": "invented for the tests of the report", "close_nuclei": True}
+    ) as writer:
         writer.write(concatenate([_cluster(fields, generator) for _ in range(GRAPHS)]))
     return path
 
