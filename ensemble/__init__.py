@@ -20,6 +20,7 @@ from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import Estimate, TargetEvaluation
 from hydragnn.ensemble.exporting.export import FORMATS, ExportResult, export_ensemble
 from hydragnn.ensemble.exporting.many import torch_sim_model
+from hydragnn.ensemble.exporting.package_calculator import package_calculator
 from hydragnn.ensemble.manifest import Manifest, read_manifest
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.prediction.predict import predict_to_file

@@ -1,0 +1,76 @@
+"""ASE calculator of a package of AOTInductor, for long dynamics."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.imports import allow_code as _allow_code
+from hydragnn.ensemble.calculator import EnsembleCalculator
+from hydragnn.ensemble.ensemble import Ensemble
+
+
+class PackageCalculator(EnsembleCalculator):
+    """Mean energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) of a package.
+
+    They are those of ``EnsembleCalculator`` to rounding. There are no uncertainties and no domain scores.
+    """
+
+    def __init__(self, ensemble: Ensemble, package: Path | str) -> None:
+        """Load the machine code; InputError for a package of another model."""
+        super().__init__(ensemble, "record")
+        if not Path(package).is_file():
+            raise InputError(f"{package} does not exist; write it with hydragnn export MODEL --to aoti --out {package}")
+        try:
+            self.potential = torch._inductor.aoti_load_package(str(package))
+            stated = json.loads(self.potential.get_metadata()["hydragnn"])
+        except (RuntimeError, ValueError, KeyError, OSError) as error:
+            raise InputError(f"{package} is no package that hydragnn export --to aoti has written here") from error
+        if stated["model"] != ensemble.digest:
+            raise InputError(f"{package} was exported from another model than {ensemble.names[0]}; export it again")
+        self.order = list(stated["results"])
+
+    def calculate(
+        self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes
+    ) -> None:
+        """Compute one structure; InputError where the model does not know an element."""
+        Calculator.calculate(self, atoms, properties, system_changes)
+        self.results = {}
+        now = self.atoms
+        positions, cell, cutoff = now.get_positions(), now.cell.array, self.structures.cutoff
+        senders, receivers, images = self.neighbours(positions, cell, now.pbc, cutoff, name="the structure")
+        values = self.potential(
+            torch.from_numpy(positions),
+            torch.from_numpy(now.numbers.astype(np.int64)),
+            torch.from_numpy(np.ascontiguousarray(cell))[None],
+            torch.from_numpy(np.stack([senders, receivers]).astype(np.int64)),
+            torch.from_numpy(np.asarray(images, np.float64)),
+            torch.zeros(len(now), dtype=torch.int64),
+        )
+        results = {name: value.numpy() for name, value in zip(self.order, values)}
+        if not np.isfinite(results["energy"]).all():
+            raise InputError("the structure cannot be predicted: it has elements that training did not hold")
+        energy = float(results["energy"][0])
+        self.results = {"energy": energy, "free_energy": energy}
+        if "forces" in results:
+            self.results["forces"] = results["forces"]
+        if "stress" in results and now.pbc.any() and now.cell.rank == 3:
+            self.results["stress"] = full_3x3_to_voigt_6_stress(results["stress"][0])
+
+
+def package_calculator(
+    folder: Path | str | Ensemble, package: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()
+) -> PackageCalculator:
+    """Return the ASE calculator of a model and the package exported from it.
+
+    Loading a package runs its machine code: take only those that you exported.
+    """
+    _allow_code(allow_code)
+    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch)
+    return PackageCalculator(ensemble, package)
