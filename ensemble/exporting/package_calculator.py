@@ -12,8 +12,9 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.imports import allow_code as _allow_code
-from hydragnn.ensemble.calculator import EnsembleCalculator
+from hydragnn.ensemble.calculator import EnsembleCalculator, Results
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.graphs.search import completed_cell
 
 
 class PackageCalculator(EnsembleCalculator):
@@ -41,27 +42,27 @@ class PackageCalculator(EnsembleCalculator):
     ) -> None:
         """Compute one structure; InputError where the model does not know an element."""
         Calculator.calculate(self, atoms, properties, system_changes)
-        self.results = {}
+        self.results = results = Results()
         now = self.atoms
-        positions, cell, cutoff = now.get_positions(), now.cell.array, self.structures.cutoff
+        positions, cutoff = now.get_positions(), self.structures.cutoff
+        cell = completed_cell(np.array(now.cell.array), now.pbc, "the structure")
         senders, receivers, images = self.neighbours(positions, cell, now.pbc, cutoff, name="the structure")
         values = self.potential(
             torch.from_numpy(positions),
             torch.from_numpy(now.numbers.astype(np.int64)),
-            torch.from_numpy(np.ascontiguousarray(cell))[None],
+            torch.from_numpy(cell)[None],
             torch.from_numpy(np.stack([senders, receivers]).astype(np.int64)),
             torch.from_numpy(np.asarray(images, np.float64)),
             torch.zeros(len(now), dtype=torch.int64),
         )
-        results = {name: value.numpy() for name, value in zip(self.order, values)}
-        if not np.isfinite(results["energy"]).all():
+        found = {name: value.numpy() for name, value in zip(self.order, values)}
+        if not np.isfinite(found["energy"]).all():
             raise InputError("the structure cannot be predicted: it has elements that training did not hold")
-        energy = float(results["energy"][0])
-        self.results = {"energy": energy, "free_energy": energy}
-        if "forces" in results:
-            self.results["forces"] = results["forces"]
-        if "stress" in results and now.pbc.any() and now.cell.rank == 3:
-            self.results["stress"] = full_3x3_to_voigt_6_stress(results["stress"][0])
+        results["energy"] = results["free_energy"] = float(found["energy"][0])
+        if "forces" in found:
+            results["forces"] = found["forces"]
+        if "stress" in found and now.pbc.any() and now.cell.rank == 3:
+            results["stress"] = full_3x3_to_voigt_6_stress(found["stress"][0])
 
 
 def package_calculator(

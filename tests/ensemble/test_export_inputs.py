@@ -13,7 +13,8 @@ from ase.build import bulk
 from torch import Tensor
 from vesin import NeighborList
 
-from hydragnn.ensemble import calculator
+from hydragnn.base.errors import InputError
+from hydragnn.ensemble import calculator, package_calculator
 from tests.ensemble.conftest import export
 
 Inputs = list[Tensor]
@@ -57,6 +58,8 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 SAME = {"as it is"}
 """Forms that must be taken; others may be refused."""
+PACKAGES: list[Path] = []
+"""Files of packages that were exported."""
 
 
 def structures() -> dict[str, Atoms]:
@@ -103,6 +106,7 @@ def program(
     export(strained[0], request.param, file)
     if request.param == "torch":
         return torch.export.load(file).module()
+    PACKAGES.append(file)
     package: Program = torch._inductor.aoti_load_package(str(file))
     return package
 
@@ -164,6 +168,32 @@ def test_a_lone_atom_of_an_unknown_element_has_no_forces(program: Program) -> No
     inputs[1] = torch.tensor([79])
     results = answer(program, inputs)
     assert results is not None and all(np.isnan(one).all() for one in results)
+
+
+def test_a_package_is_a_calculator_of_ase_for_its_own_model_alone(
+    program: Program, strained: tuple[Path, Atoms], runs: list[Path]
+) -> None:
+    if not PACKAGES:
+        pytest.skip("a program of torch.export is no package")
+    fast, right = package_calculator(strained[0], PACKAGES[0]), calculator(strained[0], outside="record")
+    for name, atoms in structures().items():
+        for _ in range(2):  # with the neighbours that are kept
+            one, other = atoms.copy(), atoms.copy()
+            one.calc, other.calc = fast, right
+            assert one.get_potential_energy() == pytest.approx(other.get_potential_energy(), abs=1e-6), name
+            np.testing.assert_allclose(one.get_forces(), other.get_forces(), atol=1e-6, err_msg=name)
+            assert ("stress" in fast.results) == ("stress" in right.results), name
+            if "stress" in fast.results:
+                np.testing.assert_allclose(one.get_stress(), other.get_stress(), atol=1e-6, err_msg=name)
+            atoms.positions += 0.01
+    gold = bulk("Au", cubic=True)
+    gold.calc = fast
+    with pytest.raises(InputError, match="elements that training did not hold"):
+        gold.get_potential_energy()
+    with pytest.raises(InputError, match="another model"):
+        package_calculator(runs[0], PACKAGES[0])
+    with pytest.raises(InputError, match="does not exist; write it with"):
+        package_calculator(strained[0], PACKAGES[0].with_name("none.pt2"))
 
 
 @pytest.mark.parametrize("periodic", [(1, 1, 1), (1, 1, 0), (0, 1, 0), (0, 0, 0)])
