@@ -18,7 +18,7 @@ from hydragnn.hpo.space.default import left_out_words
 from hydragnn.scripts.report import data_figures, field_maps, quality_figures, search_figures, tables
 from hydragnn.scripts.report.canvas import Figure
 from hydragnn.scripts.report.collect import collect, heads_of
-from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.facts import Facts, Scores
 from hydragnn.scripts.report.reproduce import reproduction
 from hydragnn.scripts.report.tables import Table
 from hydragnn.scripts.report.timeline_figures import nodes_over_time
@@ -66,13 +66,9 @@ def page(facts: Facts, made: str) -> str:
     return visible(html)
 
 
-def bar_width(value: float, errors: Iterable[float]) -> str:
-    """Return an error's bar length in percent of the largest error's.
-
-    >>> bar_width(1.0, [4.0, 1.0]), bar_width(5.0, [4.0, 5.0, math.nan]), bar_width(0.0, [0.0])
-    ('25.0', '100.0', '0')
-    """
-    base = max(filter(math.isfinite, errors), default=0.0)
+def bar_width(value: float, rows: Iterable[tuple[str, Scores | None]]) -> str:
+    """Return an error's bar length in percent of the largest error's of rows."""
+    base = max((one.error for _, one in rows if one and math.isfinite(one.error)), default=0.0)
     return f"{100 * value / base:.1f}" if base > 0 and math.isfinite(value) else "0"
 
 

@@ -1,5 +1,6 @@
 """The HTML report: what it shows, that it stands alone, that it is well-formed."""
 
+import math
 import re
 import shutil
 import xml.etree.ElementTree as ET
@@ -18,6 +19,8 @@ from hydragnn.datasets import open_store
 from hydragnn.record import Failure, read_record, write_record
 from hydragnn.scripts.report import canvas, summary_table, write_report
 from hydragnn.scripts.report.collect import collect
+from hydragnn.scripts.report.facts import Scores
+from hydragnn.scripts.report.page import bar_width
 from hydragnn.scripts.report.verdict import verdict
 
 KINDS = ("ensemble", "campaign", "run")
@@ -247,3 +250,19 @@ def test_units_with_dollars_are_shown_as_they_are(unit: str) -> None:
 
     svg = canvas.picture("prices", "Prices", draw)
     assert f"price in {unit}" in "".join(ET.fromstring(svg[svg.index("<svg") :]).itertext())
+
+
+@pytest.mark.parametrize(
+    ("errors", "widths"),
+    [
+        ((3.95, 3.16, 4.45, 5.24), (75, 60, 85, 100)),  # an ensemble worse than guessing has the longest bar
+        ((4.0, 1.0), (100, 25)),
+        ((4.0, math.nan, 2.0), (100, 0, 50)),
+        ((0.0, 0.0), (0, 0)),
+        ((math.inf, 1.0), (0, 100)),
+    ],
+)
+def test_bars_of_errors_are_as_long_as_the_errors(errors: tuple[float, ...], widths: tuple[float, ...]) -> None:
+    rows = [(f"row {number}", Scores(name="x", values={"mae": error})) for number, error in enumerate(errors)]
+    shown = [float(bar_width(error, [*rows, ("absent", None)])) for error in errors]
+    assert shown == pytest.approx(widths, abs=0.6)
