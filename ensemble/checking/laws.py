@@ -83,7 +83,10 @@ def _gaps(actual: dict[str, Values], expected: dict[str, Values], name: str, tur
 def _compared(
     subject: Subject, of_atoms: Changing[Atoms], of_graphs: Changing[GraphBatch], *, of_space: bool = False
 ) -> Seen:
-    """Yield gaps between structures, graphs and changed ones; DoesNotApply where space is changed and there is none."""
+    """Yield gaps between structures, graphs and changed ones.
+
+    DoesNotApply where laws ``of_space`` meet graphs without positions.
+    """
     if of_space and subject.graphs is not None and subject.graphs.dim == 0:
         raise DoesNotApply("the graphs have no positions")
     for name, atoms in subject.structures() if subject.new_calculator else ():
@@ -220,7 +223,10 @@ def _fragments(subject: Subject) -> Seen:
 
 
 def _of_pair(subject: Subject, pair: tuple[int, int], distances: Any) -> Sequence[Results]:
-    """Return results of a dimer; the force on the second atom along the first axis is positive where atoms repel."""
+    """Return results of a dimer along the first axis.
+
+    The force on the second atom is positive where atoms repel.
+    """
     frames = [subject.frames[0][:1] + subject.frames[0][:1] for _ in distances]
     for frame, distance in zip(frames, distances):
         frame.numbers, frame.positions, frame.pbc, frame.cell = pair, [[0, 0, 0], [distance, 0, 0]], False, None

@@ -28,23 +28,23 @@ KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that raises InputError for arguments of other types than it names.
+    """Return a function that checks the types of its arguments.
 
-    Numbers of numpy become those of Python.
+    InputError where one is not of the type that is named. Numbers of numpy become those of Python.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
-    def called(*positional: P.args, **named: P.kwargs) -> T:
+    def with_checks(*positional: P.args, **named: P.kwargs) -> T:
         bound = signature.bind(*positional, **named)
         for name, value in bound.arguments.items():
-            bound.arguments[name] = _checked_value(name, value, signature.parameters[name].annotation)
+            bound.arguments[name] = _value_of_type(name, value, signature.parameters[name].annotation)
         return function(*bound.args, **bound.kwargs)
 
-    return called
+    return with_checks
 
 
-def _checked_value(name: str, value: Any, annotation: Any) -> Any:
+def _value_of_type(name: str, value: Any, annotation: Any) -> Any:
     """Return a value of a simple type; others are left to the function itself."""
     several = get_origin(annotation) in (Union, UnionType)
     kinds = set(get_args(annotation)) if several else {annotation}
