@@ -15,7 +15,7 @@ from hydragnn.datasets.build import build_store
 from hydragnn.datasets.copies import copy_labels
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.formats.engine import engine_named, part_name
-from hydragnn.datasets.manifest import PartInfo, write_manifest
+from hydragnn.datasets.manifest import PartInfo, read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.store import stored_label
@@ -55,21 +55,42 @@ def _adopt(store: DiskStore, fresh: Path) -> None:
         joined = DiskStore(store.path, fresh)
     except InputError as error:
         raise InputError(str(error).replace(f"{fresh}", "what is appended")) from error
-    own = store.manifest.parts
-    stored = {name for part in own for name in (part.name, texts_path(Path(part.name)).name)}
-    for entry in store.path.iterdir():  # of an append that was killed
-        if entry.name not in stored and re.fullmatch(f"{UNFINISHED_PART}|{UNFINISHED_MANIFEST}", entry.name):
-            rmtree(entry) if entry.is_dir() else entry.unlink()
+    own, digests = store.manifest.parts, joined.digests()
+    first = 2 * len(store) - len(joined)  # of as many graphs at the end
+    ends = np.cumsum([part.graphs for part in own])
+    if first in ends and np.array_equal(digests[first : len(store)], digests[len(store) :]):
+        raise InputError(
+            f"the last {len(store) - first} graphs of {store.path} are what is appended: it was appended before, and nothing was added now; "
+            "copies are kept by hydragnn data merge"
+        )
     number = 1 + max(int(Path(part.name).stem.rpartition("-")[2]) for part in own)
     parts = []
-    for place, part in enumerate(joined.manifest.parts[len(own) :]):
-        name = part_name(number + place, store.manifest.backend)
-        (fresh / part.name).replace(store.path / name)
-        with suppress(FileNotFoundError):
-            texts_path(fresh / part.name).replace(texts_path(store.path / name))
-        parts.append(_renamed(part, name))
-    flush_directory(store.path)
-    write_manifest(store.path, replace(joined.manifest, parts=[*own, *parts]))
+    try:
+        _clear(store.path)  # of an append that was killed
+        for place, part in enumerate(joined.manifest.parts[len(own) :]):
+            name = part_name(number + place, store.manifest.backend)
+            (fresh / part.name).replace(store.path / name)
+            with suppress(FileNotFoundError):
+                texts_path(fresh / part.name).replace(texts_path(store.path / name))
+            parts.append(_renamed(part, name))
+        flush_directory(store.path)
+        write_manifest(store.path, replace(joined.manifest, parts=[*own, *parts]))
+    except (InputError, OSError) as error:
+        with suppress(InputError, OSError):
+            _clear(store.path)
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"cannot write {store.path}: {error.strerror or error}; nothing was appended; free space, then append again"
+        ) from error
+
+
+def _clear(path: Path) -> None:
+    """Remove what the manifest of a store does not name."""
+    stored = {name for part in read_manifest(path).parts for name in (part.name, texts_path(Path(part.name)).name)}
+    for entry in path.iterdir():
+        if entry.name not in stored and re.fullmatch(f"{UNFINISHED_PART}|{UNFINISHED_MANIFEST}", entry.name):
+            rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def _renamed(part: PartInfo, name: str) -> PartInfo:

@@ -272,7 +272,7 @@ def md(
     atoms.calc = potential
     if not all(0 < mass < math.inf for mass in atoms.get_masses()):
         raise InputError(f"{structure} has masses that are no numbers above 0; correct them, or leave them out")
-    if not rows.state:
+    if not rows.state.get("rows"):
         atoms.get_forces()  # InputError before there is a file
         _limits(atoms, how, atoms.get_total_energy())()
     with rows.growing(how):
@@ -316,16 +316,16 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     dynamics.nsteps = state.get("step", 0)
     begun = state.get("begun", float(atoms.get_total_energy()))
     dynamics.attach(_limits(atoms, how, begun))
-    try:
-        if not state["rows"]:
-            _write_frame(atoms, rows, 0, random, begun=begun)
-        for _ in tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
+    if not state["rows"]:
+        _write_frame(atoms, rows, 0, random, begun=begun)
+    for _ in tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
+        try:
             dynamics.run(how["interval"])
-            _write_frame(atoms, rows, dynamics.nsteps, random)
-    except OutsideDomain as error:
-        return f"outside the training domain (domain score {error.score:.3g}): {error.reason}", dynamics.nsteps
-    except InputError as error:
-        return str(error), dynamics.nsteps
+        except OutsideDomain as error:
+            return f"outside the training domain (domain score {error.score:.3g}): {error.reason}", dynamics.nsteps
+        except InputError as error:
+            return str(error), dynamics.nsteps
+        _write_frame(atoms, rows, dynamics.nsteps, random)  # a disk that fails is no end of the motion
     return "", dynamics.nsteps
 
 

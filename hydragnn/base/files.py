@@ -50,18 +50,19 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
         raise InputError(
             f"cannot write {path}: it is no regular file, and would be replaced by one; choose another place"
         )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary, doubt = path.with_name(f".{path.name}.{os.getpid()}.tmp"), ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         if os.path.lexists(path):
             temporary.replace(path)
+            doubt = " (its new content is there as a whole, but may not survive a power cut)"
             flush_directory(path.parent)
         else:
             rename_all({temporary: path})
     except OSError as error:
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another place"
+            f"cannot write {path}: {error.strerror or error}{doubt}; free space or choose another place"
         ) from error
     finally:
         with contextlib.suppress(OSError):  # also below a file, where there can be nothing to remove
