@@ -2,6 +2,10 @@
 
 import errno
 import itertools
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import open_store
 from hydragnn.datasets.formats import hdf5
 from tests.charged_rings import write_rings
+from tests.nolock import preloaded
 
 RUN = {
     "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
@@ -129,3 +134,30 @@ def _fail_at(folder: Path, final: Path, monkeypatch: pytest.MonkeyPatch) -> None
         real(place)
 
     monkeypatch.setattr(files, "flush_directory", flush)
+
+
+NEW = (
+    "append",
+    "merge",
+    "fine-tune",
+    "export",
+    "report",
+    "label",
+    "md",
+    "relax",
+    "predict csv",
+    "predict bp",
+    "predict files",
+)
+
+
+def test_a_fault_at_any_write_of_a_command_leaves_its_output_whole_or_absent_and_a_repeat_completes_it(
+    tmp_path: Path,
+) -> None:
+    """The last flush, the write before it, and a kill half-way; ``python -m tests.faulting`` tries all of them."""
+    words = [sys.executable, "-m", "tests.faulting", str(tmp_path), "0", *NEW]
+    environment = {**os.environ, "LD_PRELOAD": str(preloaded("faulting")), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1200)
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(rows) == 4 * len(NEW), run.stderr
+    assert [row for row in rows if row[3]] == []
