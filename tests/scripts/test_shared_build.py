@@ -37,7 +37,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in range(2):
         structures = []
         for number in range(GRAPHS // 2):
-            atoms = Atoms(f"CO{number % 5 + 1}", positions=rng.random((number % 5 + 2, 3)) * 4)
+            atoms = Atoms(
+                f"CO{number % 5 + 1}",
+                positions=rng.random((number % 5 + 2, 3)) + 2 * np.arange(number % 5 + 2)[:, None],
+            )
             atoms.calc = SinglePointCalculator(atoms, energy=float(file * GRAPHS + number))
             structures.append(atoms)
         write(folder / f"{file}.xyz", structures, format="extxyz")
