@@ -19,7 +19,9 @@ from hydragnn.scripts.devices import Device
 
 
 def check(
-    model: Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An ensemble or run folder.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="[MODEL]", help="An ensemble, run or campaign folder (its best trial).")
+    ] = None,
     calculator: Annotated[
         str,
         typer.Option(metavar="MODULE:NAME", help="Instead: a function that returns a calculator of ASE; --allow-code."),

@@ -477,7 +477,7 @@ def ensemble(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="An ensemble or run folder.")],
+    model: Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder (its best trial).")],
     source: Annotated[
         list[Path],
         typer.Argument(

@@ -23,7 +23,7 @@ from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts.devices import Device
 from hydragnn.scripts.showing import show_value
 
-Model = Annotated[Path, typer.Argument(help="An ensemble or run folder with an energy and forces.")]
+Model = Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder with an energy and forces.")]
 Branch = Annotated[str, typer.Option(metavar="NAME", help="Which branch, where runs have several.")]
 Code = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module whose code may run; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
