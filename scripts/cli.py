@@ -633,6 +633,10 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] not in WITHOUT_TENSORS and "--help" not in sys.argv:
         keep_memory()
     try:
+        if "" in sys.argv[1:] and sys.argv[1] != "help":  # a path without letters would be this folder
+            raise InputError(
+                "an argument is empty; leave it out, or look at the variable of the shell that it came from"
+            )
         if len(sys.argv) > 1 and "--help" not in sys.argv:
             _be_one_process(sys.argv[1:])
         with printing():

@@ -52,7 +52,7 @@ def absent_store(place: StorePlace) -> Path | None:
 
 def as_path(value: Any) -> Path:
     """Return a path; InputError for what can be none."""
-    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
+    if not isinstance(value, str | os.PathLike) or value == "" or "\0" in str(value):
         raise InputError(f"{value!r:.60} ({type(value).__name__}) is no path; give a text or a pathlib.Path")
     status_of(Path(value))
     return Path(value)

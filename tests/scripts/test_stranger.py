@@ -131,11 +131,13 @@ def test_help_knows_all_keys(call: Call) -> None:
         assert code == 0 and words.lower() in out.lower(), (key, out)
     assert "did you mean epochs?" in call("help", "epoch")[2]
     code, _, errors = call("help", "")
-    assert code == 2 and errors.count("\n") == 1 and len(errors) < 250 and "train, start, model" in errors
+    assert code == 2 and errors.count("\n") == 1 and len(errors) < 250 and "train, start, parallel, model" in errors
 
 
 WRONG = {
     "hydragnn.load(3)": "3 (int) is no path",
+    "hydragnn.load('')": "'' (str) is no path",
+    "hydragnn.predict('run', '', 'p.h5')": "'' (str) is no path",
     'hydragnn.load(["run"])': "is no path",
     'hydragnn.load("own.h5")': "neither a campaign, an ensemble nor a run",
     'hydragnn.load("run", "metals")': "it has no branch metals",

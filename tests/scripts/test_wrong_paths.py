@@ -45,15 +45,19 @@ COMMANDS = {
     "data check empty": "empty has no manifest.json",
     "data convert none x.h5": "none does not exist",
     "data build none.toml --out x.h5": "none.toml does not exist",
+    "predict model '' --out p.h5": "an argument is empty",
+    "data info ''": "an argument is empty",
+    "report model --out ''": "an argument is empty",
+    "train '' --out r": "an argument is empty",
     "train --help": "",
     "predict --help": "",
 }
 
 PROGRAM = """
-import sys
+import shlex, sys
 from hydragnn.scripts.__main__ import main
 for line in sys.stdin.read().splitlines():
-    sys.argv = ["hydragnn", *line.split()]
+    sys.argv = ["hydragnn", *shlex.split(line)]
     code = 0
     try:
         main()
