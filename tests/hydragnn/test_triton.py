@@ -32,7 +32,7 @@ CHECKS = {
     "derivatives": VARIANTS,
     "corners": VARIANTS * 4,
     "widths": VARIANTS * 3,
-    "long": VARIANTS + 2 * REDUCTIONS + 4 + 3,
+    "long": VARIANTS + REDUCTIONS + 4 + 3,
     "strided": sum(map(len, STRIDED.values())),
 }
 
