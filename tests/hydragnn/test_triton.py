@@ -87,7 +87,8 @@ COMPILED = [
 
 def compile_kernels(architecture: str, only: str, dtype: str, channels: int, cache: Path) -> tuple[int | None, str]:
     """The exit code and the output of the command, which keeps assembler text in its cache whatever the environment says."""
-    options = ("--arch", architecture, "--only", only, "--dtype", dtype, "--channels", str(channels), "--json")
+    options = ("--arch", architecture, "--dtype", dtype, "--channels", str(channels), "--json")
+    options += ("--only", only) if only else ()
     binary = {"TRITON_STORE_BINARY_ONLY": "1"} if only else {}
     run = Forked(
         ["-m", "hydragnn.scripts", "kernels", "compile", *options],
