@@ -376,7 +376,10 @@ def _check_content(
                 batch = batch.with_texts({NAME: Texts.unread(read, stop - start)})
             check_structure(batch)
             wrong = graph_problems(
-                batch, range(first + start, first + stop), cutoff=cutoff, angstrom=angstrom_of(manifest.attributes)
+                batch,
+                range(first + start, first + stop),
+                cutoff=cutoff,
+                angstrom=angstrom_of(manifest.attributes, manifest.fields),
             )
             problems += [f"{part.path}, {problem}" for problem in list(wrong.values())[:LISTED]]
             if len(wrong) > LISTED:

@@ -121,7 +121,9 @@ class StoreWriter:
     def _checked(self, batch: GraphBatch) -> tuple[FlatGraphs, dict[str, Defect]]:
         number = self._first + self.graphs
         try:
-            valid = validate(batch, number, cutoff=cutoff_of(self.attributes), angstrom=angstrom_of(self.attributes))
+            valid = validate(
+                batch, number, cutoff=cutoff_of(self.attributes), angstrom=angstrom_of(self.attributes, self.fields)
+            )
             flat = flat_graphs(valid, self.fields, checked=True)
         except InputError as error:
             raise InputError(f"{error} (in what was written from graph {number} on)") from error

@@ -1,12 +1,12 @@
 """Units of energies, derivatives and lengths, parsed by pint."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 CLOSE_NUCLEI = "close_nuclei"
 """Attribute of stores whose nuclei may be nearer than any bond."""
@@ -186,9 +186,10 @@ def knows_length(attributes: Mapping[str, Any]) -> bool:
     return LENGTH_UNIT in attributes or attributes.get("source") == "ase"
 
 
-def angstrom_of(attributes: Mapping[str, Any]) -> float:
-    """Return the unit of positions in Angstrom; 0 where nuclei may be near each other."""
-    return 0.0 if attributes.get(CLOSE_NUCLEI) else length_in_angstrom(attributes)
+def angstrom_of(attributes: Mapping[str, Any], fields: Iterable[Field]) -> float:
+    """Return the unit of positions in Angstrom; 0 without nuclei, and where they may be near each other."""
+    nuclei = any(field.name == ATOMIC_NUMBERS for field in fields) and not attributes.get(CLOSE_NUCLEI)
+    return length_in_angstrom(attributes) if nuclei else 0.0
 
 
 def length_in_angstrom(attributes: Mapping[str, Any]) -> float:

@@ -71,7 +71,7 @@ def small_graphs(first: int, graphs: int) -> GraphBatch:
 
 def write(path: Path, graphs: int) -> None:
     """A store of so many graphs at ``path``."""
-    with StoreWriter(path, FIELDS, dim=3) as writer:
+    with StoreWriter(path, FIELDS, dim=3, attributes={"close_nuclei": True}) as writer:
         for first in range(0, graphs, BLOCK):
             writer.write(small_graphs(first, min(BLOCK, graphs - first)))
 

@@ -66,7 +66,10 @@ def is_counted(frame: FrameType) -> bool:
     while caller and (module_of(caller).partition(".")[0] in ("jaxtyping", "beartype") or is_check(caller)):
         caller = caller.f_back
     called_by_pydantic = caller is not None and module_of(caller).startswith("pydantic.")
-    if module_of(frame) in ("hydragnn.base.settings", "hydragnn.base.arguments"):  # questions about settings take them nowhere
+    if module_of(frame) in (
+        "hydragnn.base.settings",
+        "hydragnn.base.arguments",
+    ):  # questions about settings take them nowhere
         return False
     in_package = module_of(frame).startswith("hydragnn.") and not code.co_filename.startswith("<")
     return in_package and not code.co_name.startswith("<") and not called_by_pydantic
