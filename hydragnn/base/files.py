@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hydragnn.base.errors import Busy, InputError
-from hydragnn.base.limits import check_readable
+from hydragnn.base.limits import check_mark, check_readable
 
 
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
@@ -363,11 +363,21 @@ LARGEST = 2**30
 
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file; InputError if missing or damaged."""
-    check_readable(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it has more than {LARGEST:,} bytes")
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        # opened once: for campaigns every operation of the file system counts
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(
+                    f"{path} is no regular file, and reading it might not end; copy its content into a file"
+                )
+            if status.st_size > LARGEST:
+                raise ValueError(f"it has more than {LARGEST:,} bytes")
+            content = file.read()
+        check_mark(path, content[:8])
+        return json.loads(content.decode("utf-8-sig"))
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
     except (
