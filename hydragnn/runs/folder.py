@@ -157,7 +157,7 @@ def _is_locked(folder: Path, held: list[int]) -> bool:
 
 def check_nothing_else(out: Path, resume: bool) -> None:
     """Raise InputError where the folder holds something else."""
-    kind = kind_of_folder(out)
+    kind = "a model" if (out / "model.json").is_file() else kind_of_folder(out)  # a member has a record, too
     if kind and kind != "a run":
         raise InputError(f"{out} is {kind}, and a run would be mixed into it; choose another --out")
     if resume or kind or not out.exists():
