@@ -13,7 +13,7 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.arguments import check_arguments
-from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest, print_note
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.predictions import Predictions
@@ -99,7 +99,7 @@ class EnsembleCalculator(Calculator):
         except RuntimeError as error:
             if self.neighbours.device.type == "cpu":
                 raise
-            print(f"note: graphs of structures are made on the CPU: {error}", file=sys.stderr, flush=True)
+            print_note(f"graphs of structures are made on the CPU: {error}")
             self.neighbours, self._last = SkinList(), None
             return self.ensemble.predict_checked(self._graph(atoms))
 
@@ -179,7 +179,7 @@ def calculator(
     _allow_code(allow_code)
     ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch)
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        print_note(note)
     return EnsembleCalculator(ensemble.replayed(), outside)
 
 

@@ -1,6 +1,5 @@
 """Neighbour lists of moving atoms, searched anew only when necessary, on the device where they are needed."""
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
+from hydragnn.base.errors import print_note
 from hydragnn.graphs.atomic import CLOSEST, REACH, neighbour_list
 from hydragnn.graphs.device_search import DeviceSearch, Pairs
 from hydragnn.graphs.search import is_compact
@@ -185,7 +185,7 @@ class SkinList:
 
     def _stay_on_host(self, reason: str) -> None:
         self.searches_there, self._search = False, None
-        print(f"note: neighbours are searched on the CPU, not on {self.device}: {reason}", file=sys.stderr, flush=True)
+        print_note(f"neighbours are searched on the CPU, not on {self.device}: {reason}")
 
     def _searched(
         self, found: Pairs, positions: ndarray, places: Tensor, cell: ndarray, periodic: Any, cutoff: float

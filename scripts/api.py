@@ -8,6 +8,7 @@ installed packages register, and classes of the modules in ``allow_code``, which
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -29,13 +30,12 @@ from hydragnn.base.places import (
     check_suffix,
     check_workers,
     is_store,
-    model_folder,
     source_paths,
 )
 from hydragnn.base.settings import Settings, read_toml, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
-from hydragnn.scripts.run_sources import CONFIG, run_folder, run_of
+from hydragnn.scripts.run_sources import CONFIG, model_folder, run_folder, run_of
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
@@ -468,8 +468,10 @@ def predict(
             )
     check_workers(workers)
     folder = as_path(model)
-    if this_launch().size == 1:
-        model_folder(folder)
+    alone = this_launch().size == 1
+    with nullcontext() if alone else suppress(InputError):  # of which rank 0 tells
+        folder = model_folder(folder)
+    if alone:
         check_suffix(as_path(out))
         source_paths(place)
     from hydragnn.ensemble import predict_to_file

@@ -13,9 +13,10 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.imports import function_named
-from hydragnn.base.places import check_exists, model_folder
+from hydragnn.base.places import check_exists
 from hydragnn.base.terminal import PlainConsole, visible
 from hydragnn.scripts.devices import Device
+from hydragnn.scripts.run_sources import model_folder
 
 
 def check(
@@ -49,7 +50,7 @@ def check(
     if (model is None) != bool(calculator) or (calculator and structures is None):
         raise InputError("check takes a MODEL, or --calculator MODULE:NAME with --structures FILE")
     if model is not None:
-        model_folder(model)
+        model = model_folder(model)
     from hydragnn.ensemble.checking import calculator_subject, findings_of, findings_page, model_subject
     from hydragnn.ensemble.checking.findings import TITLE, shown
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from hydragnn.base import places
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import as_path
+from hydragnn.base.places import MADE_BY, as_path, check_kind
 from hydragnn.base.settings import Settings
 
 CONFIG = "config.json"
@@ -33,3 +34,17 @@ def run_folder(config: Any, out: Path | str | None, *, resume: bool = True) -> P
     if not resume:
         raise InputError(f"{own} is a run; continue it with --resume, or begin another like it with --out NEW")
     return own
+
+
+def model_folder(path: Path) -> Path:
+    """Return the ensemble or run that a path names, of a campaign its best trial.
+
+    InputError for anything else, for a model without its run, and for a campaign without a result.
+    """
+    if check_kind(path, *MADE_BY, "a model") != "a campaign":
+        return places.model_folder(path)
+    from hydragnn.hpo.final import best_runs
+
+    if not (runs := best_runs(path)):
+        raise InputError(f"{path} is a campaign without a result so far; wait for a trial, or resume the search")
+    return runs[0]

@@ -18,9 +18,10 @@ from rich.progress import track
 from hydragnn.base.errors import Busy, InputError, Interrupted
 from hydragnn.base.files import read_sealed, try_lock, write_sealed
 from hydragnn.base.imports import allow_code as _allow_code
-from hydragnn.base.places import check_exists, model_folder
+from hydragnn.base.places import check_exists
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts.devices import Device
+from hydragnn.scripts.run_sources import model_folder
 from hydragnn.scripts.showing import show_value
 
 Model = Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder with an energy and forces.")]
@@ -114,7 +115,7 @@ def _inputs(
 ) -> tuple[Any, list[Any], dict[str, Any]]:
     """Return a model's calculator, structures, and what identifies them."""
     _allow_code(code or [])
-    model_folder(model)
+    model = model_folder(model)
     check_exists(source)
     from hydragnn.ensemble import Ensemble, calculator
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hydragnn.base.allocator import keep_memory
-from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.base.errors import InputError, Interrupted, print_note
 from hydragnn.base.files import write_json
 from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.places import is_store, model_folder, source_paths
@@ -264,7 +264,7 @@ def _show_plan(schedule: Schedule, job: Job, ensemble: Ensemble) -> None:
     print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
     doubt = "" if is_store(job.source) or job.source.suffix == ".toml" else ensemble.doubt_about_structures
     for note in filter(None, (ensemble.caveat, doubt)):
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        print_note(note)
 
 
 def work_through(worker: Worker, schedule: Schedule, job: Job, joiner: Joiner | None, *, show: bool) -> None:

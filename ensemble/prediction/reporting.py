@@ -1,7 +1,6 @@
 """Plan, progress bar and result of a prediction."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, print_note
 from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.base.machine import cores, visible_gpus
 from hydragnn.base.shown import Shown
@@ -90,7 +89,7 @@ def prediction_result(
     try:
         write_sealed(job.plan, {"planned": planned, "measured": measured})
     except InputError as error:  # the predictions are complete
-        print(f"note: {error}", file=sys.stderr, flush=True)
+        print_note(str(error))
     seconds = sum(seconds_of.values())
     return PredictionResult(
         out=job.out,

@@ -8,7 +8,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from importlib import import_module
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
@@ -190,9 +189,7 @@ def check_kind(folder: Path, *kinds: str) -> str:
 def model_folder(path: Path) -> Path:
     """Return the ensemble or run that a path names.
 
-    Of a model it is its run, of a campaign the run of its best trial.
-
-    InputError for anything else, for a model without its run, and for a campaign without a result.
+    Of a model it is its run. InputError for anything else, and for a model without its run.
     """
     kind = check_kind(path, *MADE_BY, "a model")
     if kind == "a model":
@@ -203,12 +200,9 @@ def model_folder(path: Path) -> Path:
                 "the weights alone with hydragnn.models.load_model"
             )
         return run
-    if kind != "a campaign":
-        return path
-    best_runs = import_module("hydragnn.hpo.final").best_runs  # by name: campaigns lie above this room
-    if not (runs := best_runs(path)):
-        raise InputError(f"{path} is a campaign without a result so far; wait for a trial, or resume the search")
-    return Path(runs[0])
+    if kind == "a campaign":
+        raise InputError(f"{path} is a campaign; hydragnn.load takes its best trial, or name the folder of a trial")
+    return path
 
 
 def weights_folder(run: Path) -> Path:

@@ -1,6 +1,5 @@
 """Functions of batches, recorded as graphs of the device and replayed."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hydragnn.base.errors import print_note
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size, real_items
 from hydragnn.layers.attention import GraphAttention
@@ -234,7 +234,7 @@ class Replays:
         except (NotRecordable, RuntimeError) as error:
             if not self.lenient:
                 raise
-            print(f"note: batches of a size are not replayed for now: {error}", file=sys.stderr, flush=True)
+            print_note(f"batches of a size are not replayed for now: {error}")
             self.recordings.clear()  # which gives memory back, if that was what there is too little of
             self.uses[key] = -LATER
             return False
@@ -292,7 +292,7 @@ class ReplayedPrediction:
         try:
             predictions, states = self.replays("prediction", predict, batch)
         except (NotRecordable, RuntimeError) as error:
-            print(f"note: predictions are not replayed as graphs of the device: {error}", file=sys.stderr, flush=True)
+            print_note(f"predictions are not replayed as graphs of the device: {error}")
             self.replays = None
             return predict(batch)
         own = {target.name: slice(real_items(batch, target.field.on)) for target in self.model.description.targets}
