@@ -28,7 +28,7 @@ class Budget:
     max_nodes: int = 0
     max_edges: int = 0
     memory: MemoryLimit | None = None
-    """What computing it may take."""
+    """Memory that computing it may take."""
 
 
 def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> list[Int64[ndarray, " _"]]:

@@ -35,7 +35,7 @@ from hydragnn.graphs.field import Field
 SMALLEST, LARGEST = 64, 65_536
 """Graphs of a block."""
 ROUNDS = 4
-"""Where graphs are not counted, a block holds so small a part of the graphs before it, for each process, that none has much more to do than another."""
+"""Blocks per process. Where graphs are not counted, a block holds so small a part of the graphs before it, for each process, that none has much more to do than another."""
 PARTS = 512
 """Where they are counted, blocks shrink to such a part of all graphs, or to one for each process, so that all processes end together."""
 SECONDS = 0.2
@@ -138,7 +138,7 @@ class Source:
 
 
 source_here: list[Source] = []
-"""That of this process, where it is one of several."""
+"""Source of this process, where it is one of several."""
 
 
 def begin(source: Source) -> None:

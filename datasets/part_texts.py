@@ -26,7 +26,7 @@ class TextsInfo:
     """File of a part's texts, as the manifest describes it."""
 
     graphs: dict[str, int]
-    """How many graphs have a text, by key."""
+    """Number of graphs with a text, by key."""
     members: list[int]
     """Bytes of every block; 0 where none of its graphs has a text."""
     blake2b: str

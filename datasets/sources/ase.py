@@ -36,7 +36,7 @@ class AseBuild(BuildSettings):
     """Keep only so many nearest neighbours of each atom."""
 
     index: str = ":"
-    """Which structures of each file, as a Python slice: ``:`` all, ``::10`` every tenth, ``-1`` the last."""
+    """Structures of each file, as a Python slice: ``:`` all, ``::10`` every tenth, ``-1`` the last."""
 
     format: str | None = None
     """ASE's name of the format, where the file name does not tell."""

@@ -12,7 +12,7 @@ ATOMS = "atoms"
 """Key of that text."""
 
 NOTHING = '{"info": {}, "arrays": {}, "results": {}}'
-"""That text of a structure that is its geometry alone."""
+"""Text of a structure that is its geometry alone."""
 
 GEOMETRY = ("numbers", "positions")
 PER_ATOM = ("forces", "stresses", "charges", "magmoms", "energies")
@@ -21,7 +21,7 @@ READ_OTHERWISE = frozenset(("Lattice", "Properties", "pbc", "species", "symbols"
 )
 """Names that readers of extended XYZ take for geometry or for results."""
 PREFIX = "input_"
-"""Of results that came with a structure, and of names that something else has taken."""
+"""Beginning of names of results that came with a structure, and of names that are taken."""
 
 
 def atoms_text(atoms: Any) -> str:

@@ -112,10 +112,10 @@ class BuildSettings(Settings, ABC):
     """Settings that name other files, beside ``files``."""
 
     takes_columns: ClassVar[bool] = False
-    """Whether fields may take columns of an array."""
+    """True where fields may take columns of an array."""
 
     takes_steps: ClassVar[bool] = False
-    """Whether fields may take values of later frames."""
+    """True where fields may take values of later frames."""
 
     joins: ClassVar[frozenset[Location]] = frozenset()
     """Locations of fields whose values may be joined from several keys."""

@@ -107,7 +107,7 @@ class MeshBuild(BuildSettings):
 
 _ZONE = rb"(?m)^[ \t]*(ZONE)\b"
 SEVERAL = {".msh": rb'\$(?:NODE|ELEMENT)DATA\s+\d+\s+("[^"\n]*")', ".dat": _ZONE, ".tec": _ZONE}
-"""What stands once for each frame or zone in files of Gmsh and Tecplot."""
+"""Text that stands once for each frame or zone in files of Gmsh and Tecplot."""
 
 XDMF = (".xdmf", ".xmf")
 

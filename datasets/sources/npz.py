@@ -75,7 +75,7 @@ class NpzBuild(BuildSettings):
     """Array of cells ([graphs, 3, 3], [graphs, 3], [3, 3] or [3]), or the three lengths of one box."""
 
     periodic: bool | list[bool] | None = None
-    """Which axes repeat; a ``cell`` needs it."""
+    """Axes that repeat; a ``cell`` needs it."""
 
     grid: Literal[4, 6, 8, 26] | None = None
     """Node fields lie on a regular grid, [graphs, points along x, y(, z), ...], whose points have so many neighbours: 4 or 8 in two
@@ -126,7 +126,7 @@ class _Source:
     points: tuple[int, ...] = ()
     """Points of a grid along each axis."""
     name: str = ""
-    """Of the file, in names of graphs."""
+    """Name of the file, in names of graphs."""
 
     def column(self, name: str) -> Array:
         return table_column(self.table, name, self.path)

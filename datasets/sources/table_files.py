@@ -37,7 +37,7 @@ def find_files(patterns: list[str]) -> list[Path]:
 
 
 MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-"""What cells without a label hold, in small letters."""
+"""Content of cells without a label, in small letters."""
 
 
 def read_table(

@@ -44,7 +44,7 @@ class VoxelsBuild(BuildSettings):
     """Edge length of a voxel, or one per axis of the array (of a TIFF: pages, rows, columns); absent: as a TIFF states it, else 1."""
 
     periodic: bool | list[bool] = False
-    """Whether the image repeats, or which axes do: grains then go on at the other side."""
+    """True where the image repeats, or the axes that do: grains then go on at the other side."""
 
     background: int | None = None
     """Number of voxels that belong to no grain, such as pores; absent: all are grains."""

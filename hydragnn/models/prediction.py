@@ -27,7 +27,7 @@ class Prediction(Protocol):
 
 def eager_prediction(model: GraphModel, batch: GraphBatch) -> Predicted:
     """Predictions by field name and states, as the model computes them."""
-    if model.training:  # asked first, since telling all layers takes as long as some of them
+    if model.training:  # asked first, since setting the mode of all layers takes as long as computing some
         model.eval()
     with torch.no_grad():
         predictions, states = model.with_states(batch)

@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import networkx as nx
-
 from hydragnn.scripts.api import build_store
+from tests.cases import inputs
 from tests.cases.running import Answer, hydragnn
 
 WIDTHS = """
@@ -31,14 +30,7 @@ high = 24
 
 def search_range(folder: Path) -> Answer:
     """A search over widths, of which heads divide few, tries no other."""
-    graphs = []
-    for seed in range(40):
-        graph = nx.watts_strogatz_graph(8 + seed % 8, 4, 0.3, seed=seed)
-        nx.set_node_attributes(graph, {node: float(degree) for node, degree in graph.degree}, "degree")
-        graph.graph["clustering"] = nx.average_clustering(graph)
-        graphs.append(graph)
-    fields = [{"name": "degree", "on": "node"}, {"name": "clustering", "on": "graph", "role": "target"}]
-    build_store({"kind": "networkx", "fields": fields}, folder / "graphs.h5", data=graphs, quiet=True)
+    build_store(inputs.NETWORKS, folder / "graphs.h5", data=inputs.networks(40), quiet=True)
     (folder / "campaign.toml").write_text(WIDTHS, encoding="utf-8")
     searched = hydragnn(folder, "search", "campaign.toml", "--out", "campaign", "--workers", "1")
     wanted = "4 trials, none lost, of widths 8, 12, 16, 20, 24"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import meshio
+import networkx as nx
 import numpy as np
 import torch
 from ase import Atoms
@@ -208,3 +209,21 @@ def write_results(path: Path) -> None:
     ]
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
+
+
+def networks(count: int) -> list[nx.Graph]:
+    """Return random networks without positions: degrees of nodes, and their mean clustering."""
+    graphs = []
+    for seed in range(count):
+        graph = nx.watts_strogatz_graph(8 + seed % 8, 4, 0.3, seed=seed)
+        nx.set_node_attributes(graph, {node: float(degree) for node, degree in graph.degree}, "degree")
+        graph.graph["clustering"] = nx.average_clustering(graph)
+        graphs.append(graph)
+    return graphs
+
+
+NETWORKS = {
+    "kind": "networkx",
+    "fields": [{"name": "degree", "on": "node"}, {"name": "clustering", "on": "graph", "role": "target"}],
+}
+"""Build file of the networks."""

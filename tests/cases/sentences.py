@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import networkx as nx
-
 import hydragnn as package
+from tests.cases import inputs
 from tests.cases.running import Answer, hydragnn
 
 RUN = """
@@ -25,12 +24,7 @@ epochs = 1
 
 def check_no_positions(folder: Path) -> Answer:
     """Laws of space do not apply to graphs without positions."""
-    graphs = [nx.watts_strogatz_graph(8 + k % 8, 4, 0.3, seed=k) for k in range(24)]
-    for graph in graphs:
-        nx.set_node_attributes(graph, {n: float(d) for n, d in graph.degree}, "degree")
-        graph.graph["clustering"] = nx.average_clustering(graph)
-    fields = [{"name": "degree", "on": "node"}, {"name": "clustering", "on": "graph", "role": "target"}]
-    package.build_store({"kind": "networkx", "fields": fields}, folder / "graphs.h5", data=graphs, quiet=True)
+    package.build_store(inputs.NETWORKS, folder / "graphs.h5", data=inputs.networks(24), quiet=True)
     (folder / "run.toml").write_text(RUN, encoding="utf-8")
     package.train(folder / "run.toml", folder / "run")
     checked = hydragnn(folder, "check", "run")
