@@ -223,6 +223,7 @@ def with_overrides(
 REMOVED: Mapping[str, str] = {
     "train.compile": "plain steps are as fast; for dynamics, hydragnn export --to aoti makes a compiled potential",
     "search.together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own",
+    "heads.total_shift": "all nodes take an equal share in the shift to their total, which is as precise",
 }
 """Keys of earlier versions, each with what to use instead."""
 
@@ -231,7 +232,8 @@ def refuse_removed(table: Mapping[str, Any]) -> None:
     """Raise InputError for a key that an earlier version had."""
     for path, remedy in REMOVED.items():
         section, _, key = path.partition(".")
-        if isinstance(table.get(section), dict) and key in table[section]:
+        tables = table.get(section)
+        if any(isinstance(one, dict) and key in one for one in (tables if isinstance(tables, list) else [tables])):
             raise InputError(f"{path} is gone: {remedy}; remove the key")
 
 

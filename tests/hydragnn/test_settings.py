@@ -170,6 +170,7 @@ def test_a_table_of_python_is_what_a_file_could_say() -> None:
         ({"train": {"compile": "on"}}, [], "train.compile is gone: .* export --to aoti"),
         ({"train": {"compile": "off", "epochs": 3}}, [], "train.compile is gone"),
         ({}, ["train.compile=auto"], "train.compile is gone"),
+        ({"heads": [{"field": "e"}, {"total_shift": "equal"}]}, [], "heads.total_shift is gone: .* equal share"),
         ({"search": {"together": 8}}, [], "search.together is gone: .* trials_per_device = N"),
         ({}, ["search.together=auto"], "search.together is gone"),
     ],

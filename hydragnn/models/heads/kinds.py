@@ -172,13 +172,7 @@ class _PooledHead(_NumberHead):
 class ScalarHeadSettings(_ItemHead, _PooledHead):
     """Numbers on nodes, edges or graphs that do not turn."""
 
-    acts_with: ClassVar = {
-        "total_shift": ActsWith(
-            words="in a head with a total",
-            remedy="give total = 0 or a graph input",
-            holds=lambda head: head.total is not None,
-        )
-    }
+    removed: ClassVar = frozenset({"total_shift"})
 
     kind: Literal["scalar"] = "scalar"
 
@@ -198,15 +192,19 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
 
     total: Finite | str | None = None
     """Sum of a node field over each graph (node fields only): 0, or the name of a graph input with its value, in the unit of the field. The charges of a molecule
-    are an example. Values are shifted so that they add up to it. Absent: nothing holds for the sum."""
-
-    total_shift: Literal["softness", "equal"] = "softness"
-    """Shares of the nodes in the shift to the total: softness, by a positive number that a network predicts for each node, or equal. Predicted shares are
-    the default, since nodes that are known well (hydrogen) should move less than others."""
+    are an example. All values of a graph are shifted alike so that they add up to it. Absent: nothing holds for the sum."""
 
     symmetry: Literal["symmetric", "antisymmetric"] | None = None
     """What an edge's value is in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
     sender to receiver). Absent: anything. With a symmetry every edge needs its reverse in the graph."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shift_equally(cls, value: Any) -> Any:
+        """Refuse the trained shares of earlier versions, whose weights no head has."""
+        if isinstance(value, dict) and value.get("total_shift") == "softness" and value.get("total") is not None:
+            raise ValueError(f"head {value.get('field')}: total_shift = softness is gone; train with equal shares")
+        return value
 
     @field_validator("total")
     @classmethod
@@ -239,9 +237,7 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
             head: nn.Module = ScaledNodeHead(output, self.hidden_dims, channels, self.correction_of)
         else:
             head = super().node_network(output, channels)
-        if self.conserved is None:
-            return head
-        return ConservedHead(head, self.hidden_dims, channels, self.conserved, softness=self.total_shift == "softness")
+        return head if self.conserved is None else ConservedHead(head, self.conserved)
 
     def check(self, field: Field) -> None:
         """Numbers with parity scalar, on nodes, edges or graphs."""

@@ -196,30 +196,23 @@ class ScaledNodeHead(NodeHead):
 
 
 class ConservedHead(nn.Module):
-    """y_i = a_i + s_i / sum_j s_j (total - sum_j a_j), with a from another head.
+    """y_i = a_i + (total - sum_j a_j) / nodes, with a from another head.
 
-    Sums run over the nodes of a graph, whose values therefore add up to its total. The softness s is positive, from a network on the states (neural charge
-    equilibration, Zubatyuk et al. 2021, doi:10.1038/s41467-021-24904-0), or the same for all nodes.
+    The sum runs over the nodes of a graph, whose values therefore add up to its total.
     The total is a normalised graph input with the scale of the field, or zero. Variances stay those of the other head, which learns them for y.
     """
 
-    def __init__(
-        self, head: nn.Module, hidden_dims: list[int], channels: int, total: str = "", *, softness: bool = True
-    ) -> None:
+    def __init__(self, head: nn.Module, total: str) -> None:
         super().__init__()
         self.head = head
         self.total = total
-        self.softness = mlp([channels, *hidden_dims, 1]) if softness else None
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """A distribution per node, of the field's shape."""
         prediction: Number = self.head(states, graph, batch)
         values = prediction.mean
-        if self.softness is None:
-            softness = values.new_ones(values.shape[0], 1)
-        else:
-            softness = positive(self.softness(states[0]))
-        shares = softness / graph.to_nodes(graph.sum_over_nodes(softness))  # [nodes, 1], which add up to 1
+        ones = values.new_ones(values.shape[0], 1)
+        shares = ones / graph.to_nodes(graph.sum_over_nodes(ones))  # [nodes, 1], which add up to 1
         lacking = -graph.sum_over_nodes(values)  # [graphs, *shape]
         if self.total:
             lacking = lacking + batch.graphs[self.total].reshape(lacking.shape)

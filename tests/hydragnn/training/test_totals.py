@@ -40,9 +40,7 @@ FIELDS = (*INPUTS, SITE, PAIR, LABEL, OF_GRAPH, MOMENTS)
 WITH_NET = {"data__inputs": ["atomic_numbers", "net"]}
 WAYS: dict[str, dict[str, Any]] = {
     "zero": {"total": 0},
-    "zero, equally": {"total": 0.0, "total_shift": "equal"},
     "graph field": {"total": "load"},
-    "graph field, equally": {"total": "load", "total_shift": "equal"},
     "gaussian": {"total": "load", "distribution": "gaussian", "loss": "nll"},
     "networks per index": {"total": "load", "per_index": 4},
     "layers and factors of its own": {"total": "load", "conv_layers": 1, "graph_scale": True},
@@ -71,7 +69,7 @@ def test_values_add_up_and_depend_on_neither_company_nor_order(way: str) -> None
     graphs = [make_graph(seed, nodes) for seed, nodes in enumerate(sizes)]
     batch = concatenate(graphs)
     values = values_of(model, batch)
-    expected = batch["load"] if "graph field" in way or way in ("gaussian", *[*WAYS][5:]) else torch.zeros(2)
+    expected = batch["load"] if "graph field" in way or way in ("gaussian", *[*WAYS][3:]) else torch.zeros(2)
     torch.testing.assert_close(sums(values.mean, batch), expected.double(), rtol=1e-12, atol=1e-12)
     alone = [values_of(model, graph).mean for graph in graphs]
     torch.testing.assert_close(torch.cat(alone), values.mean, rtol=1e-12, atol=1e-12)
@@ -82,22 +80,13 @@ def test_values_add_up_and_depend_on_neither_company_nor_order(way: str) -> None
         )
 
 
-@pytest.mark.parametrize("shift", ["softness", "equal"])
-def test_the_shift_is_the_equation_and_has_its_gradients(shift: str) -> None:
-    model, batch = built({"total": "load", "total_shift": shift}), concatenate([make_graph(0, 3), make_graph(1, 6)])
+def test_the_shift_is_the_equation_and_has_its_gradients() -> None:
+    model, batch = built({"total": "load"}), concatenate([make_graph(0, 3), make_graph(1, 6)])
     (head,) = model.heads
     graph = model.message_graph(batch, model.edge_vectors(batch))
     states = model.encode(batch, graph)
     raw = head.get_submodule("head")(states, graph, batch).mean
-    soft = torch.ones(9, dtype=torch.float64)
-    if shift == "softness":
-        soft = torch.nn.functional.softplus(head.get_submodule("softness")(states[0])).squeeze(1) + 1e-6
-    expected = torch.cat(
-        [
-            a + s / s.sum() * (total - a.sum())
-            for a, s, total in zip(raw.split([3, 6]), soft.split([3, 6]), batch["load"])
-        ]
-    )
+    expected = torch.cat([a + (total - a.sum()) / len(a) for a, total in zip(raw.split([3, 6]), batch["load"])])
     actual = values_of(model, batch).mean
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     weights = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -127,6 +116,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "node fields": ({"total": "size"}, "total = 'size' is no numeric graph input"),
     "not an input": ({"total": "moments"}, "total = 'moments' is no numeric graph input"),
     "other shape": ({"field": "pair", "total": "load"}, r"total = 'load' has shape \(\), the field \(2,\)"),
+    "trained shares": (
+        {"total": 0, "total_shift": "softness"},
+        "head site: total_shift = softness is gone; train with",
+    ),
     "other numbers": ({"total": 1}, "1.0 is no total; write 0, or the name of a graph input"),
 }
 
@@ -229,6 +222,12 @@ def test_padded_and_replayed_steps_with_totals_are_the_steps(
 def test_labels_that_miss_their_total_are_noted(trained: Callable[..., Any]) -> None:
     record = trained(heads=[ENERGY, {**CHARGE, "total": 0}], train__epochs=1)
     assert any("labels of charge do not add up to zero" in note for note in record.notes)
+
+
+@pytest.mark.parametrize("stored", [{"total": None, "total_shift": "softness"}, {"total": 0, "total_shift": "equal"}])
+def test_stored_heads_without_trained_shares_load(stored: dict[str, Any]) -> None:
+    head = parse_head({"kind": "scalar", "field": "site", **stored})
+    assert "total_shift" not in head.to_json() and head.to_json()["total"] == stored["total"]
 
 
 def test_targets_without_a_total_have_the_json_of_older_versions() -> None:
