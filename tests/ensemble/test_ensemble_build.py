@@ -251,7 +251,7 @@ def test_a_folder_that_is_neither_ensemble_nor_run_is_refused(tmp_path: Path) ->
     with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
         Ensemble.load(tmp_path)
     (tmp_path / "campaign.json").write_text("{}")
-    with pytest.raises(InputError, match="is a campaign; hydragnn.load takes its best trial"):
+    with pytest.raises(InputError, match=r"is a campaign; hydragnn\.load takes its best trial"):
         Ensemble.load(tmp_path)
 
 
