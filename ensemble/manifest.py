@@ -11,6 +11,7 @@ import pydantic
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, digest, read_sealed, write_atomically, write_sealed
+from hydragnn.base.imports import NotAllowed
 from hydragnn.base.limits import check_readable
 from hydragnn.base.settings import first_problem
 from hydragnn.ensemble.calibration.classes import ClassCalibration
@@ -139,6 +140,8 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         if len(manifest.spaces) != len(manifest.members):
             raise ValueError("the training domain is of other members")
         return manifest
+    except NotAllowed as error:
+        raise InputError(f"{source}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
 

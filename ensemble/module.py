@@ -145,7 +145,7 @@ class EnsembleModule(nn.Module, Shown):
                 one = denormalise(predictions[name], target.field, trained.normalisation, visible)
                 share = value_of(one) * float(self.weights_of(name)[number])
                 values[name] = values[name] + share if name in values else share
-        classes = {target.name for target in targets if target.distribution is Categorical}
+        classes = {target.name for target in targets if issubclass(target.distribution, Categorical)}
         return {name: (value.log() if name in classes else value).to(dtype) for name, value in values.items()}
 
     def embeddings(self, source: Any) -> Float[Tensor, "nodes channels"]:

@@ -33,7 +33,7 @@ from hydragnn.ensemble.metrics import (
 )
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, join_moments, total_variance
 from hydragnn.graphs.field import Field
-from hydragnn.models import Distribution, Normal, Point, Target
+from hydragnn.models import Distribution, Number, Point, Target
 
 QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 SCORES = {"crps": gaussian_crps, "nll": gaussian_nll}
@@ -383,6 +383,6 @@ def component_names(field: Field) -> list[str]:
     return ["_" + "".join("xyz"[i] for i in index) for index in np.ndindex(*field.shape)]
 
 
-def _number(one: Distribution) -> Point | Normal:
-    assert isinstance(one, Point | Normal), f"{one.kind} is not a distribution of numbers"
+def _number(one: Distribution) -> Number:
+    assert isinstance(one, Number), f"{one.kind} is not a distribution of numbers"
     return one

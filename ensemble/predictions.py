@@ -15,21 +15,15 @@ from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.texts import NAME, Texts, join_texts
-from hydragnn.models import Categorical, Distribution, Normal, Point, Target
+from hydragnn.models import Categorical, Target
 
 MOST = 10
 """Graphs that notebooks show."""
 
-ESTIMATES: Mapping[type[Distribution], type[Estimate]] = {
-    Point: NumberEstimate,
-    Normal: NumberEstimate,
-    Categorical: ClassEstimate,
-}
-
 
 def estimates_of(target: Target) -> type[Estimate]:
     """Return the class of estimates of a target's distribution."""
-    return ESTIMATES[target.distribution]
+    return ClassEstimate if issubclass(target.distribution, Categorical) else NumberEstimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)

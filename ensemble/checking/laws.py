@@ -21,7 +21,7 @@ from hydragnn.ensemble.predictions import Predictions, estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import unbatch
-from hydragnn.models import Normal, Point
+from hydragnn.models import Number
 
 STEP = 0.01  # Angstrom
 STENCIL = ((-2, 1 / 12), (-1, -8 / 12), (1, 8 / 12), (2, -1 / 12))
@@ -509,7 +509,7 @@ def _raw(subject: Subject, factor: float = 1.0) -> dict[str, Any]:
     outcomes, estimates = [outcome(member, graphs).predictions for member in ensemble.members], {}
     for target in ensemble.targets:
         members = [one[target.name] for one in outcomes]
-        scaled = [one.scale_by(torch.tensor(factor).double()) for one in members if isinstance(one, Point | Normal)]
+        scaled = [one.scale_by(torch.tensor(factor).double()) for one in members if isinstance(one, Number)]
         if scaled:
             weights, owners = ensemble.weights_of(target.name), graphs.owner(target.field.on)
             nodes = graphs.counts("node")[owners].numpy()

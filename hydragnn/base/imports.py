@@ -24,6 +24,11 @@ REFERENCE = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
 ROOMS = ("datasets", "ensemble", "graphs", "hpo", "scripts")
 """Rooms of this package that lie outside its folder in a checkout, where files of strangers may lie beside them."""
 
+
+class NotAllowed(InputError):
+    """Code that a file names, and that the user has not allowed."""
+
+
 _allowed: set[str] = set()
 """Modules that this process may import by name, each with the modules inside it."""
 
@@ -155,7 +160,7 @@ def _imported(reference: str, *, where: str, noun: str, registered: bool = False
     if parts[0] in sys.stdlib_module_names or "__main__" in parts:
         raise InputError(f"{where}: {module_name} holds no {noun}s; name a module of a package of yours")
     if not (registered or is_allowed(module_name)):
-        raise InputError(
+        raise NotAllowed(
             f"{where} names code of {module_name}, which a file may not run by itself; where you trust it, add "
             f'--allow-code {module_name} (in Python: allow_code=["{module_name}"])'
         )

@@ -7,8 +7,10 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models.description import ModelDescription
+from hydragnn.models.distributions import Categorical, Number, distribution_kind
 from hydragnn.models.heads import HeadSettings
 from hydragnn.models.heads.modules import with_layers
+from hydragnn.models.target import Target
 
 GEOMETRY = frozenset({"lengths", "directions", "triplets"})
 
@@ -208,6 +210,7 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
     if head.corrected_input:
         _check_corrected(field, head.corrected_input, description)
     for target in head.targets(description.fields):
+        _check_distribution(target)
         if target.total:
             _check_total(field, target.total, description)
     if field.on == "edge" and not description.edges:
@@ -216,6 +219,18 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
         )
     if head.derivatives:
         _check_derivatives(field, head.derivatives, description)
+
+
+def _check_distribution(target: Target) -> None:
+    """Raise InputError for a distribution that no other process would find, or of another kind of field."""
+    name, kind = target.distribution.__name__, getattr(target.distribution, "kind", "")
+    if distribution_kind(kind) is not target.distribution:
+        raise InputError(f"head {target.name}: {kind!r} names another distribution than {name}; correct its kind")
+    family = Categorical if target.field.classes else Number
+    if not issubclass(target.distribution, family):
+        raise InputError(
+            f"head {target.name}: {name} is no distribution of its field; derive it from hydragnn.models.{family.__name__}"
+        )
 
 
 def _check_corrected(field: Field, name: str, description: ModelDescription) -> None:

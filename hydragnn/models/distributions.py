@@ -1,12 +1,14 @@
 """Predictions as distributions: point, normal, or probabilities of classes.
 
-Losses, metrics, normalisation and ensembles speak to the methods of these objects and never ask which one they hold.
+Losses, metrics, normalisation and ensembles ask at most whether one is of numbers or of classes. So a further distribution
+is one subclass of ``Number``, in the file of its head.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from dataclasses import field as entry
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -16,12 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.imports import class_of_kind
 from hydragnn.graphs.field import Field
 
 VARIANCE_FLOOR = 1e-6
 
 D = TypeVar("D", bound="Distribution")
-N = TypeVar("N", bound="_Number")
+N = TypeVar("N", bound="Number")
+
+GROUP = "hydragnn.distributions"
+"""Entry-point group in which packages announce distributions; the name of an entry is its kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,6 +35,7 @@ class Distribution(ABC):
     """Prediction of every item of a field; one row per item."""
 
     kind: ClassVar[str]
+    """Name in files; of a class of your own ``package.module:Name``, or that of an entry point."""
 
     @classmethod
     @abstractmethod
@@ -60,7 +67,7 @@ class Distribution(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def detach(self: D) -> D:
         """The distribution without the history of its computation."""
@@ -89,14 +96,28 @@ class Distribution(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Number(Distribution):
+class Number(Distribution):
     """A distribution of numbers around a mean."""
 
     mean: Float[Tensor, "items *shape"]
 
+    @property
+    @abstractmethod
+    def variance(self) -> Float[Tensor, "items *shape"]:
+        """Variance of every item; zero where the distribution has none."""
+
+    @classmethod
+    def blank(cls: type[N], field: Field, items: int) -> N:
+        """NaN for every item."""
+        return cls(**{one.name: _nan(items, *field.shape) for one in fields(cls)})
+
     @abstractmethod
     def scale_by(self, factor: Tensor) -> "Number":
         """The distribution of value times ``factor``."""
+
+    @abstractmethod
+    def shift_by(self, by: Tensor) -> "Number":
+        """The distribution of value plus ``by``."""
 
     def mean_over(self: N, counts: Tensor) -> N:
         """Return the distribution of a mean of ``counts`` independent values."""
@@ -116,15 +137,10 @@ class _Number(Distribution):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Point(_Number):
+class Point(Number):
     """One value for every item and nothing about its uncertainty."""
 
     kind = "point"
-
-    @classmethod
-    def blank(cls, field: Field, items: int) -> "Point":
-        """NaN for every item."""
-        return Point(mean=_nan(items, *field.shape))
 
     @property
     def variance(self) -> Float[Tensor, "items *shape"]:
@@ -146,17 +162,13 @@ class Point(_Number):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Normal(_Number):
+class Normal(Number):
     """A normal distribution for every item; components are independent."""
 
     kind = "normal"
 
-    variance: Float[Tensor, "items *shape"]
-
-    @classmethod
-    def blank(cls, field: Field, items: int) -> "Normal":
-        """NaN for every item."""
-        return Normal(mean=_nan(items, *field.shape), variance=_nan(items, *field.shape))
+    # a field of its own, whose default is not the property of the base
+    variance: Float[Tensor, "items *shape"] = entry()
 
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
         """Return (log variance + (mean - label)^2 / variance) / 2.
@@ -239,24 +251,27 @@ class Categorical(Distribution):
         return self
 
 
-Number = Point | Normal
+OWN: dict[str, type[Distribution]] = {kind.kind: kind for kind in (Point, Normal, Categorical)}
 
-DISTRIBUTIONS: dict[str, type[Distribution]] = {kind.kind: kind for kind in (Point, Normal, Categorical)}
+
+def distribution_kind(kind: str) -> type[Distribution]:
+    """Return the distribution of a name; InputError names the nearest."""
+    words = {"where": "distribution", "noun": "distribution", "parent": "hydragnn.models.Number"}
+    return class_of_kind(kind, OWN, Distribution, group=GROUP, **words)
 
 
 def distribution_from_arrays(kind: str, arrays: Mapping[str, NDArray[np.float64]]) -> Distribution:
     """The distribution whose ``to_arrays`` these are; InputError where they are none."""
-    expected = {entry.name for entry in fields(DISTRIBUTIONS[kind])} if kind in DISTRIBUTIONS else set()
-    if not expected or set(arrays) != expected:
+    distribution = distribution_kind(kind)
+    if set(arrays) != {one.name for one in fields(distribution)}:
         raise InputError(f"{kind} with {', '.join(sorted(arrays))} is no distribution; predict again")
-    return DISTRIBUTIONS[kind](**{name: torch.from_numpy(values) for name, values in arrays.items()})
+    return distribution(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
 
 def concatenate_distributions(parts: Sequence[Distribution]) -> Distribution:
-    """Concatenate distributions; among normals, points have no variance."""
-    kinds = {type(part) for part in parts}
-    if kinds == {Point, Normal}:
-        parts = [Normal(mean=part.mean, variance=part.variance) for part in parts if isinstance(part, Point | Normal)]
+    """Concatenate distributions; several kinds of numbers become normal ones, points without variance."""
+    if len({type(part) for part in parts}) > 1:
+        parts = [Normal(mean=part.mean, variance=part.variance) for part in parts if isinstance(part, Number)]
     first = parts[0]
     return type(first)(**{name: torch.cat([part.tensors()[name] for part in parts]) for name in first.tensors()})
 

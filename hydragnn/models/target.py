@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from hydragnn.graphs.field import Field, field_from_json
-from hydragnn.models.distributions import DISTRIBUTIONS, Distribution, Point
+from hydragnn.models.distributions import Distribution, Point, distribution_kind
 
 Loss = Literal["mse", "mae", "huber", "nll", "relative", "cross_entropy"]
 
@@ -77,7 +77,7 @@ def target_from_json(value: Mapping[str, Any]) -> Target:
         **{
             **value,
             "field": field_from_json(value["field"]),
-            "distribution": DISTRIBUTIONS[value["distribution"]],
+            "distribution": distribution_kind(value["distribution"]),
             "class_weights": tuple(weights) if isinstance(weights, list) else weights,
             "given_references": tuple((int(z), float(energy)) for z, energy in value.get("given_references", ())),
         }

@@ -1,6 +1,6 @@
 """Errors in units of fields, as sums that merge."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydragnn.datasets import Normalisation
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import Categorical, Distribution, Normal, Point, Target
+from hydragnn.models import Categorical, Distribution, Target
 from hydragnn.training.class_metrics import BINS, class_sums, class_values
 
 
@@ -134,11 +134,9 @@ class ClassTally:
         return class_values(np.asarray(sums), self.target.field.classes)
 
 
-TALLIES: Mapping[type[Distribution], Callable[[Target], NumberTally | ClassTally]] = {
-    Point: NumberTally,
-    Normal: NumberTally,
-    Categorical: ClassTally,
-}
+def tally_of(target: Target) -> NumberTally | ClassTally:
+    """Return the tally of a target's distribution."""
+    return ClassTally(target) if issubclass(target.distribution, Categorical) else NumberTally(target)
 
 
 class Errors:
@@ -146,7 +144,7 @@ class Errors:
 
     def __init__(self, targets: Sequence[Target], device: torch.device | str = "cpu") -> None:
         """Nothing gathered yet."""
-        self.tallies = {target.name: TALLIES[target.distribution](target) for target in targets}
+        self.tallies = {target.name: tally_of(target) for target in targets}
         ends = np.cumsum([0, *(tally.size for tally in self.tallies.values())]).tolist()
         self.spans = {name: slice(first, last) for name, first, last in zip(self.tallies, ends, ends[1:])}
         self.sums = torch.zeros(ends[-1], dtype=torch.float64, device=device)

@@ -13,7 +13,7 @@ import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.graphs import Field
-from hydragnn.models import Normal, Point, TrainedModel, load_model
+from hydragnn.models import Number, TrainedModel, load_model
 from hydragnn.record import RunRecord
 
 Array = torch.Tensor
@@ -59,7 +59,7 @@ def predictions(model: TrainedModel, store: Path, graphs: list[int]) -> list[dic
             {
                 name: (prediction.mean, batch[name].to(torch.float64))
                 for name, prediction in model.predict(batch).items()
-                if isinstance(prediction, Point | Normal)
+                if isinstance(prediction, Number)
             }
         )
     return blocks

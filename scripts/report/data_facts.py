@@ -16,7 +16,7 @@ from hydragnn.datasets.tools import missing_in_graphs, present_graphs, store_not
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, is_labelled
 from hydragnn.graphs.texts import NAME, Texts
-from hydragnn.models import Categorical, Distribution, Normal, Point, Target, TrainedModel, concatenate_distributions
+from hydragnn.models import Categorical, Distribution, Number, Target, TrainedModel, concatenate_distributions
 from hydragnn.runs.moved import is_data
 from hydragnn.scripts.report import facts
 from hydragnn.scripts.report.facts import ClassPoints, DataFacts, Points
@@ -235,7 +235,7 @@ def _points(
     if isinstance(prediction, Categorical):
         probability = prediction.probabilities.reshape(-1, prediction.classes).numpy()[labelled]
         return ClassPoints(field=target.name, target=truth.astype(np.int64), probability=probability, graph=graph)
-    assert isinstance(prediction, Point | Normal)
+    assert isinstance(prediction, Number)
     mean = prediction.mean.reshape(-1).numpy()[labelled]
     unit = target.field.unit
     return Points(field=target.name, unit=unit, target=truth.astype(np.float64), mean=mean, graph=graph)

@@ -1,0 +1,136 @@
+"""A distribution is one file: what ``tests/laplace.py`` predicts is trained, judged, calibrated, written and read."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Laplace as Reference
+
+import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.ensemble import Ensemble, build_ensemble
+from hydragnn.graphs import Field
+from hydragnn.models import Distribution, Point, Target, concatenate_distributions, load_model
+from hydragnn.models.distributions import distribution_from_arrays
+from hydragnn.runs import train
+from tests.forked import Forked
+from tests.hydragnn.training.conftest import ENERGY
+from tests.laplace import Laplace, LaplaceHead
+
+HEAD = {"kind": "tests.laplace:LaplaceHead", "field": "charge"}
+
+
+@pytest.fixture(scope="module")
+def stored(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clusters on disk."""
+    path = tmp_path_factory.mktemp("laplace") / "graphs.h5"
+    with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes) as writer:
+        writer.write(store.read(range(len(store))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(make_config: Callable[..., RunConfig], stored: Path) -> list[Path]:
+    """Two runs that predict Laplace distributions of charges beside energies."""
+    folders = [stored.with_name(f"run{seed}") for seed in (0, 1)]
+    for seed, folder in enumerate(folders):
+        config = make_config("schnet", [ENERGY, HEAD], data__store=str(stored), train__seed=seed)
+        record = train(config, folder)
+        assert record.status == "finished" and record.best is not None
+        assert np.isfinite([record.best["valid/loss"], record.best["valid/charge/mae"]]).all()
+    return folders
+
+
+@pytest.fixture(scope="module")
+def ensemble(runs: list[Path], stored: Path) -> Path:
+    """The ensemble of both runs."""
+    build_ensemble(runs, stored.with_name("ensemble"))
+    return stored.with_name("ensemble")
+
+
+def test_the_loss_is_the_likelihood_per_label(runs: list[Path], store: MemoryStore) -> None:
+    model, batch = load_model(runs[0] / "model", torch.float64), store.read(range(40))
+    prediction, labels = model.predict(batch)["charge"], batch["charge"].double()
+    assert isinstance(prediction, Laplace)
+    expected = -Reference(prediction.mean, prediction.scale).log_prob(labels) - np.log(2)
+    torch.testing.assert_close(prediction.nll(labels), expected)
+    factor = torch.full((), 2.0, dtype=torch.float64)
+    torch.testing.assert_close(prediction.nll(labels, factor), prediction.scale_by(1 / factor).nll(labels / factor))
+
+
+def test_an_ensemble_is_the_mixture_and_is_written_and_read(
+    runs: list[Path], ensemble: Path, stored: Path, store: MemoryStore
+) -> None:
+    batch, trained = store.read(range(40)), [load_model(run / "model", torch.float64) for run in runs]
+    members = [one.predict(batch)["charge"] for one in trained]
+    mean, variance = (torch.stack([getattr(one, what) for one in members]) for what in ("mean", "variance"))
+    estimate = Ensemble.load(ensemble, dtype=torch.float64).predict(batch)["charge"]
+    np.testing.assert_allclose(estimate["mean"], mean.mean(0), rtol=1e-9)
+    ratio = estimate["epistemic"] ** 2 / estimate["aleatoric"] ** 2
+    np.testing.assert_allclose(ratio, mean.var(0, correction=0) / variance.mean(0), rtol=1e-6)
+    evaluation = json.loads((ensemble / "evaluation.json").read_text())
+    assert {"crps", "nll", "coverage"} <= evaluation["parts"]["valid"]["charge"]["ensemble"].keys()
+    hydragnn.predict(ensemble, stored, stored.with_name("out.h5"))
+    with h5py.File(stored.with_name("out.h5")) as file:
+        for quantity in estimate.quantities:
+            np.testing.assert_allclose(file[f"fields/charge/{quantity}"][:], estimate[quantity], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [([], "ensemble.json: distribution = .*add --allow-code tests.laplace"), (["--allow-code", "tests.laplace"], "")],
+)
+def test_another_process_reads_it_where_its_code_is_allowed(
+    options: list[str], words: str, ensemble: Path, stored: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = ["-m", "hydragnn", "predict", str(ensemble), str(stored), "--out", str(tmp_path / "out.npz")]
+    process = Forked([*command, "--workers", "2", *options], environment)
+    output, _ = process.communicate(timeout=120)
+    assert (process.returncode == 0) == (not words) and re.search(words, " ".join(output.split()))
+
+
+def test_arrays_bring_it_back_and_points_join_it() -> None:
+    one = Laplace(mean=torch.ones(2), scale=torch.ones(2))
+    back = distribution_from_arrays(Laplace.kind, one.to_arrays())
+    assert isinstance(back, Laplace) and torch.equal(back.scale, one.scale.double())
+    joined = concatenate_distributions([Point(mean=torch.zeros(1)), one])
+    assert joined.tensors()["variance"].tolist() == [0.0, 2.0, 2.0]
+
+
+class Nameless(Laplace):
+    """Laplace distributions under the name of another."""
+
+    kind = "point"
+
+
+class Foreign(Distribution):
+    """Neither numbers nor classes."""
+
+    kind = f"{__name__}:Foreign"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "words"),
+    [
+        (Nameless, "head charge: 'point' names another distribution than Nameless"),
+        (Foreign, "lacks the methods blank, denormalise"),
+    ],
+)
+def test_a_distribution_that_later_steps_cannot_use_is_refused_at_once(
+    distribution: type[Distribution], words: str, trained: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def targets(head: LaplaceHead, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        return (Target(field=fields["charge"], loss="nll", distribution=distribution),)
+
+    monkeypatch.setattr(LaplaceHead, "targets", targets)
+    with pytest.raises(InputError, match=words):
+        trained(heads=[ENERGY, HEAD])
