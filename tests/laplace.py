@@ -1,4 +1,4 @@
-"""Laplace distributions and a head that predicts them: a part of one file, as a user may write it."""
+"""Laplace distributions and a head that predicts them, in one file."""
 
 from dataclasses import dataclass
 from dataclasses import field as entry

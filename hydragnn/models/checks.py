@@ -222,7 +222,7 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
 
 
 def _check_distribution(target: Target) -> None:
-    """Raise InputError for a distribution that no other process would find, or of another kind of field."""
+    """Raise InputError for a distribution that later steps could not use."""
     name, kind = target.distribution.__name__, getattr(target.distribution, "kind", "")
     if distribution_kind(kind) is not target.distribution:
         raise InputError(f"head {target.name}: {kind!r} names another distribution than {name}; correct its kind")

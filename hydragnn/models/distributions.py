@@ -27,7 +27,7 @@ D = TypeVar("D", bound="Distribution")
 N = TypeVar("N", bound="Number")
 
 GROUP = "hydragnn.distributions"
-"""Entry-point group in which packages announce distributions; the name of an entry is its kind."""
+"""Entry-point group in which packages announce distributions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class Distribution(ABC):
     """Prediction of every item of a field; one row per item."""
 
     kind: ClassVar[str]
-    """Name in files; of a class of your own ``package.module:Name``, or that of an entry point."""
+    """Name in files; ``package.module:Name`` or an entry point of other packages."""
 
     @classmethod
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A distribution is one file: what ``tests/laplace.py`` predicts is trained, judged, calibrated, written and read."""
+"""A distribution of one file is trained, judged, calibrated, written and read."""
 
 import json
 import re
