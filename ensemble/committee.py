@@ -133,7 +133,7 @@ def groups_of(members: Sequence[Member]) -> dict[int, Group]:
     """
     alike: list[tuple[object, list[int]]] = []
     for number, member in enumerate(members):
-        if member.potential is not None or 2 * weights_of(member.model) > WEIGHTS:
+        if 2 * weights_of(member.model) > WEIGHTS:
             continue
         key = (member.model.alike, member.config.data.edges, type(member.model.function))
         known = next((numbers for one, numbers in alike if one == key), None)

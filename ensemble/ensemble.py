@@ -20,8 +20,7 @@ from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.foreign import foreign_loader
-from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
+from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
     Member,
@@ -60,14 +59,7 @@ class Ensemble(EnsembleModule):
         self.weights = np.array([entry.weight for entry in manifest.members], dtype=np.float64)
 
     def weights_of(self, field: str) -> Float[Array, " members"]:
-        """Return the weights of members for a field.
-
-        In the training domain only those of members with states.
-        """
-        foreign = [entry.foreign is not None for entry in self.manifest.members]
-        if field == STATES and any(foreign):
-            states = np.where(foreign, 0.0, self.weights)
-            return states / states.sum()
+        """Return the weights of members for a field."""
         own = self.manifest.weights.get(field)
         return self.weights if own is None else np.array(own, dtype=np.float64)
 
@@ -105,11 +97,8 @@ class Ensemble(EnsembleModule):
             loaders: list[Callable[[], Member]] = [
                 partial(shared, place, model=place, name=entry.name, weight=entry.weight, latent=space)
                 for entry, space in zip(manifest.members, manifest.spaces, strict=True)
-                if entry.foreign is None
                 for place in [folder / entry.folder]
             ]
-            foreign = [entry for entry in manifest.members if entry.foreign is not None]
-            loaders += [foreign_loader(entry, loaders[0], manifest, f"{folder / NAME}") for entry in foreign]
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
@@ -123,10 +112,7 @@ class Ensemble(EnsembleModule):
         """
         if isinstance(self.members, MemberCache):
             return self
-        members = [
-            replace(member, model=member.model.replayed()) if member.potential is None else member
-            for member in self.members
-        ]
+        members = [replace(member, model=member.model.replayed()) for member in self.members]
         return Ensemble(members, self.manifest, self.digest)
 
     def shared(self, group: GraphGroup) -> "Ensemble":
@@ -371,8 +357,6 @@ class Ensemble(EnsembleModule):
 
 def _shared(member: Member, group: GraphGroup) -> Member:
     remedy = "leave --graph-ranks out"
-    if member.potential is not None:
-        raise InputError(f"member {member.name} is a calculator of others, which ranks do not share; {remedy}")
     with about(f"member {member.name}"):
         check_cuttable(member.model.model.description, remedy)
     function = SharedPrediction(model=member.model.model, number=member.number, group=group)
@@ -387,8 +371,6 @@ def ensemble_of(members: Sequence[Member]) -> Ensemble:
     check_members(members)
     entries = tuple(
         MemberEntry(name=m.name, folder=f"members/{i}", weight=m.weight, checksums={}, summary=summary_of(m.record))
-        if m.potential is None
-        else MemberEntry(name=m.name, folder="", weight=m.weight, checksums={}, summary={}, foreign=m.potential.entry)
         for i, m in enumerate(members)
     )
     manifest = Manifest(

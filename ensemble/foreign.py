@@ -1,9 +1,9 @@
-"""Calculators of ASE as members, with the units and zeros of labels."""
+"""Calculators of ASE as baselines and labellers, with the units and zeros of labels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,17 @@ from hydragnn.base.errors import InputError, as_note, words_of
 from hydragnn.base.imports import function_named
 from hydragnn.datasets import GraphStore, make_split
 from hydragnn.datasets.split import species_counts
-from hydragnn.ensemble.foreign_entry import ForeignEntry, Probe
 from hydragnn.ensemble.foreign_trial import check_calculator, unit_of
-from hydragnn.ensemble.manifest import Manifest, MemberEntry
-from hydragnn.ensemble.members import Member, Outcome, Potential, outcome_without_states
+from hydragnn.ensemble.member_outputs import MemberOutputs, labels_of
+from hydragnn.ensemble.members import Member, Outcome
 from hydragnn.ensemble.module import atoms_of
 from hydragnn.ensemble.properties import factors_of, properties_of
-from hydragnn.ensemble.structures import training_attributes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.joining import unbatch
-from hydragnn.models import Distribution, Point, Target
+from hydragnn.models import Distribution, Point
 
 ALIGNING = 200
 """Training graphs that reference energies are fitted on, at least one of every independent composition."""
-SAME = 1e-3
-"""eV per atom by which the energy of the probe may differ: single precision on other machines stays below a tenth of it."""
 
 Array = np.ndarray
 
@@ -82,135 +77,102 @@ def new_calculator(reference: str, where: str) -> Any:
     return calculator
 
 
-class Calculating(Potential):
-    """A calculator of ASE that predicts the targets of an ensemble.
+class Baseline:
+    """A calculator of ASE that is compared with an ensemble.
 
     Energies have the zeros of labels: a reference energy per element is added, which a fit on training graphs gave.
     """
 
-    def __init__(
-        self, name: str, entry: ForeignEntry, targets: Sequence[Target], attributes: Mapping[str, Any]
-    ) -> None:
-        """Raise InputError for targets that a calculator does not have."""
-        self.name, self._entry, self.targets = name, entry, targets
-        self.names, self.factors = properties_of(targets), factors_of(targets, attributes)
-        others = [target.name for target in targets if target.name not in self.names.values()]
-        spread = [target.name for target in targets if target.distribution is not Point]
+    def __init__(self, name: str, reference: str, run: Member, attributes: Mapping[str, Any]) -> None:
+        """Raise InputError for targets of the run that a calculator does not have."""
+        self.name, self.reference, self.targets = name, reference, run.targets
+        self.names, self.factors = properties_of(run.targets), factors_of(run.targets, attributes)
+        others = [target.name for target in run.targets if target.name not in self.names.values()]
+        spread = [target.name for target in run.targets if target.distribution is not Point]
         if others or spread:
             problem = f"predict {others[0]}" if others else f"give {spread[0]} a variance"
             raise InputError(
-                f"member {name} is a calculator with an energy, forces and stress, and the runs also {problem}; choose runs that do not"
+                f"baseline {name} is a calculator with an energy, forces and stress, and the runs also {problem}; choose runs that do not"
             )
-
-    @property
-    def entry(self) -> ForeignEntry:
-        """Return the function, reference energies and probe."""
-        return self._entry
-
-    @cached_property
-    def calculator(self) -> Any:
-        """Return the calculator; InputError for another than in the fit."""
-        calculator = new_calculator(self.entry.reference, f"member {self.name}")
-        if self.entry.probe:
-            atoms, expected = self.entry.probe.atoms, self.entry.probe.energy
-            energy = results_of(atoms, calculator)["energy"]
-            if not abs(energy - expected) <= SAME * len(atoms):
-                raise InputError(
-                    f"member {self.name}: {self.entry.reference} is another potential than when the ensemble was built (its energy of {atoms.symbols} "
-                    f"was {expected:.6g} eV and is {energy:.6g}); install that version, or build the ensemble again"
-                )
-        return calculator
-
-    def outcome(self, member: Member, batch: GraphBatch) -> Outcome:
-        """Return predictions for a batch, one structure after the other."""
-        graphs, _ = unbatch(batch.to("cpu")), self.calculator
-        parts, reasons = [dict[str, Array]() for _ in graphs], [""] * len(graphs)
-        for place, graph in enumerate(graphs):
-            with as_note("", partial(reasons.__setitem__, place)):  # whatever that program raises
-                parts[place] = self.values(graph)
-        predictions: dict[str, Distribution] = {}
-        for target in self.targets:
-            blanks = [Point.blank(target.field, graph.num_items(target.field.on)).mean.double() for graph in graphs]
-            rows = [torch.from_numpy(one[target.name]) if one else blank for one, blank in zip(parts, blanks)]
-            predictions[target.name] = Point(mean=torch.cat(rows))
-        numbers = {name: one.mapped(torch.nan_to_num) for name, one in predictions.items()}  # a stress may be undefined
-        outcome = outcome_without_states(self.targets, batch, numbers, reasons)
-        blank = {name: one.blank_items(~predictions[name].finite()) for name, one in outcome.predictions.items()}
-        return replace(outcome, predictions=blank)
+        self.inputs = [*dict.fromkeys([ATOMIC_NUMBERS, *run.model.inputs])]
+        self.calculator = new_calculator(reference, f"baseline {name}")
+        self.energies: dict[str, float] = {}
+        """Reference energy of each element in eV, which is added to the calculator's."""
 
     def values(self, graph: GraphBatch) -> dict[str, Float[Array, "items *shape"]]:
         """Return the results for one graph, by target and in its unit."""
         atoms = atoms_of(graph)
-        results, references = results_of(atoms, self.calculator), self.entry.energies
+        results = results_of(atoms, self.calculator)
         if not (atoms.pbc.all() and atoms.cell.rank == 3):
             results.setdefault("stress", np.full((3, 3), np.nan))
-        unknown = sorted({symbol for symbol in atoms.symbols if symbol not in references}) if references else []
+        unknown = sorted({symbol for symbol in atoms.symbols if symbol not in self.energies}) if self.energies else []
         if unknown:
-            raise InputError(
-                f"{self.entry.reference} has no reference energy of {unknown[0]}, which no training graph has"
-            )
+            raise InputError(f"{self.reference} has no reference energy of {unknown[0]}, which no training graph has")
         lacking = [what for what in self.names if what not in results]
         if lacking:
-            raise InputError(f"{self.entry.reference} gives no {lacking[0]} of {atoms.symbols}")
-        results["energy"] += sum(references.get(symbol, 0.0) for symbol in atoms.symbols)
-        fields = {target.name: target.field for target in self.targets}
+            raise InputError(f"{self.reference} gives no {lacking[0]} of {atoms.symbols}")
+        results["energy"] += sum(self.energies.get(symbol, 0.0) for symbol in atoms.symbols)
+        shapes = {target.name: target.field.shape for target in self.targets}
         return {
-            name: np.asarray(results[what], dtype=np.float64).reshape(-1, *fields[name].shape) / self.factors[what]
+            name: np.asarray(results[what], dtype=np.float64).reshape(-1, *shapes[name]) / self.factors[what]
             for what, name in self.names.items()
         }
 
+    def outputs(self, store: GraphStore, graphs: Int[Array, " graphs"]) -> MemberOutputs:
+        """Predict these graphs one after the other; NaN and a reason where one is refused."""
+        fields = [*dict.fromkeys([*self.inputs, *(target.field.name for target in self.targets)])]
+        labels: dict[str, list[Array]] = {target.name: [] for target in self.targets}
+        rows: dict[str, list[Array]] = {target.name: [] for target in self.targets}
+        reasons, sizes, started = [""] * len(graphs), store.sizes(), perf_counter()
+        for position, number in enumerate(graphs):
+            graph, own = store.read(np.array([number]), fields), dict[str, Array]()
+            with as_note("", partial(reasons.__setitem__, position)):  # whatever that program raises
+                own = self.values(graph)
+            for target in self.targets:
+                labels[target.name].append(labels_of(graph, target))
+                rows[target.name].append(own.get(target.name, np.full_like(labels[target.name][-1], np.nan)))
+        predictions: dict[str, Distribution] = {
+            name: Point(mean=torch.from_numpy(np.concatenate(values))) for name, values in rows.items()
+        }
+        nodes = sizes.nodes[graphs]
+        outcome = Outcome(
+            predictions=predictions,
+            reasons=tuple(reasons),
+            distances=np.full((len(graphs), 3), np.nan),
+            node_distances=np.full(nodes.sum(), np.nan),
+        )
+        return MemberOutputs(
+            graphs=graphs,
+            nodes_per_graph=nodes,
+            edges_per_graph=sizes.edges[graphs],
+            outcomes=(outcome,),
+            labels={name: np.concatenate(values) for name, values in labels.items()},
+            seconds=(perf_counter() - started,),
+        )
 
-def foreign_member(
-    name: str, entry: ForeignEntry, host: Member, weight: float, attributes: Mapping[str, Any]
-) -> Member:
-    """Return a calculator as a member with the targets of ``host``."""
-    potential = Calculating(name, entry, host.targets, attributes)
-    return replace(host, name=name, weight=weight, latent=None, potential=potential, number=0, company=None)
 
+def aligned_baseline(name: str, reference: str, run: Member, store: GraphStore) -> tuple[Baseline, str]:
+    """Return a calculator with reference energies, and a sentence.
 
-def foreign_loader(
-    entry: MemberEntry, host: Callable[[], Member], manifest: Manifest, where: str
-) -> Callable[[], Member]:
-    """Return a function that loads a foreign member.
-
-    InputError where its module is not allowed.
-    """
-    assert entry.foreign is not None
-    function_named(entry.foreign.reference, where=f"{where}: member {entry.name}", noun="calculator")
-
-    def load() -> Member:
-        member, description = host(), entry.foreign
-        assert description is not None
-        return foreign_member(entry.name, description, member, entry.weight, training_attributes([member], manifest))
-
-    return load
-
-
-def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -> tuple[Member, str]:
-    """Return a calculator as a member with reference energies, and a sentence.
-
-    Differences of energies per atom on the training graphs of ``host`` are fitted by least squares; calibration and test graphs have no part in it.
+    Differences of energies per atom on the training graphs of ``run`` are fitted by least squares; calibration and test graphs have no part in it.
     InputError where the calculator fails.
     """
-    member = foreign_member(name, ForeignEntry(reference=reference), host, 0.0, store.attributes)
-    potential = member.potential
-    assert isinstance(potential, Calculating)
-    energy = next(target for target in host.targets if target.name == potential.names["energy"])
-    species, counts, order = aligning_graphs(store, make_split(store, host.config.split).train, energy.field.name)
-    names = [*dict.fromkeys([ATOMIC_NUMBERS, energy.field.name, *host.model.inputs])]
-    forces = potential.names.get("forces", "")
-    names = [*dict.fromkeys([ATOMIC_NUMBERS, energy.field.name, *host.model.inputs, *filter(None, [forces])])]
+    baseline = Baseline(name, reference, run, store.attributes)
+    energy = next(target for target in run.targets if target.name == baseline.names["energy"])
+    species, counts, order = aligning_graphs(store, make_split(store, run.config.split).train, energy.field.name)
+    forces = baseline.names.get("forces", "")
+    fields = [*dict.fromkeys([*baseline.inputs, energy.field.name, *filter(None, [forces])])]
     shifts, structures, refused, pairs = dict[int, float](), dict[int, Atoms](), dict[int, str](), list[Array]()
     while todo := [one for one in graphs_for_fit(counts, order) if one not in shifts]:
-        graphs = {number: store.read(np.array([number]), names) for number in todo}
+        graphs = {number: store.read(np.array([number]), fields) for number in todo}
         structures |= {number: atoms_of(graph) for number, graph in graphs.items()}
         if not shifts:
             note = check_calculator(
-                reference, partial(results_of, calculator=potential.calculator), [*structures.values()]
+                reference, partial(results_of, calculator=baseline.calculator), [*structures.values()]
             )
         for number, graph in graphs.items():
             with as_note("", partial(refused.__setitem__, number)):  # whatever that program raises
-                own = potential.values(graph)
+                own = baseline.values(graph)
                 shifts[number] = float(graph[energy.field.name].double().item() - own[energy.name].item())
                 pairs += [np.stack([own[forces].ravel(), graph[forces].double().numpy().ravel()])] if forces else []
         order = order[~np.isin(order, [*refused])]
@@ -221,23 +183,17 @@ def aligned_member(name: str, reference: str, host: Member, store: GraphStore) -
     check_scale(reference, pairs)
     numbers = sorted(shifts)
     species, counts = species[used := counts[numbers].any(axis=0)], counts[numbers][:, used]
-    atoms, values = counts.sum(axis=1), np.array([shifts[one] for one in numbers]) * potential.factors["energy"]
+    atoms, values = counts.sum(axis=1), np.array([shifts[one] for one in numbers]) * baseline.factors["energy"]
     fitted, *_ = np.linalg.lstsq(counts / atoms[:, None], values / atoms, rcond=None)
     residual = float(np.sqrt(np.mean(((values - counts @ fitted) / atoms) ** 2)))
-    smallest = bare(min((structures[number] for number in numbers), key=len))
-    facts = {key: smallest.todict()[key].tolist() for key in ("numbers", "positions", "cell", "pbc")}
-    entry = ForeignEntry(
-        reference=reference,
-        energies={chemical_symbols[number]: float(one) for number, one in zip(species, fitted)},
-        probe=Probe(**facts, energy=results_of(smallest, potential.calculator)["energy"]),
-    )
-    symbols = ", ".join(f"{symbol} {one:.4g}" for symbol, one in entry.energies.items())
+    baseline.energies = {chemical_symbols[number]: float(one) for number, one in zip(species, fitted)}
+    symbols = ", ".join(f"{symbol} {one:.4g}" for symbol, one in baseline.energies.items())
     sentence = (
         f"{name}: reference energies (eV) {symbols} fitted on {len(numbers)} training graphs; its energies then differ from labels by "
         f"{1000 * residual:.3g} meV/atom (root mean square)"
         f"{f'; it {few_refusals(refused)}' if refused else ''}{note and '; '}{note}"
     )
-    return foreign_member(name, entry, host, 0.0, store.attributes), sentence
+    return baseline, sentence
 
 
 def check_scale(reference: str, pairs: Sequence[Array]) -> None:
@@ -259,11 +215,6 @@ def few_refusals(refused: Mapping[Any, str]) -> str:
     """
     first = ", ".join(f"{number} ({words})" for number, words in [*refused.items()][:3])
     return f"refuses {len(refused)} structures, which are left out: {first}{', ...' * (len(refused) > 3)}"
-
-
-def bare(atoms: Atoms) -> Atoms:
-    """Return a structure without fields."""
-    return Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
 
 
 def aligning_graphs(

@@ -18,15 +18,15 @@ from hydragnn.ensemble.calibration.classes import ClassCalibration
 from hydragnn.ensemble.calibration.numbers import Calibration
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import FILE, Domain, Latent, domain_from_json
-from hydragnn.ensemble.foreign_entry import ForeignEntry, foreign_from_json
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, target_from_json
 
-VERSION = 6
-"""Version of the manifest; 5 has no foreign members, 4 no weights by field, and earlier ones were never released."""
-READS = (4, 5, VERSION)
+VERSION = 5
+"""Version of the manifest; 4 has no weights by field, 6 calculators as members, and earlier ones were never released."""
+READS = (4, VERSION)
+WITH_CALCULATORS = 6
 NAME = "ensemble.json"
 
 METHODS: Mapping[str, type[AnyCalibration]] = {
@@ -45,13 +45,6 @@ class MemberEntry:
     weight: float
     checksums: Mapping[str, str]
     summary: Mapping[str, Any]
-    foreign: ForeignEntry | None = None
-    """Of a calculator of others; it has no folder."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        own = asdict(self)
-        return own if self.foreign else {key: value for key, value in own.items() if key != "foreign"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +68,8 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which ``manifest_from_json`` reads."""
         return {
-            "version": VERSION if any(entry.foreign for entry in self.members) else VERSION - 1,
-            "members": [entry.to_json() for entry in self.members],
+            "version": VERSION,
+            "members": [asdict(entry) for entry in self.members],
             "targets": [target.to_json() for target in self.targets],
             "inputs": [field.to_json() for field in self.inputs],
             "dim": self.dim,
@@ -92,8 +85,7 @@ class Manifest:
     def spaces(self) -> tuple[LatentSpace | None, ...]:
         """Return the final states known of every member."""
         latent_spaces = [detector.spaces for detector in self.domain.detectors if isinstance(detector, Latent)]
-        own = sum(entry.foreign is None for entry in self.members)
-        return (*(latent_spaces[0] if latent_spaces else (None,) * own), *(None,) * (len(self.members) - own))
+        return tuple(latent_spaces[0]) if latent_spaces else (None,) * len(self.members)
 
     @property
     def digest(self) -> str:
@@ -106,6 +98,11 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     source = str(folder / NAME)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
+    if value["version"] == WITH_CALCULATORS:
+        raise InputError(
+            f"{source} has calculators of other packages as members, which are members no more; build the ensemble of its runs, "
+            "and compare a calculator by --baseline"
+        )
     if value["version"] not in READS:
         raise InputError(
             f"{source} has version {value['version']}, and this program reads version {VERSION}; "
@@ -120,7 +117,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         inputs = tuple(field_from_json(field) for field in value["inputs"])
         fields = {field.name: field for field in inputs} | {target.name: target.field for target in targets}
         manifest = Manifest(
-            members=tuple(_entry(**entry) for entry in value["members"]),
+            members=tuple(MemberEntry(**entry) for entry in value["members"]),
             targets=targets,
             inputs=inputs,
             dim=value["dim"],
@@ -134,9 +131,6 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             data=value["data"],
             selection=value["selection"],
         )
-        foreign = [entry.foreign is not None for entry in manifest.members]
-        if foreign[0] or foreign != sorted(foreign):
-            raise ValueError("foreign members are not the last ones")
         if len(manifest.spaces) != len(manifest.members):
             raise ValueError("the training domain is of other members")
         return manifest
@@ -144,10 +138,6 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         raise InputError(f"{source}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
-
-
-def _entry(foreign: Any = None, **entry: Any) -> MemberEntry:
-    return MemberEntry(**entry, foreign=None if foreign is None else foreign_from_json(foreign))
 
 
 def _weights(

@@ -17,6 +17,7 @@ from hydragnn.ensemble.members import Member, Outcome, join_outcomes, optional_i
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import outcome_of, read_screened
 from hydragnn.ensemble.uncertainty import Array
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target
 
 
@@ -101,9 +102,7 @@ def member_outputs(
         read = read_screened(store, numbers, names, inputs, optional=optional)
         batch = read.whole
         for target in targets:
-            values = batch[target.field.name].double().numpy().copy()
-            values[~batch.labelled(target.field.name).numpy()] = np.nan
-            labels[target.name].append(values)
+            labels[target.name].append(labels_of(batch, target))
         for position, member in enumerate(members):
             started = perf_counter()
             parts_of_member[position].append(outcome_of(member, read))
@@ -116,3 +115,10 @@ def member_outputs(
         labels={name: np.concatenate(values) for name, values in labels.items()},
         seconds=committee.shared(seconds),
     )
+
+
+def labels_of(batch: GraphBatch, target: Target) -> Array:
+    """Return the labels of a target in its unit, one row per item; NaN where one is missing."""
+    values = batch[target.field.name].double().numpy().copy()
+    values[~batch.labelled(target.field.name).numpy()] = np.nan
+    return values

@@ -16,7 +16,6 @@ from hydragnn.base.files import digest, read_json
 from hydragnn.base.places import weights_folder
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
-from hydragnn.ensemble.foreign_entry import ForeignEntry
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
@@ -40,8 +39,6 @@ class Member:
     """Its position among all members."""
     company: "Company | None" = None
     """What may compute it together with others; None for a member by itself."""
-    potential: "Potential | None" = None
-    """What predicts in place of ``model``, which then says only which targets and inputs the member has."""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -73,19 +70,6 @@ class Company(ABC):
     @abstractmethod
     def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
         """Return a member's predictions; None where it is computed alone."""
-
-
-class Potential(ABC):
-    """A foreign calculator that predicts as a member."""
-
-    @abstractmethod
-    def outcome(self, member: Member, batch: GraphBatch) -> Outcome:
-        """Return a member's predictions."""
-
-    @property
-    @abstractmethod
-    def entry(self) -> ForeignEntry:
-        """Return its description in the manifest."""
 
 
 def load_member(
@@ -193,8 +177,6 @@ def optional_inputs(members: Iterable[Member], inputs: Iterable[Field]) -> froze
 
 def outcome(member: Member, batch: GraphBatch) -> Outcome:
     """Return the member's predictions for a batch; failures stay with their graph."""
-    if member.potential is not None:
-        return member.potential.outcome(member, batch)
     together = None if member.company is None else member.company.outcome(member, batch)
     return outcome_alone(member, batch) if together is None else together
 
@@ -235,15 +217,6 @@ def finished_outcome(
         distances = member.latent.distances(states, batch.owner("node"), len(batch))
     outcome = _without_undefined_stress(_finite_only(outputs, distances, member.targets, batch), member.targets, batch)
     return _without_corrections_of_nothing(outcome, member, batch)
-
-
-def outcome_without_states(
-    targets: Sequence[Target], batch: GraphBatch, predictions: dict[str, Distribution], reasons: Sequence[str]
-) -> Outcome:
-    """Return the outcome of predictions; graphs with a reason have failed."""
-    distances = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
-    outcome = _without_undefined_stress(_finite_only(predictions, distances, targets, batch), targets, batch)
-    return replace(outcome, reasons=tuple(one or other for one, other in zip(reasons, outcome.reasons, strict=True)))
 
 
 def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:

@@ -51,7 +51,7 @@ class EnsembleModule(nn.Module, Shown):
             self._members, own = members, []
         else:
             self._members, self._committee = in_company(members)
-            own = [member.model for member in members if member.potential is None]
+            own = [member.model for member in members]
         # what predicts has no gradients, which would make it slower, and tables where these have filters
         self.models = nn.ModuleList(
             (copy.deepcopy(one.model) if one.exact is None else one.exact).requires_grad_() for one in own
@@ -128,10 +128,6 @@ class EnsembleModule(nn.Module, Shown):
 
         ``source`` is what ``graphs`` takes.
         """
-        if foreign := [entry.name for entry in self.manifest.members if entry.foreign]:
-            raise InputError(
-                f"member {foreign[0]} is a calculator, through which torch has no gradients; predict (model.predict), or load a run"
-            )
         batch, targets = self.graphs(source), self.manifest.targets
         values: dict[str, Tensor] = {}
         for number, (member, model) in enumerate(zip(self._members, self.models, strict=True)):
@@ -153,7 +149,7 @@ class EnsembleModule(nn.Module, Shown):
 
         Channels of several members stand side by side."""
         batch = self.graphs(source)
-        return torch.cat([member.model.states(batch) for member in self.members if member.potential is None], dim=-1)
+        return torch.cat([member.model.states(batch) for member in self.members], dim=-1)
 
     def graphs(self, source: Any) -> GraphBatch:
         """Return graphs as members read them, made as those of training.

@@ -70,8 +70,6 @@ def rollout(model: EnsembleModule, graphs: Any, steps: int, *, feedback: Mapping
     if steps < 1:
         raise InputError(f"{steps} steps; roll out at least 1")
     batch, members = model.graphs(graphs), model.members
-    if foreign := [member.name for member in members if member.potential is not None]:
-        raise InputError(f"member {foreign[0]} is a calculator, which has no roll-out; build the ensemble without it")
     sources = checked_feedback(members[0].model.model.description, feedback)
     for name in sources:
         if name not in batch.fields or not bool(batch.present(name).all()):

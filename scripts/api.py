@@ -322,7 +322,6 @@ def build_ensemble(
     branch: str = "",
     store: Path | str | None = None,
     false_alarms: float = 0.02,
-    foreign: Sequence[str] = (),
     baselines: Sequence[str] = (),
     allow_code: Sequence[str] = (),
 ) -> "Evaluation":
@@ -334,8 +333,8 @@ def build_ensemble(
     Validation graphs set weights of members per field.
     ``false_alarms`` is the share of graphs like those of training that may be flagged (docs/domain.md).
     ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
-    ``foreign`` names functions ``package.module:name`` that return calculators of ASE: each becomes a member. Those in ``baselines`` are
-    only evaluated, beside the simple predictors. Their modules are in ``allow_code`` (docs/foreign.md).
+    ``baselines`` names functions ``package.module:name`` that return calculators of ASE, which are evaluated beside the simple predictors.
+    Their modules are in ``allow_code`` (docs/foreign.md).
     """
     _allow_code(allow_code)
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
@@ -352,7 +351,6 @@ def build_ensemble(
     from hydragnn.runs.moved import name_store
     from hydragnn.scripts.ensembles import campaign_or_runs, check_no_options, trained_ensemble
 
-    check_references(foreign)
     check_references(baselines)
     campaign = campaign_or_runs(sources)
     check_out(as_path(out))
@@ -370,9 +368,7 @@ def build_ensemble(
                 "--workers": workers,
             }
         )
-        return ensemble_of_runs(
-            campaign, as_path(out), branch=branch, false_alarms=false_alarms, foreign=foreign, baselines=baselines
-        )
+        return ensemble_of_runs(campaign, as_path(out), branch=branch, false_alarms=false_alarms, baselines=baselines)
     top_k, method = 5 if top_k is None else top_k, method or "top-k"
     if train or final_seeds or epochs:
         return trained_ensemble(
@@ -386,7 +382,6 @@ def build_ensemble(
             quiet=quiet,
             branch=branch,
             false_alarms=false_alarms,
-            foreign=foreign,
             baselines=baselines,
         )
     if workers is not None:
@@ -400,7 +395,6 @@ def build_ensemble(
         campaign=campaign,
         branch=branch,
         false_alarms=false_alarms,
-        foreign=foreign,
         baselines=baselines,
     )
 

@@ -427,14 +427,12 @@ def ensemble(
     false_alarms: Annotated[
         float, typer.Option(help="Share of graphs like those of training that may be flagged as unlike them.")
     ] = 0.02,
-    foreign: Annotated[
+    baseline: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="MODULE:NAME", help="A function that returns a calculator of ASE: a member, too; --allow-code."
+            metavar="MODULE:NAME",
+            help="A function that returns a calculator of ASE, which the report compares; --allow-code.",
         ),
-    ] = None,
-    baseline: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE:NAME", help="As --foreign, but only compared in the report.")
     ] = None,
     branch: Branch = "",
     store: Store = None,
@@ -447,7 +445,7 @@ def ensemble(
     It is evaluated on the test part.
 
     `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them:
-    finished runs on one store that predict the same fields. Validation graphs set their weights per field. Potentials of others join by `--foreign` (docs/foreign.md). Runs that each held another fold out become one
+    finished runs on one store that predict the same fields. Validation graphs set their weights per field. Potentials of others are compared by `--baseline` (docs/foreign.md). Runs that each held another fold out become one
     ensemble by cross-validation (docs/uncertainty.md). After Ctrl-C the same command begins again.
     """
     result = api.build_ensemble(
@@ -463,7 +461,6 @@ def ensemble(
         false_alarms=false_alarms,
         branch=branch,
         store=store,
-        foreign=foreign or [],
         baselines=baseline or [],
         allow_code=allow_code or [],
     )

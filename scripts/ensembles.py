@@ -59,7 +59,6 @@ def trained_ensemble(
     quiet: bool = True,
     branch: str = "",
     false_alarms: float = FALSE_ALARMS,
-    foreign: Sequence[str] = (),
     baselines: Sequence[str] = (),
 ) -> Evaluation:
     """Train selected configurations in ``OUT.training``, build the ensemble, return its evaluation.
@@ -84,7 +83,6 @@ def trained_ensemble(
         selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
         branch=branch,
         false_alarms=false_alarms,
-        foreign=foreign,
         baselines=baselines,
     )
 

@@ -40,7 +40,7 @@ from hydragnn.ensemble.building.held_out import Fold, calibrating_split
 from hydragnn.ensemble.building.training_domain import part_scores, with_latent_spaces
 from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
-from hydragnn.ensemble.foreign import aligned_member
+from hydragnn.ensemble.foreign import Baseline, aligned_baseline
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, check_members, check_no_copies, load_run
@@ -66,7 +66,6 @@ def build_ensemble(
     store: GraphStore | None = None,
     others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
-    foreign: Sequence[str] = (),
     baselines: Sequence[str] = (),
 ) -> Evaluation:
     """Build the ensemble ``out`` from finished runs; return its evaluation.
@@ -78,8 +77,7 @@ def build_ensemble(
     cross-validation: members calibrate and are evaluated on graphs that they have not seen. The store is by default that
     of the runs. The folder is complete or absent. InputError where runs did not finish or do not fit together, the store
     is another one, ``false_alarms`` is no share above 0, or ``out`` exists; Interrupted after a stop signal. Of runs with branches one is named.
-    Each of ``foreign`` is a function ``package.module:name`` that returns a calculator of ASE, which becomes a member, too; ``baselines``
-    are evaluated beside the simple predictors and are no members.
+    Each of ``baselines`` is a function ``package.module:name`` that returns a calculator of ASE, which is evaluated beside the simple predictors.
     """
     folders = [Path(one) for one in runs]
     out = Path(out)
@@ -94,9 +92,8 @@ def build_ensemble(
         check_no_copies(members)
         store = store or _store_of(members[0])
         _check_store(members[0], store)
-        calculators = _calculators(folders, [*foreign, *baselines], members[0], store, check)
-        compared = calculators[len(foreign) :]
-        raw = ensemble_of(_joined(members, calculators[: len(foreign)]))
+        compared = _baselines(folders, baselines, members[0], store, check)
+        raw = ensemble_of(members)
         split, folds = calibrating_split(members, store)
         raw = with_latent_spaces(raw, store)
         check()
@@ -121,7 +118,7 @@ def build_ensemble(
             HELD_OUT: (store, np.concatenate([fold.graphs for fold in folds] or [split.test[:0]])),
             **{name: (where, outputs.graphs) for name, (where, outputs) in parts.items()},
         }
-        evaluation = with_baselines(basis.evaluation, compared, graphs_of, raw.needed)
+        evaluation = with_baselines(basis.evaluation, compared, graphs_of)
         manifest = replace(
             raw.manifest,
             nominal=nominal,
@@ -132,8 +129,8 @@ def build_ensemble(
             selection={**(selection or {}), "diversity": basis.diversity},
         )
         _write(out, making, folders, manifest, evaluation, basis.arrays, check)
-    for note in (*_useless(manifest), *filter(None, [evaluation.caveat])):
-        print_note(note)
+    if evaluation.caveat:
+        print_note(evaluation.caveat)
     return evaluation
 
 
@@ -150,36 +147,18 @@ def _parts(
     return parts
 
 
-def _calculators(
+def _baselines(
     folders: Sequence[Path], references: Sequence[str], run: Member, store: GraphStore, check: Callable[[], None]
-) -> list[Member]:
-    """Return calculators as members, with the zeros of the store's energies."""
+) -> list[Baseline]:
+    """Return calculators with the zeros of the store's energies, named apart from members."""
     places = [*folders, *(Path(one.rpartition(":")[2]) for one in references)]
-    names, calculators = distinct_names(places)[len(folders) :], list[Member]()
-    for name, reference in zip(names, references, strict=True):
+    baselines = list[Baseline]()
+    for name, reference in zip(distinct_names(places)[len(folders) :], references, strict=True):
         check()
-        member, sentence = aligned_member(name, reference, run, store)
+        baseline, sentence = aligned_baseline(name, reference, run, store)
         print_note(sentence)
-        calculators.append(member)
-    return calculators
-
-
-def _joined(runs: Sequence[Member], calculators: Sequence[Member]) -> list[Member]:
-    """Return all members; each calculator begins with the mean weight of a run."""
-    if not calculators:
-        return list(runs)
-    share = len(runs) / (len(runs) + len(calculators))
-    return [
-        *(replace(one, weight=one.weight * share) for one in runs),
-        *(replace(one, weight=share / len(runs)) for one in calculators),
-    ]
-
-
-def _useless(manifest: Manifest) -> Iterator[str]:
-    """Yield a note for each calculator that has no weight."""
-    for position, entry in enumerate(manifest.members):
-        if entry.foreign and manifest.weights and not any(own[position] for own in manifest.weights.values()):
-            yield f"{entry.name} has no weight in any field, and still takes its time; leave it out"
+        baselines.append(baseline)
+    return baselines
 
 
 def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
@@ -348,14 +327,14 @@ def _write(
     """Fill the folder and rename it to ``out``, unless ``check`` raises."""
     try:
         entries: list[MemberEntry] = []
-        for run, entry in zip(runs, manifest.members):
+        for run, entry in zip(runs, manifest.members, strict=True):
             folder = making / entry.folder
             folder.mkdir(parents=True)
             for name in MEMBER_FILES:
                 source = weights_folder(run) / name if name in ("model.json", "weights.safetensors") else run / name
                 shutil.copyfile(source, folder / name)
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
-        write_manifest(replace(manifest, members=(*entries, *manifest.members[len(entries) :])), making)
+        write_manifest(replace(manifest, members=tuple(entries)), making)
         write_sealed(making / "evaluation.json", evaluation.to_json())
         _save_arrays(making / "evaluation.npz", arrays)
         check()

@@ -16,8 +16,8 @@ from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import DomainScores
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import TargetEvaluation
-from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
-from hydragnn.ensemble.members import Member
+from hydragnn.ensemble.foreign import Baseline
+from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
@@ -171,23 +171,23 @@ def evaluate_parts(
 
 def with_baselines(
     evaluation: Evaluation,
-    models: Sequence[Member],
+    baselines: Sequence[Baseline],
     parts: Mapping[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]],
-    needed: Callable[[GraphStore], Sequence[str]],
 ) -> Evaluation:
-    """Return the evaluation with scores of these models beside the simple predictors."""
+    """Return the evaluation with scores of calculators beside the simple predictors."""
     scores = dict(evaluation.parts)
-    for model in models:
+    for baseline in baselines:
         for part, of_targets in scores.items():
-            store, graphs = parts[part]
-            with as_note(f"baseline {model.name} has no errors of {part}"):
-                outputs = member_outputs([model], store, graphs, needed(store))
-                own, _ = part_evaluation(model.targets, outputs, [model.name], lambda _: np.ones(1), {}, {}, {})
-                scores[part] = {
-                    name: replace(one, baselines={**one.baselines, model.name: own[name].members[model.name]})
-                    if name in own
-                    else one
-                    for name, one in of_targets.items()
+            with as_note(f"baseline {baseline.name} has no errors of {part}"):
+                outputs = baseline.outputs(*parts[part])
+                own, _ = part_evaluation(baseline.targets, outputs, [baseline.name], lambda _: np.ones(1), {}, {}, {})
+                scores[part] = of_targets | {
+                    name: replace(
+                        of_targets[name],
+                        baselines={**of_targets[name].baselines, baseline.name: one.members[baseline.name]},
+                    )
+                    for name, one in own.items()
+                    if name in of_targets
                 }
     return replace(evaluation, parts=scores)
 

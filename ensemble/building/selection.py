@@ -67,7 +67,6 @@ def ensemble_from_runs(
     false_alarms: float = FALSE_ALARMS,
     campaign: Path | None = None,
     branch: str = "",
-    foreign: Sequence[str] = (),
     baselines: Sequence[str] = (),
 ) -> Evaluation:
     """Choose members as ``select_runs`` does and build the ensemble; return its evaluation."""
@@ -86,7 +85,6 @@ def ensemble_from_runs(
         nominal=nominal,
         false_alarms=false_alarms,
         branch=branch,
-        foreign=foreign,
         baselines=baselines,
     )
 

@@ -45,9 +45,6 @@ def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
     splits: list[tuple[SplitSettings, Split]] = []
     members = []
     for member in ensemble.members:
-        if member.potential is not None:
-            members.append(member)
-            continue
         split = next((split for settings, split in splits if settings == member.config.split), None)
         if split is None:
             split = make_split(store, member.config.split)
@@ -81,9 +78,8 @@ def reference_detectors(ensemble: Ensemble, store: GraphStore, train: Int[np.nda
     """Return the detector of compositions whose reference energies these graphs leave open, if any."""
     if ATOMIC_NUMBERS not in [field.name for field in ensemble.inputs]:
         return []
-    foreign = any(member.potential is not None for member in ensemble.members)
     for target in ensemble.targets:
-        if target.references and (foreign or not target.given_references):
+        if target.references and not target.given_references:
             elements, directions = open_compositions(store, train, target.field.name)
             if len(directions):
                 return [OpenReferences(elements=elements, directions=directions)]
@@ -100,7 +96,7 @@ def detectors_of_members(ensemble: Ensemble) -> list[Detector]:
         of_graphs=tuple(target.name for target in doubted if target.field.on == "graph"),
         of_nodes=tuple(target.name for target in doubted if target.field.on == "node"),
     )
-    spaces = tuple(member.latent for member in ensemble.members if member.potential is None)
+    spaces = tuple(member.latent for member in ensemble.members)
     spaces_of = [Latent(spaces=tuple(space for space in spaces if space is not None))] if None not in spaces else []
     return [*([spread] if doubted else []), *spaces_of]
 

@@ -67,11 +67,6 @@ def facts_of(ensemble: Ensemble) -> Facts:
         raise InputError(
             f"{ensemble.names[0]} does not read atoms in three dimensions, and exports take elements, positions and cells; use hydragnn predict"
         )
-    foreign = [member.name for member in ensemble.members if member.potential is not None]
-    if foreign:
-        raise InputError(
-            f"member {foreign[0]} is a calculator of another package, which cannot be exported; leave it out"
-        )
     others = [field.name for field in ensemble.inputs if field.name != ATOMIC_NUMBERS]
     if others:
         raise InputError(

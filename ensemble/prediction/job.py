@@ -29,9 +29,6 @@ from hydragnn.record import read_record
 SECONDS_PER_BLOCK = 10.0
 """More than a block of files takes to become graphs."""
 
-FOREIGN = 1e7
-"""Cost of a calculator of others in parameters, where no evaluation has measured it."""
-
 LONGEST_NAME = 200
 """Bytes in the name of a file of predictions; file systems take 255 with what is added to it."""
 
@@ -199,7 +196,7 @@ def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
             costs = [float(evaluation["timing"]["seconds_per_graph"][name]) for name in ensemble.names]
             if all(0 < cost < math.inf for cost in costs):
                 return costs
-    return [float(entry.summary.get("parameters", FOREIGN)) for entry in ensemble.manifest.members]
+    return [float(entry.summary["parameters"]) for entry in ensemble.manifest.members]
 
 
 def room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:

@@ -110,7 +110,7 @@ def error_finding(scores: FieldScores) -> Finding:
             f" A simpler predictor is better: {name}, {with_unit(errors, scores.unit, '{0} {1}')}. Train on more graphs, give "
             "them other inputs, or search settings of the model."
             if simple.name in BASELINES
-            else f" A model of others is better: {name}, {with_unit(errors, scores.unit, '{0} {1}')}. Make it a member (--foreign)."
+            else f" A model of others is better: {name}, {with_unit(errors, scores.unit, '{0} {1}')}. Predict with it, or train on labels of it (hydragnn data label)."
         )
     return Finding(
         grade="good" if ratio < USEFUL and simple is None else "fair" if ratio < WEAK else "poor",

@@ -1,11 +1,11 @@
-"""A small PaiNN learns a foundation potential on one element, and judges with it as an ensemble.
+"""A small PaiNN learns a foundation potential on one element, and is compared with it.
 
     pip install chgnet
     python -m tests.benchmarks.bench_distil Cu_train.extxyz.gz OUT [--teacher chgnet]
 
 Of ten neighbouring frames of mlearn's file seven train, one chooses the epoch and two judge; copies of some training frames are displaced at
 random. ``hydragnn data label`` asks the teacher for the labels of all, and goes on where it was stopped. The second figure is of an ensemble
-that is trained on the file's own labels: two PaiNN and the teacher, with intervals for 90 %. CPU seconds are those of this process and its
+of two PaiNN that is trained on the file's own labels, beside the teacher. CPU seconds are those of this process and its
 children, labels included.
 """
 
@@ -131,11 +131,11 @@ def main() -> None:
     runs = [student(own, options.out / "own" / str(seed), seed, *OWN) for seed in range(2)]
     ensemble = options.out / "ensemble"
     if not ensemble.exists():
-        hydragnn.build_ensemble(runs, ensemble, foreign=[f"{HERE}:{options.teacher}"], allow_code=[HERE])
+        hydragnn.build_ensemble(runs, ensemble, baselines=[f"{HERE}:{options.teacher}"], allow_code=[HERE])
     test = json.loads((ensemble / "evaluation.json").read_text())["parts"]["test"]
     print(
         json.dumps(
-            {name: {"members": of["members"], "ensemble": of["ensemble"]} for name, of in test.items()}, indent=2
+            {name: {"ensemble": of["ensemble"], "baselines": of["baselines"]} for name, of in test.items()}, indent=2
         )
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 from ase.calculators.emt import EMT
 
 ZEROS = {"Cu": 11.0, "Au": -4.5}
-STATE = {"offset": 0.0, "refuses": 0, "made": 0}
+STATE = {"refuses": 0}
 
 
 class OtherZeros(EMT):
@@ -15,11 +15,10 @@ class OtherZeros(EMT):
         super().calculate(atoms, *args, **more)
         if len(atoms) == STATE["refuses"]:
             raise RuntimeError("no convergence\nin 100 steps")
-        self.results["energy"] += sum(ZEROS[one] for one in atoms.symbols) + STATE["offset"] * len(atoms)
+        self.results["energy"] += sum(ZEROS[one] for one in atoms.symbols)
 
 
 def exact() -> Any:
-    STATE["made"] += 1
     return OtherZeros()
 
 

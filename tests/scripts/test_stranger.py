@@ -161,7 +161,7 @@ WRONG = {
     'hydragnn.build_ensemble("run", "new", top_k=0)': "top_k = 0 is too small",
     'hydragnn.load("run", allow_code=5)': "allow_code = 5 (int) is no list of texts",
     'hydragnn.build_ensemble("run", "new", epochs=-1)': "epochs = -1 is too small",
-    'hydragnn.build_ensemble("run", "new", foreign="a:b")': "foreign = 'a:b' (str) is no list of texts",
+    'hydragnn.build_ensemble("run", "new", baselines="a:b")': "baselines = 'a:b' (str) is no list of texts",
     'hydragnn.build_store("build.toml", "new.h5", workers=None)': "workers = None is no value",
     'hydragnn.predict("run", "own.h5", "p.h5", graph_ranks="2")': "graph_ranks = '2' (str) is no whole number",
     'hydragnn.predict("run", "own.h5", "p.h5", resume=torch.ones(2))': "is no truth value",
