@@ -43,7 +43,7 @@ class OutsideDomain(InputError):
 
 
 class Results(dict[str, Any]):
-    """ASE's properties; other values can be read by name but are not listed."""
+    """ASE's properties; other values are read by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class EnsembleCalculator(Calculator):
                 print(f"{note}; later ones of this cause are recorded only", file=sys.stderr, flush=True)
 
     def restart(self, atoms: Atoms, energy: float, forces: np.ndarray) -> None:
-        """Set the energy and forces of a structure, and search neighbours anew after it.
+        """Set the energy and forces of a structure.
 
         A simulation that begins here has the bits of one that passed here.
         """

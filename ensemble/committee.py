@@ -46,12 +46,12 @@ class Group:
     stack: TrainedStack
 
     def takes(self, edges: int) -> bool:
-        """Return True where a batch of so many edges is computed as one."""
+        """Return True where a batch is computed as one."""
         return is_small(self.stack.first, edges, len(self.numbers))
 
 
 def is_small(model: TrainedModel, edges: int, members: int) -> bool:
-    """Return True for a batch that so many members of this shape compute as one."""
+    """Return True for a batch that these members compute as one."""
     work, device = edges * model.settings.hidden_dim, model.device
     if device.type == "cuda":
         return members * work * BYTES_PER_CHANNEL <= torch.cuda.get_device_properties(device).total_memory
@@ -83,7 +83,7 @@ class Committee(Company):
         return self._computed(group, batch)[member.number]
 
     def all_groups(self) -> dict[int, Group]:
-        """Return the group of every member that has one, which stay in memory."""
+        """Return the groups of members, which stay in memory."""
         if self.groups is None:
             self.groups = groups_of(self.members)
             for group in self.groups.values():
@@ -92,7 +92,7 @@ class Committee(Company):
         return self.groups
 
     def units(self, edges: int = 0) -> list[tuple[int, ...]]:
-        """Return the members that one rank computes for a batch of so many edges, as one or each alone."""
+        """Return the members that one rank computes for a batch."""
         groups = self.all_groups()
         every = [
             groups[one].numbers if one in groups and groups[one].takes(edges) else (one,)
@@ -162,7 +162,7 @@ def group_of(members: Sequence[Member], numbers: Sequence[int]) -> Group | None:
 
 
 def unless_impossible(function: Callable[[], Result]) -> Result | None:
-    """Return a result; None for lack of memory and for graphs that cannot be predicted."""
+    """Return a result; None for lack of memory and impossible graphs."""
     try:
         return function()
     except (InputError, MemoryError, RuntimeError) as error:

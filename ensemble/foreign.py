@@ -1,4 +1,4 @@
-"""Calculators of ASE as baselines and labellers, with the units and zeros of labels."""
+"""Calculators of ASE as baselines and labellers."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -84,7 +84,7 @@ class Baseline:
     """
 
     def __init__(self, name: str, reference: str, run: Member, attributes: Mapping[str, Any]) -> None:
-        """Raise InputError for targets of the run that a calculator does not have."""
+        """Raise InputError for targets that a calculator does not have."""
         self.name, self.reference, self.targets = name, reference, run.targets
         self.names, self.factors = properties_of(run.targets), factors_of(run.targets, attributes)
         others = [target.name for target in run.targets if target.name not in self.names.values()]
@@ -119,7 +119,7 @@ class Baseline:
         }
 
     def outputs(self, store: GraphStore, graphs: Int[Array, " graphs"]) -> MemberOutputs:
-        """Predict these graphs one after the other; NaN and a reason where one is refused."""
+        """Predict these graphs; NaN and a reason where one is refused."""
         fields = [*dict.fromkeys([*self.inputs, *(target.field.name for target in self.targets)])]
         labels: dict[str, list[Array]] = {target.name: [] for target in self.targets}
         rows: dict[str, list[Array]] = {target.name: [] for target in self.targets}
@@ -197,7 +197,7 @@ def aligned_baseline(name: str, reference: str, run: Member, store: GraphStore) 
 
 
 def check_scale(reference: str, pairs: Sequence[Array]) -> None:
-    """Raise InputError for forces along those of labels with another length: energies in their unit hide it."""
+    """Raise InputError for forces in another unit than those of labels."""
     own, labels = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
     own, labels = own[finite := np.isfinite(labels)], labels[finite]
     alike = np.linalg.norm(own) * np.linalg.norm(labels)
@@ -220,7 +220,7 @@ def few_refusals(refused: Mapping[Any, str]) -> str:
 def aligning_graphs(
     store: GraphStore, train: Int[Array, " train"], energy: str
 ) -> tuple[Int[Array, " species"], Int[Array, "graphs species"], Int[Array, " labelled"]]:
-    """Return elements, their counts in all graphs, and labelled training graphs in an order by a fixed seed."""
+    """Return elements, their counts, and labelled training graphs in random order."""
     counts, species = species_counts(store)
     labelled = np.sort(train)[store.column(energy).present[np.sort(train)]]
     labelled = labelled[counts[labelled].any(axis=1)]
@@ -230,7 +230,7 @@ def aligning_graphs(
 
 
 def graphs_for_fit(counts: Int[Array, "graphs species"], order: Int[Array, " labelled"]) -> list[int]:
-    """Return the first ``ALIGNING`` of these graphs, and one of every further independent composition."""
+    """Return the first graphs, and one of every further independent composition."""
     numbers: list[int] = order[:ALIGNING].tolist()
     _, first = np.unique(counts[order], axis=0, return_index=True)
     every, rank = np.linalg.matrix_rank(counts[order[first]]), np.linalg.matrix_rank(counts[numbers])

@@ -1,4 +1,4 @@
-"""Trial of a calculator of others: do its energy, forces and stress fit together?"""
+"""Trial of a calculator: do its energy, forces and stress fit together?"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ Results = Callable[[Atoms], dict[str, Any]]
 
 
 def check_calculator(name: str, results: Results, frames: Sequence[Atoms]) -> str:
-    """Return a note on what was not tried; InputError where results do not fit together.
+    """Return a note on what was not tried; InputError for wrong results.
 
     The smallest structure that ``results`` takes, crystals first, is repeated, in another order and place, doubled, displaced and strained.
     """
@@ -58,7 +58,7 @@ def doubled(atoms: Atoms) -> Atoms:
 
 
 def changed(atoms: Atoms, shift: Any = 0.0, strain: Any = 0.0) -> Atoms:
-    """Return a copy with other positions, and under a strain of the cell."""
+    """Return a copy with other positions, in a strained cell."""
     atoms = atoms.copy()
     atoms.positions += shift
     atoms.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=bool(np.any(strain)))
@@ -120,7 +120,7 @@ def direction(values: Any, default: Any) -> Any:
 
 
 def unit_of(factor: float, what: str, others: dict[str, float]) -> str:
-    """Return the units that explain a factor, as a question in brackets, or nothing.
+    """Return the units that explain a factor, as a question, or nothing.
 
     >>> unit_of(160.3, "stress", {}), unit_of(-1.0, "forces", {}), unit_of(7.0, "forces", {})
     (' (GPa?)', ' (the other sign?)', '')

@@ -118,7 +118,7 @@ def member_outputs(
 
 
 def labels_of(batch: GraphBatch, target: Target) -> Array:
-    """Return the labels of a target in its unit, one row per item; NaN where one is missing."""
+    """Return the labels of a target in its unit; NaN where missing."""
     values = batch[target.field.name].double().numpy().copy()
     values[~batch.labelled(target.field.name).numpy()] = np.nan
     return values

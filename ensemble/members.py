@@ -53,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
-    """Predictions of one member for one batch: float64, NaN where a graph failed."""
+    """Predictions of one member for one batch; NaN where a graph failed."""
 
     predictions: Mapping[str, Distribution]
     reasons: tuple[str, ...]
@@ -101,7 +101,7 @@ def load_member(
 
 
 def load_run(folder: Path | str, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
-    """Return the finished run or member in ``folder``, or a branch, as a member."""
+    """Return the finished run in ``folder``, or a branch, as a member."""
     folder = Path(folder)
     model = weights_folder(folder)
     if not (model / "model.json").is_file():
@@ -133,7 +133,7 @@ def check_members(members: Sequence[Member]) -> None:
 
 
 def check_no_copies(members: Sequence[Member]) -> None:
-    """Raise InputError where two members are one run: copied, or trained on two layouts."""
+    """Raise InputError where two members are copies of one run."""
     by_settings: dict[str, Member] = {}
     for member in members:
         first = by_settings.setdefault(digest(decisive(member.record.config)), member)

@@ -596,7 +596,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def _of_peer(error: Exception) -> str | None:
-    """Return a sentence for an error that began on another rank; else None."""
+    """Return a sentence for an error of another rank; else None."""
     if "hydragnn.runs.failures" not in sys.modules:
         return None
     from hydragnn.distributed import this_launch

@@ -1,4 +1,4 @@
-"""Sources of ``hydragnn ensemble``, a campaign or runs, and the final training of a campaign's best configurations."""
+"""Sources of ``hydragnn ensemble``, and the final training of a campaign's best."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

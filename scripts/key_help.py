@@ -221,7 +221,7 @@ def _unit_text(name: str, field: FieldInfo, text: str) -> str:
 
 
 def _number(value: Any) -> str:
-    """Return a bound; powers of two that integers end at are written as such."""
+    """Return a bound; the largest integer as a power of two."""
     return "2^63" if value == 2**63 else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Result of ``hydragnn simulate``: policies side by side, a picture of utilisation, and the assumptions."""
+"""Result of ``hydragnn simulate``: policies side by side, and assumptions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ HIDDEN = ("node-hours", "faults", "milliseconds per decision", "violations", "de
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationResult(Shown):
-    """Policies on the same simulated machine, with the same configurations and faults; every figure is simulated."""
+    """Policies on one simulated machine, with the same configurations and faults."""
 
     title: str
     nodes: int
@@ -76,7 +76,7 @@ def run_simulation(
     assume: Sequence[str],
     out: Path | None,
 ) -> SimulationResult:
-    """The simulated figures of every policy; with ``out`` also written there, with a picture."""
+    """Return the simulated figures of every policy, also written to ``out``."""
     if out is not None:
         check_simulated(out)
     settings = campaign_settings(table, source)
@@ -105,7 +105,7 @@ def run_simulation(
 
 
 def check_simulated(out: Path) -> None:
-    """Raise InputError where ``out`` is anything but an earlier simulation, an empty folder or free."""
+    """Raise InputError where ``out`` is no earlier simulation, empty or free."""
     check_target(out, FILES, mark=FILES[0])
     if (out / FILES[0]).exists():
         before = read_json(out / FILES[0])
@@ -126,7 +126,7 @@ def show(result: SimulationResult) -> None:
 
 
 def picture(results: Sequence[PolicyResult], title: str, path: Path) -> None:
-    """Draw the part of the nodes that train, over time, one line per policy."""
+    """Draw the share of training nodes over time, a line per policy."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -143,7 +143,7 @@ def picture(results: Sequence[PolicyResult], title: str, path: Path) -> None:
 
 
 def _write(result: SimulationResult, out: Path) -> list[Path]:
-    """Files in the folder ``out``: figures as JSON, utilisation as SVG and PNG."""
+    """Write figures as JSON, and utilisation as SVG and PNG."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -41,7 +41,7 @@ COST = 50
 
 
 class Rows:
-    """Extended XYZ file that grows by whole rows, and its state in ``OUT.state.json``."""
+    """Extended XYZ that grows by whole rows, with ``OUT.state.json``."""
 
     def __init__(self, out: Path, command: str) -> None:
         """Raise InputError where ``out`` cannot be made or continued by the command."""
@@ -287,7 +287,7 @@ def md(
 
 
 def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, int]:
-    """Write frames up to a step; return why it stopped, and the step."""
+    """Write frames; return why they stopped, and the last step."""
     import numpy as np
     from ase import units
     from ase.md.langevin import Langevin
@@ -331,7 +331,7 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
 
 
 def _limits(atoms: Any, how: Mapping[str, Any], begun: float) -> Callable[[], None]:
-    """Return a check of every step, which raises InputError for what no motion of atoms is."""
+    """Return a check of every step, which raises InputError for impossible motion."""
     import numpy as np
     from ase import units
 

@@ -150,7 +150,7 @@ def _parts(
 def _baselines(
     folders: Sequence[Path], references: Sequence[str], run: Member, store: GraphStore, check: Callable[[], None]
 ) -> list[Baseline]:
-    """Return calculators with the zeros of the store's energies, named apart from members."""
+    """Return calculators with the zeros of the store's energies."""
     places = [*folders, *(Path(one.rpartition(":")[2]) for one in references)]
     baselines = list[Baseline]()
     for name, reference in zip(distinct_names(places)[len(folders) :], references, strict=True):

@@ -75,7 +75,7 @@ def training_domain(
 
 
 def reference_detectors(ensemble: Ensemble, store: GraphStore, train: Int[np.ndarray, " train"]) -> list[Detector]:
-    """Return the detector of compositions whose reference energies these graphs leave open, if any."""
+    """Return the detector of compositions with open reference energies, if any."""
     if ATOMIC_NUMBERS not in [field.name for field in ensemble.inputs]:
         return []
     for target in ensemble.targets:
@@ -110,7 +110,7 @@ def part_scores(
 
 
 def distance_of(domain: Domain) -> Distance:
-    """Return the growth of uncertainties in this domain; none where held-out graphs tell nothing."""
+    """Return the growth of uncertainties in this domain, if it is known."""
     graphs = len(domain.rarity.held_out) if domain.rarity else 0
     return Distance(power=POWER, unknown=1 / (graphs + 1)) if graphs else NO_GROWTH
 

@@ -61,7 +61,7 @@ def fitted_weights(valid: MemberOutputs, targets: Sequence[Target], given: Share
 
 
 def _of_group(valid: MemberOutputs, targets: Sequence[Target], given: Shares, speaking: np.ndarray) -> Shares | None:
-    """Return the weights of fields that share them; None where graphs are too few."""
+    """Return weights of fields that share them; None for few graphs."""
     usable = {target.name: valid.usable(target) for target in targets}
     labelled = [np.unique(valid.positions(target)[usable[target.name]]) for target in targets]
     graphs = np.unique(np.concatenate(labelled))
@@ -102,7 +102,7 @@ def _evidence(
     speaking: np.ndarray,
     graphs: Bool[np.ndarray, " graphs"],
 ) -> dict[str, Evidence]:
-    """Return the evidence of these graphs for every field that has labels there."""
+    """Return the evidence of these graphs for every labelled field."""
     result: dict[str, Evidence] = {}
     for target in targets:
         items = np.flatnonzero(usable[target.name] & graphs[valid.positions(target)])
@@ -136,7 +136,7 @@ def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def worst_ratio(own: Mapping[str, Rows], alone: Mapping[str, Float[Array, "members rows"]]) -> float:
-    """Return the largest ratio over fields to the error of the best member.
+    """Return the largest ratio to the error of a best member.
 
     Each is raised by its own uncertainty, so that noise of few graphs moves no weights; a small share of the mean over fields decides where the worst fields are equal. 0 where nothing is known.
     """
@@ -150,7 +150,7 @@ def worst_ratio(own: Mapping[str, Rows], alone: Mapping[str, Float[Array, "membe
 
 
 def optimum(evidence: Mapping[str, Evidence], base: Shares) -> Shares:
-    """Return the weights on the simplex with the least worst ratio, without small ones.
+    """Return the weights with the least worst ratio, without small ones.
 
     A local search from the base weights and from the best member alone.
     """

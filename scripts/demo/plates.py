@@ -47,7 +47,7 @@ def make_plates(out: Path, *, samples: int = 400, seed: int = 0) -> None:
 def labelled_plate(
     number: int, seed: int, holes: tuple[int, int] = (1, 3), radii: tuple[float, float] = (0.06, 0.12)
 ) -> GraphBatch:
-    """Return one plate with so many pipes as the graph of its mesh, with the solution."""
+    """Return a plate with pipes as a mesh, with the solution."""
     generator = np.random.default_rng([seed, number])
     plate = random_plate(generator, holes, radii)
     conductivity, source = smooth_fields(generator)
@@ -100,7 +100,7 @@ def random_plate(
 def _pipes(
     width: float, generator: np.random.Generator, count: tuple[int, int], radii: tuple[float, float]
 ) -> Float[ndarray, "pipes 3"]:
-    """Return circles apart from each other and the edges, as many as fit of a number in ``count``."""
+    """Return circles apart from each other and the edges."""
     num_holes, holes = generator.integers(count[0], count[1] + 1), np.zeros((0, 3))
     for _ in range(30):
         radius = generator.uniform(*radii)
