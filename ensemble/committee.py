@@ -9,7 +9,7 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.graph_groups import SharedPrediction
 from hydragnn.ensemble.member_cache import MemberCache
-from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, seen
+from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
 from hydragnn.ensemble.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -112,7 +112,7 @@ class Committee(Company):
 
         def predictions_of_all() -> Sequence[Predicted]:
             stack = group.stack
-            return stack.results(batch, stack.compute(stack.prepare(seen(group.members[0], batch))))
+            return stack.results(batch, stack.compute(stack.prepare(visible_batch(group.members[0], batch))))
 
         results = unless_impossible(predictions_of_all) or ()
         for number, member, (predictions, states) in zip(group.numbers, group.members, results):
@@ -136,10 +136,10 @@ def groups_of(members: Sequence[Member]) -> dict[int, Group]:
         if 2 * weights_of(member.model) > WEIGHTS:
             continue
         key = (member.model.alike, member.config.data.edges, type(member.model.function))
-        known = next((numbers for one, numbers in alike if one == key), None)
-        if known is None:
-            alike.append((key, known := []))
-        known.append(number)
+        together = next((numbers for one, numbers in alike if one == key), None)
+        if together is None:
+            alike.append((key, together := []))
+        together.append(number)
     groups: dict[int, Group] = {}
     for _, numbers in alike:
         group = group_of(members, numbers)
@@ -153,12 +153,12 @@ def group_of(members: Sequence[Member], numbers: Sequence[int]) -> Group | None:
     first = members[numbers[0]].model
     if len(numbers) == 1 or isinstance(first.function, SharedPrediction) or len(numbers) * weights_of(first) > WEIGHTS:
         return None
-    chosen = [members[number] for number in numbers]
+    group_members = [members[number] for number in numbers]
     try:
-        stack = TrainedStack([member.model for member in chosen])
+        stack = TrainedStack([member.model for member in group_members])
     except NotStackable:
         return None
-    return Group(numbers=tuple(numbers), members=tuple(chosen), stack=stack)
+    return Group(numbers=tuple(numbers), members=tuple(group_members), stack=stack)
 
 
 def unless_impossible(function: Callable[[], Result]) -> Result | None:

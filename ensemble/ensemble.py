@@ -317,13 +317,13 @@ class Ensemble(EnsembleModule):
         of_items = {name: item_doubts(one, weights) for name, one in fields.items()}
         fine_nodes = np.repeat(read.fine, nodes_per_graph)
         doubts = doubts_of(of_items, owners, self._on_nodes, outcomes, weights).select(read.fine, fine_nodes)
-        seen = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
+        valid = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
         numbers = np.flatnonzero(read.fine)
 
         def items(name: str, graph: int) -> str:
             return doubted_items(fields[name].field.on, of_items[name], owners[name], int(numbers[graph]))
 
-        view = GraphView(batch=seen, scale=self.manifest.domain.scale, doubts=doubts, items=items)
+        view = GraphView(batch=valid, scale=self.manifest.domain.scale, doubts=doubts, items=items)
         flags = self.manifest.domain.scores(view).spread_over(read.fine, fine_nodes)
         calibrations = self.manifest.calibration
         grown = {name: one.at(calibrations.get(name), flags.p_values[owners[name]]) for name, one in fields.items()}

@@ -54,8 +54,8 @@ class MemberOutputs:
 
         Of numbers some components may be missing, of classes none.
         """
-        known = np.isfinite(self.labels[target.name]).reshape(len(self.labels[target.name]), -1)
-        labelled = known.all(axis=1) if target.field.classes else known.any(axis=1)
+        finite = np.isfinite(self.labels[target.name]).reshape(len(self.labels[target.name]), -1)
+        labelled = finite.all(axis=1) if target.field.classes else finite.any(axis=1)
         return np.all([labelled, *(one.finite().numpy() for one in self.of(target))], axis=0)
 
     def of(self, target: Target, use: Bool[np.ndarray, " items"] | None = None) -> list[Distribution]:

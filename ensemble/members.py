@@ -184,7 +184,7 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
 def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
     """Return the outcome of a member that is computed alone."""
     try:
-        predictions, states = member.model.predict_with_states(seen(member, batch))
+        predictions, states = member.model.predict_with_states(visible_batch(member, batch))
     except (InputError, MemoryError, RuntimeError) as error:
         if not isinstance(error, InputError) and not is_lack_of_memory(error):
             raise
@@ -225,14 +225,14 @@ def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes chan
     MemoryError or RuntimeError where a graph is too large.
     """
     try:
-        return member.model.states(seen(member, batch)).cpu()
+        return member.model.states(visible_batch(member, batch)).cpu()
     except (MemoryError, RuntimeError) as error:
         if batch.num_graphs == 1 or not is_lack_of_memory(error):
             raise
         return torch.cat([final_states(member, half) for half in _halves(batch)])
 
 
-def seen(member: Member, batch: GraphBatch) -> GraphBatch:
+def visible_batch(member: Member, batch: GraphBatch) -> GraphBatch:
     """Return the batch with or without edges, as in the member's training."""
     return batch if member.config.data.edges else without_edges(batch)
 

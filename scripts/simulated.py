@@ -108,8 +108,8 @@ def check_simulated(out: Path) -> None:
     """Raise InputError where ``out`` is no earlier simulation, empty or free."""
     check_target(out, FILES, mark=FILES[0])
     if (out / FILES[0]).exists():
-        before = read_json(out / FILES[0])
-        if not isinstance(before, dict) or before.get("simulated") is not True:
+        earlier = read_json(out / FILES[0])
+        if not isinstance(earlier, dict) or earlier.get("simulated") is not True:
             raise InputError(f"{out / FILES[0]} is no simulation of this program; choose another --out")
 
 

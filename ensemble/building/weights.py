@@ -19,10 +19,10 @@ FOLDS = 5
 """Parts of validation graphs, each of which judges weights fitted on the others."""
 
 SHRINKAGE = (1.0, 0.75, 0.5, 0.25, 0.0)
-"""Shares of the given weights in the mixture that the folds choose from; the first of equals is taken."""
+"""Shares of the starting weights in the mixture that the folds choose from; the first of equals is taken."""
 
 LEAST = 10
-"""Validation graphs with labels below which the given weights stand."""
+"""Validation graphs with labels below which the starting weights stand."""
 
 ROWS = 20_000
 """Most labelled numbers of a field that weights are fitted on, at equal steps."""
@@ -43,24 +43,28 @@ Shares = Float[Array, " members"]
 Rows = Float[Array, " rows"]
 
 
-def fitted_weights(valid: MemberOutputs, targets: Sequence[Target], given: Shares) -> dict[str, tuple[float, ...]]:
+def fitted_weights(
+    valid: MemberOutputs, targets: Sequence[Target], start_weights: Shares
+) -> dict[str, tuple[float, ...]]:
     """Return weights of members by field, which validation graphs set.
 
-    They lie on the simplex, where the worst field of those that share them is best beside its best member. Folds of graphs choose how far they move away from the ``given`` weights. Fields with too few labelled graphs keep those, and are absent.
+    They lie on the simplex, where the worst field of those that share them is best beside its best member. Folds of graphs choose how far they move away from ``start_weights``. Fields with too few labelled graphs keep those, and are absent.
     """
     groups: dict[str, list[Target]] = {}
     for target in targets:
         groups.setdefault(target.source or target.name, []).append(target)
     weights: dict[str, tuple[float, ...]] = {}
-    speaking = np.flatnonzero(given > 0)
+    speaking = np.flatnonzero(start_weights > 0)
     for group in groups.values():
-        own = _of_group(valid, group, given, speaking) if len(speaking) > 1 else None
+        own = _of_group(valid, group, start_weights, speaking) if len(speaking) > 1 else None
         if own is not None:
             weights |= {target.name: tuple(own.tolist()) for target in group}
     return weights
 
 
-def _of_group(valid: MemberOutputs, targets: Sequence[Target], given: Shares, speaking: np.ndarray) -> Shares | None:
+def _of_group(
+    valid: MemberOutputs, targets: Sequence[Target], start_weights: Shares, speaking: np.ndarray
+) -> Shares | None:
     """Return weights of fields that share them; None for few graphs."""
     usable = {target.name: valid.usable(target) for target in targets}
     labelled = [np.unique(valid.positions(target)[usable[target.name]]) for target in targets]
@@ -69,7 +73,7 @@ def _of_group(valid: MemberOutputs, targets: Sequence[Target], given: Shares, sp
         return None
     fold_of = np.full(len(valid.graphs), -1)
     fold_of[graphs] = np.random.default_rng(0).permutation(len(graphs)) % FOLDS
-    base = given[speaking]
+    base = start_weights[speaking]
     everything = _evidence(valid, targets, usable, speaking, fold_of >= 0)
     folds = [
         (
@@ -90,7 +94,7 @@ def _of_group(valid: MemberOutputs, targets: Sequence[Target], given: Shares, sp
         second = next(one for one in np.argsort(of_each, kind="stable") if own[one] == 0)
         own = (1 - SECOND) * own
         own[second] = SECOND
-    result = np.zeros(len(given))
+    result = np.zeros(len(start_weights))
     result[speaking] = own
     return result
 
@@ -162,7 +166,7 @@ def optimum(evidence: Mapping[str, Evidence], base: Shares) -> Shares:
     alone = list(np.eye(len(base)))
     candidates = [base, *alone]
     for start in (base, 0.5 * (base + min(alone, key=score))):
-        found = minimize(
+        minimum = minimize(
             lambda weights: score(normalised(weights)),
             start,
             method="SLSQP",
@@ -170,8 +174,8 @@ def optimum(evidence: Mapping[str, Evidence], base: Shares) -> Shares:
             constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1.0},
             options={"maxiter": 100, "ftol": 1e-8},
         )
-        if np.isfinite(found.x).all() and found.x.clip(0.0).sum() > 0:
-            weights = normalised(found.x)
+        if np.isfinite(minimum.x).all() and minimum.x.clip(0.0).sum() > 0:
+            weights = normalised(minimum.x)
             candidates.append(normalised(np.where(weights < SMALL, 0.0, weights)))
     return min(candidates, key=score)
 

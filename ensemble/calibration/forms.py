@@ -131,10 +131,10 @@ class LabelledRows(Rows):
 
     def labelled(self, column: int) -> "LabelledRows":
         """Return the rows that have a label of a component."""
-        known = ~np.isnan(self.error[:, column])
-        if known.all():
+        labelled = ~np.isnan(self.error[:, column])
+        if labelled.all():
             return self
-        return LabelledRows(**{entry.name: getattr(self, entry.name)[known] for entry in fields(self)})
+        return LabelledRows(**{entry.name: getattr(self, entry.name)[labelled] for entry in fields(self)})
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))

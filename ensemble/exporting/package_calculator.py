@@ -55,14 +55,14 @@ class PackageCalculator(EnsembleCalculator):
             torch.from_numpy(np.asarray(images, np.float64)),
             torch.zeros(len(now), dtype=torch.int64),
         )
-        found = {name: value.numpy() for name, value in zip(self.order, values)}
-        if not np.isfinite(found["energy"]).all():
+        outputs = {name: value.numpy() for name, value in zip(self.order, values)}
+        if not np.isfinite(outputs["energy"]).all():
             raise InputError("the structure cannot be predicted: it has elements that training did not hold")
-        results["energy"] = results["free_energy"] = float(found["energy"][0])
-        if "forces" in found:
-            results["forces"] = found["forces"]
-        if "stress" in found and now.pbc.any() and now.cell.rank == 3:
-            results["stress"] = full_3x3_to_voigt_6_stress(found["stress"][0])
+        results["energy"] = results["free_energy"] = float(outputs["energy"][0])
+        if "forces" in outputs:
+            results["forces"] = outputs["forces"]
+        if "stress" in outputs and now.pbc.any() and now.cell.rank == 3:
+            results["stress"] = full_3x3_to_voigt_6_stress(outputs["stress"][0])
 
 
 def package_calculator(
