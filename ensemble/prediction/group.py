@@ -1,7 +1,7 @@
 """Processes that predict together: they meet, share queues, and notice dead ones.
 
 Ranks of a launcher and local workers do all of it with a store of keys and values of ``torch.distributed``: a private file on one
-machine, and on several a server in rank 0. Ranks of MPI find the store by MPI, others by files.
+machine, and torch's server on several.
 """
 
 import json
@@ -24,8 +24,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.forked import workers_context
 from hydragnn.distributed.launch import Launch, machine_name, this_launch
 from hydragnn.distributed.leaving import abandon
+from hydragnn.distributed.meeting import ServedStore, file_store, meet
 from hydragnn.distributed.ranks import own_gpu
-from hydragnn.distributed.rendezvous import file_store, rendezvous
 
 Table = dict[str, Any]
 Meet = Callable[["Group", Path], AbstractContextManager[dist.Store]]
@@ -85,10 +85,8 @@ class Group:
         self.store = self._stack.enter_context(self._meet(self, folder))
         self._began = time.monotonic()
         self.store.set(f"process-{self.rank}", json.dumps([machine_name(), os.getpid()]))
-        if isinstance(self.store, dist.TCPStore):
-            # a client of its own, since one answers one question at a time
-            client = dist.TCPStore(self.store.host, self.store.port, None, False)
-            threading.Thread(target=self._beat, args=(client,), daemon=True).start()
+        if isinstance(self.store, ServedStore):
+            threading.Thread(target=self._beat, args=(self.store.another(),), daemon=True).start()
         if self.rank == 0:
             self.store.set("opening", json.dumps(_opening(make)))
         while not self.store.check(["opening"]):
@@ -253,19 +251,10 @@ def join_group(launch: Launch | None = None) -> AbstractContextManager[Group]:
     if launch.size == 1:
         return _open(Group())
 
-    @contextmanager
-    def meet(group: Group, folder: Path) -> Iterator[dist.Store]:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with rendezvous(launch, folder.parent) as meeting:
-            count = meeting.store.add("ranks that met", 1)
-            while group.rank == 0 and count < group.size:
-                time.sleep(PAUSE)
-                count = meeting.store.add("ranks that met", 0)
-            if group.rank == 0:
-                meeting.clear()
-            yield meeting.store
+    def met(group: Group, folder: Path) -> AbstractContextManager[dist.Store]:
+        return nullcontext(meet(launch, folder.parent).store)
 
-    return _open(Group(launch.rank, launch.size, meet, by_mpi=launch.by == "mpi"))
+    return _open(Group(launch.rank, launch.size, met, by_mpi=launch.by == "mpi"))
 
 
 def join_leaders(store: dist.Store, launch: Launch, graph_ranks: int) -> AbstractContextManager[Group]:
@@ -304,11 +293,11 @@ def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Ab
 def join_parent(rank: int, size: int, store: str) -> AbstractContextManager[Group]:
     """Join the process that started this local worker, which ends with it."""
 
-    def meet(group: Group, folder: Path) -> AbstractContextManager[dist.Store]:
+    def met(group: Group, folder: Path) -> AbstractContextManager[dist.Store]:
         threading.Thread(target=_end_with_parent, daemon=True).start()
         return nullcontext(file_store(store))
 
-    return _open(Group(rank, size, meet))
+    return _open(Group(rank, size, met))
 
 
 def _end_with_parent() -> None:

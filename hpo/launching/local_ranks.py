@@ -1,6 +1,6 @@
 """Ranks of one local attempt: forks of its process.
 
-Ranks meet in the run's folder, so that no port is taken. They are of the attempt's process group, which ends as a whole. Only
+Ranks meet by a file, so that no port is taken. They are of the attempt's process group, which ends as a whole. Only
 the standard library is imported here, as in ``worker.py``.
 """
 

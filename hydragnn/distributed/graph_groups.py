@@ -19,9 +19,9 @@ from torch import Tensor
 from hydragnn.base.errors import InputError, Interrupted, SaidByFirst
 from hydragnn.distributed.graph_ranks import Cutter, make_cutter, shared_prediction
 from hydragnn.distributed.launch import Launch, on_interfaces
+from hydragnn.distributed.meeting import PATIENCE, meet
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks, check_gpus, own_gpu
-from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel
@@ -146,8 +146,9 @@ def unpacked(content: bytes, model: GraphModel) -> GraphBatch:
 def join_graph_group(size: int, launch: Launch, folder: Path) -> Iterator[GraphGroup]:
     """Join one of the groups of ``size`` ranks each; collective."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    with rendezvous(launch, folder) as met, on_interfaces(met.gloo, met.nccl):
-        launch = met.launch
+    met = meet(launch, folder)
+    launch = met.launch
+    with on_interfaces(met.gloo, met.nccl):
         if torch.cuda.is_available():
             torch.cuda.set_device(own_gpu(launch.local_rank))
             check_gpus(met.store, launch)
@@ -156,8 +157,6 @@ def join_graph_group(size: int, launch: Launch, folder: Path) -> Iterator[GraphG
             ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank)
             group = GraphGroup(Mesh(ranks=ranks, sizes=(launch.size // size, 1, 1, size, 1)), met.store)
             ranks.wait()
-            if ranks.first:
-                met.clear()
             yield group
         finally:
             gc.collect()

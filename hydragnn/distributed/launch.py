@@ -29,6 +29,9 @@ _SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _TORCHRUN_STEP = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
+FIRST_PORT, PORTS = 15_000, 15_000
+"""Range of the stores of Slurm's steps, below the ports that systems give away."""
+
 RANK_VARIABLE = re.compile(
     "PMI_.*|PMI2_.*|PMIX_(?!MCA_).*|PALS_.*|HYDI_.*|MPI_LOCAL.*|MV2_COMM_WORLD_.*"
     "|OMPI_(COMM_WORLD|UNIVERSE|APP|NUM_APP|FIRST|FILE|COMMAND|ARGV|MCA_ess|MCA_orte).*"
@@ -48,11 +51,14 @@ class Launch:
     size: int = 1
     local_rank: int = 0
     step: str = ""
-    """The name of this start, the same on its ranks and fit for a file's name; empty where MPI tells the ranks."""
+    """The name of this start, the same on its ranks; empty where MPI tells the ranks."""
     node: str = ""
     """The name that the scheduler has for this node, which resolves to the job's interface; empty where it says none."""
-    interface: str = ""
-    """The network interface that the user wants gloo to use; empty where the choice is ours."""
+    address: str = ""
+    """Host of the store of ranks on several nodes; empty on one node, and where rank 0 tells it by MPI."""
+    port: int = 0
+    by_agent: bool = False
+    """torchrun's own process serves the store."""
     variables: tuple[str, ...] = ()
     """The variables of the environment that say so, as ``NAME=value``."""
 
@@ -82,7 +88,8 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
     >>> launch_from({}).by
     'alone'
     """
-    node, interface = environment.get("SLURMD_NODENAME", ""), environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    node, address = environment.get("SLURMD_NODENAME", ""), environment.get("MASTER_ADDR", "")
+    port = _number(environment, "MASTER_PORT", 0, 2**16)
     if "WORLD_SIZE" in environment and "MASTER_ADDR" in environment and "RANK" in environment:
         size, start = (
             _number(environment, "WORLD_SIZE", 1),
@@ -95,8 +102,9 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
             size=size,
             local_rank=_number(environment, "LOCAL_RANK", rank),
             step=hashlib.sha256(start.encode()).hexdigest()[:16],
-            node=node,
-            interface=interface,
+            address="" if _number(environment, "LOCAL_WORLD_SIZE", 0) == size else address,
+            port=port,
+            by_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             variables=_named(environment, "WORLD_SIZE", "RANK"),
         )
     local = next((_number(environment, name) for name in _MPI_LOCAL_RANKS if environment.get(name)), 0)
@@ -111,21 +119,40 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
             rank = _number(environment, number, 0, size)
             variables = _named(environment, count, number)
             return Launch(
-                by="mpi", rank=rank, size=size, local_rank=local, node=node, interface=interface, variables=variables
+                by="mpi",
+                rank=rank,
+                size=size,
+                local_rank=local,
+                node=node,
+                address=address,
+                port=port,
+                variables=variables,
             )
     size = _number(environment, "SLURM_STEP_NUM_TASKS", 1)
     if size > 1 and not in_shell:
+        step = ".".join(environment.get(name, "0") for name in _SLURM_STEP)
+        nodes = environment.get("SLURM_STEP_NODELIST", "")
+        several = _number(environment, "SLURM_STEP_NUM_NODES", 1) > 1
         return Launch(
             by="slurm",
             rank=_number(environment, "SLURM_PROCID", below=size),
             size=size,
             local_rank=local,
-            step=".".join(environment.get(name, "0") for name in _SLURM_STEP),
-            node=node,
-            interface=interface,
+            step=step,
+            address=address or first_node(nodes) if several else "",
+            port=port or FIRST_PORT + int(hashlib.sha256(step.encode()).hexdigest(), 16) % PORTS,
             variables=_named(environment, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         )
     return Launch(by="alone")
+
+
+def first_node(names: str) -> str:
+    """Return the first of Slurm's names of nodes.
+
+    >>> first_node("rack[1-2]n[007,9],login"), first_node("n1,n2")
+    ('rack1n007', 'n1')
+    """
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", names).partition(",")[0]
 
 
 def _number(environment: Mapping[str, str], name: str, absent: int | None = None, below: int | None = None) -> int:
@@ -201,10 +228,14 @@ def machine_name() -> str:
 def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
     """Let gloo and NCCL use these interfaces in the block.
 
-    Variables that the user set stay; "" changes nothing.
+    Variables that the user set stay; "" changes nothing. LaunchError where this node does not have the interface of gloo.
     Environment variables are the one way that both libraries offer through ``torch.distributed``.
     """
-    variables = environment()
+    variables, names = environment(), {name for _, name in socket.if_nameindex()}
+    if missing := {*filter(None, variables.get(_INTERFACES[0], "").split(","))} - names:
+        raise LaunchError(
+            f"{_INTERFACES[0]} is {', '.join(missing)}, but {host_name()} has {', '.join(sorted(names))}; name one of these or unset it"
+        )
     changes = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not variables.get(name)}
     with changed_environment(changes):
         yield

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
+from hydragnn.distributed.meeting import PATIENCE, meet
 from hydragnn.distributed.neighbours import OnStopped, next_on_machine, process_namespace, watch_neighbour
-from hydragnn.distributed.rendezvous import PATIENCE, rendezvous
 from hydragnn.distributed.windows import windows_closed
 
 SECONDS_FOR_ERRORS = timedelta(seconds=2)
@@ -64,7 +64,7 @@ def join_ranks(
 ) -> Iterator[Ranks]:
     """Connect the ranks of the launcher for the length of the block.
 
-    A process group that the caller has made already is used as it is. ``folder`` is where ranks without MPI meet. A rank that
+    A process group that the caller has made already is used as it is. Ranks of one ``folder`` meet. A rank that
     stays stopped is ended by another one on its machine, which calls ``on_stopped`` before.
     LaunchError where ranks do not find each other, or where the launcher's count and MPI's disagree, because the ranks
     would train N copies in silence.
@@ -77,16 +77,15 @@ def join_ranks(
         yield Ranks()
         return
     backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
-    with rendezvous(launch, folder) as met, on_interfaces(met.gloo, met.nccl):
-        size = met.launch.size
+    met = meet(launch, folder)
+    with on_interfaces(met.gloo, met.nccl):
         if backend == "nccl":
             check_gpus(met.store, met.launch)
-        dist.init_process_group(backend, store=met.store, rank=met.launch.rank, world_size=size, timeout=PATIENCE)
+        dist.init_process_group(
+            backend, store=met.store, rank=met.launch.rank, world_size=met.launch.size, timeout=PATIENCE
+        )
         try:
             ranks = _ranks_of(met.launch)
-            if ranks.first:
-                met.clear()
-            ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
             watched = _watching(ranks, _device(met.launch), on_stopped)
             with watched, windows_closed(_meet), said_once(met.store, ranks):
                 yield ranks

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.launch import this_launch
-from hydragnn.distributed.rendezvous import world_of
+from hydragnn.distributed.meeting import world_of
 
 SECONDS_TO_ANSWER = 4.0
 """A rank that gives no bytes for so long is not asked again."""

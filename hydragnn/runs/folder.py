@@ -176,7 +176,7 @@ def check_nothing_else(out: Path, resume: bool) -> None:
 
 def is_left_behind(name: str) -> bool:
     """Return True for files that ranks and interrupted writes leave."""
-    return name == LOCK or name.startswith((".ranks-", ".failure-")) or (name.startswith(".") and name.endswith(".tmp"))
+    return name == LOCK or name.startswith(".failure-") or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def trained_config(run: Path) -> AnyConfig:

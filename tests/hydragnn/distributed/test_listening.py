@@ -1,25 +1,23 @@
-"""Where the ranks of a run listen, and what a stranger who connects there achieves."""
+"""Where the ranks of a run listen."""
 
 import ipaddress
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch.distributed as dist
 
 from tests.forked import Forked
 
-SCRIPT = Path(__file__).with_name("meeting.py")
+SCRIPT = Path(__file__).with_name("listening.py")
 BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
@@ -45,13 +43,12 @@ def met(root: Path, tmp_path: Path, *commands: tuple[list[str], dict[str, str]])
         while not all((results / f"{rank}.json").exists() for rank in range(2)):
             assert not any(process.poll() for process in processes), processes[0].communicate()[0]
             time.sleep(0.05)
-        assert not list(run.glob(".ranks-*"))
+        assert not run.exists() and not list(results.glob("hydragnn-ranks-*"))
         yield [json.loads((results / f"{rank}.json").read_text()) for rank in range(2)]
         (results / "go").touch()
         output = "".join(process.communicate(timeout=120)[0] for process in processes)
         assert all(process.returncode == 0 for process in processes), output
         assert output.count("sum 3.0") == 2, output
-        assert not list(results.glob("hydragnn-ranks-*"))
     finally:
         for process in processes:
             process.kill()
@@ -63,63 +60,16 @@ def step_of(rank: int, *command: str, **variables: str) -> tuple[list[str], dict
     return [*command, sys.executable] if command else [], {**STEP, "SLURM_PROCID": str(rank), **variables}
 
 
-def assert_on_the_loopback_and_deaf_to_strangers(ranks: list[dict[str, Any]]) -> None:
+def assert_on_the_loopback(ranks: list[dict[str, Any]]) -> None:
     assert {rank["nodes"] for rank in ranks} == {1}
-    places = [(address, port) for rank in ranks for address, port in rank["listening"]]
-    assert all(ipaddress.ip_address(address).is_loopback for address, _ in places), ranks
-    assert answers_to_a_stranger(*places) == [""] * len(places)
-
-
-STRANGER = """
-import datetime, os, sys
-from torch._C._distributed_c10d import TCPStore
-for number, place in enumerate(sys.argv[1:]):
-    if os.fork():
-        continue
-    os.write(1, f"{number} knocks\\n".encode())  # whole lines, from several processes
-    address, _, port = place.rpartition(":")
-    store = TCPStore(address, int(port), None, False, timeout=datetime.timedelta(seconds=2))
-    store.set("default_pg/0//cpu//0/rank_1", b"mine")
-    os.write(1, f"{number} {store.list_keys()}\\n".encode())
-    os._exit(0)
-os.write(1, b"all knock\\n")
-for _ in sys.argv[1:]:
-    os.wait()
-"""
-
-
-def answers_to_a_stranger(*places: tuple[str, str]) -> list[str]:
-    """What clients of torch's TCPStore, which know no secret, read at these places; who waits for ever is stopped after a while."""
-    command = [sys.executable, "-c", STRANGER, *(f"{address}:{port}" for address, port in places)]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as strangers:
-        assert strangers.stdout is not None
-        lines = [strangers.stdout.readline() for _ in range(len(places) + 1)]
-        with suppress(subprocess.TimeoutExpired):
-            strangers.wait(5)
-        with suppress(ProcessLookupError):
-            os.killpg(strangers.pid, signal.SIGKILL)
-        lines += strangers.stdout.read().splitlines(keepends=True)
-    words = [line.partition(" ")[::2] for line in lines]
-    assert all((str(number), "knocks\n") in words for number in range(len(places))), lines
-    return [
-        "".join(word for who, word in words if who == str(number) and word != "knocks\n")
-        for number in range(len(places))
-    ]
-
-
-def test_an_open_store_of_torch_tells_the_stranger_all_keys() -> None:
-    """So that the silence below is that of the ranks, not of the stranger."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    store.set("secret prefix/key", "value")
-    assert "secret prefix/key" in answers_to_a_stranger(("127.0.0.1", str(store.port)))[0]
+    assert all(ipaddress.ip_address(address).is_loopback for rank in ranks for address, _ in rank["listening"]), ranks
 
 
 def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only_and_garbage_changes_no_sum(
     root: Path, tmp_path: Path
 ) -> None:
     with met(root, tmp_path, step_of(0), step_of(1)) as ranks:
-        assert_on_the_loopback_and_deaf_to_strangers(ranks)
+        assert_on_the_loopback(ranks)
         for address, port in (place for rank in ranks for place in rank["listening"]):
             for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 8, b"\xff" * 4096):
                 with socket.create_connection((address, port), timeout=5) as stranger:
@@ -129,14 +79,12 @@ def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only_and_garbage
 @pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
 def test_ranks_of_mpirun_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
     with met(root, tmp_path, (MPIRUN, LOOPBACK_OF_UCX)) as ranks:
-        assert_on_the_loopback_and_deaf_to_strangers(ranks)
+        assert_on_the_loopback(ranks)
 
 
-def test_ranks_of_torchrun_on_one_node_listen_on_the_loopback_only_and_leave_its_open_store_alone(
-    root: Path, tmp_path: Path
-) -> None:
+def test_ranks_of_torchrun_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
     with met(root, tmp_path, (TORCHRUN, {})) as ranks:
-        assert_on_the_loopback_and_deaf_to_strangers(ranks)
+        assert_on_the_loopback(ranks)
 
 
 def test_ranks_on_two_nodes_meet_at_the_interface_of_the_job(root: Path, tmp_path: Path) -> None:
@@ -153,7 +101,16 @@ def test_ranks_on_two_nodes_meet_at_the_interface_of_the_job(root: Path, tmp_pat
     if not outward:
         pytest.skip("this machine has no network but the loopback")
     address, interface = outward[0]
-    ranks = [step_of(rank, *named, f"node-{rank}", GLOO_SOCKET_IFNAME=interface) for rank in range(2)]
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = str(free.getsockname()[1])
+    variables = {
+        "SLURM_STEP_NUM_NODES": "2",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": interface,
+    }
+    ranks = [step_of(rank, *named, f"node-{rank}", **variables) for rank in range(2)]
     with met(root, tmp_path, *ranks) as actual:
         assert [rank["nodes"] for rank in actual] == [2, 2]
         of_gloo = [[one for one in rank["listening"] if one[0] == address] for rank in actual]

@@ -55,7 +55,7 @@ def test_a_configuration_of_another_program_is_not_overwritten(
 def test_an_empty_folder_and_what_ranks_left_behind_will_do(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    for name in (".ranks-7.json", ".failure-1.json", ".config.json.99.tmp"):
+    for name in (".failure-1.json", ".config.json.99.tmp"):
         (tmp_path / name).write_text("{}")
     assert train(make_config(), tmp_path, store=store, until=1).epochs == 1
 

@@ -1,9 +1,7 @@
-"""Ranks meet their peers and nobody else, whatever lies in the folder and whoever knocks."""
+"""Ranks meet their peers and nobody else, whatever lies in the folder."""
 
-import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import threading
@@ -12,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +18,18 @@ import torch
 import torch.distributed as dist
 
 from hydragnn.base.errors import InputError
-from hydragnn.distributed.addresses import address_of_job, interface_of
-from hydragnn.distributed.launch import Launch, LaunchError, environment_alone, launch_from
+from hydragnn.distributed.launch import Launch, LaunchError, environment_alone, launch_from, on_interfaces
+from hydragnn.distributed.meeting import ServedStore, file_store, meet, meeting_place
 from hydragnn.distributed.ranks import check_gpus
-from hydragnn.distributed.rendezvous import Invitation, check_private, file_store, meeting_place, rendezvous
 
 PATIENCE = timedelta(seconds=120)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the ranks of a step meet; the folder of temporary files is the test's own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return meeting_place(rank_of_step(0), tmp_path)
 
 
 def rank_of_step(rank: int, size: int = 2) -> Launch:
@@ -36,18 +39,15 @@ def rank_of_step(rank: int, size: int = 2) -> Launch:
 
 def values_after_meeting(folder: Path, word: str) -> list[bytes]:
     """Two ranks meet in the folder; rank 0 writes a word to the store that both read."""
-    together = Barrier(2)
 
     def met(rank: int) -> bytes:
-        with rendezvous(rank_of_step(rank), folder, PATIENCE) as meeting:
-            if rank == 0:
-                meeting.store.set("word", word)
-            value = bytes(meeting.store.get("word"))
-            together.wait(PATIENCE.total_seconds())
-            return value
+        store = meet(rank_of_step(rank), folder, PATIENCE).store
+        if rank == 0:
+            store.set("word", word)
+        return bytes(store.get("word"))
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(met, range(2)))
+        return list(pool.map(met, (1, 0)))
 
 
 @pytest.mark.parametrize("make", [dist.FileStore, file_store])
@@ -67,45 +67,34 @@ def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(lambda word: values_after_meeting(tmp_path / word, word), ["one", "other"]))
     assert runs == [[b"one"] * 2, [b"other"] * 2]
-    assert not list(tmp_path.glob("*/.ranks-*"))
+    assert not list(tmp_path.iterdir())
 
 
-def test_the_store_of_one_node_is_closed_to_other_users_and_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with rendezvous(rank_of_step(0, size=1), tmp_path / "run", PATIENCE):
-        (place,) = tmp_path.glob("hydragnn-ranks-*")
-        assert stat.S_IMODE(place.stat().st_mode) == 0o700
-        assert stat.S_IMODE(meeting_place(rank_of_step(0), tmp_path / "run").stat().st_mode) == 0o700
-    assert not list(tmp_path.glob("hydragnn-ranks-*"))
-
-
-def test_what_a_dead_attempt_left_misleads_nobody(tmp_path: Path) -> None:
-    place = meeting_place(rank_of_step(0), tmp_path)
+def test_what_a_dead_attempt_left_misleads_nobody(tmp_path: Path, place: Path) -> None:
     place.mkdir(mode=0o700)
-    peer = {"host": "gone", "machine": "gone", "number": "old"}
-    elsewhere = {"file": "", "address": "192.0.2.1", "port": 9}
-    (place / "call.json").write_text(json.dumps({"number": "old"}))
-    (place / "rank-1.json").write_text(json.dumps({**peer, "call": "old"}))
-    (place / "invitation.json").write_text(json.dumps({"to": ["old", "old"], "store": elsewhere}))
+    old = file_store(str(place / "store"))
+    for key in ("rank 1", "all", "word"):
+        old.set(key, "old")
     assert values_after_meeting(tmp_path, "fresh") == [b"fresh", b"fresh"]
 
 
-def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
-    with (
-        pytest.raises(LaunchError, match=r"2 of 3 ranks did not come to .* \(rank 1, 2\)"),
-        rendezvous(rank_of_step(0, size=3), tmp_path, timedelta(seconds=0.2)),
-    ):
-        pass
+def test_meetings_at_one_server_share_no_keys() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    first, second = (ServedStore(f"7.0.0 {number}", server) for number in range(2))
+    first.another().set("opening", "old")
+    assert first.get("opening") == b"old" and not second.check(["opening"])
 
 
-def test_a_first_rank_that_never_comes_is_missed(tmp_path: Path) -> None:
-    with (
-        pytest.raises(LaunchError, match=r"rank 1 waited at .* in vain for rank 0"),
-        rendezvous(rank_of_step(1), tmp_path, timedelta(seconds=0.2)),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("rank", "why"),
+    [
+        (0, r"2 of 3 ranks did not come to \S+ \(rank 1, 2\); do all of them see it"),
+        (1, r"rank 1 waited at \S+ in vain for rank 0; do all ranks of the node see this folder"),
+    ],
+)
+def test_ranks_that_never_come_are_named(rank: int, why: str, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=why):
+        meet(rank_of_step(rank, size=3), tmp_path, timedelta(seconds=0.2))
 
 
 def planted_open(place: Path) -> None:
@@ -132,68 +121,69 @@ def planted_by_another_user(place: Path) -> None:
 @pytest.mark.parametrize("plant", [planted_open, planted_link, planted_by_another_user])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_do_not_meet_where_others_could_tell_them_where_to_connect(
-    plant: Callable, rank: int, tmp_path: Path
+    plant: Callable, rank: int, tmp_path: Path, place: Path
 ) -> None:
-    plant(meeting_place(rank_of_step(rank), tmp_path))
-    with (
-        pytest.raises(LaunchError, match="where others than this user could tell them where to connect"),
-        rendezvous(rank_of_step(rank), tmp_path, PATIENCE),
-    ):
-        pass
+    plant(place)
+    (place / "store").touch()
+    with pytest.raises(LaunchError, match="where others than this user could tell them where to connect"):
+        meet(rank_of_step(rank), tmp_path, PATIENCE)
 
 
-def test_a_file_where_ranks_would_meet_is_refused(tmp_path: Path) -> None:
-    meeting_place(rank_of_step(0), tmp_path).write_text("{}")
-    with pytest.raises(LaunchError, match="cannot meet in"), rendezvous(rank_of_step(0), tmp_path, PATIENCE):
-        pass
-    with pytest.raises(LaunchError, match="do not meet in"):
-        check_private(meeting_place(rank_of_step(0), tmp_path))
+def test_a_file_where_ranks_would_meet_is_refused(tmp_path: Path, place: Path) -> None:
+    place.write_text("{}")
+    with pytest.raises(LaunchError, match="cannot meet in"):
+        meet(rank_of_step(0), tmp_path, PATIENCE)
+
+
+STEP = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "n[03-04]"}
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "9"}
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("environment", "address", "port"),
     [
-        None,
-        [],
-        {},
-        {"file": "", "address": "127.0.0.1", "port": 70000},
-        {"file": "", "address": "127.0.0.1", "port": True},
-        {"file": "", "address": "127.0.0.1", "port": 80, "more": 1},
+        ({**STEP, "SLURM_STEP_NUM_NODES": "1"}, "", None),
+        ({**STEP, "SLURM_STEP_NUM_NODES": "2"}, "n03", None),
+        ({**STEP, "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "hsn3", "MASTER_PORT": "7"}, "hsn3", 7),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, "", 9),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "a", 9),
+        (TORCHRUN, "a", 9),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "", 0),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MASTER_ADDR": "hsn3"}, "hsn3", 0),
     ],
-    ids=["null", "a list", "empty", "huge port", "port of another type", "foreign key"],
 )
-def test_an_invitation_that_is_none_is_refused(wrong: dict[str, Any] | list[Any] | None, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="is no invitation of the first rank"):
-        Invitation.parse(wrong, tmp_path / "invitation.json")
+def test_ranks_of_several_nodes_meet_at_the_address_of_the_launcher(
+    environment: dict[str, str], address: str, port: int | None
+) -> None:
+    launch = launch_from(environment)
+    assert launch.address == address
+    assert launch.port == port if port is not None else 15_000 <= launch.port < 30_000
 
 
-@pytest.mark.parametrize("text", ["not json", "[]", '{"host": 1}'])
-def test_a_damaged_answer_of_a_rank_is_named(text: str, tmp_path: Path) -> None:
-    place = meeting_place(rank_of_step(0), tmp_path)
-    place.mkdir(mode=0o700)
-    (place / "rank-1.json").write_text(text)
-    with pytest.raises(LaunchError, match=r"rank-1\.json"), rendezvous(rank_of_step(0), tmp_path, PATIENCE):
+def test_a_store_that_does_not_answer_is_a_sentence(tmp_path: Path) -> None:
+    launch = Launch(by="torchrun", rank=1, size=2, address="127.0.0.1", port=9)
+    with pytest.raises(
+        LaunchError, match=r"^the store of rank 0 at 127.0.0.1 port 9 does not answer \([^\n]*MASTER_ADDR"
+    ):
+        meet(launch, tmp_path, timedelta(seconds=1))
+
+
+def test_an_interface_that_this_node_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none9")
+    with pytest.raises(LaunchError, match=r"GLOO_SOCKET_IFNAME is none9, but \S+ has .*lo"), on_interfaces("", ""):
         pass
-
-
-def test_the_name_that_the_scheduler_has_for_a_node_gives_the_address_of_the_job() -> None:
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURMD_NODENAME": "no-such-node"}
-    assert launch_from(step).node == "no-such-node"
-    assert interface_of(address_of_job(launch_from(step)))
-    with pytest.raises(LaunchError, match="GLOO_SOCKET_IFNAME is none9, but"):
-        address_of_job(launch_from({**step, "GLOO_SOCKET_IFNAME": "none9"}))
 
 
 def test_a_rank_that_waits_says_for_whom_and_which_variables_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hydragnn.distributed.rendezvous.NOTE_AFTER", 0.1)
+    monkeypatch.setattr("hydragnn.distributed.meeting.NOTE_AFTER", 0.1)
     step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     why = "SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID={} say that a launcher started 3 ranks; if none did, unset "
     for rank, missing in ((0, "rank 1, 2, which did not come to "), (1, "rank 0, who has not come to ")):
         launch = launch_from({**step, "SLURM_PROCID": str(rank)})
-        with pytest.raises(LaunchError) as error, rendezvous(launch, tmp_path, timedelta(seconds=0.5)):
-            pass
+        with pytest.raises(LaunchError) as error:
+            meet(launch, tmp_path, timedelta(seconds=0.5))
         said = capsys.readouterr().err
         assert said.startswith(f"rank {rank} waits for {missing}{tmp_path}") and said.count("\n") == 1
         assert why.format(rank) in said and why.format(rank) in str(error.value)

@@ -1,6 +1,6 @@
 """A rank that joins its peers, says at which addresses it listens, and sums once more when it is told to go on.
 
-``python meeting.py FOLDER RESULTS``: writes RESULTS/RANK.json when all have met, then waits for RESULTS/go.
+``python listening.py FOLDER RESULTS``: writes RESULTS/RANK.json when all have met, then waits for RESULTS/go.
 """
 
 import json
