@@ -481,7 +481,7 @@ def predict(
             help="A store, or files like those of training, structures that ASE reads, a BUILD.toml, a folder, a pattern."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .parquet, .xyz or .bp.")],
+    out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .csv, .parquet or .xyz.")],
     resume: Resume = False,
     workers: Annotated[Any, at_once("Local processes, or auto; mpirun, srun and torchrun bring their own.")] = 1,
     branch: Branch = "",

@@ -108,7 +108,6 @@ COMMANDS = {
         f"predict {suffix}": Command(f"predict run crystals.h5 --out out.{suffix}", f"out.{suffix}", same_bytes, "--resume")
         for suffix in ("h5", "csv", "npz", "xyz", "parquet")
     },
-    "predict bp": Command("predict run crystals.h5 --out out.bp", "out.bp", same_files, "--resume"),
     "predict parts": Command("predict run crystals.h5 --out out.h5 --parts", "out.h5", same_arrays, "--resume"),
     "predict files": Command("predict run more.xyz --out out.csv", "out.csv", same_bytes, "--resume"),
 }  # fmt: skip

@@ -19,13 +19,12 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, writer
-from hydragnn.ensemble.prediction.formats.arrays import BpSink
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.formats.sink import Heading
 from hydragnn.graphs import Field
 from hydragnn.graphs.validate import graph_from_arrays
 
-KINDS = ("store.h5", "store.bp", "predictions.h5", "predictions.bp")
+KINDS = ("store.h5", "store.bp", "predictions.h5")
 PIECES, ROWS = 6, 60_000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -44,14 +43,14 @@ def write_predictions(path: Path) -> None:
     """Six pieces of 2.9 MB, texts among them."""
     values = np.random.default_rng(0).normal(size=(ROWS // 2, 10))
     status = ["ok", "the graph has no nodes; leave it out"] * (ROWS // 4)
-    edges = np.zeros(0, dtype=np.int64)
+    edges = np.zeros(len(status), dtype=np.int64)
     piece = {"status": status, "domain": [""] * len(status), "fields/energy/mean": values, "edges": edges}
     heading = Heading(targets=(), nominal=0.9, ensemble="e", members=("a",))
-    sink = (Hdf5Sink if path.suffix == ".h5" else BpSink)(path, heading)
+    sink = Hdf5Sink(path, heading)
     sink.begin()
     try:
         for _ in range(PIECES):
-            sink.append({**piece, "edges": np.zeros(len(status), dtype=np.int64)} if path.suffix == ".h5" else piece)
+            sink.append(piece)
         sink.complete()
     except InputError:
         sink.discard()

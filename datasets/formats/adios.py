@@ -45,11 +45,11 @@ NEEDLE = 256
 """First bytes of a block, by which it is looked up before all of them are compared."""
 
 
-class ReservedBp:
-    """New BP5 directory that reserves space before each step."""
+class AdiosPartWriter:
+    """Writer of blocks as steps of a BP5 directory, with space reserved before each."""
 
     def __init__(self, path: Path) -> None:
-        """A new directory at ``path``; OSError where it cannot be made."""
+        """Make a directory at ``path``; OSError where that is not possible."""
         self._path = path
         path.mkdir()
         Ballast(path / RESERVED)  # which ADIOS2 removes as it begins
@@ -65,23 +65,17 @@ class ReservedBp:
             self.close()
             raise
 
-    def write_step(self, values: Mapping[str, Array | str], attributes: Mapping[str, str] | None = None) -> None:
-        """Append whole arrays and texts as a step; OSError without space."""
-        texts = [text for text in [*values.values(), *(attributes or {}).values()] if isinstance(text, str)]
-        size = sum(value.nbytes for value in values.values() if not isinstance(value, str))
-        size += 8 * sum(map(len, texts)) + STEP_BYTES * (len(values) + 1)
+    def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
+        """Append ``arrays`` as one step, which may lack some; OSError where there is no space."""
+        values = {name: array for name, array in arrays.items() if array.size}
+        size = sum(value.nbytes for value in values.values()) + STEP_BYTES * (len(values) + 1)
         self._ballast.make_room(size, self._path / "data.0")
         with engine_errors("ADIOS2"):
             self._stream.begin_step()
-            for name, text in (attributes or {}).items():
-                self._stream.write_attribute(name, text)
             for name, value in values.items():
-                if isinstance(value, str):
-                    self._stream.write(name, value)
-                else:
-                    shape = list(value.shape)
-                    writable = np.require(value, requirements=["C", "W"])  # ADIOS2 refuses read-only arrays
-                    self._stream.write(name, writable, shape, [0] * len(shape), shape)
+                shape = list(value.shape)
+                writable = np.require(value, requirements=["C", "W"])  # ADIOS2 refuses read-only arrays
+                self._stream.write(name, writable, shape, [0] * len(shape), shape)
             self._stream.end_step()
 
     def close(self) -> None:
@@ -94,14 +88,6 @@ class ReservedBp:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # closing a failed stream again ends the process
             raise
         (self._path / "profiling.json").unlink(missing_ok=True)
-
-
-class AdiosPartWriter(ReservedBp):
-    """Writer of blocks as steps; a step may lack arrays."""
-
-    def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
-        """Append ``arrays`` as one step; OSError where there is no space."""
-        self.write_step({name: array for name, array in arrays.items() if array.size})
 
 
 class AdiosPartReader:

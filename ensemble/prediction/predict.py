@@ -73,7 +73,7 @@ def predict_to_file(
     """Predict every graph of ``source`` with ``model`` into the file ``out``.
 
     ``source`` is a store, a file that becomes graphs as those of training did, any file of structures that ASE reads, a
-    BUILD.toml, or several of them in the order of their graphs. The suffix of ``out`` chooses the format: .h5, .npz, .bp, .csv, .parquet or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
+    BUILD.toml, or several of them in the order of their graphs. The suffix of ``out`` chooses the format: .h5, .csv, .parquet or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
     interrupted prediction and ends with the same bits. ``batch`` is the budget of one batch; a graph that exceeds it is
     reported, not predicted. A run with several branches predicts with the ``branch`` that is named, or with the one that was
     trained on the store ``source``. InputError before any work where something does not fit.

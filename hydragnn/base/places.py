@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 StorePlace = Path | tuple[Path, ...]
 """A store, or several that are one."""
 
-SUFFIXES = (".h5", ".bp", ".npz", ".csv", ".parquet", ".xyz")
+SUFFIXES = (".h5", ".csv", ".parquet", ".xyz")
 """Formats of predictions."""
 
 MADE_BY = {"a campaign": "hydragnn search", "an ensemble": "hydragnn ensemble", "a run": "hydragnn train"}

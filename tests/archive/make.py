@@ -79,7 +79,7 @@ SEARCH = {
         "train.learning_rate": {"type": "float", "low": 0.001, "high": 0.02, "log": True},
     },
 }
-SUFFIXES = (".h5", ".npz", ".bp", ".csv", ".xyz")
+SUFFIXES = (".h5", ".csv", ".xyz")
 
 
 def structures() -> list[Atoms]:

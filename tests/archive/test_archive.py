@@ -41,8 +41,8 @@ def expected(archive: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def predictions(archive: Path) -> dict[str, np.ndarray]:
     """Return what the archived ensemble predicts today."""
-    hydragnn.predict(archive / "ensemble", archive / "store.h5", archive / "today.npz")
-    return arrays_of(archive / "today.npz")
+    hydragnn.predict(archive / "ensemble", archive / "store.h5", archive / "today.h5")
+    return arrays_of(archive / "today.h5")
 
 
 @pytest.mark.parametrize("name", ["store-v1.h5", "store-v1.bp"])

@@ -146,7 +146,6 @@ NEW = (
     "md",
     "relax",
     "predict csv",
-    "predict bp",
     "predict files",
 )
 

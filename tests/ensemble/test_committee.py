@@ -18,6 +18,7 @@ from hydragnn.graphs import GraphBatch
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train
 from tests.ensemble.conftest import config_of, store_of
+from tests.ensemble.finished import assert_same
 
 EIGHT = 8
 
@@ -113,12 +114,12 @@ def test_what_is_computed_as_one_does_not_depend_on_who_holds_which_member(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = count_calls(monkeypatch)
-    predict_to_file(ensemble, stored, tmp_path / "all.npz")
+    predict_to_file(ensemble, stored, tmp_path / "all.h5")
     assert set(calls) == {2}  # two of three are alike
     once = len(calls)
-    predict_to_file(ensemble, stored, tmp_path / "one.npz", held=1)
+    predict_to_file(ensemble, stored, tmp_path / "one.h5", held=1)
     assert len(calls) == 2 * once
-    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "all.npz").read_bytes()
+    assert_same(tmp_path / "one.h5", tmp_path / "all.h5")
 
 
 def test_seconds_of_members_that_are_computed_as_one_are_equal(eight: list[Path], frames: list[Atoms]) -> None:

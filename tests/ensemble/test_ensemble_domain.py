@@ -33,6 +33,7 @@ from hydragnn.ensemble.manifest import write_manifest
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.graphs.topology import Topology
+from tests.ensemble.finished import arrays_of
 
 CUTOFF = 4.0
 LOAD = Field(name="load", on="node", shape=(2,))
@@ -386,13 +387,13 @@ def test_files_of_all_formats_and_the_calculator_have_the_score(
     assert expected.domain_score[1] < 0.1 and "neighbourhoods: node " in expected.domain[1]
     assert np.isnan(expected.domain_score[2]) and expected.domain[2] == ""
     assert set(expected.domain_scores) == {"kinds", "composition", "neighbourhoods", "structure", "spread", "latent"}
-    for suffix in (".h5", ".npz", ".csv", ".xyz", ".bp"):
+    for suffix in (".h5", ".csv", ".xyz"):
         predict_to_file(ensemble, tmp_path / "asked.xyz", tmp_path / f"out{suffix}")
     of_nodes = expected.node_domain_score
     assert (of_nodes > 0).all() and of_nodes[5:].min() < of_nodes[:4].min()
-    with np.load(tmp_path / "out.npz") as arrays:
-        np.testing.assert_allclose(arrays["domain_score"], expected.domain_score, rtol=1e-6)
-        np.testing.assert_allclose(arrays["node_domain_score"], of_nodes, rtol=1e-6)
+    arrays = arrays_of(tmp_path / "out.h5")
+    np.testing.assert_allclose(arrays["domain_score"], expected.domain_score, rtol=1e-6)
+    np.testing.assert_allclose(arrays["node_domain_score"], of_nodes, rtol=1e-6)
     rows = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()]
     assert rows[0][:6] == ["graph", "name", "status", "domain", "domain_score", "nodes"]
     rows = [line.split(",") for line in (tmp_path / "out.nodes.csv").read_text().splitlines()]
@@ -423,9 +424,9 @@ def test_ensembles_without_scores_of_nodes_are_read_and_their_files_have_none(
     np.testing.assert_array_equal(output.domain_score, whole.predict(frames[:2]).domain_score)
     assert np.isnan(output.node_domain_score).all() and len(output.node_domain_score) == output.nodes_per_graph.sum()
     write(received.parent / "asked.xyz", frames[:2])
-    predict_to_file(received, received.parent / "asked.xyz", received.parent / "out.npz")
-    with np.load(received.parent / "out.npz") as arrays:
-        assert "node_domain_score" not in arrays and "domain_score" in arrays
+    predict_to_file(received, received.parent / "asked.xyz", received.parent / "out.h5")
+    arrays = arrays_of(received.parent / "out.h5")
+    assert "node_domain_score" not in arrays and "domain_score" in arrays
 
 
 def test_the_evaluation_says_what_share_of_every_part_is_flagged(ensemble: Path) -> None:

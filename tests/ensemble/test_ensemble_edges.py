@@ -70,7 +70,7 @@ def test_a_prediction_and_an_evaluation_on_shorter_edges_are_refused_at_the_door
     with StoreWriter(tmp_path / "short.h5", short.fields(), dim=3, attributes=short.attributes) as writer:
         writer.write(short.read(np.arange(3)))
     with pytest.raises(InputError, match="build it in the same way"):
-        predict_to_file(ensemble, tmp_path / "short.h5", tmp_path / "out.npz")
+        predict_to_file(ensemble, tmp_path / "short.h5", tmp_path / "out.h5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["short.h5"]
     wide = MemoryStore([from_ase(atoms, 6.0) for atoms in frames[:3]], {"cutoff": 6.0})
     same = MemoryStore([from_ase(atoms, CUTOFF) for atoms in frames[:3]], {"cutoff": CUTOFF})

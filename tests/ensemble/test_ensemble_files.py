@@ -12,6 +12,7 @@ import pytest
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
+from tests.ensemble.finished import arrays_of
 
 RINGS: dict[str, Any] = {
     "kind": "npz",
@@ -71,8 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predicted(model: Path, source: Path, out: Path) -> dict[str, np.ndarray]:
     hydragnn.predict(model, source, out)
-    with np.load(out) as file:
-        return {name: file[name] for name in file.files}
+    return arrays_of(out)
 
 
 def test_a_new_file_without_labels_is_predicted_as_its_store_would_be(trained: Path, tmp_path: Path) -> None:
@@ -80,11 +80,11 @@ def test_a_new_file_without_labels_is_predicted_as_its_store_would_be(trained: P
     np.savez(tmp_path / "all.npz", **arrays)
     np.savez(tmp_path / "new.npz", **without_labels(arrays))
     hydragnn.build_store({**RINGS, "files": [str(tmp_path / "all.npz")]}, tmp_path / "all.h5")
-    expected = predicted(trained / "ensemble", tmp_path / "all.h5", tmp_path / "stored.npz")
+    expected = predicted(trained / "ensemble", tmp_path / "all.h5", tmp_path / "stored.h5")
     assert len(np.unique(expected["fields/moment/mean"])) > 50
     for model in (trained / "ensemble", trained / "0"):
-        expected = predicted(model, tmp_path / "all.h5", tmp_path / f"{model.name}-stored.npz")
-        actual = predicted(model, tmp_path / "new.npz", tmp_path / f"{model.name}-new.npz")
+        expected = predicted(model, tmp_path / "all.h5", tmp_path / f"{model.name}-stored.h5")
+        actual = predicted(model, tmp_path / "new.npz", tmp_path / f"{model.name}-new.h5")
         assert actual.keys() == expected.keys()
         assert actual.pop("name").tolist() == [f"new.npz#{number}" for number in range(70)]
         assert expected.pop("name").tolist() == [f"all.npz#{number}" for number in range(70)]
@@ -100,8 +100,8 @@ def test_a_build_file_predicts_whatever_it_describes_without_labels(trained: Pat
     text += ["undirected = true", "[[fields]]", 'name = "charge"', 'on = "node"', 'key = "q"', "scale = 2.0"]
     text += ["[[fields]]", 'name = "moment"', 'on = "graph"', 'unit = "D"', 'role = "target"']
     (tmp_path / "new.toml").write_text("\n".join(text))
-    both = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "both.npz")["fields/moment/mean"]
-    alone = predicted(trained / "ensemble", tmp_path / "a.npz", tmp_path / "one.npz")["fields/moment/mean"]
+    both = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "both.h5")["fields/moment/mean"]
+    alone = predicted(trained / "ensemble", tmp_path / "a.npz", tmp_path / "one.h5")["fields/moment/mean"]
     assert len(both) == 20
     np.testing.assert_allclose(both[:10], alone, rtol=1e-6)
 
@@ -121,7 +121,7 @@ def test_one_graph_that_cannot_be_made_does_not_end_the_others(trained: Path, tm
 
 def predicted_of(trained: Path, arrays: dict[str, Any], path: Path) -> dict[str, np.ndarray]:
     np.savez(path, **arrays)
-    return predicted(trained / "ensemble", path, path.with_name(f"said-{path.name}"))
+    return predicted(trained / "ensemble", path, path.with_name(f"said-{path.stem}.h5"))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_files_that_are_no_such_source_are_refused_in_a_sentence(
 ) -> None:
     np.savez(tmp_path / "new.npz", **change(without_labels(rings(9, seed=4))))
     with pytest.raises(InputError, match=sentence):
-        hydragnn.predict(trained / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
+        hydragnn.predict(trained / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
     assert not list(tmp_path.glob("said*"))
 
 
@@ -159,12 +159,12 @@ def test_an_ensemble_names_no_code_outside_the_package(trained: Path, tmp_path: 
         text["data"]["attributes"]["build"] = {"kind": kind}
         write_sealed(manifest, text)
         with pytest.raises(InputError, match=r"give a BUILD\.toml|holds no sources|has no source"):
-            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
+            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
     for rule in (None, [], "npz", {"kind": "npz", "nodes": 3}, {"kind": "npz", "files": ["/dev/zero"], "nodes": "n"}):
         text["data"]["attributes"]["build"] = rule
         write_sealed(manifest, text)
         with pytest.raises(InputError):
-            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
+            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
 
 
 GRAINS = """
@@ -190,7 +190,7 @@ def test_tables_of_grains_are_predicted_by_their_build_file_and_need_no_labels(t
     contacts = "".join(f"{graph},{node},{(node + 1) % 4}\n" for graph in range(3) for node in range(4))
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n" + contacts)
     (tmp_path / "new.toml").write_text(GRAINS)
-    grains = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "grains.npz")
+    grains = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "grains.h5")
     charges = np.array([0.1 * (graph + node) for graph in range(3) for node in range(4)])
     pairs = np.tile([[0, 1], [1, 2], [2, 3], [3, 0]], (3, 1))
     same = {"n": np.full(3, 4), "n_pairs": np.full(3, 4), "q": charges / 2, "pairs": pairs}
@@ -234,7 +234,7 @@ def test_a_class_of_ones_own_is_a_source_for_stores_and_predictions(
     (tmp_path / "new.toml").write_text('kind = "acme_lines:Lines"\nfiles = ["new.txt"]\nfactor = 2.0\n')
     info = hydragnn.build_store(tmp_path / "new.toml", tmp_path / "new.h5")
     assert info.graphs == 2 and info.attributes["build"] == {"kind": "acme_lines:Lines", "factor": 2.0}
-    actual = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "lines.npz")
+    actual = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "lines.h5")
     q = np.array([0.1, 0.2, 0.3, 0.4, -1, 2, -1, 2, 0])
     pairs = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 0]])
     same = {"n": np.array([4, 5]), "n_pairs": np.array([4, 5]), "q": q, "pairs": pairs}
@@ -242,4 +242,4 @@ def test_a_class_of_ones_own_is_a_source_for_stores_and_predictions(
     np.testing.assert_allclose(actual["fields/moment/mean"], expected["fields/moment/mean"], rtol=1e-5)
     (tmp_path / "new.toml").write_text('kind = "acme_lines:Strings"\nfiles = ["new.txt"]\n')
     with pytest.raises(InputError, match=r"has no source Strings; derive it from hydragnn\.datasets\.OwnBuild"):
-        hydragnn.predict(trained / "ensemble", tmp_path / "new.toml", tmp_path / "said.npz")
+        hydragnn.predict(trained / "ensemble", tmp_path / "new.toml", tmp_path / "said.h5")

@@ -24,6 +24,7 @@ from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report
 from hydragnn.scripts.report.terminal import summary_table
+from tests.ensemble.finished import arrays_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ENERGY = Target(field=Field(name="energy", on="graph", unit="eV", role="target"), loss="mse", weight=1.0)
@@ -153,11 +154,11 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
     width = predictions["energy"]["upper"] - predictions["energy"]["lower"]
     assert len(set(width.round(9))) > 1, "folds disagree more about some graphs than about others"
     source = load_run(fold_runs[0]).config.data.store
-    assert predict_to_file(out, source, tmp_path / "out.npz").failed == 0
+    assert predict_to_file(out, source, tmp_path / "out.h5").failed == 0
     whole = ensemble.predict(open_store(source))
-    with np.load(tmp_path / "out.npz") as arrays:
-        for quantity in ("mean", "std", "lower", "upper"):
-            np.testing.assert_array_equal(arrays[f"fields/energy/{quantity}"], whole["energy"][quantity])
+    arrays = arrays_of(tmp_path / "out.h5")
+    for quantity in ("mean", "std", "lower", "upper"):
+        np.testing.assert_array_equal(arrays[f"fields/energy/{quantity}"], whole["energy"][quantity])
 
 
 def test_the_report_says_that_members_cross_validate(

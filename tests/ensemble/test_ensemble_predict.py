@@ -81,24 +81,6 @@ def test_numbers_of_which_a_bit_has_turned_are_not_read_from_hdf5(ensemble: Path
     assert refused > 20
 
 
-def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tmp_path: Path) -> None:
-    import adios2
-
-    for suffix in (".h5", ".npz", ".bp"):
-        predict_to_file(ensemble, stored, tmp_path / f"out{suffix}", batch=BATCH)
-    first, second = arrays_of(tmp_path / "out.h5"), arrays_of(tmp_path / "out.npz")
-    assert set(first) == set(second)
-    blocks: dict[str, list] = {}
-    with adios2.Stream(str(tmp_path / "out.bp"), "r") as stream:
-        for _ in stream.steps():
-            for name in stream.available_variables():
-                values = stream.read(name)
-                blocks.setdefault(name, []).append(np.array(json.loads(values)) if isinstance(values, str) else values)
-    for name, values in first.items():
-        np.testing.assert_array_equal(values, second[name])
-        np.testing.assert_array_equal(values, np.concatenate(blocks[name]))
-
-
 def _predict_with_few_files(ensemble: Path, structures: Path, out: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     rules.FRAMES, rules.BYTES = 2, 1
@@ -110,18 +92,18 @@ def test_any_number_of_structures_needs_64_open_files(
 ) -> None:
     """Of 25 parts, each of which is open for three files, only some stay open."""
     path = structures_file(50)
-    predict_to_file(ensemble, path, tmp_path / "many.npz", batch=BATCH)
+    predict_to_file(ensemble, path, tmp_path / "many.h5", batch=BATCH)
     process = SERVER.Process(target=_predict_with_few_files, args=(ensemble, path, tmp_path / "few.h5"))
     process.start()
     process.join(300)
     assert process.exitcode == 0
-    few, many = arrays_of(tmp_path / "few.h5"), arrays_of(tmp_path / "many.npz")
+    few, many = arrays_of(tmp_path / "few.h5"), arrays_of(tmp_path / "many.h5")
     assert len(many["graph"]) == 50
     for name, values in many.items():
         np.testing.assert_array_equal(few[name], values)
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".npz", ".bp", ".csv", ".xyz"])
+@pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
 def test_a_single_run_claims_no_uncertainty_and_no_domain(
     suffix: str, runs: list[Path], structures: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,14 +121,7 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
             names = {name for name in (*atoms.info, *atoms.arrays) if not name.startswith("input_")}
             assert names <= {"graph", "name", "status", "numbers", "positions"}
     else:
-        if suffix == ".bp":
-            import adios2
-
-            with adios2.Stream(str(out), "r") as stream:
-                (names,) = [set(stream.available_variables()) for _ in stream.steps()]
-        else:
-            names = set(arrays_of(out))
-        assert names == {"graph", "nodes", "name", "status", "fields/energy/mean", "fields/forces/mean"}
+        assert set(arrays_of(out)) == {"graph", "nodes", "name", "status", "fields/energy/mean", "fields/forces/mean"}
 
 
 def test_a_run_whose_training_store_is_gone_says_what_it_does_not_know_of_structures(
@@ -155,14 +130,14 @@ def test_a_run_whose_training_store_is_gone_says_what_it_does_not_know_of_struct
     words = "is not there, so that structures have all neighbours within the model's cutoff"
     run = tmp_path / "run"
     shutil.copytree(runs[0], run)
-    predict_to_file(run, structures, tmp_path / "known.npz", quiet=False)
+    predict_to_file(run, structures, tmp_path / "known.h5", quiet=False)
     assert words not in capfd.readouterr().err
     config = json.loads((run / "config.json").read_text())
     config["data"]["store"] = str(tmp_path / "gone.h5")
     (run / "config.json").write_text(json.dumps(config))
-    predict_to_file(run, structures, tmp_path / "unknown.npz", quiet=False)
+    predict_to_file(run, structures, tmp_path / "unknown.h5", quiet=False)
     assert words in capfd.readouterr().err
-    predict_to_file(run, stored, tmp_path / "store.npz", quiet=False)
+    predict_to_file(run, stored, tmp_path / "store.h5", quiet=False)
     assert words not in capfd.readouterr().err
 
 
@@ -357,7 +332,7 @@ def test_structures_with_any_texts_are_read_again(ensemble: Path, frames: list[A
         assert set(atoms.calc.results) == {"energy", "forces"}  # no stress of the input among what is predicted
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".csv"])
+@pytest.mark.parametrize("suffix", [".h5", ".csv"])
 def test_predictions_have_the_names_of_their_graphs(
     suffix: str, ensemble: Path, frames: list[Atoms], tmp_path: Path
 ) -> None:
@@ -422,7 +397,7 @@ class Killed(BaseException):
 def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+    undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=BATCH)
     counted = {"units": 0}
     original = work.outcome_of
 
@@ -434,17 +409,17 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
 
     monkeypatch.setattr(work, "outcome_of", dying)
     with pytest.raises(Killed):
-        predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
-    assert not (tmp_path / "out.npz").exists()
+        predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
+    assert not (tmp_path / "out.h5").exists()
     monkeypatch.setattr(work, "outcome_of", original)
     with pytest.raises(InputError, match="--resume"):
-        predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
-    result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
+        predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
+    result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH, resume=True)
     assert result.units_resumed == after and undisturbed.units_resumed == 0
-    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".npz", ".bp", ".csv", ".xyz"])
+@pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
 def test_a_failure_while_writing_leaves_no_half_file_and_the_prediction_goes_on(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
@@ -511,7 +486,7 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
 def test_a_segment_that_is_damaged_before_it_is_joined_is_made_again(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+    predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=BATCH)
     monkeypatch.setattr(work, "KEEP_BYTES", 1)
     original, torn = Parts.keep_segment, list[Path]()
 
@@ -522,9 +497,9 @@ def test_a_segment_that_is_damaged_before_it_is_joined_is_made_again(
             torn[0].write_bytes(torn[0].read_bytes()[:-1])
 
     monkeypatch.setattr(Parts, "keep_segment", keep_torn)
-    predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
+    predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
     assert torn
-    assert_same(tmp_path / "out.npz", tmp_path / "whole.npz")
+    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
 
 
 def test_part_files_that_stay_are_read_as_one_file(

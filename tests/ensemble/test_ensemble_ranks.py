@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 from ase import Atoms
@@ -45,12 +44,12 @@ def structures(structures_file: Callable[[int], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path, structures: Path) -> dict[str, bytes]:
+def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path, structures: Path) -> dict[str, Path]:
     """What one process makes of the store and of the structures."""
     folder = tmp_path_factory.mktemp("whole")
     for name, source in (("store", stored), ("structures", structures)):
-        predict_to_file(ensemble, source, folder / f"{name}.npz", batch=BATCH)
-    return {name: (folder / f"{name}.npz").read_bytes() for name in ("store", "structures")}
+        predict_to_file(ensemble, source, folder / f"{name}.h5", batch=BATCH)
+    return {name: folder / f"{name}.h5" for name in ("store", "structures")}
 
 
 def started(
@@ -89,64 +88,64 @@ def steps(ensemble: Path, source: Path, out: Path, *options: object, ranks: int 
 
 @needs_mpirun
 def test_ranks_of_mpi_make_the_file_that_one_process_makes(
-    ensemble: Path, stored: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
+    ensemble: Path, stored: Path, structures: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     """Also where a rank has memory for one member only."""
     for name, source, options in (("store", stored, ()), ("structures", structures, ("--held", 1))):
-        output = finish(started(ensemble, source, tmp_path / f"{name}.npz", *options, launcher=MPIRUN))
+        output = finish(started(ensemble, source, tmp_path / f"{name}.h5", *options, launcher=MPIRUN))
         result = counts(output)
-        assert (tmp_path / f"{name}.npz").read_bytes() == whole[name]
+        assert_same(tmp_path / f"{name}.h5", whole[name])
         assert result["ranks"] == 2
         assert 1 <= len(result["busy_seconds"]) <= 2  # a rank that comes when all is done has none
-    plan = json.loads((tmp_path / "store.npz.plan.json").read_text())
+    plan = json.loads((tmp_path / "store.h5.plan.json").read_text())
     assert plan["planned"]["ratio"] >= 1 and plan["measured"]["units_done"] == plan["planned"]["units"] == 60
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{name}.npz{suffix}" for name in ("store", "structures") for suffix in ("", ".plan.json")
+        f"{name}.h5{suffix}" for name in ("store", "structures") for suffix in ("", ".plan.json")
     ]
 
 
 @needs_mpirun
 def test_ranks_that_mpi_does_not_see_are_refused(ensemble: Path, stored: Path, tmp_path: Path) -> None:
-    process = started(ensemble, stored, tmp_path / "out.npz", PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4")
+    process = started(ensemble, stored, tmp_path / "out.h5", PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4")
     assert "the launcher started 4 ranks, but MPI sees 1" in finish(process, code=2)
     assert not list(tmp_path.iterdir())
 
 
 @needs_mpirun
 def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
-    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     options = ("--faulty-rank", 1, "--after", 5)
-    killed = started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN)
+    killed = started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN)
     killed.communicate(timeout=300)
-    assert killed.returncode != 0 and not (tmp_path / "out.npz").exists()
-    finished = finished_units(tmp_path / "out.npz.parts")
+    assert killed.returncode != 0 and not (tmp_path / "out.h5").exists()
+    finished = finished_units(tmp_path / "out.h5.parts")
     assert (
         finished >= 3
     )  # of the five that rank 1 did at least a bundle of all three members; the other rank may have begun late
-    result = counts(finish(started(ensemble, stored, tmp_path / "out.npz", "--resume", launcher=MPIRUN)))
+    result = counts(finish(started(ensemble, stored, tmp_path / "out.h5", "--resume", launcher=MPIRUN)))
     assert result["units_resumed"] == finished
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    assert_same(tmp_path / "out.h5", whole["store"])
 
 
 def test_bad_input_is_refused_by_all_ranks_and_leaves_nothing(ensemble: Path, structures: Path, tmp_path: Path) -> None:
-    (tmp_path / "there.npz").write_text("precious")
-    outputs = [finish(process, code=2) for process in steps(ensemble, structures, tmp_path / "there.npz")]
+    (tmp_path / "there.h5").write_text("precious")
+    outputs = [finish(process, code=2) for process in steps(ensemble, structures, tmp_path / "there.h5")]
     assert all("exists already" in output for output in outputs)
-    assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
 
 
 @pytest.mark.parametrize(("at", "after"), [("unit", 4), ("piece", 1), ("segment", 3)])
 def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(
-    at: str, after: int, ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
+    at: str, after: int, ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     """Rank 0 is killed, which would have written the file: while it predicts, keeps a segment, or joins."""
     options = ("--faulty-rank", 0, "--after", after, "--at", at)
-    processes = steps(ensemble, structures, tmp_path / "out.npz", *options)
+    processes = steps(ensemble, structures, tmp_path / "out.h5", *options)
     processes[0].communicate(timeout=300)
     assert processes[0].returncode == -signal.SIGKILL
     result = counts(finish(processes[1]))
-    assert (tmp_path / "out.npz").read_bytes() == whole["structures"]
+    assert_same(tmp_path / "out.h5", whole["structures"])
     assert (result["units_resumed"], result["ranks"], result["ranks_lost"]) == (0, 2, 1)
     assert not list(tmp_path.glob("*.parts"))
 
@@ -191,30 +190,30 @@ def test_a_rank_that_comes_when_the_others_have_written_the_file_ends_well(
 ) -> None:
     options = ("--faulty-rank", 1, "--at", "graphs", "--until-there")
     assert counts(finish(started(ensemble, stored, tmp_path / "mpi.h5", *options, launcher=MPIRUN)))["ranks"] == 2
-    for process in steps(ensemble, structures, tmp_path / "step.npz", *options):
+    for process in steps(ensemble, structures, tmp_path / "step.h5", *options):
         finish(process)
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_torchrun_makes_the_same_file(ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
-    output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=TORCHRUN))
+def test_torchrun_makes_the_same_file(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+    output = finish(started(ensemble, stored, tmp_path / "out.h5", launcher=TORCHRUN))
     assert (counts(output)["ranks"], counts(output)["ranks_lost"]) == (2, 0)
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    assert_same(tmp_path / "out.h5", whole["store"])
 
 
 def test_a_job_step_of_a_real_slurm_on_two_nodes_makes_the_same_file(
-    slurm: Any, ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+    slurm: Any, ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     srun = ["srun", "-N2", "-n2", "--mpi=none", "--chdir", str(tmp_path), sys.executable]
-    output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=srun, **slurm.environment))
+    output = finish(started(ensemble, stored, tmp_path / "out.h5", launcher=srun, **slurm.environment))
     assert counts(output)["ranks"] == 2
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    assert_same(tmp_path / "out.h5", whole["store"])
 
 
 def test_local_workers_make_the_same_file_even_if_one_is_killed(
-    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
-    process = started(ensemble, stored, tmp_path / "out.npz", "--workers", 3, "--max-graphs", 4)
+    process = started(ensemble, stored, tmp_path / "out.h5", "--workers", 3, "--max-graphs", 4)
     spawned: list[psutil.Process] = []
     while process.poll() is None and not spawned:
         with suppress(psutil.Error):  # some children live shorter than the look
@@ -224,50 +223,50 @@ def test_local_workers_make_the_same_file_even_if_one_is_killed(
     assert spawned, process.communicate()[0]
     spawned[0].kill()
     assert counts(finish(process))["ranks"] == 3
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    assert_same(tmp_path / "out.h5", whole["store"])
 
 
 @needs_mpirun
 @pytest.mark.parametrize(("hanging", "ending"), [(0, ()), (1, ("--fall-off",))])
 def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_without_it(
-    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path, hanging: int, ending: tuple[str, ...]
+    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path, hanging: int, ending: tuple[str, ...]
 ) -> None:
     """Also if the first hangs, and under a script that ends like any other; what was said is heard."""
     fault = ("--faulty-rank", hanging, "--after", 8, "--seconds", 600)
     options = (*fault, "--hesitation", 0.1, "--farewell", 0.1, *ending)
-    output = finish(started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN))
+    output = finish(started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN))
     assert "some ranks hang" in output and counts(output)["ranks"] == 2
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
-    assert json.loads((tmp_path / "out.npz.plan.json").read_text())["measured"]["ranks_heard"] == 1
+    assert_same(tmp_path / "out.h5", whole["store"])
+    assert json.loads((tmp_path / "out.h5.plan.json").read_text())["measured"]["ranks_heard"] == 1
 
 
 @needs_mpirun
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_of_mpi_that_is_stopped_holds_up_the_others_for_seconds(
-    rank: int, ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+    rank: int, ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     """The first one decides for all, so that without it nobody would lay out or write the file."""
     options = ("--faulty-rank", rank, "--after", 2, "--seconds", -1, "--farewell", 1, "--hesitation", 10**4)
-    output = finish(started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN))
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    output = finish(started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN))
+    assert_same(tmp_path / "out.h5", whole["store"])
     assert "the job ends without them" in output and "Abort" not in output
 
 
 def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
-    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Leaving(Pair):
         def gone(self, rank: int) -> bool:
-            return (tmp_path / "out.npz").exists()
+            return (tmp_path / "out.h5").exists()
 
     monkeypatch.setattr(schedule, "HESITATION", 0.0)
-    job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz", batch=BATCH)
+    job = Job(model=ensemble, source=stored, out=tmp_path / "out.h5", batch=BATCH)
     assert predict_with(Leaving(dead=False), job, lambda: None).ranks_lost == 0
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    assert_same(tmp_path / "out.h5", whole["store"])
 
 
 def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(
-    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = []
     original = MemberCache.__getitem__
@@ -278,12 +277,12 @@ def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(
         return actual
 
     monkeypatch.setattr(MemberCache, "__getitem__", counted)
-    predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, held=1)
+    predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH, held=1)
     assert set(most) == {1}
-    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
-    predict_to_file(ensemble, stored, tmp_path / "two.npz", batch=BATCH, held=2)
+    assert_same(tmp_path / "out.h5", whole["store"])
+    predict_to_file(ensemble, stored, tmp_path / "two.h5", batch=BATCH, held=2)
     assert max(most) == 2
-    assert (tmp_path / "two.npz").read_bytes() == whole["store"]
+    assert_same(tmp_path / "two.h5", whole["store"])
 
 
 def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,12 +345,12 @@ def test_structures_behind_an_empty_line_are_not_left_out_without_a_word(structu
 
 
 def test_blocks_that_are_built_survive_an_interruption(
-    ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "FRAMES", 7)
     monkeypatch.setattr(blocks, "BYTES", 1)
     monkeypatch.setattr(work, "outcome_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    out = tmp_path / "out.npz"
+    out = tmp_path / "out.h5"
     with pytest.raises(Exception, match="--resume"):
         predict_to_file(ensemble, structures, out, batch=BATCH)
     parts = Job(model=ensemble, source=structures, out=out).parts.folder
@@ -368,5 +367,4 @@ def test_blocks_that_are_built_survive_an_interruption(
         )
         predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
     assert built_blocks == [] and not parts.exists() and before
-    assert np.frombuffer(out.read_bytes(), dtype=np.uint8).size > 0
-    assert out.read_bytes() == whole["structures"]
+    assert_same(out, whole["structures"])

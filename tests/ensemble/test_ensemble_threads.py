@@ -47,9 +47,9 @@ def test_a_process_predicts_with_one_thread_or_as_many_as_were_asked_for_and_its
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    predict_to_file(ensemble, stored, tmp_path / "out.npz")
+    predict_to_file(ensemble, stored, tmp_path / "out.h5")
     assert seen == {threads} and torch.get_num_threads() == 2
-    assert json.loads((tmp_path / "out.npz.plan.json").read_text())["planned"]["threads"] == threads
+    assert json.loads((tmp_path / "out.h5.plan.json").read_text())["planned"]["threads"] == threads
 
 
 def test_one_process_beside_idle_cores_says_what_would_use_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from hydragnn.ensemble import build_ensemble, predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
-from tests.ensemble.finished import finished_units
+from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.ensemble.test_ensemble_ranks import MPIRUN, TORCHRUN, counts, finish, needs_mpirun, started, steps
 from tests.graphs.test_cutting import grid
 
@@ -99,13 +99,13 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def assert_equal(file: Path, expected: Path) -> None:
     """Compare all arrays: numbers to rounding, and the rest exactly."""
-    with np.load(file, allow_pickle=False) as ours, np.load(expected, allow_pickle=False) as theirs:
-        assert ours.files == theirs.files
-        for name in theirs.files:
-            if theirs[name].dtype.kind == "f":
-                np.testing.assert_allclose(ours[name], theirs[name], err_msg=name, **EXACT)
-            elif "checksum" not in name:
-                np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    ours, theirs = arrays_of(file), arrays_of(expected)
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(ours[name], values, err_msg=name, **EXACT)
+        else:
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
 
 
 @pytest.mark.parametrize("data", ["alloys", "plates"])
@@ -115,20 +115,20 @@ def test_ranks_that_share_every_batch_make_the_file_of_one_process(
 ) -> None:
     """Energies, forces, stress and node fields of crystals and meshes, with spread, intervals and domain."""
     ensemble, store = request.getfixturevalue(data)
-    predict_to_file(ensemble, store, tmp_path / "one.npz", batch=BatchSettings(max_graphs=graphs))
+    predict_to_file(ensemble, store, tmp_path / "one.h5", batch=BatchSettings(max_graphs=graphs))
     options = ("--graph-ranks", 2, "--max-graphs", graphs)
-    outputs = [finish(process) for process in steps(ensemble, store, tmp_path / "two.npz", *options, ranks=ranks)]
+    outputs = [finish(process) for process in steps(ensemble, store, tmp_path / "two.h5", *options, ranks=ranks)]
     assert counts("".join(outputs))["ranks"] == ranks // 2
-    assert_equal(tmp_path / "two.npz", tmp_path / "one.npz")
+    assert_equal(tmp_path / "two.h5", tmp_path / "one.h5")
     assert not list(tmp_path.glob("*.parts"))
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, pytest.param(MPIRUN, marks=needs_mpirun)], ids=["torchrun", "mpirun"])
 def test_ranks_of_launchers_share_batches(launcher: list[str], plates: tuple[Path, Path], tmp_path: Path) -> None:
     ensemble, store = plates
-    predict_to_file(ensemble, store, tmp_path / "one.npz", batch=BatchSettings(max_graphs=4))
-    finish(started(ensemble, store, tmp_path / "two.npz", "--graph-ranks", 2, launcher=launcher))
-    assert_equal(tmp_path / "two.npz", tmp_path / "one.npz")
+    predict_to_file(ensemble, store, tmp_path / "one.h5", batch=BatchSettings(max_graphs=4))
+    finish(started(ensemble, store, tmp_path / "two.h5", "--graph-ranks", 2, launcher=launcher))
+    assert_equal(tmp_path / "two.h5", tmp_path / "one.h5")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -137,20 +137,20 @@ def test_a_prediction_whose_rank_was_killed_is_resumed_to_the_same_bits(
 ) -> None:
     ensemble, store = plates
     options = ("--graph-ranks", 2, "--max-graphs", 1)
-    for process in steps(ensemble, store, tmp_path / "whole.npz", *options):
+    for process in steps(ensemble, store, tmp_path / "whole.h5", *options):
         finish(process)
     faulty = ("--faulty-rank", rank, "--after", 5, "--at", "shared")
-    processes = steps(ensemble, store, tmp_path / "out.npz", *options, *faulty)
+    processes = steps(ensemble, store, tmp_path / "out.h5", *options, *faulty)
     for process in processes:
         process.communicate(timeout=300)
     assert processes[rank].returncode == -signal.SIGKILL
     assert processes[1 - rank].returncode not in (0, -signal.SIGKILL)
-    assert finished_units(tmp_path / "out.npz.parts")
+    assert finished_units(tmp_path / "out.h5.parts")
     with pytest.raises(InputError, match="another number of graph ranks"):
-        predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BatchSettings(max_graphs=1), resume=True)
-    outputs = [finish(process) for process in steps(ensemble, store, tmp_path / "out.npz", *options, "--resume")]
+        predict_to_file(ensemble, store, tmp_path / "out.h5", batch=BatchSettings(max_graphs=1), resume=True)
+    outputs = [finish(process) for process in steps(ensemble, store, tmp_path / "out.h5", *options, "--resume")]
     assert counts("".join(outputs))["units_resumed"]
-    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
 
 
 def test_members_whose_graphs_cannot_be_shared_are_refused_before_anything_is_read(
@@ -160,7 +160,7 @@ def test_members_whose_graphs_cannot_be_shared_are_refused_before_anything_is_re
     config["model"] = {"kind": "dimenet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6, "cutoff": 3.0}
     config["train"]["epochs"] = 1
     assert train(RunConfig.parse(config), tmp_path / "angles").status == "finished"
-    processes = steps(tmp_path / "angles", alloys[1], tmp_path / "out.npz", "--graph-ranks", 2)
+    processes = steps(tmp_path / "angles", alloys[1], tmp_path / "out.h5", "--graph-ranks", 2)
     assert "consecutive edges" in finish(processes[0], code=2)
     finish(processes[1], code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["angles"]
@@ -178,5 +178,5 @@ def test_ranks_that_do_not_fit_are_refused_in_one_sentence(
     options: dict[str, int], words: str, plates: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=words):
-        predict_to_file(*plates, tmp_path / "out.npz", **options)
+        predict_to_file(*plates, tmp_path / "out.h5", **options)
     assert not list(tmp_path.iterdir())

@@ -20,6 +20,7 @@ from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.rules import digest_of, rules_for
 from tests.acting import first_acts
+from tests.ensemble.finished import assert_same
 
 SMALL = BatchSettings(max_graphs=4)
 
@@ -33,8 +34,8 @@ def test_a_rank_that_finds_something_else_than_the_first_one_predicts_nothing(
     monkeypatch.setattr(predict, "begin", lambda *known: original(*known) | {what: "another digest"})
     monkeypatch.setattr(work, "outcome_of", None)
     with pytest.raises(InputError, match="was replaced while the prediction began"):
-        predict_to_file(ensemble, stored, tmp_path / "out.npz")
-    assert not (tmp_path / "out.npz").exists()
+        predict_to_file(ensemble, stored, tmp_path / "out.h5")
+    assert not (tmp_path / "out.h5").exists()
 
 
 def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
@@ -44,7 +45,7 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz")
+    job = Job(model=ensemble, source=stored, out=tmp_path / "out.h5")
     opening = {"fresh": True, "finished": [], "held": 3, "ensemble": "another digest", "source": "", "error": ""}
     FileStore(str(tmp_path / "store"), -1).set("opening", json.dumps(opening))
     monkeypatch.setattr(predict, "keep_memory", lambda: None)
@@ -65,16 +66,16 @@ def test_a_file_that_changes_while_graphs_are_made_of_it_is_not_predicted(
     frames = read(path, index=":")
     first_acts(monkeypatch, sources.Building, "build", lambda: write(path, frames[::-1], format="extxyz"))
     with pytest.raises(InputError, match="was changed while graphs were made of it"):
-        predict_to_file(ensemble, path, tmp_path / "out.npz")
+        predict_to_file(ensemble, path, tmp_path / "out.h5")
     assert not list(tmp_path.glob("out*"))
-    predict_to_file(ensemble, path, tmp_path / "out.npz")
+    predict_to_file(ensemble, path, tmp_path / "out.h5")
 
 
 def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
     ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several ranks leave a folder behind, which says nothing of the disk: once there is space, the prediction goes on."""
-    path, parts, full = structures_file(8), tmp_path / "out.npz.parts", "the disk is full"
+    path, parts, full = structures_file(8), tmp_path / "out.h5.parts", "the disk is full"
 
     def failing(*known: Any) -> None:
         raise InputError(full)
@@ -88,7 +89,7 @@ def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
         with pytest.raises(InputError, match=full):
             building().build(0)
         with pytest.raises(InputError, match=full):
-            predict_to_file(ensemble, path, tmp_path / "new.npz")
+            predict_to_file(ensemble, path, tmp_path / "new.h5")
     assert not building().has(0) and not list(tmp_path.glob("new*"))
     building().build(0)
     building().join()
@@ -99,12 +100,12 @@ def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
 def test_a_store_that_is_replaced_while_it_is_predicted_is_predicted_as_it_was(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=SMALL)
+    predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=SMALL)
     store = tmp_path / "store.h5"
     shutil.copytree(stored, store)
     first_acts(monkeypatch, work, "outcome_of", lambda: shutil.rmtree(store))
-    predict_to_file(ensemble, store, tmp_path / "out.npz", batch=SMALL)
-    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    predict_to_file(ensemble, store, tmp_path / "out.h5", batch=SMALL)
+    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
 
 
 def test_a_store_that_is_written_over_while_it_is_predicted_ends_the_prediction(
@@ -123,8 +124,8 @@ def test_a_store_that_is_written_over_while_it_is_predicted_ends_the_prediction(
 
     first_acts(monkeypatch, work, "outcome_of", overwrite)
     with pytest.raises(InputError, match="changed while it was read"):
-        predict_to_file(ensemble, store, tmp_path / "out.npz", batch=SMALL)
-    assert not (tmp_path / "out.npz").exists()
+        predict_to_file(ensemble, store, tmp_path / "out.h5", batch=SMALL)
+    assert not (tmp_path / "out.h5").exists()
 
 
 @pytest.mark.parametrize("out", ["", ".", "/"])

@@ -20,6 +20,7 @@ from hydragnn.runs import assembly
 from hydragnn.runs.session import train
 from tests.acting import first_acts
 from tests.ensemble.conftest import config_of
+from tests.ensemble.finished import assert_same
 
 SMALL = BatchSettings(max_graphs=16)
 
@@ -63,11 +64,11 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path) -> bytes:
+def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path) -> Path:
     """Return the file of an undisturbed prediction."""
-    out = tmp_path_factory.mktemp("whole") / "out.npz"
+    out = tmp_path_factory.mktemp("whole") / "out.h5"
     predict_to_file(ensemble, stored, out, batch=SMALL)
-    return out.read_bytes()
+    return out
 
 
 @pytest.mark.parametrize(
@@ -84,26 +85,26 @@ def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
     kind: signal.Signals,
     ensemble: Path,
     stored: Path,
-    whole: bytes,
+    whole: Path,
     tmp_path: Path,
     dropped: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out = tmp_path / "out.npz"
+    out = tmp_path / "out.h5"
     with monkeypatch.context() as patch:
         calls = first_acts(patch, work, "outcome_of", lambda: WAYS[way](kind))
         with pytest.raises(Interrupted, match="add --resume"):
             predict_to_file(ensemble, stored, out, batch=SMALL)
     assert dropped == [KeyboardInterrupt] and len(calls) == 1 and not out.exists()
     predict_to_file(ensemble, stored, out, batch=SMALL, resume=True)
-    assert out.read_bytes() == whole
+    assert_same(out, whole)
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_works(
-    resume: bool, ensemble: Path, stored: Path, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resume: bool, ensemble: Path, stored: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, refusals = tmp_path / "out.npz", list[str]()
+    out, refusals = tmp_path / "out.h5", list[str]()
 
     def second() -> None:
         with pytest.raises(InputError) as refusal:
@@ -113,7 +114,8 @@ def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_w
     first_acts(monkeypatch, work, "outcome_of", second)
     predict_to_file(ensemble, stored, out, batch=SMALL)
     assert refusals == [f"another prediction works in {out}.parts; wait for it, or choose another --out"]
-    assert out.read_bytes() == whole and not out.with_name("out.npz.parts").exists()
+    assert_same(out, whole)
+    assert not out.with_name("out.h5.parts").exists()
 
 
 def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
@@ -124,8 +126,8 @@ def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
         worker.suspend()
 
     first_acts(monkeypatch, work, "outcome_of", stop)
-    result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=SMALL, workers=2)
-    assert result is not None and (tmp_path / "out.npz").exists()
+    result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=SMALL, workers=2)
+    assert result is not None and (tmp_path / "out.h5").exists()
     assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
 
 
@@ -139,7 +141,7 @@ def test_a_dropped_signal_ends_building_and_writing(
     dropped: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out = tmp_path / "out.npz"
+    out = tmp_path / "out.h5"
     first_acts(monkeypatch, owner, name, lambda: in_weak_callback(signal.SIGTERM))
     with pytest.raises(Interrupted, match="add --resume"):
         predict_to_file(ensemble, structures_file(20), out, batch=BatchSettings(max_graphs=4))

@@ -15,6 +15,7 @@ from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.reproduce import reproduction
+from tests.ensemble.finished import arrays_of
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
 GAP = Field(name="gap", on="graph", unit="meV", role="target", dtype="float64")
@@ -88,20 +89,20 @@ def test_a_run_predicts_with_the_branch_of_its_store_or_with_the_one_that_is_nam
     campaign: Path, tmp_path: Path
 ) -> None:
     run, root = campaign / "trials" / "0000", campaign.parent
-    by_store = hydragnn.predict(run, root / "oxides.h5", tmp_path / "a.npz")
-    by_name = hydragnn.predict(run, root / "oxides.h5", tmp_path / "b.npz", branch="oxides")
+    by_store = hydragnn.predict(run, root / "oxides.h5", tmp_path / "a.h5")
+    by_name = hydragnn.predict(run, root / "oxides.h5", tmp_path / "b.h5", branch="oxides")
     assert by_store.failed == by_name.failed == 0
-    with np.load(tmp_path / "a.npz") as one, np.load(tmp_path / "b.npz") as other:
-        names = [name for name in one.files if "gap@oxides" in name and one[name].dtype.kind == "f"]
-        assert names and all(np.array_equal(one[name], other[name], equal_nan=True) for name in names)
-    across = hydragnn.predict(run, root / "oxides.h5", tmp_path / "c.npz", branch="metals")
+    one, other = arrays_of(tmp_path / "a.h5"), arrays_of(tmp_path / "b.h5")
+    names = [name for name in one if "gap@oxides" in name and one[name].dtype.kind == "f"]
+    assert names and all(np.array_equal(one[name], other[name], equal_nan=True) for name in names)
+    across = hydragnn.predict(run, root / "oxides.h5", tmp_path / "c.h5", branch="metals")
     assert across.graphs == 24
     with StoreWriter(tmp_path / "new.h5", (ATOMIC_NUMBERS_FIELD, GAP), dim=3) as writer:
         writer.write(pair(np.random.default_rng(9), [8, 8], GAP))
     with pytest.raises(InputError, match=r"has the branches metals, oxides.*--branch NAME"):
-        hydragnn.predict(run, tmp_path / "new.h5", tmp_path / "d.npz")
+        hydragnn.predict(run, tmp_path / "new.h5", tmp_path / "d.h5")
     with pytest.raises(InputError, match="did you mean metals"):
-        hydragnn.predict(run, tmp_path / "new.h5", tmp_path / "d.npz", branch="metal")
+        hydragnn.predict(run, tmp_path / "new.h5", tmp_path / "d.h5", branch="metal")
 
 
 @pytest.mark.usefixtures("undrawn")

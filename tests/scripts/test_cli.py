@@ -14,6 +14,7 @@ from hydragnn.graphs import Field
 from hydragnn.scripts.showing import show_value
 from tests import charged_rings as rings
 from tests.charged_rings import ring
+from tests.ensemble.finished import arrays_of
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = (*rings.FIELDS, Field(name="family", on="graph", classes=3, dtype="int64", role="auxiliary"))
@@ -148,11 +149,10 @@ def test_a_run_trains_predicts_and_reports_for_machines(store: Path, call: Call,
     code, out, err = call("train", config, "--out", tmp_path / "run", "--json")
     assert code == 0, err
     assert json.loads(out)["status"] == "finished"
-    code, out, err = call("predict", tmp_path / "run", store, "--out", tmp_path / "said.npz", "--json", "--resume")
+    code, out, err = call("predict", tmp_path / "run", store, "--out", tmp_path / "said.h5", "--json", "--resume")
     assert code == 0, err
     assert "nothing to resume" in err
-    with np.load(tmp_path / "said.npz", allow_pickle=False) as output:
-        assert any(output[name].shape[:1] == (20,) for name in output.files)
+    assert any(array.shape[:1] == (20,) for array in arrays_of(tmp_path / "said.h5").values())
     code, out, err = call("report", tmp_path / "run", "--json")
     assert code == 0, err
     assert Path(json.loads(out)["report"]).read_text().lower().startswith("<!doctype html>")

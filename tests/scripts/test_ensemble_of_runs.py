@@ -250,7 +250,7 @@ def made(store: Path, runs: list[Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize("kind", OPENED)
 def test_every_command_opens_the_same_folders(kind: str, made: Path, store: Path, call: Call, tmp_path: Path) -> None:
     folder = made / OPENED[kind]
-    code, _, errors = call("predict", folder, store, "--out", tmp_path / "p.npz")
+    code, _, errors = call("predict", folder, store, "--out", tmp_path / "p.h5")
     assert code == 0, errors
     model = hydragnn.load(folder)
     if kind == "a campaign":
@@ -270,7 +270,7 @@ def test_every_command_refuses_other_places_in_the_same_sentence(name: str, made
     for opened in (
         lambda: hydragnn.load(made / name),
         lambda: hydragnn.predict(made / name, store),
-        lambda: hydragnn.predict(made / name, store, made / "p.npz"),
+        lambda: hydragnn.predict(made / name, store, made / "p.h5"),
         lambda: hydragnn.export(made / name, made / "p.pt2"),
         lambda: hydragnn.evaluate(made / name, store),
         lambda: hydragnn.report(made / name),

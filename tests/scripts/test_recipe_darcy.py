@@ -14,6 +14,7 @@ from hydragnn.base.files import read_json
 from hydragnn.datasets import open_store
 from hydragnn.graphs import CLUSTERS
 from hydragnn.scripts.recipes import darcy, porous
+from tests.ensemble.finished import arrays_of
 from tests.scripts.raw_data import cut_file
 
 FIELDS = 30
@@ -63,12 +64,12 @@ def test_darcy_ends_in_an_ensemble_that_predicts_new_fields(few: Path, tmp_path:
     assert (tmp_path / "out" / "report.html").exists()
     new = tmp_path / "new.npz"
     np.savez(new, x=np.random.default_rng(0).random((3, 16, 16)) < 0.5)
-    hydragnn.predict(tmp_path / "out" / "ensemble", new, tmp_path / "said.npz")
-    with np.load(tmp_path / "said.npz") as said:
-        assert said["status"].astype(str).tolist() == ["ok"] * 3
-        lower, upper = (said[f"fields/pressure/{end}"].reshape(3, -1) for end in ("lower", "upper"))
-        outside = said["domain"].astype(str) != ""  # noise of single points is no porous medium
-        assert (lower < upper)[~outside].all() and not (lower >= upper).any()
+    hydragnn.predict(tmp_path / "out" / "ensemble", new, tmp_path / "said.h5")
+    said = arrays_of(tmp_path / "said.h5")
+    assert said["status"].tolist() == ["ok"] * 3
+    lower, upper = (said[f"fields/pressure/{end}"].reshape(3, -1) for end in ("lower", "upper"))
+    outside = said["domain"] != ""  # noise of single points is no porous medium
+    assert (lower < upper)[~outside].all() and not (lower >= upper).any()
 
 
 def test_relative_errors_are_those_of_whole_fields() -> None:

@@ -14,6 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.datasets import open_store
 from hydragnn.scripts.recipes import qm9
+from tests.ensemble.finished import arrays_of
 from tests.scripts.raw_data import cut_file
 
 MOLECULES = 60
@@ -94,8 +95,7 @@ def test_qm9_ends_in_a_table_a_report_and_predictions_of_any_molecule(few: Path,
     molecule.info, molecule.calc = {}, None
     del molecule.arrays["mulliken"]
     write(tmp_path / "new.xyz", molecule)
-    hydragnn.predict(out / "ensemble", tmp_path / "new.xyz", tmp_path / "new.npz")
-    with np.load(tmp_path / "new.npz") as said:
-        assert said["status"].astype(str).tolist() == ["ok"]
+    hydragnn.predict(out / "ensemble", tmp_path / "new.xyz", tmp_path / "new.h5")
+    assert arrays_of(tmp_path / "new.h5")["status"].tolist() == ["ok"]
     qm9.run(few, out, 2)
     assert read_json(out / "results.json")["figures"] == first["figures"]

@@ -8,17 +8,18 @@ import pytest
 import hydragnn
 from hydragnn.base.files import read_json
 from hydragnn.scripts.recipes import cantilever, fept
+from tests.ensemble.finished import arrays_of
 from tests.scripts.raw_data import Arrays, cut_file, rows_of
 
 
 def check_predictions(ensemble: Path, new: Path, field: str, graphs: int) -> None:
     """A new file, as raw as can be, is predicted with intervals."""
-    hydragnn.predict(ensemble, new, new.with_name("predictions.npz"))
-    with np.load(new.with_name("predictions.npz")) as said:
-        assert said["status"].astype(str).tolist() == ["ok"] * graphs
-        lower, upper = said[f"fields/{field}/lower"], said[f"fields/{field}/upper"]
-        assert ((lower < upper) | (np.isnan(lower) & np.isnan(upper))).all()  # unknown far outside the training data
-        assert np.isfinite(said["domain_score"]).all()
+    hydragnn.predict(ensemble, new, new.with_name("predictions.h5"))
+    said = arrays_of(new.with_name("predictions.h5"))
+    assert said["status"].tolist() == ["ok"] * graphs
+    lower, upper = said[f"fields/{field}/lower"], said[f"fields/{field}/upper"]
+    assert ((lower < upper) | (np.isnan(lower) & np.isnan(upper))).all()  # unknown far outside the training data
+    assert np.isfinite(said["domain_score"]).all()
 
 
 def check_end(out: Path, rows: tuple[str, ...], field: str) -> None:

@@ -60,7 +60,7 @@ COMMANDS = {
     "search": (["search", "{inputs}/campaign.toml"], ""),
     "simulate": (["simulate", "{inputs}/campaign.toml", "--nodes", "4", "--hours", "0.1"], ""),
     "ensemble": (["ensemble", "{inputs}/campaign"], ""),
-    "predict": (["predict", "{inputs}/run", "{inputs}/store.h5"], ".npz"),
+    "predict": (["predict", "{inputs}/run", "{inputs}/store.h5"], ".h5"),
     "report": (["report", "{inputs}/run"], ".html"),
     "relax": (["relax", "{inputs}/run", "{inputs}/one.xyz"], ".xyz"),
     "md": (["md", "{inputs}/run", "{inputs}/one.xyz"], ".xyz"),
@@ -191,9 +191,9 @@ def test_a_target_that_is_something_else_is_refused_and_left_as_it_is(
 def test_a_prediction_replaces_no_plan_that_is_not_its_own(
     text: str, refusal: Callable[[str, Path], str], tmp_path: Path
 ) -> None:
-    (tmp_path / "target.npz.plan.json").write_text(text)
+    (tmp_path / "target.h5.plan.json").write_text(text)
     before = contents(tmp_path)
-    assert "target.npz.plan.json exists already and is no plan" in refusal("predict", tmp_path / "target.npz")
+    assert "target.h5.plan.json exists already and is no plan" in refusal("predict", tmp_path / "target.h5")
     assert contents(tmp_path) == before
 
 

@@ -1,4 +1,11 @@
-"""HDF5 files of predictions."""
+"""HDF5 files of predictions.
+
+``graph``, ``nodes``, ``name``, ``status``, ``domain`` and ``domain_score`` have one row per graph, ``node_domain_score`` one per node; ``fields/NAME/QUANTITY`` has one row per graph or, for
+node fields, one per node, for edge fields one per edge, graphs in order (files with edge fields have ``edges`` per graph, and ``senders`` and
+``receivers`` per edge: numbers of nodes in their graph); QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
+unit; of classes probability, label, set, entropy, epistemic or aleatoric. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN (label -1, no class in their set) and a reason in
+``status``. Arrays of which nothing is known are not there: of a single run its uncertainty, intervals and domain.
+"""
 
 import json
 from pathlib import Path
@@ -6,13 +13,37 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.datasets.formats.hdf5 import VERSIONS, ReservedHdf5
-from hydragnn.ensemble.prediction.formats.arrays import ArraySink
-from hydragnn.ensemble.prediction.formats.sink import Column, Heading, Piece, end_to_end, size_of
+from hydragnn.ensemble.prediction.formats.sink import Block, Column, Heading, Piece, Sink, end_to_end, size_of, texts
 
 ROWS = 4096
 """Rows of a chunk."""
+
+
+class ArraySink(Sink):
+    """A file of the arrays above."""
+
+    def piece(self, block: Block) -> Piece:
+        """Return the arrays of the block, without unknown ones."""
+        predictions, ends = block.predictions, dict[str, NDArray[Any]]()
+        if any(estimate.field.on == "edge" for estimate in predictions.fields.values()):
+            senders, receivers = block.edge_ends()
+            ends = {"edges": predictions.edges_per_graph, "senders": senders, "receivers": receivers}
+        arrays: dict[str, Column] = {
+            "graph": block.numbers,
+            "nodes": predictions.nodes_per_graph,
+            **ends,
+            "name": texts(predictions.names),
+            "status": texts(predictions.status),
+            "domain": texts(predictions.domain),
+            "domain_score": predictions.domain_score,
+            "node_domain_score": predictions.node_domain_score,
+        }
+        for name, estimate in predictions.fields.items():
+            arrays |= {f"fields/{name}/{quantity}": estimate[quantity] for quantity in estimate.quantities}
+        return {name: values for name, values in arrays.items() if name not in self.heading.absent}
 
 
 class Hdf5Sink(ArraySink):

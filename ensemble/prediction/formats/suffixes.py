@@ -7,7 +7,6 @@ from pathlib import Path
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import check_suffix
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction.formats.arrays import BpSink, NpzSink
 from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink, VirtualSink
 from hydragnn.ensemble.prediction.formats.sink import Heading, Sink
 from hydragnn.ensemble.prediction.formats.structures import XyzSink
@@ -17,8 +16,6 @@ from hydragnn.graphs.units import length_in_angstrom
 
 FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
     ".h5": Hdf5Sink,
-    ".bp": BpSink,
-    ".npz": NpzSink,
     ".csv": CsvSink,
     ".parquet": ParquetSink,
     ".xyz": XyzSink,
@@ -36,12 +33,12 @@ def sink_for(path: Path, ensemble: Ensemble, folder: Path, *, keep_parts: bool =
         ensemble.manifest.dim != 3 or ATOMIC_NUMBERS not in {f.name for f in ensemble.inputs}
     ):
         raise InputError(
-            f"--out {path}: extended XYZ holds atoms, and this ensemble does not read any; use .h5, .npz or .csv"
+            f"--out {path}: extended XYZ holds atoms, and this ensemble does not read any; use .h5 or .csv"
         )
     on_edges = [field.name for field in ensemble.fields if field.on == "edge"]
     if path.suffix == ".xyz" and on_edges:
         raise InputError(
-            f"--out {path}: extended XYZ has no place for {on_edges[0]}, which lies on edges; use .h5, .npz or .csv"
+            f"--out {path}: extended XYZ has no place for {on_edges[0]}, which lies on edges; use .h5 or .csv"
         )
     if keep_parts and path.suffix != ".h5":
         raise InputError(f"--out {path}: only .h5 can be a view of part files; leave --parts out, or write .h5")
