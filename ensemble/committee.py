@@ -8,7 +8,6 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.graph_groups import SharedPrediction
-from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
 from hydragnn.ensemble.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
@@ -31,7 +30,7 @@ BYTES_PER_CHANNEL = BYTES_PER_EDGE / 128
 """Memory of a GPU per edge and channel of a member."""
 
 WEIGHTS = 1 << 26
-"""Bytes of weights up to which members are computed as one: all are in memory then, whatever ``held`` says."""
+"""Bytes of weights up to which members are computed as one."""
 
 OUTCOMES: tuple[str, Location] = ("outcomes", "graph")
 """Where a batch keeps what members predict for it, by committee and member."""
@@ -77,28 +76,11 @@ class Committee(Company):
         """
         if len(self.members) == 1 or not is_small(member.model, batch.num_edges, 2):
             return None
-        group = self.all_groups().get(member.number)
+        self.groups = groups_of(self.members) if self.groups is None else self.groups
+        group = self.groups.get(member.number)
         if group is None or not group.takes(batch.num_edges):
             return None
         return self._computed(group, batch)[member.number]
-
-    def all_groups(self) -> dict[int, Group]:
-        """Return the groups of members, which stay in memory."""
-        if self.groups is None:
-            self.groups = groups_of(self.members)
-            for group in self.groups.values():
-                if isinstance(self.members, MemberCache):
-                    self.members.keep(group.members)
-        return self.groups
-
-    def units(self, edges: int = 0) -> list[tuple[int, ...]]:
-        """Return the members that one rank computes for a batch."""
-        groups = self.all_groups()
-        every = [
-            groups[one].numbers if one in groups and groups[one].takes(edges) else (one,)
-            for one in range(len(self.members))
-        ]
-        return list(dict.fromkeys(every))
 
     def _computed(self, group: Group, batch: GraphBatch) -> dict[int, Outcome | None]:
         """Return outcomes by member, with those of the group.
@@ -127,10 +109,7 @@ class Committee(Company):
 
 
 def groups_of(members: Sequence[Member]) -> dict[int, Group]:
-    """Return the group of every member that has one.
-
-    Of members that are loaded when they are needed no more are held than belong to a small group.
-    """
+    """Return the group of every member that has one."""
     alike: list[tuple[object, list[int]]] = []
     for number, member in enumerate(members):
         if 2 * weights_of(member.model) > WEIGHTS:

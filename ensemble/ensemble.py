@@ -21,11 +21,11 @@ from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
-from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
     Member,
     Outcome,
     check_members,
+    check_memory,
     load_member,
     load_run,
     optional_inputs,
@@ -68,20 +68,20 @@ class Ensemble(EnsembleModule):
         cls,
         folder: Path | str,
         dtype: torch.dtype | None = None,
-        held: int | None = None,
         branch: str = "",
         *,
         allow_code: Sequence[str] = (),
+        processes: int = 1,
     ) -> "Ensemble":
         """Return the ensemble in ``folder``; a run is one without calibration.
 
         Of a run with several branches it is the one that is named; an ensemble is of one branch already.
 
-        ``dtype`` is the arithmetic of all members; without it each computes in the precision it was trained in. With
-        ``held`` members are loaded when they are needed, and no more than so many stay in memory. Models may be classes of the
+        ``dtype`` is the arithmetic of all members; without it each computes in the precision it was trained in. Models may be classes of the
         modules in ``allow_code``.
 
-        InputError where the folder is something else, damaged or from a newer version.
+        InputError where the folder is something else, damaged or from a newer version, and where so many ``processes`` of this machine
+        have no memory for the members.
         """
         _allow_code(allow_code)
         folder = model_folder(as_path(folder))
@@ -93,14 +93,15 @@ class Ensemble(EnsembleModule):
                 raise InputError(
                     f"the ensemble in {folder} {problem}, so it cannot predict {branch}; leave the branch out"
                 )
+            check_memory(folder, [folder / entry.folder for entry in manifest.members], processes)
             shared = partial(load_member, dtype=dtype, branch=own)
             loaders: list[Callable[[], Member]] = [
                 partial(shared, place, model=place, name=entry.name, weight=entry.weight, latent=space)
                 for entry, space in zip(manifest.members, manifest.spaces, strict=True)
                 for place in [folder / entry.folder]
             ]
-            members = MemberCache(loaders, held) if held else [load() for load in loaders]
-            return cls(members, manifest, manifest.digest)
+            return cls([load() for load in loaders], manifest, manifest.digest)
+        check_memory(folder, [weights_folder(folder)], processes)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
         weights = checksum(weights_folder(folder) / "weights.safetensors")
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
@@ -110,21 +111,15 @@ class Ensemble(EnsembleModule):
 
         It pays for many batches of few sizes. A member that cannot be recorded predicts as it is.
         """
-        if isinstance(self.members, MemberCache):
-            return self
         members = [replace(member, model=member.model.replayed()) for member in self.members]
         return Ensemble(members, self.manifest, self.digest)
 
     def shared(self, group: GraphGroup) -> "Ensemble":
         """Return the ensemble with members that a group of ranks computes.
 
-        InputError where a member cannot be shared, for those that are loaded when they are needed then.
+        InputError where a member cannot be shared.
         """
-        share = partial(_shared, group=group)
-        if isinstance(self._members, MemberCache):
-            self._members.change(share)
-            return self
-        return Ensemble([share(member) for member in self.members], self.manifest, self.digest)
+        return Ensemble([_shared(member, group) for member in self.members], self.manifest, self.digest)
 
     @property
     def fields(self) -> tuple[Field, ...]:

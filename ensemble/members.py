@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, about, words_of
 from hydragnn.base.files import digest, read_json
+from hydragnn.base.machine import cores, free_memory, visible_gpus
 from hydragnn.base.places import weights_folder
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
@@ -22,6 +23,9 @@ from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target, TrainedModel, concatenate_distributions, load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs.folder import decisive
+
+GROWTH = 2.0
+"""Memory of a loaded member per byte of its file: it predicts, and a copy has the parameters that may train."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -132,6 +136,24 @@ def check_members(members: Sequence[Member]) -> None:
             raise InputError(f"{where} were trained on different data; choose runs on one store")
 
 
+def check_memory(folder: Path, members: Sequence[Path], processes: int = 1) -> None:
+    """Raise InputError where ``processes`` of this machine have no memory for members.
+
+    ``members`` are folders; one without weights counts nothing.
+    """
+    sizes = [path.stat().st_size for member in members if (path := member / "weights.safetensors").is_file()]
+    here = min(processes, visible_gpus() or cores())
+    if visible_gpus():
+        device, free = "GPU", torch.cuda.mem_get_info()[0] * visible_gpus()
+    else:
+        device, free = "machine", free_memory()
+    if (needed := GROWTH * sum(sizes)) > free / here:
+        raise InputError(
+            f"{folder}: its members take {needed / 1e9:.3g} GB of memory, and the {device} has {free / here / 1e9:.3g} GB for each of "
+            f"{here} processes; take fewer members, fewer processes, or another device"
+        )
+
+
 def check_no_copies(members: Sequence[Member]) -> None:
     """Raise InputError where two members are copies of one run."""
     by_settings: dict[str, Member] = {}
@@ -170,8 +192,6 @@ def optional_inputs(members: Iterable[Member], inputs: Iterable[Field]) -> froze
     for member in members:
         description = member.model.model.description
         names -= {*description.required_inputs}
-        if not names:  # so that no more members are loaded
-            break
     return names
 
 

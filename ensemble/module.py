@@ -16,9 +16,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.ensemble.committee import Committee, in_company
+from hydragnn.ensemble.committee import in_company
 from hydragnn.ensemble.manifest import Manifest
-from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import Member
 from hydragnn.ensemble.structures import made_graphs, reads_atoms, structures_for, training_attributes
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
@@ -44,14 +43,8 @@ class EnsembleModule(nn.Module, Shown):
 
     def __init__(self, members: Sequence[Member]) -> None:
         super().__init__()
-        self._members: Sequence[Member]
-        if isinstance(members, MemberCache):
-            self._committee = Committee(members)
-            members.join(self._committee)
-            self._members, own = members, []
-        else:
-            self._members, self._committee = in_company(members)
-            own = [member.model for member in members]
+        self._members, _ = in_company(members)
+        own = [member.model for member in members]
         # what predicts has no gradients, which would make it slower, and tables where these have filters
         self.models = nn.ModuleList(
             (copy.deepcopy(one.model) if one.exact is None else one.exact).requires_grad_() for one in own
@@ -104,7 +97,7 @@ class EnsembleModule(nn.Module, Shown):
         members = [
             replace(member, model=frozen(member.model, model)) for member, model in zip(self._members, self.models)
         ]
-        self._members, self._committee = in_company([*members, *self._members[len(members) :]])  # foreign ones are last
+        self._members, _ = in_company([*members, *self._members[len(members) :]])  # foreign ones are last
         self._predicted, self._numbers = state, now
 
     @property
@@ -112,12 +105,6 @@ class EnsembleModule(nn.Module, Shown):
         """Return the members, with the parameters of now."""
         self._follow()
         return self._members
-
-    @property
-    def committee(self) -> Committee:
-        """Return what computes members together."""
-        self._follow()
-        return self._committee
 
     def weights_of(self, field: str) -> Float[np.ndarray, " members"]:
         """Return the weights of members for a field."""

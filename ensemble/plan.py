@@ -23,7 +23,7 @@ class Chunk:
     numbers: Numbers
     """Numbers in the output."""
     load: float = 0.0
-    """Edges plus eight times nodes: the cost of a batch, up to a factor for each member."""
+    """Edges plus eight times nodes: the cost of a batch, up to a factor."""
     reason: str = ""
     """Reason why nothing can be predicted; else empty."""
 

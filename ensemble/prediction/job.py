@@ -1,23 +1,15 @@
 """A prediction's settings, and its model and graphs, opened once."""
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_json
-from hydragnn.base.machine import cores, visible_gpus
 from hydragnn.base.places import is_store
 from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.distributed.graph_groups import GraphGroup
-from hydragnn.distributed.launch import this_launch
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.manifest import MemberEntry
-from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import Rule, rules_for
@@ -45,8 +37,6 @@ class Job:
     resume: bool = False
     batch: BatchSettings | None = None
     """The budget of a batch; None chooses it by the graphs."""
-    held: int | None = None
-    """Members that a rank keeps in memory; None goes by the memory of the machine."""
     branch: str = ""
     """Which branch of a run predicts; empty where there are no branches."""
     keep_parts: bool = False
@@ -72,10 +62,6 @@ class Job:
         """Return the rules by which files become graphs."""
         return rules_for(self.sources, ensemble, keep=self.out.suffix == ".xyz")
 
-    def members_held(self, ensemble: Ensemble, groups: int) -> int:
-        """Return the number of members that a rank keeps in memory."""
-        return self.held or room(self.model, ensemble.manifest.members, groups * self.graph_ranks)
-
     @property
     def parts(self) -> Parts:
         """Return the folder of finished work."""
@@ -95,46 +81,32 @@ class Inputs:
         self._ensemble: Ensemble | None = None
         self._source: Source | None = None
 
-    def ensemble(self, held: int) -> Ensemble:
-        """Return the ensemble with at most ``held`` members in memory."""
+    def ensemble(self, processes: int = 1) -> Ensemble:
+        """Return the ensemble; InputError where so many processes have no memory for it."""
         if self._ensemble is None:
-            loaded = Ensemble.load(self._job.model, held=held, branch=self._job.branch)
+            loaded = Ensemble.load(self._job.model, branch=self._job.branch, processes=processes)
             self._ensemble = loaded if self._sharing is None else loaded.shared(self._sharing)
-        if isinstance(self._ensemble.members, MemberCache):
-            self._ensemble.members.hold(held)
         return self._ensemble
 
     def model_of(self, number: int) -> GraphModel:
-        """Return a member's model, loaded as a rank holds it."""
-        held = self._job.members_held(self.ensemble(1), this_launch().size // self._job.graph_ranks)
-        return self.ensemble(held).members[number].model.model
+        """Return a member's model."""
+        return self.ensemble().members[number].model.model
 
     def stored(self) -> Source:
         """Return the graphs of a store as they are."""
         self._source = self._source or Source(store=open_store(self._job.sources), numbers=None, failures={})
         return self._source
 
-    def foresee(self, ranks: int) -> None:
-        """Open ensemble and store while rank 0 checks them."""
-        with suppress(InputError):
-            ensemble = self.ensemble(1)
-            held = self._job.members_held(ensemble, ranks)
-            if held >= len(self.ensemble(held).members):
-                list(ensemble.members)
-            if is_store(self._job.source):
-                self.stored().store.sizes()
-
     def graphs(self, group: Group, check: Callable[[], None], source: str, *, fresh: bool) -> Source:
         """Return the graphs of a store, or graphs that all ranks make.
 
         InputError where no graph can be built, or where it is not the ``source`` that rank 0 saw, by its digest; a ``fresh`` prediction by one process then leaves nothing behind.
         """
-        job, ensemble = self._job, self._ensemble
-        assert ensemble is not None  # of which graphs are made as for its training
+        job = self._job
         if is_store(job.source):
             check_same(job.source, source, self.stored().store.fingerprint)
             return self.stored()
-        building = Building(job.rules(ensemble), job.parts.folder, source)
+        building = Building(job.rules(self.ensemble()), job.parts.folder, source)
         try:
             build_together(building, group, check)
             return building.source()
@@ -186,21 +158,3 @@ def build_together(building: Building, group: Group, check: Callable[[], None]) 
 
     finish_together(group, "block", missing, building.build, check)
     once(group, "join", lambda: building.finished, building.join, check)
-
-
-def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
-    """Return the cost of every member: measured seconds, else parameters."""
-    if (folder / "evaluation.json").is_file():
-        evaluation: Any = read_json(folder / "evaluation.json")
-        with suppress(KeyError, IndexError, TypeError, ValueError):
-            costs = [float(evaluation["timing"]["seconds_per_graph"][name]) for name in ensemble.names]
-            if all(0 < cost < math.inf for cost in costs):
-                return costs
-    return [float(entry.summary["parameters"]) for entry in ensemble.manifest.members]
-
-
-def room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:
-    """Return the number of members that fit into a rank's memory."""
-    weights = [path for entry in members if (path := model / entry.folder / "weights.safetensors").is_file()]
-    places = visible_gpus() or cores()
-    return room_for(weights, min(ranks, places)) if len(weights) == len(members) else len(members)

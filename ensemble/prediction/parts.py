@@ -1,7 +1,6 @@
 """Finished work in part files, so that an interrupted prediction continues.
 
-A part file is HDF5. Its name holds the batches that it covers, the members, and a digest of its bytes. A segment has all
-members of consecutive batches, combined, as arrays of the output; other part files have outcomes of single members. A file whose
+A part file is HDF5. It has consecutive batches, a segment, as arrays of the output. Its name holds the batches and a digest of its bytes. A file whose
 digest does not match, torn by a power cut or changed by a disk, counts as absent.
 """
 
@@ -20,25 +19,20 @@ from typing import Any
 import h5py
 import numpy as np
 from jaxtyping import Bool
-from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import lock_file, open_regular, read_json, write_json
 from hydragnn.datasets.formats.hdf5 import VERSIONS
 from hydragnn.distributed.launch import unique_name
-from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.prediction.formats.hdf5 import array_names, create_array
-from hydragnn.ensemble.prediction.formats.sink import UNFINISHED, Column, Piece
-from hydragnn.models import distribution_from_arrays
+from hydragnn.ensemble.prediction.formats.sink import UNFINISHED, Piece
 
 LOCK = "lock"
-ALL = "all"
-"""In place of the members' numbers in the name of a segment."""
 
 CACHED = 8
 """Part files that are kept in memory after they were read."""
 
-_NAME = re.compile(r"(\d+)-(\d+)\.(all|[0-9a-f]+)\.([0-9a-f]{32})\.h5")
+_NAME = re.compile(r"(\d+)-(\d+)\.([0-9a-f]{32})\.h5")
 
 Counts = Mapping[str, int]
 
@@ -50,7 +44,7 @@ class Parts:
         """Take the folder, which may not exist yet."""
         self.folder = folder
         self._names: set[str] = set()
-        self._of: dict[str, list[tuple[int, int, str]]] = {}
+        self._segments: list[tuple[int, int, str]] = []
         self._loaded: dict[str, tuple[dict[str, Any], Counts]] = {}
 
     @contextmanager
@@ -131,54 +125,26 @@ class Parts:
                 names = [entry.name for entry in os.scandir(self.folder)]
         for name in set(names or ()) - self._names:
             if match := _NAME.fullmatch(name):
-                first, stop, members, _ = match.groups()
+                first, stop, _ = match.groups()
                 self._names.add(name)
-                insort(self._of.setdefault(members, []), (int(first), int(stop), name))
+                insort(self._segments, (int(first), int(stop), name))
 
-    def marks(self, chunks: int, members: int) -> Bool[np.ndarray, "chunks members"]:
-        """Return which members' predictions of which batches are finished."""
-        marks = np.zeros((chunks, members), dtype=np.bool_)
-        for mask, files in self._of.items():
-            own = list(range(members)) if mask == ALL else _members(mask)
-            for first, stop, _ in files:
-                if stop <= chunks and max(own, default=0) < members:
-                    marks[first:stop, own] = True
-        return marks
-
-    def combined(self, chunks: int) -> Bool[np.ndarray, " chunks"]:
-        """Return which batches are in a segment."""
+    def finished(self, chunks: int) -> Bool[np.ndarray, " chunks"]:
+        """Return which batches are finished."""
         marks = np.zeros(chunks, dtype=np.bool_)
-        for first, stop, _ in self._of.get(ALL, []):
+        for first, stop, _ in self._segments:
             marks[first:stop] = True
         return marks
 
-    def is_combined(self, chunk: int) -> bool:
-        """Return True where a batch is in a segment."""
-        return self._covering(ALL, chunk) is not None
-
-    def _covering(self, members: str, chunk: int) -> str | None:
-        """Return the file of these members with a batch."""
-        files = self._of.get(members, [])
-        place = bisect_left(files, (chunk + 1,)) - 1
-        return files[place][2] if place >= 0 and files[place][1] > chunk else None
+    def has(self, chunk: int) -> bool:
+        """Return True where a batch is finished."""
+        place = bisect_left(self._segments, (chunk + 1,)) - 1
+        return place >= 0 and self._segments[place][1] > chunk
 
     def keep_segment(self, first: int, stop: int, counts: Counts, piece: Piece) -> None:
-        """Keep the output of consecutive batches, with counts of its graphs."""
-        self._write(first, stop, ALL, piece, counts)
-
-    def keep_outcomes(self, outcomes: Mapping[tuple[int, int], Outcome]) -> None:
-        """Keep outcomes by batch and member; InputError where there is no space."""
-        for first, stop, members in _rectangles(outcomes):
-            arrays: dict[str, Column] = {}
-            for chunk in range(first, stop):
-                for member in members:
-                    for name, column in _arrays(outcomes[chunk, member]).items():
-                        arrays[f"{chunk}/{member}/{name}"] = column
-            self._write(first, stop, f"{sum(1 << member for member in members):x}", arrays, {})
-
-    def _write(self, first: int, stop: int, members: str, arrays: Piece, counts: Counts) -> None:
-        content = part_bytes(arrays, counts)
-        name = f"{first:012d}-{stop:012d}.{members}.{_digest(content)}.h5"
+        """Keep the output of consecutive batches, with counts of its graphs; InputError where there is no space."""
+        content = part_bytes(piece, counts)
+        name = f"{first:012d}-{stop:012d}.{_digest(content)}.h5"
         temporary = self.folder / f".{name}.{unique_name()}"
         try:
             temporary.write_bytes(content)
@@ -193,24 +159,13 @@ class Parts:
 
     def segment_at(self, chunk: int) -> tuple[int, str] | None:
         """Return stop and name of the longest segment that begins here."""
-        files = self._of.get(ALL, [])
-        place = bisect_left(files, (chunk + 1,)) - 1
-        return files[place][1:] if place >= 0 and files[place][0] == chunk else None
+        place = bisect_left(self._segments, (chunk + 1,)) - 1
+        return self._segments[place][1:] if place >= 0 and self._segments[place][0] == chunk else None
 
     def segment(self, name: str) -> tuple[Counts, Piece] | None:
         """Return counts and output of a segment; None where it is damaged."""
         loaded = self._load(name)
         return None if loaded is None else (loaded[1], loaded[0])
-
-    def outcomes(self, chunk: int) -> dict[int, Outcome]:
-        """Return the outcomes of a batch that were kept by member."""
-        of_member: dict[int, Outcome] = {}
-        for members in [mask for mask in self._of if mask != ALL]:
-            name = self._covering(members, chunk)
-            loaded = None if name is None else self._load(name)
-            if loaded is not None:
-                of_member |= {member: _outcome(loaded[0], f"{chunk}/{member}/") for member in _members(members)}
-        return of_member
 
     def _load(self, name: str) -> tuple[dict[str, Any], Counts] | None:
         """Return the arrays and counts of a part file."""
@@ -223,11 +178,11 @@ class Parts:
             content = b""
         match = _NAME.fullmatch(name)
         assert match is not None
-        first, stop, members, checksum = match.groups()
+        first, stop, checksum = match.groups()
         if _digest(content) != checksum:
             self._names.discard(name)
             with suppress(ValueError):
-                self._of[members].remove((int(first), int(stop), name))
+                self._segments.remove((int(first), int(stop), name))
             with suppress(OSError):
                 (self.folder / name).unlink()
             return None
@@ -247,49 +202,6 @@ class Parts:
             if not self.folder.exists():
                 break
             time.sleep(0.02)
-
-
-def _members(mask: str) -> list[int]:
-    bits = int(mask, 16)
-    return [member for member in range(bits.bit_length()) if bits >> member & 1]
-
-
-def _rectangles(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Give pairs of batch and member as runs of equal members.
-
-    >>> list(_rectangles([(0, 1), (1, 1), (2, 0), (2, 1)]))
-    [(0, 2, (1,)), (2, 3, (0, 1))]
-    """
-    of_chunk: dict[int, tuple[int, ...]] = {}
-    for chunk, member in sorted(pairs):
-        of_chunk[chunk] = (*of_chunk.get(chunk, ()), member)
-    first: int | None = None
-    for chunk, members in of_chunk.items():
-        first = chunk if first is None else first
-        if of_chunk.get(chunk + 1) != members:
-            yield first, chunk + 1, members
-            first = None
-
-
-def _arrays(outcome: Outcome) -> dict[str, Column]:
-    arrays: dict[str, Column] = {
-        f"{prediction.kind}/{name}/{tensor}": values
-        for name, prediction in outcome.predictions.items()
-        for tensor, values in prediction.to_arrays().items()
-    }
-    distances = {"distances": outcome.distances, "node_distances": outcome.node_distances}
-    return arrays | {"reasons": list(outcome.reasons), **distances}
-
-
-def _outcome(arrays: Mapping[str, Any], prefix: str) -> Outcome:
-    own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
-    reasons, distances, of_nodes = tuple(own.pop("reasons")), own.pop("distances"), own.pop("node_distances")
-    tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
-    for path, values in own.items():
-        kind, name, tensor = path.split("/")
-        tensors_of.setdefault((kind, name), {})[tensor] = values
-    predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in tensors_of.items()}
-    return Outcome(predictions=predictions, reasons=reasons, distances=distances, node_distances=of_nodes)
 
 
 def part_bytes(arrays: Piece, counts: Counts) -> bytes:

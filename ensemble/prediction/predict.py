@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.places import is_store, model_folder, source_paths
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
-from hydragnn.datasets.store import Sizes
 from hydragnn.distributed import this_launch, threads_are_chosen
 from hydragnn.distributed.graph_groups import DONE, FAILED, GraphGroup, join_graph_group
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.plan import Chunks, chunks_of, default_budget, device_limits
+from hydragnn.ensemble.plan import chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.formats import check_absent, sink_for
 from hydragnn.ensemble.prediction.group import FirstRankFailed, Group, join_leaders, join_parent, worker_group
-from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same, member_costs
+from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
     PredictionResult,
@@ -39,10 +38,7 @@ from hydragnn.ensemble.prediction.reporting import (
 from hydragnn.ensemble.prediction.rules import digest_of, rules_for
 from hydragnn.ensemble.prediction.schedule import (
     Late,
-    Marks,
     Schedule,
-    Task,
-    Units,
     finish_together,
     make_schedule,
     once,
@@ -50,7 +46,7 @@ from hydragnn.ensemble.prediction.schedule import (
 from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 13
+VERSION = 14
 """Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "writing")
@@ -64,7 +60,6 @@ def predict_to_file(
     resume: bool = False,
     batch: BatchSettings | None = None,
     workers: int = 1,
-    held: int | None = None,
     keep_parts: bool = False,
     quiet: bool = True,
     branch: str = "",
@@ -79,8 +74,7 @@ def predict_to_file(
     trained on the store ``source``. InputError before any work where something does not fit.
 
     Started as ranks by mpirun, srun or torchrun, all of them predict; else so many local ``workers``. Each computes with
-    one thread unless OMP_NUM_THREADS says otherwise, which local workers share. A rank keeps at most
-    ``held`` members in memory (by default as many as fit). With ``graph_ranks`` so many ranks of the launcher share every batch, for graphs
+    one thread unless OMP_NUM_THREADS says otherwise, which local workers share. With ``graph_ranks`` so many ranks of the launcher share every batch, for graphs
     that exceed one device. The rank that writes the file gives the result, the others
     None. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
@@ -96,7 +90,6 @@ def predict_to_file(
         out=out,
         resume=resume,
         batch=batch,
-        held=held,
         branch=own,
         keep_parts=keep_parts,
         graph_ranks=check_graph_ranks(graph_ranks, workers),
@@ -160,8 +153,6 @@ def predict_with(
     ``check`` is called before every unit of work and raises where it is to end.
     """
     started, inputs = time.perf_counter(), Inputs(job, sharing)
-    if group.rank:
-        inputs.foresee(group.size)
     with contextlib.ExitStack() as lock:
         opening = group.begin(lambda: begin(job, inputs, group.size, lock), job.parts.folder)
         return _predict_opened(group, job, inputs, check, opening, started, quiet=quiet)
@@ -172,12 +163,8 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
 
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """
-    ensemble = inputs.ensemble(1)
+    ensemble = inputs.ensemble(ranks * job.graph_ranks)
     check_absent(sink_for(job.out, ensemble, job.parts.folder, keep_parts=job.keep_parts))
-    if job.graph_ranks > 1:
-        list(ensemble.members)  # each is refused here if ranks cannot share its graphs
-    held = job.members_held(ensemble, ranks)
-    inputs.ensemble(held)
     parts = job.parts
     check_plan(job.plan)
     with parts.entered(lock, resume=job.resume) as fresh:
@@ -195,7 +182,7 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
         limits = parts.identity.get("device limits") or [job.graph_ranks * limit for limit in device_limits()]
         parts.claim({**identity, "device limits": limits})
     digests = {"ensemble": ensemble.digest, "source": source}
-    return {"fresh": fresh, "finished": parts.clean(), "held": held, "limits": limits, **digests}
+    return {"fresh": fresh, "finished": parts.clean(), "limits": limits, **digests}
 
 
 def _predict_opened(
@@ -218,7 +205,7 @@ def _predict_opened(
 
     wrote = False
     try:
-        ensemble = inputs.ensemble(opening["held"])
+        ensemble = inputs.ensemble()
         check_same(job.model, opening["ensemble"], ensemble.digest)
         graphs = inputs.graphs(group, check, opening["source"], fresh=opening["fresh"])
         sizes = graphs.store.sizes()
@@ -228,14 +215,16 @@ def _predict_opened(
         parts = job.parts
         sink = sink_for(job.out, ensemble, parts.folder, keep_parts=job.keep_parts)
         parts.look(opening["finished"])
-        schedule = _schedule(job, ensemble, chunks, sizes, opening, group.size)
+        every = np.ones(len(chunks), dtype=np.bool_)
+        every[list(chunks.reasons)] = False
+        earlier = Parts(parts.folder)  # the same on all ranks: what rank 0 found finished
+        earlier.look(opening["finished"])
+        schedule = make_schedule(chunks.loads, every, earlier.finished(len(chunks)), ranks=group.size)
         worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.certificate)
             if not quiet:
                 _show_plan(schedule, job, ensemble)
-        if opening["held"] >= len(ensemble.members):
-            list(ensemble.members)  # loaded before the clock starts
         ready = time.perf_counter()
         joiner = Joiner(worker)
         try:
@@ -269,79 +258,36 @@ def _show_plan(schedule: Schedule, job: Job, ensemble: Ensemble) -> None:
 
 def work_through(worker: Worker, schedule: Schedule, job: Job, joiner: Joiner | None, *, show: bool) -> None:
     """Take work until there is none, then do what others left undone."""
-    group, parts = worker.group, worker.parts
+    group, parts, tasks = worker.group, worker.parts, schedule.tasks
 
     def check() -> None:
         worker.check()
         if joiner is not None:
             joiner.advance()
 
-    def finish(name: str, queues: Mapping[str, Sequence[Task]], marks: Callable[[], Marks]) -> None:
-        tasks = [(f"{queue}-{place}", task) for queue, own in queues.items() for place, task in enumerate(own)]
-
-        def missing() -> Iterator[Late]:
-            if job.out.exists():
-                return
-            parts.look()
-            finished_units = marks()
-            for number, (claim, task) in enumerate(tasks):
-                if not task.is_done(finished_units):
-                    loads = float(schedule.loads[task.first : task.stop].sum()) * len(task.members)
-                    yield Late(number=number, claim=claim, seconds=worker.seconds_of(loads))
-
-        if tasks and group.size > 1:
-            finish_together(group, name, missing, lambda number: worker.do(tasks[number][1]), check)
+    def missing() -> Iterator[Late]:
+        if job.out.exists():
+            return
+        parts.look()
+        finished = parts.finished(len(schedule.every))
+        for number, task in enumerate(tasks):
+            if not finished[task.first : task.stop].all():
+                yield Late(number=number, claim=f"tasks-{number}", seconds=worker.seconds_of(task.cost))
 
     worker.start()
-    lanes = {f"lane {number}": schedule.lanes[number] for number in schedule.lanes_from(group.rank)}
-    with moving_bar(schedule.units, show) as bar:
-        for queue, tasks in lanes.items():
-            take_all(worker, queue, tasks, bar, joiner)
+    stops = np.cumsum([task.stop - task.first for task in tasks])
+    with moving_bar(schedule.units, show) as move:
+        while (number := group.take("tasks", len(tasks))) is not None:
+            move(int(stops[number]))
+            worker.do(tasks[number])
+            if joiner is not None:
+                joiner.advance()
+    group.note("done", worker.account())
+    done = worker.done
+    if tasks and group.size > 1:
+        finish_together(group, "task", missing, lambda number: worker.do(tasks[number]), check)
+    if worker.done > done:
         group.note("done", worker.account())
-    started_at, shape = worker.done, schedule.every.shape
-    finish("unit", lanes, lambda: parts.marks(*shape) | ~schedule.every)
-    take_all(worker, "spread", schedule.spread, lambda _: None, joiner)
-    finish("piece", {"spread": schedule.spread}, lambda: np.broadcast_to(parts.combined(shape[0])[:, None], shape))
-    if worker.done > started_at:
-        group.note("done", worker.account())
-
-
-def take_all(
-    worker: Worker, name: str, tasks: Sequence[Task], bar: Callable[[int], None], joiner: Joiner | None
-) -> None:
-    """Take from a queue until it is empty."""
-    units = np.cumsum([len(task.members) * (task.stop - task.first) for task in tasks]).tolist()
-    while (position := worker.group.take(name, len(tasks))) is not None:
-        bar(units[position])
-        worker.do(tasks[position])
-        if joiner is not None:
-            joiner.advance()
-    bar(-units[-1] if units else 0)
-
-
-def _schedule(
-    job: Job, ensemble: Ensemble, chunks: Chunks, sizes: Sizes, opening: dict[str, Any], ranks: int
-) -> Schedule:
-    """Return the schedule by the files that rank 0 found finished."""
-
-    def units_of(chunk: int | None) -> Units:
-        return ensemble.committee.units(0 if chunk is None else int(sizes.edges[chunks[chunk].graphs].sum()))
-
-    costs = member_costs(ensemble, job.model)
-    every = np.ones((len(chunks), len(costs)), dtype=np.bool_)
-    every[list(chunks.reasons)] = False
-    earlier = Parts(job.parts.folder)
-    earlier.look(opening["finished"])
-    return make_schedule(
-        chunks.loads,
-        every,
-        earlier.marks(*every.shape),
-        earlier.combined(len(chunks)),
-        costs,
-        held=opening["held"],
-        ranks=ranks,
-        units_of=units_of,
-    )
 
 
 def _predict_as_child(rank: int, size: int, threads: int, store: str, job: Job, allowed: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ class PredictionResult(Shown):
     ranks_lost: int
     """Ranks that died on the way; others did their work."""
     units: int
-    """Pieces of work: one batch of graphs through one member."""
+    """Batches of graphs that were to be predicted."""
     units_resumed: int
     """Units that an earlier, interrupted prediction had done."""
     ranks: int
@@ -109,16 +109,10 @@ def prediction_result(
 @contextmanager
 def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
     """Give a function that moves a progress bar."""
-    console, dry = PlainConsole(stderr=True), [0]
+    console = PlainConsole(stderr=True)
     with Progress(console=console, transient=True, disable=not (show and console.is_terminal)) as progress:
         task = progress.add_task("predicting", total=total)
-
-        def moved(units: int) -> None:
-            if units < 0:
-                dry[0] -= units
-            progress.update(task, completed=dry[0] + max(0, units))
-
-        yield moved
+        yield lambda units: progress.update(task, completed=units)
 
 
 def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> dict[str, Any]:

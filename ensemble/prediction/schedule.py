@@ -1,8 +1,7 @@
 """Tasks of a prediction, the same on all ranks, and their completion."""
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,9 +18,6 @@ SHARE = 8
 
 LONGEST_TASK = 256
 """Batches of a task at most."""
-
-COMBINED_PER_RANK = 4
-"""Tasks per rank in which batches are combined whose members were predicted by several ranks."""
 
 LATE = 2.0
 """Work is done again by an idle rank when it takes this many times as long as expected."""
@@ -47,23 +43,16 @@ QUESTIONS = 2000
 PART_OF_WAIT = 0.125
 """Part of the time waited so far after which a rank asks again."""
 
-Loads = Float[np.ndarray, " chunks"]
-Marks = Bool[np.ndarray, "chunks members"]
-Units = Sequence[tuple[int, ...]]
+Marks = Bool[np.ndarray, " chunks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Consecutive batches, and the members that one rank predicts for them."""
+    """Consecutive batches that one rank predicts with all members."""
 
     first: int
     stop: int
-    members: tuple[int, ...]
     cost: float = 0.0
-
-    def is_done(self, marks: Marks) -> bool:
-        """Return True where all of the task is marked."""
-        return bool(marks[self.first : self.stop, list(self.members)].all())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,18 +68,15 @@ class Late:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """All tasks of a prediction, a queue per set of members."""
+    """All tasks of a prediction, in one queue."""
 
-    loads: Loads
     every: Marks
-    """The units of this prediction: none of a batch that cannot be predicted."""
+    """The units of this prediction: every batch that can be predicted."""
     finished: Marks
-    """The units that an earlier sitting has finished."""
-    lanes: tuple[tuple[Task, ...], ...]
-    spread: tuple[Task, ...]
-    """Batches that are combined at the end, because several ranks predicted their members."""
-    costs: tuple[float, ...]
-    """Expected cost of every member per load."""
+    """The batches that an earlier sitting has finished."""
+    tasks: tuple[Task, ...]
+    costs: Float[np.ndarray, " chunks"]
+    """Expected cost of every batch that is left."""
     ranks: int
 
     @property
@@ -103,84 +89,36 @@ class Schedule:
         """Return the number of units that were finished at the beginning."""
         return int((self.every & self.finished).sum())
 
-    def lanes_from(self, rank: int) -> list[int]:
-        """Return the numbers of the lanes, this rank's own first."""
-        home = homes([math.fsum(task.cost for task in lane) for lane in self.lanes], self.ranks)[rank]
-        return [*range(home, len(self.lanes)), *range(home)]
-
     @cached_property
     def certificate(self) -> dict[str, Any]:
         """Return the quality of the plan by expected costs."""
-        waiting = (self.loads[:, None] * np.array(self.costs))[self.every & ~self.finished]
-        queue = np.array([task.cost for lane in self.lanes for task in lane])
-        threads = torch.get_num_threads()
-        return {**certificate(waiting, queue, self.ranks), "tasks": len(queue), "threads": threads}
+        queue = np.array([task.cost for task in self.tasks])
+        plan = certificate(self.costs[self.every & ~self.finished], queue, self.ranks)
+        return {**plan, "tasks": len(queue), "threads": torch.get_num_threads()}
 
 
-def make_schedule(
-    loads: Loads,
-    every: Marks,
-    finished: Marks,
-    combined: Bool[np.ndarray, " chunks"],
-    costs: Sequence[float],
-    *,
-    held: int,
-    ranks: int,
-    units_of: Callable[[int | None], Units] | None = None,
-) -> Schedule:
-    """Return the schedule of all batches that are not ``combined``.
-
-    ``units_of`` gives the sets of members that one rank has to predict for a batch, or for any; absent, each member is one.
-    """
-    waiting = loads[:, None] * np.array(costs) * (every & ~finished)
-    sets = lanes_of(costs, held, units_of(None) if units_of and held < len(costs) else None)
-    lanes, spread = list[tuple[Task, ...]](), np.zeros(len(loads), dtype=np.bool_)
-    for members in sets:
-        is_open = ~combined & (len(sets) == 1 or (every & ~finished)[:, members].any(axis=1))
-        lanes.append(tuple(tasks_of(waiting, is_open, members, ranks, units_of)))
-        for task in lanes[-1]:
-            spread[task.first : task.stop] |= len(task.members) < len(costs)
-    if len(sets) > 1:
-        spread |= ~combined
-    together = tuple(_equal_tasks(spread, range(len(costs)), COMBINED_PER_RANK * ranks))
+def make_schedule(loads: Float[np.ndarray, " chunks"], every: Marks, finished: Marks, *, ranks: int) -> Schedule:
+    """Return the schedule of all batches that are not ``finished``."""
+    costs = loads * (every & ~finished)
     return Schedule(
-        loads=loads,
-        every=every,
-        finished=finished,
-        lanes=tuple(lanes),
-        spread=together,
-        costs=tuple(costs),
-        ranks=ranks,
+        every=every, finished=finished, tasks=tuple(tasks_of(costs, ~finished, ranks)), costs=costs, ranks=ranks
     )
 
 
-def tasks_of(
-    costs: Float[np.ndarray, "chunks members"],
-    is_open: Bool[np.ndarray, " chunks"],
-    members: Sequence[int],
-    ranks: int,
-    units_of: Callable[[int | None], Units] | None = None,
-) -> Iterator[Task]:
-    """Give large batches by units of members, the costliest first, then ever shorter runs.
+def tasks_of(costs: Float[np.ndarray, " chunks"], is_open: Marks, ranks: int) -> Iterator[Task]:
+    """Give large batches one by one, the costliest first, then ever shorter runs.
 
-    >>> costs, every = np.ones((6, 2)), np.ones(6, dtype=np.bool_)
-    >>> [(task.first, task.stop) for task in tasks_of(costs, every, [0, 1], ranks=1)]
-    [(0, 6)]
-    >>> [task.members for task in tasks_of(costs[:1], every[:1], [0, 1], ranks=2)]
-    [(0,), (1,)]
+    >>> costs, every = np.array([1.0, 1.0, 9.0, 1.0]), np.ones(4, dtype=np.bool_)
+    >>> [(task.first, task.stop) for task in tasks_of(costs, every, ranks=1)]
+    [(0, 4)]
+    >>> [(task.first, task.stop) for task in tasks_of(costs, every, ranks=2)]
+    [(2, 3), (0, 1), (1, 2), (3, 4)]
     """
-    own = np.where(is_open, costs[:, members].sum(axis=1), 0.0)
+    own = np.where(is_open, costs, 0.0)
     shares = SHARE * ranks if ranks > 1 else 1
-    most = own.sum() / shares
-    large = np.flatnonzero(is_open & (own > most * (1 + 1e-9)))
-    split = list[Task]()
-    for chunk in large.tolist():
-        units = [unit for unit in units_of(chunk) if unit[0] in members] if units_of else [(one,) for one in members]
-        count = min(len(units), int(np.ceil(own[chunk] / most)))
-        for few in lanes_of(costs[chunk].tolist(), -(-len(units) // count), units):
-            task = Task(first=chunk, stop=chunk + 1, members=tuple(few), cost=float(costs[chunk, few].sum()))
-            split.append(task)
-    yield from sorted(split, key=lambda task: -task.cost)
+    large = np.flatnonzero(is_open & (own > own.sum() / shares * (1 + 1e-9)))
+    for chunk in sorted(large.tolist(), key=lambda chunk: -own[chunk]):
+        yield Task(first=chunk, stop=chunk + 1, cost=float(own[chunk]))
     small = is_open.copy()
     small[large] = False
     reached = np.concatenate([[0.0], np.where(small, own, 0.0).cumsum()])
@@ -190,11 +128,11 @@ def tasks_of(
             goal = reached[first] + (reached[-1] - reached[first]) / shares
             stop = int(np.searchsorted(reached, goal * (1 + 1e-9), side="right")) - 1
             stop = min(max(stop, first + 1), end, first + LONGEST_TASK)
-            yield Task(first=first, stop=stop, members=tuple(members), cost=float(reached[stop] - reached[first]))
+            yield Task(first=first, stop=stop, cost=float(reached[stop] - reached[first]))
             first = stop
 
 
-def runs_of(marks: Bool[np.ndarray, " chunks"]) -> list[tuple[int, int]]:
+def runs_of(marks: Marks) -> list[tuple[int, int]]:
     """Return first and stop of every run of marks.
 
     >>> runs_of(np.array([True, True, False, True]))
@@ -202,44 +140,6 @@ def runs_of(marks: Bool[np.ndarray, " chunks"]) -> list[tuple[int, int]]:
     """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8))).tolist()
     return list(zip(edges[::2], edges[1::2]))
-
-
-def _equal_tasks(marks: Bool[np.ndarray, " chunks"], members: Iterable[int], count: int) -> Iterator[Task]:
-    """Give the marked batches in about ``count`` tasks."""
-    longest = max(1, -(-int(marks.sum()) // count))
-    for begin, end in runs_of(marks):
-        for first in range(begin, end, longest):
-            yield Task(first=first, stop=min(first + longest, end), members=tuple(members))
-
-
-def lanes_of(costs: Sequence[float], held: int, units: Units | None = None) -> list[list[int]]:
-    """Return sets of at most ``held`` members, or units of them, of nearly equal cost.
-
-    >>> lanes_of([1.0, 1.0, 3.0], held=2)
-    [[2], [0, 1]]
-    >>> lanes_of([1.0, 1.0, 3.0], held=1, units=[(0, 2), (1,)])
-    [[0, 2], [1]]
-    """
-    units = [(member,) for member in range(len(costs))] if units is None else units
-    lanes: list[list[int]] = [[] for _ in range(-(-len(units) // held))]
-    of_unit = [sum(costs[member] for member in unit) for unit in units]
-    for number in sorted(range(len(units)), key=lambda number: (-of_unit[number], number)):
-        free = [lane for lane in lanes if len(lane) < held]
-        min(free, key=lambda lane: sum(of_unit[one] for one in lane)).append(number)
-    return [sorted(member for number in lane for member in units[number]) for lane in lanes]
-
-
-def homes(costs: Sequence[float], ranks: int) -> list[int]:
-    """Return the first lane of each rank, in proportion to costs.
-
-    >>> homes([1.0, 3.0], ranks=4)
-    [0, 1, 1, 1]
-    """
-    total, ends = sum(costs), []
-    for lane in range(len(costs)):
-        ends.append(sum(costs[: lane + 1]) / total if total > 0 else (lane + 1) / len(costs))
-    shares = [(rank + 0.5) / ranks for rank in range(ranks)]
-    return [next((lane for lane, end in enumerate(ends) if share < end), len(costs) - 1) for share in shares]
 
 
 def finish_together(

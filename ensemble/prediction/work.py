@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.schedule import Task
 from hydragnn.ensemble.prediction.sources import Source
-from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
+from hydragnn.ensemble.screening import Screened, outcome_of, read_screened
 from hydragnn.graphs.texts import Texts
 
 KEEP_SECONDS = 5.0
@@ -51,7 +51,6 @@ class Worker:
         """
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
         self.sink, self.check, self.needed = sink, check, needed
-        self.everyone = tuple(range(len(ensemble.names)))
         self.done, self.largest, self.busy, self.load = 0, 0.0, 0.0, 0.0
         self.start()
 
@@ -60,32 +59,24 @@ class Worker:
         self.began = self.ended = time.time()
 
     def do(self, task: Task) -> None:
-        """Predict the batches of a task and keep what is finished.
-
-        Batches with all members become segments; other tasks keep the outcomes of their members.
-        """
+        """Predict the batches of a task and keep what is finished."""
         began = time.perf_counter()
         pieces = list[tuple[int, dict[str, int], Piece]]()
-        fresh = dict[tuple[int, int], Outcome]()
         self._kept_at = time.monotonic()
         try:
             for chunk in range(task.first, task.stop):
-                if self.parts.is_combined(chunk):
+                if self.parts.has(chunk):
                     continue
-                if len(task.members) < len(self.everyone):
-                    self._outcomes(chunk, task.members, fresh, pieces, None)
-                    continue
-                pieces.append((chunk, *self._combined(chunk, fresh, pieces)))
-                for member in self.everyone:
-                    fresh.pop((chunk, member), None)
-                if sum(size_of(piece) for *_, piece in pieces) > KEEP_BYTES:
-                    self._keep(pieces, fresh)
+                pieces.append((chunk, *self._predicted(self.chunks[chunk])))
+                large = sum(size_of(piece) for *_, piece in pieces) > KEEP_BYTES
+                if large or time.monotonic() - self._kept_at > KEEP_SECONDS:
+                    self._keep(pieces)
         finally:
-            self._keep(pieces, fresh)
+            self._keep(pieces)
             self.busy += time.perf_counter() - began
             self.ended = time.time()
 
-    def _keep(self, pieces: list[tuple[int, dict[str, int], Piece]], fresh: dict[tuple[int, int], Outcome]) -> None:
+    def _keep(self, pieces: list[tuple[int, dict[str, int], Piece]]) -> None:
         """Write what is finished."""
         while pieces:
             count = next((n for n in range(1, len(pieces)) if pieces[n][0] != pieces[0][0] + n), len(pieces))
@@ -93,48 +84,23 @@ class Worker:
             counts = dict(sum((Counter(counts) for _, counts, _ in some), Counter()))
             first = some[0][0]
             self.parts.keep_segment(first, first + count, counts, joined([piece for *_, piece in some]))
-        if fresh:
-            self.parts.keep_outcomes(fresh)
-            fresh.clear()
         self._kept_at = time.monotonic()
 
-    def _combined(
-        self, number: int, fresh: dict[tuple[int, int], Outcome], pieces: list[Any]
-    ) -> tuple[dict[str, int], Piece]:
+    def _predicted(self, chunk: Chunk) -> tuple[dict[str, int], Piece]:
         """Return counts of a batch's graphs and their output."""
-        chunk = self.chunks[number]
         if chunk.reason:
             return self._piece(chunk, self._read(chunk) if len(chunk.graphs) else None, [])
-        earlier = self.parts.outcomes(number)
-        # graphs that are not valid have their reason in every outcome, so that without reasons there are none
-        is_sound = bool(earlier) and not any(any(outcome.reasons) for outcome in earlier.values())
-        read = without_screening(self.graphs.store.read(chunk.graphs, self.needed)) if is_sound else self._read(chunk)
-        of_member = earlier | self._outcomes(
-            number, [one for one in self.everyone if one not in earlier], fresh, pieces, read
-        )
-        return self._piece(chunk, read, [of_member[member] for member in self.everyone])
-
-    def _outcomes(
-        self,
-        number: int,
-        members: Iterable[int],
-        fresh: dict[tuple[int, int], Outcome],
-        pieces: list[Any],
-        read: Screened | None,
-    ) -> dict[int, Outcome]:
-        """Return what members predict for a batch, by member."""
-        chunk, of_member = self.chunks[number], dict[int, Outcome]()
-        earlier = self.parts.outcomes(number) if read is None else {}
-        waiting = [] if chunk.reason else [member for member in members if member not in earlier]
-        for member in waiting:
+        began, outcomes = time.perf_counter(), list[Outcome]()
+        self.check()
+        read = self._read(chunk)
+        for member in self.ensemble.members:
             self.check()
-            began = time.perf_counter()
-            read = read or self._read(chunk)
-            of_member[member] = fresh[number, member] = outcome_of(self.ensemble.members[member], read)
-            self._account(chunk, time.perf_counter() - began)
-            if time.monotonic() - self._kept_at > KEEP_SECONDS:
-                self._keep(pieces, fresh)
-        return of_member
+            outcomes.append(outcome_of(member, read))
+        self.done += 1
+        self.load += chunk.load
+        result = self._piece(chunk, read, outcomes)
+        self.largest = max(self.largest, time.perf_counter() - began)
+        return result
 
     def _read(self, chunk: Chunk) -> Screened:
         """Return the graphs of a batch, screened."""
@@ -171,11 +137,6 @@ class Worker:
         """Return the expected seconds of a load, by this rank's own work."""
         return self.busy / self.load * loads if self.load else float("inf")
 
-    def _account(self, chunk: Chunk, seconds: float) -> None:
-        self.done += 1
-        self.largest = max(self.largest, seconds)
-        self.load += chunk.load
-
 
 class Joiner:
     """Joins finished segments into the output."""
@@ -210,7 +171,7 @@ class Joiner:
             worker.check()
             segment = worker.parts.segment_at(self._next)
             if segment is None:
-                worker.do(Task(first=self._next, stop=self._next + 1, members=worker.everyone))
+                worker.do(Task(first=self._next, stop=self._next + 1))
             else:
                 self._append(*segment)
         self._begin()

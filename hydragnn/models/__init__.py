@@ -17,7 +17,6 @@ from hydragnn.models.distributions import (
     Number,
     Point,
     concatenate_distributions,
-    distribution_from_arrays,
 )
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.heads import HeadSettings, parse_head
@@ -49,7 +48,6 @@ __all__ = [
     "degree_statistics",
     "make_description",
     "description_from_json",
-    "distribution_from_arrays",
     "load_graph_model",
     "load_model",
     "parse_head",

@@ -6,18 +6,15 @@ is one subclass of ``Number``, in the file of its head.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from dataclasses import field as entry
 from typing import ClassVar, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.base.errors import InputError
 from hydragnn.base.imports import class_of_kind
 from hydragnn.graphs.field import Field
 
@@ -89,10 +86,6 @@ class Distribution(ABC):
     def blank_items(self: D, items: Bool[Tensor, " items"]) -> D:
         """The distribution that says nothing (NaN) about the marked items."""
         return self.mapped(lambda values: torch.where(items.view(-1, *[1] * (values.ndim - 1)), float("nan"), values))
-
-    def to_arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the numbers as float64 arrays by name."""
-        return {name: values.detach().to("cpu", torch.float64).numpy() for name, values in self.tensors().items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -258,14 +251,6 @@ def distribution_kind(kind: str) -> type[Distribution]:
     """Return the distribution of a name; InputError names the nearest."""
     words = {"where": "distribution", "noun": "distribution", "parent": "hydragnn.models.Number"}
     return class_of_kind(kind, OWN, Distribution, group=GROUP, **words)
-
-
-def distribution_from_arrays(kind: str, arrays: Mapping[str, NDArray[np.float64]]) -> Distribution:
-    """The distribution whose ``to_arrays`` these are; InputError where they are none."""
-    distribution = distribution_kind(kind)
-    if set(arrays) != {one.name for one in fields(distribution)}:
-        raise InputError(f"{kind} with {', '.join(sorted(arrays))} is no distribution; predict again")
-    return distribution(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
 
 def concatenate_distributions(parts: Sequence[Distribution]) -> Distribution:

@@ -101,7 +101,7 @@ def kept_units(folder: Path) -> int:
     """Return how many units are finished."""
     parts = Parts(folder)
     parts.look()
-    return int(parts.marks(10_000, len(MEMBERS)).sum())
+    return int(parts.finished(10_000).sum())
 
 
 def main() -> int:

@@ -8,11 +8,11 @@ import numpy as np
 from hydragnn.ensemble.prediction.parts import Parts
 
 
-def finished_units(folder: Path, members: int = 3) -> int:
-    """Return how many units are finished in the folder of an interrupted prediction."""
+def finished_units(folder: Path) -> int:
+    """Return how many batches are finished in the folder of an interrupted prediction."""
     parts = Parts(folder)
     parts.look()
-    return int(parts.marks(1000, members).sum())
+    return int(parts.finished(1000).sum())
 
 
 def arrays_of(path: Path) -> dict[str, np.ndarray]:

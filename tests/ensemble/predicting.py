@@ -78,7 +78,6 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--graph-ranks", type=int, default=1)
     parser.add_argument("--max-graphs", type=int, default=4)
-    parser.add_argument("--held", type=int, default=None)
     parser.add_argument("--faulty-rank", type=int, default=-1)
     parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--at", choices=list(BEFORE), default="unit")
@@ -110,7 +109,6 @@ def main() -> tuple[int, bool]:
             resume=options.resume,
             batch=BatchSettings(max_graphs=options.max_graphs),
             workers=options.workers,
-            held=options.held,
             graph_ranks=options.graph_ranks,
         )
     except InputError as error:

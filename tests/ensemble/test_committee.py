@@ -13,12 +13,10 @@ from hydragnn.ensemble import committee
 from hydragnn.ensemble.committee import Committee
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.members import Member, Outcome, load_run, outcome, outcome_alone
-from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.graphs import GraphBatch
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train
 from tests.ensemble.conftest import config_of, store_of
-from tests.ensemble.finished import assert_same
 
 EIGHT = 8
 
@@ -108,18 +106,6 @@ def test_a_batch_that_cannot_be_computed_as_one_is_computed_one_by_one(
     for member in members:
         result = outcome(member, mixed)
         assert not result.reasons[0] and "no reference" in result.reasons[1], result.reasons
-
-
-def test_what_is_computed_as_one_does_not_depend_on_who_holds_which_member(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = count_calls(monkeypatch)
-    predict_to_file(ensemble, stored, tmp_path / "all.h5")
-    assert set(calls) == {2}  # two of three are alike
-    once = len(calls)
-    predict_to_file(ensemble, stored, tmp_path / "one.h5", held=1)
-    assert len(calls) == 2 * once
-    assert_same(tmp_path / "one.h5", tmp_path / "all.h5")
 
 
 def test_seconds_of_members_that_are_computed_as_one_are_equal(eight: list[Path], frames: list[Atoms]) -> None:

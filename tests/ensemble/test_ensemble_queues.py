@@ -14,19 +14,9 @@ from hypothesis import strategies as st
 from torch.distributed import FileStore
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.plan import certificate
 from hydragnn.ensemble.prediction import group as groups
 from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.schedule import Schedule, Task, homes, lanes_of, make_schedule, tasks_of
-
-matrices = st.integers(1, 12).flatmap(
-    lambda chunks: st.lists(st.lists(st.floats(0.1, 9), min_size=3, max_size=3), min_size=chunks, max_size=chunks)
-)
-
-
-def units_in(tasks: list[Task]) -> list[tuple[int, int]]:
-    """Return batch and member of every unit of the tasks."""
-    return [(chunk, member) for task in tasks for chunk in range(task.first, task.stop) for member in task.members]
+from hydragnn.ensemble.prediction.schedule import make_schedule, tasks_of
 
 
 @pytest.fixture
@@ -45,9 +35,9 @@ def test_ranks_that_run_at_once_share_all_positions(tmp_path: Path) -> None:
     def take(rank: int) -> None:
         group = Group(rank, 4)
         group.store = FileStore(str(tmp_path / "store"), -1)
-        while (position := group.take("lane 0", 200)) is not None:
+        while (position := group.take("tasks", 200)) is not None:
             taken[rank].append(position)
-            assert group.owner(f"lane 0-{position}") == rank
+            assert group.owner(f"tasks-{position}") == rank
 
     threads = [threading.Thread(target=take, args=(rank,)) for rank in range(4)]
     for thread in threads:
@@ -103,84 +93,28 @@ def test_a_rank_that_is_dead_stopped_or_silent_is_gone(pair: list[Group], monkey
     assert not group.gone(1)
 
 
-@given(matrices, st.integers(1, 5))
-def test_tasks_hold_every_unit_once_and_balance_the_work(costs: list[list[float]], ranks: int) -> None:
-    table = np.array(costs)
-    tasks = list(tasks_of(table, np.ones(len(table), dtype=np.bool_), [0, 1, 2], ranks))
-    assert sorted(units_in(tasks)) == [(chunk, member) for chunk in range(len(table)) for member in range(3)]
-    for task in tasks:
-        assert task.cost == pytest.approx(table[task.first : task.stop, list(task.members)].sum())
-        assert task.stop == task.first + 1 or len(task.members) == 3
-    plan = certificate(table.reshape(-1), np.array([task.cost for task in tasks]), ranks)
-    # list scheduling: the last task is a unit, or an eighth of a rank's share
-    assert plan["makespan"] <= table.sum() / ranks + max(table.max(), table.sum() / (8 * ranks)) * 3 + 1e-9
+@given(st.lists(st.tuples(st.floats(0.1, 9), st.booleans(), st.booleans()), min_size=1, max_size=60), st.integers(1, 5))
+def test_tasks_have_every_batch_that_is_left_once_and_balance_the_work(
+    batches: list[tuple[float, bool, bool]], ranks: int
+) -> None:
+    loads, every, finished = (np.array(column) for column in zip(*batches))
+    schedule = make_schedule(loads, every, finished, ranks=ranks)
+    assert make_schedule(loads, every, finished, ranks=ranks).tasks == schedule.tasks
+    chunks = [chunk for task in schedule.tasks for chunk in range(task.first, task.stop)]
+    assert sorted(chunks) == np.flatnonzero(~finished).tolist()
+    assert (schedule.units, schedule.resumed) == (every.sum(), (every & finished).sum())
+    costs = loads * (every & ~finished)
+    for task in schedule.tasks:
+        assert task.cost == pytest.approx(costs[task.first : task.stop].sum())
+    # list scheduling: the last task is a batch, or an eighth of a rank's share
+    largest = max(costs.max(), costs.sum() / (8 * ranks))
+    assert schedule.certificate["makespan"] <= costs.sum() / ranks + 2 * largest + 1e-9
 
 
-def test_tasks_shrink_towards_the_end_and_large_batches_come_first_member_by_member() -> None:
-    costs = np.ones((200, 2))
-    costs[150] = 60.0
-    tasks = list(tasks_of(costs, np.ones(200, dtype=np.bool_), [0, 1], ranks=4))
-    assert [(task.first, task.members) for task in tasks[:2]] == [(150, (0,)), (150, (1,))]
+def test_tasks_shrink_towards_the_end_and_large_batches_come_first() -> None:
+    costs = np.ones(200)
+    costs[[150, 20]] = 60.0, 70.0
+    tasks = list(tasks_of(costs, np.ones(200, dtype=np.bool_), ranks=4))
+    assert [(task.first, task.stop) for task in tasks[:2]] == [(20, 21), (150, 151)]
     lengths = [task.stop - task.first for task in tasks[2:]]
     assert lengths[0] == 6 and lengths[-1] == 1 and len(tasks) < 120
-
-
-@given(matrices, st.integers(2, 5), st.integers(1, 3))
-def test_members_that_are_computed_as_one_are_never_split_over_ranks(
-    costs: list[list[float]], ranks: int, held: int
-) -> None:
-    """Of large batches, where each is computed alone, any rank may take any member."""
-    every, table = np.ones((len(costs), 3), dtype=np.bool_), np.array(costs)
-    schedule = make_schedule(
-        table.sum(axis=1),
-        every,
-        ~every,
-        np.zeros(len(costs), dtype=np.bool_),
-        [3.0, 1.0, 2.0],
-        held=held,
-        ranks=ranks,
-        units_of=lambda chunk: [(0, 2), (1,)] if chunk is None or chunk % 2 else [(0,), (1,), (2,)],
-    )
-    tasks = [task for lane in schedule.lanes for task in lane]
-    assert sorted(units_in(tasks)) == [(chunk, member) for chunk in range(len(costs)) for member in range(3)]
-    for task in tasks:
-        assert (task.first % 2 == 0 and task.stop == task.first + 1) or (0 in task.members) == (2 in task.members)
-
-
-def schedule_of(finished: np.ndarray, *, held: int, ranks: int) -> Schedule:
-    """Return the schedule of these units of equal batches."""
-    every = np.ones_like(finished)
-    return make_schedule(
-        np.ones(len(finished)), every, finished, finished.all(axis=1), [3.0, 1.0, 2.0], held=held, ranks=ranks
-    )
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1), st.integers(1, 5), st.integers(1, 3))
-def test_a_schedule_has_all_that_is_not_finished_and_is_the_same_on_all_ranks(
-    marks: list[list[bool]], ranks: int, held: int
-) -> None:
-    finished = np.array(marks)
-    one, other = (schedule_of(finished, held=held, ranks=ranks) for _ in range(2))
-    assert one.lanes == other.lanes and one.spread == other.spread
-    assert {len(task.members) for lane in one.lanes for task in lane} <= set(range(1, held + 1))
-    units = units_in([task for number in one.lanes_from(ranks - 1) for task in one.lanes[number]])
-    assert len(units) == len(set(units)) and set(units) >= {(int(c), int(m)) for c, m in np.argwhere(~finished)}
-    combined = {chunk for task in one.spread for chunk in range(task.first, task.stop)}
-    combined |= {
-        task.first + n
-        for lane in one.lanes
-        for task in lane
-        if len(task.members) == 3
-        for n in range(task.stop - task.first)
-    }
-    assert combined == set(np.flatnonzero(~finished.all(axis=1)).tolist())
-    assert (one.units, one.resumed) == (finished.size, finished.sum())
-
-
-@given(st.lists(st.floats(0.5, 9), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
-def test_every_member_has_one_lane_and_ranks_are_shared_by_cost(costs: list[float], held: int, ranks: int) -> None:
-    lanes = lanes_of(costs, held)
-    assert sorted(m for lane in lanes for m in lane) == list(range(len(costs)))
-    assert all(1 <= len(lane) <= held for lane in lanes)
-    at_home = homes([sum(costs[m] for m in lane) for lane in lanes], ranks)
-    assert at_home == sorted(at_home) and len(at_home) == ranks

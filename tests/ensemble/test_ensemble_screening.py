@@ -103,7 +103,7 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def fine(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path) -> dict[str, np.ndarray]:
     """Return the predictions of the store before it was spoiled."""
-    out = tmp_path_factory.mktemp("fine") / "fine.npz"
+    out = tmp_path_factory.mktemp("fine") / "fine.h5"
     predict_to_file(ensemble, stored, out, batch=BATCH)
     return arrays_of(out)
 
@@ -113,8 +113,8 @@ def test_the_bad_graph_has_its_reason_in_predictions_trainings_and_checks_and_al
     fault: Callable, ensemble: Path, runs: list[Path], stored: Path, fine: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", fault)
-    result = predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
-    out = arrays_of(tmp_path / "out.npz")
+    result = predict_to_file(ensemble, store, tmp_path / "out.h5", batch=BATCH)
+    out = arrays_of(tmp_path / "out.h5")
     status = str(out["status"][BAD])
     assert result.failed == 1 and re.match(FAULTS[fault], status)
     assert set(out["status"][np.arange(len(out["status"])) != BAD]) == {"ok"}
@@ -136,8 +136,8 @@ def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(
     ensemble: Path, stored: Path, tmp_path: Path
 ) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", no_node)
-    predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
-    out = arrays_of(tmp_path / "out.npz")
+    predict_to_file(ensemble, store, tmp_path / "out.h5", batch=BATCH)
+    out = arrays_of(tmp_path / "out.h5")
     assert out["status"][BAD] == "graph 5 has no nodes; leave empty graphs out"
     assert out["nodes"][BAD] == 0
     assert len(out["fields/forces/mean"]) == out["nodes"].sum()
@@ -147,8 +147,8 @@ def test_workers_and_a_prediction_that_is_resumed_say_the_same(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", into_the_next_graph, graphs=(5, 6, 40))
-    predict_to_file(ensemble, store, tmp_path / "alone.npz", batch=BATCH)
-    predict_to_file(ensemble, store, tmp_path / "three.npz", batch=BATCH, workers=3)
+    predict_to_file(ensemble, store, tmp_path / "alone.h5", batch=BATCH)
+    predict_to_file(ensemble, store, tmp_path / "three.h5", batch=BATCH, workers=3)
     original, done = work.outcome_of, []
 
     def dying(member: Any, read: Any) -> Any:
@@ -159,15 +159,15 @@ def test_workers_and_a_prediction_that_is_resumed_say_the_same(
 
     monkeypatch.setattr(work, "outcome_of", dying)
     with pytest.raises(RuntimeError, match="gone"):
-        predict_to_file(ensemble, store, tmp_path / "again.npz", batch=BATCH)
+        predict_to_file(ensemble, store, tmp_path / "again.h5", batch=BATCH)
     monkeypatch.setattr(work, "outcome_of", original)
-    predict_to_file(ensemble, store, tmp_path / "again.npz", batch=BATCH, resume=True)
-    assert np.flatnonzero(arrays_of(tmp_path / "alone.npz")["status"] != "ok").tolist() == [5, 6, 40]
-    for name in ("three.npz", "again.npz"):
-        assert_same(tmp_path / name, tmp_path / "alone.npz")
+    predict_to_file(ensemble, store, tmp_path / "again.h5", batch=BATCH, resume=True)
+    assert np.flatnonzero(arrays_of(tmp_path / "alone.h5")["status"] != "ok").tolist() == [5, 6, 40]
+    for name in ("three.h5", "again.h5"):
+        assert_same(tmp_path / name, tmp_path / "alone.h5")
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".xyz", ".h5", ".bp"])
+@pytest.mark.parametrize("suffix", [".csv", ".xyz", ".h5"])
 def test_a_store_without_any_valid_graph_is_told_in_every_format(
     ensemble: Path, stored: Path, tmp_path: Path, suffix: str
 ) -> None:
@@ -207,14 +207,14 @@ def test_a_store_that_cannot_be_read_is_refused_before_any_work(ensemble: Path, 
 
     store = spoiled(stored, tmp_path / "spoiled.h5", falling)
     with pytest.raises(InputError, match="node offsets do not rise"):
-        predict_to_file(ensemble, store, tmp_path / "out.npz")
+        predict_to_file(ensemble, store, tmp_path / "out.h5")
     assert not list(tmp_path.glob("out*"))
 
 
 def test_a_folder_of_other_files_is_not_taken_for_parts(ensemble: Path, stored: Path, tmp_path: Path) -> None:
-    (tmp_path / "out.npz.parts").mkdir()
-    (tmp_path / "out.npz.parts" / "thesis.tex").write_text("years")
+    (tmp_path / "out.h5.parts").mkdir()
+    (tmp_path / "out.h5.parts" / "thesis.tex").write_text("years")
     for resume in (False, True):
         with pytest.raises(InputError, match=r"holds thesis.tex, which belongs to no prediction"):
-            predict_to_file(ensemble, stored, tmp_path / "out.npz", resume=resume)
-    assert (tmp_path / "out.npz.parts" / "thesis.tex").read_text() == "years"
+            predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=resume)
+    assert (tmp_path / "out.h5.parts" / "thesis.tex").read_text() == "years"

@@ -46,7 +46,7 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = Job(model=ensemble, source=stored, out=tmp_path / "out.h5")
-    opening = {"fresh": True, "finished": [], "held": 3, "ensemble": "another digest", "source": "", "error": ""}
+    opening = {"fresh": True, "finished": [], "ensemble": "another digest", "source": "", "error": ""}
     FileStore(str(tmp_path / "store"), -1).set("opening", json.dumps(opening))
     monkeypatch.setattr(predict, "keep_memory", lambda: None)
     predict._predict_as_child(1, 2, torch.get_num_threads(), str(tmp_path / "store"), job, ())

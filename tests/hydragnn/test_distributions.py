@@ -1,15 +1,13 @@
-"""A prediction is a distribution: its likelihood is torch's, its units are undone exactly, and its arrays bring it back."""
+"""A prediction is a distribution: its likelihood is torch's, and its units are undone exactly."""
 
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, gaussian_nll_loss
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.models import (
     Categorical,
@@ -17,7 +15,6 @@ from hydragnn.models import (
     Normal,
     Point,
     concatenate_distributions,
-    distribution_from_arrays,
 )
 
 MAKE: dict[str, Callable[[int], Distribution]] = {
@@ -63,16 +60,6 @@ def test_units_move_numbers_and_leave_classes_alone() -> None:
     assert (normal.mean.item(), normal.variance.item()) == (5.0, 9.0)
     classes = MAKE["categorical"](0)
     assert classes.denormalise(mean, std).shift_by(mean) is classes
-
-
-@pytest.mark.parametrize("kind", MAKE)
-def test_arrays_bring_a_distribution_back(kind: str) -> None:
-    output = MAKE[kind](3)
-    back = distribution_from_arrays(kind, output.to_arrays())
-    assert type(back) is type(output)
-    assert all(torch.equal(back.tensors()[name], values) for name, values in output.tensors().items())
-    with pytest.raises(InputError, match="no distribution"):
-        distribution_from_arrays(kind, {"other": np.zeros(2)})
 
 
 @pytest.mark.parametrize("kind", MAKE)
