@@ -20,16 +20,7 @@ from hydragnn.graphs.mesoscale import from_labels, from_voronoi, grain_numbers, 
 from hydragnn.graphs.orientation import misorientation, orientation_features, rotation_matrices, symmetry_rotations
 from hydragnn.graphs.parts import graphs_of_parts
 from hydragnn.graphs.pyg import from_pyg, to_pyg
-from hydragnn.graphs.relations import (
-    direction_bins,
-    multilevel_edges,
-    relation_field,
-    shell_radii,
-    with_direction_relations,
-    with_multilevel_edges,
-    with_relations,
-    with_shell_relations,
-)
+from hydragnn.graphs.relations import relation_field, with_relations
 from hydragnn.graphs.texts import Texts
 from hydragnn.graphs.topology import Topology
 from hydragnn.graphs.validate import field_values, graph_from_arrays, validate

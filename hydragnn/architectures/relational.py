@@ -1,18 +1,16 @@
 """Relational convolution: one matrix per kind of edge (arXiv:1703.06103, eq. 2)."""
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field as Setting
 from pydantic import model_validator
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec, Searched, one_of, steps
-from hydragnn.base.errors import InputError
-from hydragnn.base.settings import ActsWith
+from hydragnn.base.settings import REMOVED
 from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
-from hydragnn.layers import Coarser, MessageGraph, States, part_of
+from hydragnn.layers import MessageGraph, States
 
 Reduce = Literal["sum", "mean", "sqrt"]
 
@@ -28,9 +26,7 @@ class RelationalSettings(ArchitectureSettings):
         "reduce": one_of("sum", "sqrt", "mean"),
     }
 
-    acts_with: ClassVar = {
-        "level": ActsWith(words="with a schedule", remedy="give one", holds=lambda model: bool(model.schedule))
-    }
+    removed: ClassVar = frozenset({"level", "schedule"})
 
     relation: str = "relation"
     """Categorical edge field that names the kind of each edge."""
@@ -39,20 +35,13 @@ class RelationalSettings(ArchitectureSettings):
     """Reduction over neighbours of one kind: summed, averaged, or summed and divided by the square root of their
     number, which keeps the spread of what arrives whatever the number."""
 
-    level: str = "level"
-    """Categorical edge field that names the level of each edge; read only where ``schedule`` is given."""
-
-    schedule: list[Annotated[int, Setting(ge=0)]] = Setting(default_factory=list)
-    """Level whose edges each layer uses, one entry per layer: coarse levels carry information far (a V-cycle is 0, 1, 2, 1, 0).
-    A layer changes only the nodes that its edges touch. Empty: every layer uses all edges."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "RelationalSettings":
-        if self.schedule and len(self.schedule) != self.num_layers:
-            raise ValueError(
-                f"schedule has {len(self.schedule)} entries for num_layers = {self.num_layers}; give one per layer"
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_schedule(cls, value: Any) -> Any:
+        """Refuse the schedule of earlier versions, without which layers would read other edges."""
+        if isinstance(value, dict) and value.get("schedule"):
+            raise ValueError(f"schedule is gone; {REMOVED['model.schedule']}")
+        return value
 
 
 class KeyedEdges(NamedTuple):
@@ -73,15 +62,6 @@ def keyed_edges(
     return KeyedEdges(keyed, (shares if reduce == "mean" else shares.sqrt()).to(dtype).index_select(0, keyed.receivers))
 
 
-def level_of(graph: MessageGraph, field: str, level: int) -> Coarser:
-    """The edges of one level, and the nodes at their ends."""
-    edges = (graph.edge_kinds[field] == level).nonzero().squeeze(1)
-    touched = torch.zeros(graph.num_nodes, dtype=torch.bool, device=edges.device)
-    touched[graph.topology.senders[edges]] = True
-    touched[graph.topology.receivers[edges]] = True
-    return part_of(graph, touched, edges)
-
-
 class RelationalLayer(nn.Module):
     """Relational convolution and a network per node.
 
@@ -91,10 +71,10 @@ class RelationalLayer(nn.Module):
     norm before, the matrix V after, and a residual. V starts small, so that many layers in a row start near the identity.
     """
 
-    def __init__(self, settings: RelationalSettings, relations: int, level: int | None) -> None:
+    def __init__(self, settings: RelationalSettings, relations: int) -> None:
         super().__init__()
         channels = settings.hidden_dim
-        self.settings, self.relations, self.level = settings, relations, level
+        self.settings, self.relations = settings, relations
         self.norm = nn.LayerNorm(channels)
         self.own = nn.Linear(channels, channels)
         self.told = nn.Linear(relations * channels, channels, bias=False)
@@ -104,13 +84,8 @@ class RelationalLayer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """Return new states; nodes outside the layer's level are unchanged."""
-        scalars, level = states[0], self.level
-        if level is None:
-            return {0: scalars + self.dropout(self.increment(scalars, graph))}
-        part = graph.once(("level", level), lambda: level_of(graph, self.settings.level, level))
-        increment = self.dropout(self.increment(part.pooled(scalars), part.graph))  # [level_nodes, channels]
-        return {0: scalars + part.unpooled(increment.to(scalars.dtype))}
+        """Return new states."""
+        return {0: states[0] + self.dropout(self.increment(states[0], graph))}
 
     def increment(
         self, states: Float[Tensor, "nodes channels"], graph: MessageGraph
@@ -134,12 +109,10 @@ class Relational(Architecture):
     A matrix for every kind of edge (eq. 2); edge features enter as their mean over a node's edges.
 
     Deviates from the paper: edge features, a norm after the last layer, and no sharing among the matrices (its eqs. 3, 4).
-    With a schedule, each layer acts on one level of edges and on the nodes that they touch, a ``Coarser`` graph as those of pooling are: a
-    multigrid cycle whose skip connections are the residuals.
     """
 
     kind = "relational"
-    Settings = RelationalSettings
+    Settings: ClassVar[type[RelationalSettings]] = RelationalSettings
     sees = frozenset({"edge_kinds", "edge_features"})
     requires = frozenset({"edge_kinds"})
     cuttable = True
@@ -148,9 +121,12 @@ class Relational(Architecture):
         super().__init__(settings, spec)
         channels, relations = settings.hidden_dim, spec.edge_kinds[settings.relation]
         self.edge_inputs = nn.Linear(spec.edge_width, channels) if spec.edge_width else None
-        levels: list[int] | list[None] = settings.schedule or [None] * settings.num_layers
-        self.layers = nn.ModuleList(RelationalLayer(settings, relations, level) for level in levels)
+        self.layers = nn.ModuleList(self.layer(settings, relations, k) for k in range(settings.num_layers))
         self.norm = nn.LayerNorm(channels)
+
+    def layer(self, settings: RelationalSettings, relations: int, number: int) -> RelationalLayer:
+        """Return a new layer."""
+        return RelationalLayer(settings, relations)
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
         """Return inputs plus a map of the mean edge features."""
@@ -165,24 +141,5 @@ class Relational(Architecture):
 
     @classmethod
     def kind_fields(cls, settings: RelationalSettings) -> tuple[str, ...]:
-        """The relation, and the level where there is a schedule."""
-        return (settings.relation, settings.level) if settings.schedule else (settings.relation,)
-
-    @classmethod
-    def unpoolable(cls, settings: RelationalSettings) -> str:
-        """Return the reason: a schedule has levels of its own."""
-        return "has a schedule of levels of its own" if settings.schedule else super().unpoolable(settings)
-
-    @classmethod
-    def uncuttable(cls, settings: RelationalSettings) -> str:
-        """Return the reason: other ranks' edges decide who is on a level."""
-        return "has a schedule of levels of edges" if settings.schedule else super().uncuttable(settings)
-
-    @classmethod
-    def check(cls, settings: RelationalSettings, spec: GraphSpec) -> None:
-        """Refuse a schedule with levels that do not exist."""
-        if settings.schedule and max(settings.schedule) >= spec.edge_kinds[settings.level]:
-            raise InputError(
-                f"model.schedule asks for level {max(settings.schedule)}, but field {settings.level} has levels 0 to "
-                f"{spec.edge_kinds[settings.level] - 1}; lower it"
-            )
+        """The relation."""
+        return (settings.relation,)

@@ -5,7 +5,7 @@ from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAtten
 from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
 from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
 from hydragnn.layers.close_range import CloseRange, CloseRangeLimits, limits_from_json
-from hydragnn.layers.coarser import Coarser, part_of
+from hydragnn.layers.coarser import Coarser
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statistics
 from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
@@ -94,7 +94,6 @@ __all__ = [
     "limits_from_json",
     "mlp",
     "paper_statistics",
-    "part_of",
     "pool_nodes",
     "pooled_nodes",
     "product",

@@ -1,10 +1,9 @@
-"""Next coarser level of a graph: clusters or some of its nodes."""
+"""Next coarser level of a graph."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.coarse import Merging
@@ -90,43 +89,5 @@ def coarser_of(graph: "MessageGraph") -> Coarser:
         leaving=level.leaving,
         share=level.share,
         merging=merging,
-        finer_edges=graph.topology.num_edges,
-    )
-
-
-def part_of(
-    graph: "MessageGraph",
-    stay: Bool[Tensor, " nodes"],
-    edges: Int[Tensor, " kept_edges"],
-    share: Float[Tensor, " kept"] | None = None,
-) -> Coarser:
-    """Return the level of some nodes and edges, unchanged."""
-    retained = stay.nonzero().squeeze(1)
-    count, nodes = retained.shape[0], graph.num_nodes
-    each = torch.arange(count, device=retained.device)
-    number = stay.long().cumsum(0) - 1  # of every node that stays
-    senders, receivers = (number[end[edges]] for end in (graph.topology.senders, graph.topology.receivers))
-    owner = graph.owner[retained]
-
-    def of(values: Tensor | None, which: Tensor) -> Tensor | None:
-        return None if values is None else spread(values, which)
-
-    part = replace(
-        graph,
-        topology=Topology.square(senders, receivers, count),
-        owner=owner,
-        nodes_per_graph=torch.bincount(owner, minlength=graph.num_graphs),
-        vectors=of(graph.vectors, edges),
-        edge_features=of(graph.edge_features, edges),
-        edge_kinds={name: kinds[edges] for name, kinds in graph.edge_kinds.items()},
-        species=of(graph.species, retained),
-        levels=(),
-    )
-    return Coarser(
-        graph=part,
-        joining=Topology(senders=retained, receivers=each, num_columns=nodes, num_rows=count),
-        leaving=Topology(senders=each, receivers=retained, num_columns=count, num_rows=nodes),
-        share=share,
-        merging=Merging(finer=edges, coarser=torch.arange(len(edges), device=edges.device), num_edges=len(edges)),
         finer_edges=graph.topology.num_edges,
     )

@@ -20,8 +20,9 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.sources.table_files import read_npz
 from hydragnn.ensemble import Ensemble, build_ensemble
-from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
+from hydragnn.graphs import Field, GraphBatch, Topology, relation_field
 from hydragnn.scripts.recipes.coarse import CoarseCantilever
+from hydragnn.scripts.recipes.edge_kinds import direction_bins, multilevel_edges
 from hydragnn.scripts.recipes.judging import (
     COVERED,
     EARLY,

@@ -24,11 +24,10 @@ from hydragnn.graphs import (
     Topology,
     from_ase,
     relation_field,
-    shell_radii,
-    with_shell_relations,
 )
 from hydragnn.record import RunRecord
 from hydragnn.scripts.recipes.clusters import Clusters, clusters_of, correlations
+from hydragnn.scripts.recipes.edge_kinds import shell_radii, with_shell_relations
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.table import Figure, evaluation_of, show_figures
 from hydragnn.scripts.recipes.training import make_store, model_of, recipe_table, rmse, subsets, train_recipe

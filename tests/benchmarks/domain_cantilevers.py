@@ -12,8 +12,9 @@ import skfem
 import torch
 from numpy.typing import NDArray
 
-from hydragnn.graphs import Field, GraphBatch, direction_bins, multilevel_edges
+from hydragnn.graphs import Field, GraphBatch
 from hydragnn.scripts.recipes.cantilever import SECTORS, Mesh, inputs_as_graph
+from hydragnn.scripts.recipes.edge_kinds import direction_bins, multilevel_edges
 from hydragnn.scripts.recipes.simp import Cantilever, Optimiser, first_density, random_density
 from tests.benchmarks.domain_sets import ASKED, DomainSet, member_table
 
@@ -55,13 +56,12 @@ def cantilevers(data: Path) -> DomainSet:
         graphs=graphs,
         table=member_table(
             {
-                "kind": "relational",
+                "kind": "hydragnn.scripts.recipes.multilevel:Multilevel",
                 "relation": "direction",
-                "level": "level",
                 "reduce": "sum",
                 "hidden_dim": 16,
                 "num_layers": 8,
-                "schedule": [0, 1, 2, 3, 3, 2, 1, 0],
+                "cycle": [0, 1, 2, 3, 3, 2, 1, 0],
             },
             [{"kind": "scalar", "field": "displacement", "loss": "relative", "graph_scale": True}],
             {"kind": "given", "field": "part"},

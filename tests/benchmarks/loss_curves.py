@@ -89,7 +89,6 @@ def with_defaults(run: Table, common: Table) -> Table:
 
 def make_stores(folder: Path) -> None:
     """Small versions of the quickstart's sets, and what relational networks and stress need beside them."""
-    from hydragnn.graphs import with_direction_relations, with_multilevel_edges
     from hydragnn.scripts.demo import make_alloys, make_plates, make_polycrystals
 
     make_alloys(folder / "alloys.h5", samples=40, seed=1)
@@ -98,11 +97,41 @@ def make_stores(folder: Path) -> None:
     write_graphs(folder / "cells.h5", [cell(number) for number in range(16)])
     write_graphs(
         folder / "directions.h5",
-        [with_direction_relations(graph) for graph in graphs_of(folder / "polycrystals.h5")],
+        [with_directions(graph, 8) for graph in graphs_of(folder / "polycrystals.h5")],
     )
     write_graphs(
         folder / "levels.h5",
-        [with_multilevel_edges(graph, 0.12, 3) for graph in graphs_of(folder / "plates.h5")],
+        [in_levels(graph, 0.12, 3) for graph in graphs_of(folder / "plates.h5")],
+    )
+
+
+def with_directions(graph: Any, sectors: int) -> Any:
+    """The graph with each edge's direction as its kind."""
+    import torch
+
+    from hydragnn.graphs import edge_vectors, with_relations
+    from hydragnn.scripts.recipes.edge_kinds import direction_bins
+
+    return with_relations(graph, direction_bins(edge_vectors(graph).to(torch.float64).numpy(), sectors), sectors)
+
+
+def in_levels(graph: Any, spacing: float, levels: int) -> Any:
+    """The graph with edges of several levels in place of its own, named by level and direction."""
+    from hydragnn.graphs import graph_from_arrays, relation_field
+    from hydragnn.scripts.recipes.edge_kinds import direction_bins, multilevel_edges
+
+    points = graph.positions.double().numpy()
+    senders, receivers, level = multilevel_edges(points, spacing, levels)
+    kinds = level * 8 + direction_bins(points[senders] - points[receivers], 8)
+    return graph_from_arrays(
+        graph.positions,
+        senders,
+        receivers,
+        fields=[*graph.fields.values(), relation_field(levels * 8), relation_field(levels, "level")],
+        nodes=graph.nodes,
+        edges={"relation": kinds, "level": level},
+        graphs=graph.graphs,
+        cell=graph.cell[0],
     )
 
 
@@ -129,7 +158,7 @@ def cell(number: int) -> Any:
     from ase.build import bulk
     from ase.calculators.emt import EMT
 
-    from hydragnn.graphs import Field, from_ase, with_direction_relations
+    from hydragnn.graphs import Field, from_ase
 
     generator = np.random.default_rng([7, number])
     atoms = bulk("Cu", "fcc", a=3.7, cubic=True) * (1 + number % 2, 1, 1)
@@ -144,7 +173,7 @@ def cell(number: int) -> Any:
         Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
         Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target"),
     )
-    return with_direction_relations(from_ase(atoms, 4.5, fields=labels), sectors=6)
+    return with_directions(from_ase(atoms, 4.5, fields=labels), 6)
 
 
 def trained(config: Table, out: Path) -> Table:

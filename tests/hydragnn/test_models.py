@@ -118,24 +118,6 @@ WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "no relation": ("relational", SCALAR, {}, "categorical edge field 'relation'"),
     "relation is a number": ("relational", SCALAR, {"inputs": ("area",), "relation": "area"}, "edge field 'area'"),
-    "no level": (
-        "relational",
-        SCALAR,
-        {"inputs": ("relation",), "schedule": [0, 1]},
-        "categorical edge field 'level'.*model.level",
-    ),
-    "level beyond the last": (
-        "relational",
-        SCALAR,
-        {"inputs": ("relation",), "schedule": [0, 3], "level": "relation"},
-        "level 3, but field relation has levels 0 to 2",
-    ),
-    "schedule of another length": (
-        "relational",
-        SCALAR,
-        {"inputs": ("relation",), "schedule": [0]},
-        "1 entries for num_layers = 2",
-    ),
     "factor of a graph field": ("painn", {**SCALAR, "graph_scale": True}, {}, "graph_scale is for node fields"),
     "unknown target": ("painn", {**SCALAR, "field": "enrgy"}, {}, "no field enrgy; did you mean energy"),
     "unknown input": ("painn", SCALAR, {"inputs": ("sise",)}, "no field sise; did you mean size"),
@@ -208,49 +190,6 @@ def test_variances_are_positive_however_sure_the_model_is() -> None:
             parameter.fill_(-50.0)
     variance = model(chain(4, 3))["energy"].variance
     assert bool((variance > 0).all()) and bool(variance.log().isfinite().all())
-
-
-def in_levels(batch: GraphBatch, levels: int) -> GraphBatch:
-    field = Field(name="level", on="edge", classes=levels, dtype="int64")
-    level = torch.arange(batch.num_edges) // 2 % levels
-    return replace(batch, fields={**batch.fields, "level": field}, edges={**batch.edges, "level": level})
-
-
-def test_a_level_changes_only_the_nodes_that_its_edges_touch() -> None:
-    batch = in_levels(chain(9, 2), 8)
-    fields = {**FIELDS, "level": batch.fields["level"]}
-    model = build_model(
-        settings(kind="relational", schedule=[3, 3]),
-        [head(kind="scalar", field="displacement")],
-        fields,
-        inputs=["size", "relation", "level"],
-        dim=2,
-        seed=0,
-    )
-    first = model.node_inputs(batch)
-    states = model.encode(batch, model.message_graph(batch, None))
-    encoder = model.encoder
-    untouched = torch.ones(9, dtype=torch.bool)
-    level_edges = batch.edges["level"] == 3
-    untouched[batch.senders[level_edges]] = untouched[batch.receivers[level_edges]] = False
-    same = (encoder.norm(first) - states[0]).abs().amax(1) == 0
-    assert torch.equal(same, untouched)
-
-
-def test_a_schedule_over_one_level_of_all_edges_is_no_schedule() -> None:
-    batch = in_levels(chain(6, 2), 1)
-    batch = replace(batch, edges={**batch.edges, "level": torch.zeros_like(batch.edges["level"])})
-    plain = built("relational", head(kind="scalar", field="displacement"), dim=2, inputs=("size", "relation"))
-    with_levels = build_model(
-        settings(kind="relational", schedule=[0, 0]),
-        [head(kind="scalar", field="displacement")],
-        {**FIELDS, "level": batch.fields["level"]},
-        inputs=["size", "relation", "level"],
-        dim=2,
-        seed=0,
-    )
-    with_levels.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(with_levels(batch)["displacement"].mean, plain(batch)["displacement"].mean)
 
 
 def test_a_graph_scale_multiplies_all_nodes_of_a_graph_alike() -> None:

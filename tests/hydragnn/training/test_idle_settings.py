@@ -35,8 +35,6 @@ OTHER: dict[str, Any] = {
     "correlation": 2,
     "cutoff": 7.0,
     "relation": "other",
-    "level": "other",
-    "schedule": [0, 0],
     "envelope": "none",
     "references": {"H": -13.6},
     "forces": "forces",
