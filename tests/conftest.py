@@ -136,7 +136,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave pictures of reports empty; they take most of the time, and many tests are about words."""
-    for name in ("canvas.picture", "field_maps.picture"):
+    for name in ("canvas.picture", "where.picture"):
         monkeypatch.setattr(f"hydragnn.scripts.report.{name}", lambda *_, **__: "<svg/>")
 
 

@@ -89,6 +89,35 @@ class Evaluation(Shown):
         return f"{part}: " + "; ".join(f"{name} {one}" for name, one in self.parts[part].items())
 
 
+def evaluation_from_json(value: Mapping[str, Any]) -> Evaluation:
+    """Return the evaluation that ``to_json`` wrote; KeyError, TypeError or ValueError on anything else."""
+    nominal, parts = float(value["nominal"]), value["parts"]
+    if not 0 < nominal < 1:
+        raise ValueError(f"intervals that hold a share of {nominal}")
+    return Evaluation(
+        nominal=nominal,
+        parts={part: {name: target_evaluation(one) for name, one in of.items()} for part, of in parts.items()},
+        failed={
+            part: {int(graph): str(why) for graph, why in of.items()} for part, of in value.get("failed", {}).items()
+        },
+        seconds_per_graph=value.get("timing", {}).get("seconds_per_graph", {}),
+        domain=value.get("domain", {}),
+    )
+
+
+def target_evaluation(value: Mapping[str, Any]) -> TargetEvaluation:
+    """Return the scores of one target that ``to_json`` wrote."""
+    return TargetEvaluation(
+        unit=value["unit"],
+        trivial=value["trivial"],
+        members={one["name"]: {key: score for key, score in one.items() if key != "name"} for one in value["members"]},
+        best_member=value["best_member"],
+        ensemble=value["ensemble"],
+        confusion=tuple(tuple(map(int, row)) for row in value.get("confusion", ())),
+        baselines=value.get("baselines", {}),
+    )
+
+
 def part_evaluation(
     targets: Sequence[Target],
     outputs: MemberOutputs,

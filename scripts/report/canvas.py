@@ -29,8 +29,7 @@ COLOURS = re.compile("|".join(THEME))
 RASTER_ACCENT = "#3f87c9"  # pixels cannot follow the page's colours; this one is visible on light and on dark paper
 
 COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit is about one pixel everywhere
-WIDTHS = {"column": COLUMN, "large": 600, "page": 900}
-Span = Literal["column", "large", "page"]
+PAGE = 900  # pixels: the width of a desktop's text; on a phone one scrolls sideways
 Draw = Callable[[Axes], None]
 
 STYLE = dict(mpl.rc_params_from_file(Path(__file__).parent / "drawings.mplstyle", use_default_template=False))
@@ -47,14 +46,13 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One figure of the page; ``broad`` replaces the panels on wide screens."""
+    """One figure of the page: its pictures, and how to read them."""
 
     name: str
     title: str
     caption: str
     panels: tuple[Panel, ...]
-    broad: str = ""
-    span: Span = "column"
+    wide: bool = False
 
 
 def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: int = 250, dpi: int = 200) -> str:
@@ -73,30 +71,10 @@ def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: i
     return with_theme(visible(buffer.getvalue().decode()), name, title)
 
 
-def figure(
-    name: str,
-    title: str,
-    caption: str,
-    draw: Draw,
-    *,
-    height: int = 250,
-    span: Span = "column",
-    narrow: Draw | None = None,
-    narrow_height: int = 0,
-) -> Figure:
-    """Return a figure of one drawing.
-
-    A ``span`` beyond one column is for desktops; phones get one column, drawn by ``narrow`` if given.
-    """
-    small = name if span == "column" else f"{name}-narrow"
-    return Figure(
-        name=name,
-        title=title,
-        caption=f"How to read it: {caption}",
-        panels=(Panel(svg=picture(small, title, narrow or draw, height=narrow_height or height)),),
-        broad="" if span == "column" else picture(f"{name}-wide", title, draw, width=WIDTHS[span], height=height),
-        span=span,
-    )
+def figure(name: str, title: str, caption: str, draw: Draw, *, height: int = 250, wide: bool = False) -> Figure:
+    """Return a figure of one drawing, a column or (``wide``) the page wide."""
+    svg = picture(name, title, draw, width=PAGE if wide else COLUMN, height=height)
+    return Figure(name=name, title=title, caption=f"How to read it: {caption}", panels=(Panel(svg=svg),), wide=wide)
 
 
 def panels(
@@ -107,10 +85,8 @@ def panels(
         Panel(svg=picture(f"{name}-{label}", f"{title}: {label}", draw, height=height), label=label, note=note)
         for label, (draw, note) in drawings.items()
     )
-    span: Span = "page" if len(drawn) > 1 else "column"
-    return (
-        Figure(name=name, title=title, caption=f"How to read it: {caption}", panels=drawn, span=span) if drawn else None
-    )
+    caption = f"How to read it: {caption}"
+    return Figure(name=name, title=title, caption=caption, panels=drawn, wide=len(drawn) > 1) if drawn else None
 
 
 def with_theme(svg: str, name: str, title: str) -> str:
@@ -126,9 +102,8 @@ def with_theme(svg: str, name: str, title: str) -> str:
         if element.tag == "g":
             attributes.pop("id", None)  # nothing refers to groups
         element.attrib = {key: _themed(key, value, name) for key, value in attributes.items()}
-    root.attrib = {"viewBox": size, "role": "img", "aria-label": title, "class": "figure"}
-    if float(size.split()[2]) == COLUMN:
-        root.attrib["style"] = f"max-width: {COLUMN * 1.2:.0f}px"
+    looks = "figure column" if float(size.split()[2]) == COLUMN else "figure"
+    root.attrib = {"viewBox": size, "role": "img", "aria-label": title, "class": looks}
     label = ET.Element("title")
     label.text = title
     root.insert(0, label)

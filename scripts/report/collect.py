@@ -1,6 +1,5 @@
 """Read campaign, ensemble and run folders into facts."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,48 +12,28 @@ from hydragnn.base.files import read_sealed
 from hydragnn.base.limits import DAMAGED_ARRAYS, check_readable
 from hydragnn.base.places import MADE_BY, absent_store, check_kind, stores_from_json, text_of, weights_folder
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
-from hydragnn.ensemble.manifest import calibration_from_json
-from hydragnn.hpo import TrialHistory, campaign_history, campaign_records, parameter_importance
-from hydragnn.hpo.objective import THROUGHPUT
-from hydragnn.models import load_model
+from hydragnn.ensemble import Ensemble, Evaluation, Manifest, TargetEvaluation
+from hydragnn.ensemble.building.evaluation import evaluation_from_json
+from hydragnn.ensemble.domain import Domain
+from hydragnn.ensemble.manifest import manifest_from_json
+from hydragnn.hpo import campaign_history, campaign_records, parameter_importance
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.data_facts import (
     data_facts,
     part_graphs,
-    run_baselines,
-    run_points,
+    run_rows,
     units_of_branches,
     with_store,
 )
-from hydragnn.scripts.report.facts import (
-    Ablation,
-    CampaignFacts,
-    ClassPoints,
-    DataFacts,
-    DomainFacts,
-    EnsembleFacts,
-    Facts,
-    FieldScores,
-    Member,
-    Part,
-    Points,
-    Scores,
-    Trial,
-    evaluation_part,
-)
+from hydragnn.scripts.report.facts import Campaign, ClassPoints, Data, Facts, Points, Values
 from hydragnn.scripts.report.words import join
 from hydragnn.training.baselines import BaselineMetrics
 
-ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores", "p_values")
-UNCERTAINTY = (
-    *("crps", "nll", "coverage", "unknown", "interval_width", "miscalibration_area", "spearman"),
-    *("set_size", "empty_sets"),
-)
-METRICS = (
-    *("mae", "rmse", "r2", "mae_per_node"),
-    *("accuracy", "balanced_accuracy", "error_rate", "auroc", "nll", "brier", "ece"),
-)
-"""Metrics of predictors: of numbers, and of classes."""
+CERTAIN = ("target", "mean", "graph", "probability")
+"""Rows of predictions without uncertainty."""
+ROWS = (*CERTAIN, "std", "lower", "upper", "set", "scores", "p_values")
+NOMINAL = 0.9
+"""Share of values in the intervals of models that have none."""
 
 
 def collect(
@@ -66,69 +45,75 @@ def collect(
     """
     kind = check_kind(source, *MADE_BY).split()[-1]
     ensemble = source if kind == "ensemble" else ensemble
-    built = ensemble_facts(ensemble) if ensemble else None
-    campaign = source if kind == "campaign" else campaign or (_campaign_of(built) if built else None)
+    if ensemble is None:
+        facts = Facts(kind=kind, evaluation=_evaluation({}))
+    else:
+        facts = ensemble_facts(ensemble)
+    if kind == "campaign":
+        campaign = source
+    elif campaign is None and ensemble is not None and facts.manifest is not None:
+        campaign = _campaign_of(ensemble, facts.manifest)
     searched = campaign_facts(campaign) if campaign else None
     run = read_record(source) if kind == "run" else None
-    records = list(_records(run, searched, built))
-    whole = records[0].config if records else searched.config if searched else {}
-    branch = built.branch if built else ""
-    resolved = of_one_branch(whole, branch)
+    records = list(_records(run, searched, facts.members))
+    whole = records[0].config if records else searched.history.settings.base if searched else {}
+    resolved = of_one_branch(whole, facts.branch)
     if store is not None:
-        hashes = [record.of_branch(branch).data_hash for record in records]
+        hashes = [record.of_branch(facts.branch).data_hash for record in records]
         resolved = with_store(resolved, store, next(filter(None, hashes), ""))
-    data, problem = _data(resolved, built)
-    parts = dict(built.parts) if built else {}
+    data, problem = _data(resolved, ensemble, facts.manifest)
     best = searched.best if searched else None
-    record = run or (best.record if best else None)
-    if not parts and record is not None:
-        fields = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else None
-        parts = record_parts(record, units_of_branches(resolved) if fields is None else fields)
+    record = run or (searched.records.get(best.number) if searched and best else None)
+    if not facts.evaluation.parts and record is not None:
+        fields = {field.name: field.unit for field in data.store.fields()} if data else None
+        facts = replace(
+            facts, evaluation=run_evaluation(record, units_of_branches(resolved) if fields is None else fields)
+        )
         config = record.config if store is None else resolved
-        parts = _with_points(parts, source if run or not best else best.folder, config)
-    names = [scores.field for part in parts.values() for scores in part.scores]
-    names = list(dict.fromkeys(names)) or [str(head["field"]) for head in heads_of(resolved)]
+        facts = _with_points(facts, source if run or not best else best.folder, config)
+    names = list(dict.fromkeys(name for scores in facts.evaluation.parts.values() for name in scores))
+    names = names or [str(head["field"]) for head in heads_of(resolved)]
     title = join([name.replace("_", " ") for name in names]) or source.resolve().name
-    part = evaluation_part(parts)
-    return Facts(
+    part = facts.part
+    return replace(
+        facts,
         graphs=part_graphs(data.path, part) if data and part else None,
         title=title[:1].upper() + title[1:],
-        kind="ensemble" if built else kind,
         folder="/".join(source.resolve().parts[-2:]),
-        config=searched.config if searched else whole,
+        config=searched.history.settings.base if searched else whole,
         resolved=resolved,
-        branch=branch,
         stores={one["name"]: text_of(stores_from_json(one["data"]["store"])) for one in whole.get("branches", [])},
         run=run,
         campaign=searched,
-        ensemble=built,
         data=data,
         data_problem=problem,
-        parts=parts,
-        ablation=ablation_facts(ensemble or source),
+        ablation=_ablation(ensemble or source),
     )
 
 
-def _campaign_of(ensemble: EnsembleFacts) -> Path | None:
+def _evaluation(parts: Mapping[str, dict[str, TargetEvaluation]]) -> Evaluation:
+    """Return the evaluation of a model without intervals."""
+    return Evaluation(nominal=NOMINAL, parts=parts, failed={}, seconds_per_graph={})
+
+
+def _campaign_of(folder: Path, manifest: Manifest) -> Path | None:
     """Return the campaign folder that an ensemble names, if present."""
-    named = ensemble.selection.get("campaign")
+    named = manifest.selection.get("campaign")
     if not isinstance(named, str) or not named:
         return None
-    own = ensemble.folder.resolve()
+    own = folder.resolve()
     places = [own / Path(named).name, own.parent / Path(named).name, own.parent]
     return next((p for p in places if p.name == Path(named).name and (p / "campaign.json").is_file()), None)
 
 
-def _records(
-    run: RunRecord | None, campaign: CampaignFacts | None, ensemble: EnsembleFacts | None
-) -> Iterator[RunRecord]:
+def _records(run: RunRecord | None, campaign: Campaign | None, members: Mapping[str, RunRecord]) -> Iterator[RunRecord]:
     """Return the records of the run, best trial, other trials and members."""
-    trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
-    members = [member.record for member in ensemble.members] if ensemble else []
-    return filter(None, (run, *trials, *members))
+    trials = [trial for trial in (campaign.best, *campaign.history.trials) if trial] if campaign else []
+    of_trials = [campaign.records.get(trial.number) for trial in trials] if campaign else []
+    return filter(None, (run, *of_trials, *members.values()))
 
 
-def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[DataFacts | None, str]:
+def _data(config: Mapping[str, Any], folder: Path | None, manifest: Manifest | None) -> tuple[Data | None, str]:
     """Return the data of a configuration, or a sentence why not."""
     if not config:
         return None, "no run has left a record of its training"
@@ -143,111 +128,71 @@ def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[Da
         return None, f"there are several data sets, {stores}, {advice}"
     try:
         run = _run_config(config)
-        moved = ensemble.description.get("data", {}).get("store") if ensemble else None
+        moved = manifest.data.get("store") if manifest else None
         places = moved if isinstance(moved, list) else [moved] if moved else []
-        nearby = tuple((ensemble.folder / place).resolve() for place in places) if ensemble else ()
+        nearby = tuple((folder / place).resolve() for place in places) if folder else ()
         return data_facts(run, nearby if nearby and absent_store(run.data.store) else run.data.store), ""
     except InputError as error:
         return None, str(error)
 
 
-def campaign_facts(folder: Path) -> CampaignFacts:
+def campaign_facts(folder: Path) -> Campaign:
     """Return a campaign's contents; InputError where it is missing or damaged."""
-    history = campaign_history(folder)
-    records = {number: record for number, record, _ in campaign_records(folder)}
-    return CampaignFacts(
-        folder=folder,
-        config=history.settings.base,
-        search=history.settings.search.to_json(),
-        objective=objective_name(history.settings.search.objective),
-        rungs=history.rungs[:-1],
-        trials=tuple(_trial(trial, records.get(trial.number)) for trial in history.trials),
+    return Campaign(
+        history=campaign_history(folder),
+        records={number: record for number, record, _ in campaign_records(folder)},
         importances=parameter_importance(folder),
-        timeline=history.timeline,
-        left_out=history.settings.left_out or {},
-        sampler=history.sampler,
     )
 
 
-def objective_name(objective: str | Mapping[str, float]) -> str:
-    """Return the objective in words.
-
-    >>> objective_name({"energy": 1.0, "forces": 2.0})
-    'relative error (energy 1, forces 2)'
-    """
-    if objective == THROUGHPUT:
-        return "seconds per graph"
-    if isinstance(objective, str):
-        return objective
-    return "relative error (" + ", ".join(f"{field} {weight:g}" for field, weight in objective.items()) + ")"
-
-
-def _trial(trial: TrialHistory, record: RunRecord | None) -> Trial:
-    """Return a trial, without an objective if it failed or was lost."""
-    ended_badly = trial.status in ("failed", "lost")
-    kind, _, message = (trial.failure or "").partition(": ") if ended_badly else ("", "", "")
-    return Trial(
-        number=trial.number,
-        folder=trial.folder,
-        parameters=trial.values,
-        objective=None if ended_badly else trial.value,
-        record=record,
-        status=trial.status,
-        reason=message,
-        failure_kind=kind,
-        speed=trial.speed,
-    )
-
-
-def ablation_facts(folder: Path) -> tuple[Ablation, ...]:
+def _ablation(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the rows of ``ablation.json``, if any; InputError where damaged."""
     path = folder / "ablation.json"
     if not path.is_file():
-        return ()
+        return {}
     try:
-        return tuple(
-            Ablation(
-                field=str(field),
-                unit=str(values.get("unit", "")),
-                **{key: float(values[key]) for key in ("with_edges", "without_edges", "trivial")},
-            )
+        errors = ("with_edges", "without_edges", "trivial")
+        return {
+            str(field): {"unit": str(values.get("unit", "")), **{key: float(values[key]) for key in errors}}
             for field, values in read_sealed(path).items()
-        )
+        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not an ablation ({error!r}); remove it or repeat the ablation") from error
 
 
-def ensemble_facts(folder: Path) -> EnsembleFacts:
+def ensemble_facts(folder: Path) -> Facts:
     """Return an ensemble's contents; InputError where a file is missing or damaged."""
     description = read_sealed(folder / "ensemble.json")
-    evaluation = read_sealed(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
+    if isinstance(description, dict):
+        description["domain"] = Domain().to_json()  # detectors are not shown, and their file may be large
+    manifest = manifest_from_json(description, folder)
+    evaluation = replace(_evaluation({}), nominal=manifest.nominal)
     arrays = _arrays(folder / "evaluation.npz")
     try:
-        if not all(isinstance(description.get(key, {}), dict) for key in ("data", "selection")):
-            raise TypeError("data and selection are no tables")
-        nominal = float(evaluation.get("nominal", description.get("nominal", 0.9)))
-        if not 0 < nominal < 1:
-            raise ValueError(f"intervals that hold a share of {nominal}")
-        targets = description.get("targets") or []
-        return EnsembleFacts(
-            folder=folder,
-            nominal=nominal,
-            members=tuple(_member(folder, description, number) for number in range(len(description["members"]))),
-            parts={name: _part(name, fields, arrays) for name, fields in evaluation.get("parts", {}).items()},
-            description=description,
-            branch=str(targets[0].get("branch", "")) if targets else "",
-            calibration={
-                name: calibration_from_json(value).sentence
-                for name, value in description.get("calibration", {}).items()
-            },
-            speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
-            failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
-            domain=_domain(evaluation.get("domain"), arrays),
-        )
-    except InputError:
-        raise
+        if (folder / "evaluation.json").is_file():
+            evaluation = evaluation_from_json(read_sealed(folder / "evaluation.json"))
+        domain = evaluation.domain if evaluation.domain.get("detectors") else {}
+        excesses = {part: _floats(arrays[f"{part}/domain/scores"]) for part in domain.get("flagged", {})}
+        if any(own.ndim != 2 or own.shape[1] != len(domain["detectors"]) for own in excesses.values()):
+            raise ValueError("scores of the domain that do not fit its detectors")
+        points = {part: _part_points(f"{part}/", scores, arrays) for part, scores in evaluation.parts.items()}
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder} holds a damaged ensemble ({error!r}); build it again") from error
+        raise InputError(f"{folder} holds a damaged evaluation ({error!r}); build the ensemble again") from error
+    p_values = {part: f"{part}/domain/p_values" for part in excesses}  # ensembles of version 0.2 have none
+    return Facts(
+        kind="ensemble",
+        manifest=manifest,
+        members={
+            entry.name: read_record(folder / entry.folder)
+            for entry in manifest.members
+            if (folder / entry.folder / "record.json").is_file()
+        },
+        evaluation=replace(evaluation, domain=domain),
+        points=points,
+        p_values={part: _floats(arrays[key]) for part, key in p_values.items() if key in arrays},
+        excesses=excesses,
+        branch=manifest.targets[0].branch,
+    )
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -263,26 +208,16 @@ def _arrays(path: Path) -> dict[str, Any]:
     return {name: values for name, values in every.items() if name.rsplit("/", 1)[-1] in ROWS}
 
 
-def _member(folder: Path, description: Mapping[str, Any], number: int) -> Member:
-    entry, of_fields = description["members"][number], description.get("weights", {})
-    place = folder / str(entry.get("folder", f"members/{entry['name']}"))
-    record = read_record(place) if (place / "record.json").is_file() else None
-    names = [str(target["field"]["name"]) for target in description["targets"]]
-    weights = {name: float(of_fields[name][number] if name in of_fields else entry["weight"]) for name in names}
-    return Member(name=str(entry["name"]), weights=weights, record=record)
+def _floats(values: Any) -> Values:
+    return np.asarray(values, dtype=np.float64)
 
 
-def _part(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Part:
-    """Return one part of ``evaluation.json`` with its rows from ``evaluation.npz``."""
-    points = {
-        field: _points(field, str(scores.get("unit", "")), f"{name}/{field}/", arrays)
-        for field, scores in fields.items()
-    }
-    return Part(
-        name=name,
-        scores=tuple(field_scores(field, scores) for field, scores in fields.items()),
-        points={field: rows for field, rows in points.items() if rows is not None},
-    )
+def _part_points(
+    prefix: str, scores: Mapping[str, TargetEvaluation], arrays: Mapping[str, Any]
+) -> dict[str, Points | ClassPoints]:
+    """Return the labelled rows of all fields that have any."""
+    points = {name: _points(name, one.unit, f"{prefix}{name}/", arrays) for name, one in scores.items()}
+    return {name: own for name, own in points.items() if own is not None}
 
 
 def _points(field: str, unit: str, prefix: str, arrays: Mapping[str, Any]) -> Points | ClassPoints | None:
@@ -292,109 +227,56 @@ def _points(field: str, unit: str, prefix: str, arrays: Mapping[str, Any]) -> Po
         return ClassPoints(
             field=field,
             target=np.asarray(rows["target"], dtype=np.int64),
-            probability=np.asarray(rows["probability"], dtype=np.float64),
+            probability=_floats(rows["probability"]),
             graph=np.asarray(rows["graph"], dtype=np.int64),
-            set=np.asarray(rows["set"], dtype=np.bool_),
+            set=np.asarray(rows["set"], dtype=np.bool_) if "set" in rows else None,
         )
     if "mean" not in rows or not len(rows["target"]):
         return None
-    labelled = np.isfinite(np.asarray(rows["target"], dtype=np.float64))
+    labelled = np.isfinite(_floats(rows["target"]))
     keys = [key for key in ("target", "mean", "std", "lower", "upper") if key in rows]
-    values = {key: np.asarray(rows[key], dtype=np.float64)[labelled] for key in keys}
+    values = {key: _floats(rows[key])[labelled] for key in keys}
     return Points(field=field, unit=unit, graph=np.asarray(rows["graph"], dtype=np.int64)[labelled], **values)
 
 
-def _domain(domain: Mapping[str, Any] | None, arrays: Mapping[str, Any]) -> DomainFacts | None:
-    """Return the training domain in ``evaluation.json``; None without detectors."""
-    if not domain or not domain["detectors"]:
-        return None
-    names = tuple(str(name) for name in domain["detectors"])
-    rows = {part: np.asarray(arrays[f"{part}/domain/scores"], dtype=np.float64) for part in domain["flagged"]}
-    if any(values.ndim != 2 or values.shape[1] != len(names) for values in rows.values()):
-        raise ValueError("scores of the domain that do not fit its detectors")
-    by_detector = domain["flagged_by_detector"].items()
-    return DomainFacts(
-        allowed=float(domain["false_alarms"]),
-        expected=float(domain.get("expected", domain["false_alarms"])),
-        flagged={part: float(share) for part, share in domain["flagged"].items()},
-        by_detector={part: {name: float(shares[name]) for name in names} for part, shares in by_detector},
-        scores={  # ensembles of version 0.2 have none
-            part: np.asarray(arrays[f"{part}/domain/p_values"], dtype=np.float64)
-            for part in rows
-            if f"{part}/domain/p_values" in arrays
-        },
-        excesses=rows,
-    )
-
-
-def _scores(name: str, values: Mapping[str, Any], prefix: str = "") -> Scores:
-    return Scores(name=name, values={key: _number(values[prefix + key]) for key in METRICS if prefix + key in values})
-
-
-def _baselines(values: Mapping[str, Mapping[str, Any]] | None) -> tuple[Scores, ...]:
-    return tuple(_scores(str(name), of) for name, of in (values or {}).items())
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
-    """Return one field's entry of ``evaluation.json``."""
-    members = tuple(_scores(str(member["name"]), member) for member in values.get("members", []))
-    best = next((member for member in members if member.name == str(values.get("best_member"))), None)
-    compared = values.get("best_member") != ""  # else they predicted different graphs
-    ensemble = values.get("ensemble") or {}
-    return FieldScores(
-        field=field,
-        unit=str(values.get("unit", "")),
-        trivial=_scores("trivial", values.get("trivial") or {}),
-        members=members,
-        best_member=best or (min(members, key=lambda member: member.error, default=None) if compared else None),
-        ensemble=_scores("ensemble", ensemble) if ensemble else None,
-        uncertainty={key: float(ensemble[key]) for key in UNCERTAINTY if isinstance(ensemble.get(key), int | float)},
-        confusion=tuple(tuple(int(count) for count in row) for row in values.get("confusion", [])),
-        baselines=_baselines(values.get("baselines")),
-    )
-
-
-def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]:
+def run_evaluation(record: RunRecord, units: Mapping[str, str]) -> Evaluation:
     """Return a run's errors in validation and, where evaluated, test."""
-    parts: dict[str, Part] = {}
-    for name in ("valid", "test"):
-        paths = [key.split("/") for key in record.best if key.count("/") == 2]
-        scores = []
-        for field in sorted({field for part, field, _ in paths if part == name}):
-            model = _scores("model", record.best, f"{name}/{field}/")
-            trivial = _scores("trivial", record.trivial, f"{name}/{field}/")
-            unit = units.get(field, "")
-            scores.append(
-                FieldScores(field=field, unit=unit, trivial=trivial, members=(model,), best_member=model, ensemble=None)
+    parts: dict[str, dict[str, TargetEvaluation]] = {}
+    for part, field in sorted({tuple(key.split("/")[:2]) for key in record.best if key.count("/") == 2}):
+        if part in ("valid", "test"):
+            prefix = f"{part}/{field}/"
+            model, trivial = (
+                {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+                for metrics in (record.best, record.trivial)
             )
-        if scores:
-            parts[name] = Part(name=name, scores=tuple(scores))
-    return parts
+            parts.setdefault(part, {})[field] = TargetEvaluation(
+                unit=units.get(field, ""), trivial=trivial, members={"model": model}, best_member="model", ensemble={}
+            )
+    return _evaluation(parts)
 
 
-def _with_points(parts: dict[str, Part], folder: Path, table: Mapping[str, Any]) -> dict[str, Part]:
+def _with_points(facts: Facts, folder: Path, table: Mapping[str, Any]) -> Facts:
     """Add validation predictions of the run's model and baselines, if model and store remain."""
-    if "valid" not in parts or not (weights_folder(folder) / "model.json").is_file():
-        return parts
+    valid = facts.evaluation.parts.get("valid")
+    if valid is None or not (weights_folder(folder) / "model.json").is_file():
+        return facts
     config = BranchedConfig.parse(table) if "branches" in table else _run_config(table)
-    names = [branch.name for branch in config.branches]
-    models = [load_model(weights_folder(folder), branch=name) for name in names]
-    record = read_record(folder)
-    points: dict[str, Points | ClassPoints] = {}
+    models = {branch.name: Ensemble.load(folder, branch=branch.name) for branch in config.branches}
+    arrays: dict[str, Any] = {}
     simple: BaselineMetrics = {}
     try:
-        for model, name in zip(models, names, strict=True):
-            points |= run_points(model, config.of_branch(name))
-            simple |= run_baselines(model, config.of_branch(name), record.of_branch(name).data_hash)
+        for name, model in models.items():
+            rows, errors = run_rows(model, config.of_branch(name))
+            arrays |= {key: own for key, own in rows.items() if key.rpartition("/")[2] in CERTAIN}
+            simple |= errors
     except InputError:
-        return parts  # the store is gone, or holds something else by now
-    own = {scores.field: points[scores.field] for scores in parts["valid"].scores if scores.field in points}
-    scores = tuple(replace(s, baselines=_baselines(simple.get(s.field))) for s in parts["valid"].scores)
-    return {**parts, "valid": replace(parts["valid"], points=own, scores=scores)}
+        return facts  # the store is gone, or holds something else by now
+    scores = {name: replace(one, baselines=simple.get(name, {})) for name, one in valid.items()}
+    return replace(
+        facts,
+        evaluation=replace(facts.evaluation, parts={**facts.evaluation.parts, "valid": scores}),
+        points={"valid": _part_points("", scores, arrays)},
+    )
 
 
 def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:

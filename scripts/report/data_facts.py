@@ -11,33 +11,29 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import StorePlace, stores_from_json
 from hydragnn.config import RunConfig
-from hydragnn.datasets import Budget, GraphStore, WithoutEdges, disk_store, make_split, open_store, pack
+from hydragnn.datasets import GraphStore, WithoutEdges, disk_store, make_split, open_store
 from hydragnn.datasets.tools import missing_in_graphs, present_graphs, store_notes
+from hydragnn.ensemble import Ensemble, part_evaluation
+from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, is_labelled
-from hydragnn.graphs.texts import NAME, Texts
-from hydragnn.models import Categorical, Distribution, Number, Target, TrainedModel, concatenate_distributions
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.runs.moved import is_data
-from hydragnn.scripts.report import facts
-from hydragnn.scripts.report.facts import ClassPoints, DataFacts, Points
+from hydragnn.scripts.report.facts import Data, GraphErrors, Part, PartGraphs, Points
 from hydragnn.training.baselines import VOLUME, BaselineMetrics, baseline_errors, fitted_baselines
 
 SAMPLE_GRAPHS, SAMPLE_NODES = 2_000, 400_000  # enough for a histogram, little enough for any store
 PREDICTED_GRAPHS, PREDICTED_NODES = 400, 40_000  # seconds on one core, and enough for a cloud of dots
-BATCH_NODES = 4_000
 
 
-def data_facts(config: RunConfig, path: StorePlace) -> DataFacts:
+def data_facts(config: RunConfig, path: StorePlace) -> Data:
     """Return the contents of the store at ``path``.
 
     InputError where there is no store, or where the split does not fit it.
     """
     store = open_store(path)
-    split = make_split(store, config.split)
-    sizes = store.sizes()
-    picked = {
-        name: evenly_spaced(getattr(split, name), sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES) for name in split.counts
-    }
+    split, sizes = make_split(store, config.split), store.sizes()
+    graphs = {name: getattr(split, name) for name in split.counts}
+    picked = {name: evenly_spaced(own, sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES) for name, own in graphs.items()}
     fields = {field.name: field for field in store.fields()}
     targets = [name for name in config.targets if name in fields]
     kinds = _kind_field(list(fields.values()), config)
@@ -46,33 +42,33 @@ def data_facts(config: RunConfig, path: StorePlace) -> DataFacts:
         for name, indices in picked.items()
         if len(indices)
     }
-
-    def present(field: Field) -> dict[str, int]:
+    present: dict[str, dict[str, int]] = {}
+    labels: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, field in fields.items():
         has = present_graphs(store, field)
-        return {name: int(has[getattr(split, name)].sum()) for name in split.counts}
-
-    def labels(field: Field) -> dict[str, tuple[int, int]]:
-        """Return by part how many numbers of a field are there, and how many might be."""
         items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))
         numbers = items * field.width
-        known = numbers * present_graphs(store, field) - missing_in_graphs(store, field)
-        chosen = {name: getattr(split, name) for name in split.counts}
-        return {name: (int(known[own].sum()), int(numbers[own].sum())) for name, own in chosen.items()}
-
-    return DataFacts(
+        known = numbers * has - missing_in_graphs(store, field)
+        present[name] = {part: int(has[own].sum()) for part, own in graphs.items()}
+        labels[name] = {part: (int(known[own].sum()), int(numbers[own].sum())) for part, own in graphs.items()}
+    return Data(
         path=path,
-        fingerprint=store.fingerprint,
-        dim=store.dim,
-        names=store.texts.get(NAME, Texts(())),
-        nodes=sizes.nodes,
-        edges=sizes.edges,
+        store=store,
+        sizes=sizes,
         parts={name: count for name, count in split.counts.items() if count or name != "calibration"},
-        fields=[{**field.to_json(), "present": present(field), "labels": labels(field)} for field in store.fields()],
-        attributes=dict(store.attributes),
+        present=present,
+        labels=labels,
         notes=store_notes(disk) if (disk := disk_store(store)) else (),
         composition=_composition(read, kinds) if kinds else {},
         composition_of="" if not kinds else "chemical element" if kinds.name == ATOMIC_NUMBERS else kinds.name,
-        targets=tuple(_target(fields[name], read) for name in targets),
+        targets={
+            name: {
+                part: _present_rows(batch, fields[name]).astype(np.float64)
+                for part, batch in read.items()
+                if name in batch.fields
+            }
+            for name in targets
+        },
         sampled=sum(len(indices) for indices in picked.values()),
     )
 
@@ -107,16 +103,7 @@ def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:
     return np.asarray(batch[field.name][batch.labelled(field.name)].numpy())
 
 
-def _target(field: Field, read: Mapping[str, GraphBatch]) -> facts.Target:
-    parts = {
-        name: _present_rows(batch, field).astype(np.float64)
-        for name, batch in read.items()
-        if field.name in batch.fields
-    }
-    return facts.Target(field=field.name, unit=field.unit, on=field.on, components=field.width, parts=parts)
-
-
-def part_graphs(path: StorePlace, part: facts.Part) -> facts.PartGraphs | None:
+def part_graphs(path: StorePlace, part: Part) -> PartGraphs | None:
     """Return a sample of a part's graphs, with those of ``graph_ranks``."""
     store = open_store(path)
     every = np.unique(np.concatenate([np.zeros(0, np.int64), *(points.graph for points in part.points.values())]))
@@ -129,10 +116,10 @@ def part_graphs(path: StorePlace, part: facts.Part) -> facts.PartGraphs | None:
     targets = [name for name in part.numbers if name in fields and fields[name].on != "graph"]
     batch = store.read(numbers, [*targets, *(name for name in (ATOMIC_NUMBERS, VOLUME) if name in fields)])
     items = {name: _items_of(part.numbers[name], batch, numbers) for name in targets}
-    return facts.PartGraphs(numbers=numbers, batch=batch, items=items)
+    return PartGraphs(numbers=numbers, batch=batch, items=items)
 
 
-def graph_ranks(points: Points) -> tuple[facts.GraphErrors, NDArray[np.int64]]:
+def graph_ranks(points: Points) -> tuple[GraphErrors, NDArray[np.int64]]:
     """Return errors of graphs, and places of best, median and worst."""
     errors = points.graph_errors()
     order = np.argsort(errors.rmse, kind="stable")
@@ -180,62 +167,18 @@ def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
     return units
 
 
-def run_points(model: TrainedModel, config: RunConfig) -> dict[str, Points | ClassPoints]:
-    """Return targets and predictions on a sample of validation graphs.
+def run_rows(model: Ensemble, config: RunConfig) -> tuple[dict[str, NDArray[Any]], BaselineMetrics]:
+    """Return predictions of a run on a sample of its validation graphs, and errors of simple baselines.
 
-    InputError without its store.
+    InputError without its store; there are no baselines where it holds other graphs.
     """
     store: GraphStore = open_store(config.data.store)
-    indices = make_split(store, config.split).valid
-    if not config.data.edges:
-        store = WithoutEdges(store)
-    sizes = store.sizes()
-    indices = evenly_spaced(indices, sizes.nodes, PREDICTED_GRAPHS, PREDICTED_NODES)
-    budget = Budget(max_nodes=max(BATCH_NODES, int(sizes.nodes[indices].max())))
-    rows: dict[str, list[tuple[NDArray[Any], Distribution, NDArray[np.int64]]]] = {t.name: [] for t in model.targets}
-    for numbers in pack(sizes, indices, budget):
-        batch = store.read(numbers)
-        prediction = model.predict(batch)
-        for target in model.targets:
-            field = target.field
-            if field.name in batch.fields:
-                owner = batch.owner(field.on)
-                present = batch.present(field.name).index_select(0, owner)
-                labels = batch[field.name][present].reshape(-1).numpy()
-                graph = np.repeat(numbers[owner[present].numpy()], field.width)
-                rows[target.name].append((labels, prediction[target.name].rows(present), graph))
-    return {
-        target.name: _points(target, *zip(*rows[target.name]))
-        for target in model.targets
-        if any(len(graph) for _, _, graph in rows[target.name])
-    }
-
-
-def run_baselines(model: TrainedModel, config: RunConfig, data_hash: str) -> BaselineMetrics:
-    """Return errors of simple baselines on validation graphs; none where the store holds other graphs."""
-    store: GraphStore = open_store(config.data.store)
-    if not is_data(store, data_hash):
-        return {}
-    split = make_split(store, config.split)
-    if not config.data.edges:
-        store = WithoutEdges(store)
-    fitted = fitted_baselines(store, split.train, model.targets, model.inputs)
-    return baseline_errors([(fitted, split.valid)], store, model.targets)
-
-
-def _points(
-    target: Target,
-    labels: tuple[NDArray[Any], ...],
-    parts: tuple[Distribution, ...],
-    graphs: tuple[NDArray[np.int64], ...],
-) -> Points | ClassPoints:
-    truth, graph, prediction = np.concatenate(labels), np.concatenate(graphs), concatenate_distributions(parts)
-    labelled = is_labelled(truth, target.field)
-    truth, graph = truth[labelled], graph[labelled]
-    if isinstance(prediction, Categorical):
-        probability = prediction.probabilities.reshape(-1, prediction.classes).numpy()[labelled]
-        return ClassPoints(field=target.name, target=truth.astype(np.int64), probability=probability, graph=graph)
-    assert isinstance(prediction, Number)
-    mean = prediction.mean.reshape(-1).numpy()[labelled]
-    unit = target.field.unit
-    return Points(field=target.name, unit=unit, target=truth.astype(np.float64), mean=mean, graph=graph)
+    split, member = make_split(store, config.split), model.members[0]
+    graphs = evenly_spaced(split.valid, store.sizes().nodes, PREDICTED_GRAPHS, PREDICTED_NODES)
+    outputs = member_outputs(model.members, store, graphs, model.needed(store))
+    _, rows = part_evaluation(model.targets, outputs, model.names, model.weights_of, {}, {}, {})
+    if not is_data(store, member.record.data_hash):
+        return rows, {}
+    used = store if config.data.edges else WithoutEdges(store)
+    fitted = fitted_baselines(used, split.train, model.targets, member.model.inputs)
+    return rows, baseline_errors([(fitted, split.valid)], used, model.targets)

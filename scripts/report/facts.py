@@ -1,91 +1,90 @@
-"""Contents of a report as plain values, read once by ``collect``."""
+"""Contents of a report, read once by ``collect``: results as they were written, and the rows behind them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as member
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.base.places import StorePlace
+from hydragnn.datasets import GraphStore
+from hydragnn.datasets.store import Sizes
+from hydragnn.ensemble import Evaluation, Manifest, TargetEvaluation
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.texts import Texts
-from hydragnn.hpo import Timeline
+from hydragnn.graphs.texts import NAME
+from hydragnn.hpo import CampaignHistory, TrialHistory
+from hydragnn.hpo.objective import THROUGHPUT
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.words import join
 
 Values = NDArray[np.float64]
+Scores = Mapping[str, float | None]
+"""Metrics of one predictor for one field on one part, by name."""
+FAILED = ("failed", "lost")
+"""States of trials that ended without a result."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
-    """Errors of one predictor for one field on one part."""
+def metric(scores: Scores | None, name: str) -> float:
+    """Return one metric; NaN where it is unknown.
 
-    name: str
-    values: Mapping[str, float] = member(default_factory=dict)
-
-    @property
-    def error(self) -> float:
-        """Return the mean absolute error, of classes the share of wrong labels."""
-        return self.values.get("mae", self.values.get("error_rate", math.nan))
-
-    def __getitem__(self, metric: str) -> float:
-        return self.values.get(metric, math.nan)
+    >>> metric({"r2": None}, "r2"), metric({"mae": 0.5}, "mae")
+    (nan, 0.5)
+    """
+    value = (scores or {}).get(name)
+    return math.nan if value is None else value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldScores:
-    """Errors of one field on one part: trivial predictor, members and ensemble."""
+def error(scores: Scores | None) -> float:
+    """Return the mean absolute error, of classes the share of wrong labels."""
+    return metric(scores, "mae" if "mae" in (scores or {}) else "error_rate")
 
-    field: str
-    unit: str
-    trivial: Scores
-    members: tuple[Scores, ...]
-    best_member: Scores | None
-    ensemble: Scores | None
-    uncertainty: Mapping[str, float] = member(default_factory=dict)
-    confusion: tuple[tuple[int, ...], ...] = ()
-    """Labels by true class (rows) and predicted class; empty for numbers."""
-    baselines: tuple[Scores, ...] = ()
-    """Simple predictors that read inputs: ``BASELINES``."""
 
-    @property
-    def categorical(self) -> bool:
-        """Return True for classes, False for numbers."""
-        return "error_rate" in self.of_model.values
+def model_scores(one: TargetEvaluation) -> Scores:
+    """Return the scores of the ensemble, else of the best model."""
+    return one.ensemble or one.members.get(one.best_member) or one.trivial
 
-    @property
-    def of_model(self) -> Scores:
-        """Return the scores of the ensemble, else of the best model."""
-        return self.ensemble or self.best_member or self.trivial
 
-    @property
-    def best_baseline(self) -> Scores | None:
-        """Return the simple predictor with the smallest error, if any has one."""
-        measured = [one for one in self.baselines if math.isfinite(one.error)]
-        return min(measured, key=lambda one: one.error, default=None)
+def is_categorical(one: TargetEvaluation) -> bool:
+    """Return True for classes, False for numbers."""
+    return "error_rate" in model_scores(one)
 
-    @property
-    def lost_to(self) -> Scores | None:
-        """Return the simple predictor that is better than both model and trivial predictor."""
-        best = self.best_baseline
-        return best if best is not None and best.error < min(self.of_model.error, self.trivial.error) else None
 
-    @property
-    def better_member(self) -> Scores | None:
-        """Return the best member if the ensemble is 2 % worse."""
-        best = self.best_member if self.ensemble is not None and len(self.members) > 1 else None
-        return best if best is not None and self.of_model.error > 1.02 * best.error else None
+def best_baseline(one: TargetEvaluation) -> str:
+    """Return the simple predictor with the smallest error; empty without any."""
+    errors = {name: error(scores) for name, scores in one.baselines.items() if math.isfinite(error(scores))}
+    return min(errors, key=lambda name: errors[name], default="")
 
-    @property
-    def ratio(self) -> float:
-        """Return the model's error over the trivial predictor's; NaN if unknown."""
-        base = self.trivial.error
-        return self.of_model.error / base if math.isfinite(base) and base > 0 else math.nan
+
+def better_baseline(one: TargetEvaluation) -> str:
+    """Return the simple predictor that is better than both model and trivial predictor; empty without any."""
+    best = best_baseline(one)
+    return best if best and error(one.baselines[best]) < min(error(model_scores(one)), error(one.trivial)) else ""
+
+
+def better_member(one: TargetEvaluation) -> str:
+    """Return the best member if the ensemble is 2 % worse; else empty."""
+    best = one.members.get(one.best_member) if one.ensemble and len(one.members) > 1 else None
+    return one.best_member if best and error(model_scores(one)) > 1.02 * error(best) else ""
+
+
+def ratio(one: TargetEvaluation) -> float:
+    """Return the model's error over the trivial predictor's; NaN if unknown."""
+    base = error(one.trivial)
+    return error(model_scores(one)) / base if math.isfinite(base) and base > 0 else math.nan
+
+
+class GraphErrors(NamedTuple):
+    """Errors of one field by graph."""
+
+    number: NDArray[np.int64]
+    mae: Values
+    rmse: Values
+    relative: Values
+    """Relative L2: norm of the error over norm of the truth; NaN where the truth is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -120,28 +119,13 @@ class Points:
         inside = (self.target >= self.lower) & (self.target <= self.upper)
         return np.where(np.isnan(self.upper), np.nan, inside.astype(np.float64))
 
-    def per_node(self, nodes: NDArray[np.int64]) -> "Points":
-        """Return targets and predictions over the nodes of their graphs."""
-        own, unit = nodes[self.graph], f"{self.unit}/atom" if self.unit == "eV" else f"{self.unit} per node".strip()
-        return Points(field=self.field, unit=unit, target=self.target / own, mean=self.mean / own, graph=self.graph)
-
-    def graph_errors(self) -> "GraphErrors":
+    def graph_errors(self) -> GraphErrors:
         """Return the errors of every graph, its numbers as one vector."""
         numbers, group = np.unique(self.graph, return_inverse=True)
         values = (np.abs(self.error), self.error**2, self.target**2)
         absolute, squared, size = (np.bincount(group, weights=own) for own in values)
         count, relative = np.bincount(group), np.sqrt(squared / np.where(size > 0, size, np.nan))
         return GraphErrors(numbers, absolute / count, np.sqrt(squared / count), relative)
-
-
-class GraphErrors(NamedTuple):
-    """Errors of one field by graph."""
-
-    number: NDArray[np.int64]
-    mae: Values
-    rmse: Values
-    relative: Values
-    """Relative L2: norm of the error over norm of the truth; NaN where the truth is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -168,11 +152,11 @@ class ClassPoints:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
-    """Scores and predictions on one part of the data (test, valid)."""
+    """One part of the data (test, valid) with its scores and rows by field."""
 
     name: str
-    scores: tuple[FieldScores, ...]
-    points: Mapping[str, Points | ClassPoints] = member(default_factory=dict)
+    scores: Mapping[str, TargetEvaluation]
+    points: Mapping[str, Points | ClassPoints]
 
     @property
     def numbers(self) -> dict[str, Points]:
@@ -185,181 +169,95 @@ class Part:
         return {name: points for name, points in self.points.items() if isinstance(points, ClassPoints)}
 
 
-def evaluation_part(parts: Mapping[str, Part]) -> Part | None:
-    """Return the test part, else held-out graphs, else validation."""
-    return parts.get("test") or parts.get("held-out") or parts.get("valid")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Member:
-    """One model of an ensemble."""
+class Campaign:
+    """A campaign with the records of its trials, by number."""
 
-    name: str
-    weights: Mapping[str, float]
-    """By field."""
-    record: RunRecord | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DomainFacts:
-    """Graphs of every part that lie outside the training domain."""
-
-    allowed: float
-    """Share that may be flagged of graphs like those of training."""
-    expected: float
-    """Share that is; more where held-out graphs are few."""
-    flagged: Mapping[str, float]
-    """Share by part."""
-    by_detector: Mapping[str, Mapping[str, float]]
-    scores: Mapping[str, Values]
-    """By part, p-values of its graphs; empty where unknown."""
-    excesses: Mapping[str, Values]
-    """By part, what each graph exceeds in each detector."""
-
-    def reasons(self, part: "Part") -> dict[int, str]:
-        """Return the detectors that flag each graph, if graphs are known."""
-        graphs, first = max(
-            (np.unique(one.graph, return_index=True) for one in part.points.values()), key=lambda own: len(own[0])
-        )
-        p_values = self.scores.get(part.name, np.zeros(0))
-        if len(graphs) != len(p_values):
-            return {}
-        names, reasons = list(self.by_detector[part.name]), {}
-        for graph, p_value, own in zip(graphs[np.argsort(first)], p_values, np.nan_to_num(self.excesses[part.name])):
-            most = [names[k] for k in np.argsort(-own, kind="stable")[:3] if own[k] >= own.max() / 2]
-            reasons[int(graph)] = join(most) if p_value <= self.allowed + 1e-12 else ""
-        return reasons
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EnsembleFacts:
-    """Contents of an ensemble folder."""
-
-    folder: Path
-    nominal: float
-    members: tuple[Member, ...]
-    parts: Mapping[str, Part]
-    description: Mapping[str, Any]
-    branch: str
-    """The branch that it predicts; empty without branches."""
-    calibration: Mapping[str, str]
-    """One sentence on the intervals of every field."""
-    speed: float
-    """Graphs per second that all members together predict; NaN where unknown."""
-    failed: Mapping[str, Mapping[str, str]]
-    """Graphs that could not be predicted, by part, with the reason."""
-    domain: DomainFacts | None = None
-
-    @property
-    def selection(self) -> Mapping[str, Any]:
-        """Return how the members were selected; empty where unknown."""
-        return self.description.get("selection") or {}
-
-    @property
-    def cross_validated(self) -> bool:
-        """Return True where every graph was held out by some members."""
-        return "held-out" in self.parts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Trial:
-    """One configuration of a search; its objective may be None."""
-
-    number: int
-    folder: Path
-    parameters: Mapping[str, Any]
-    objective: float | None
-    record: RunRecord | None
-    status: str
-    reason: str = ""
-    failure_kind: str = ""
-    speed: float = 0.0
-    """Graphs of training per second in the first segment; 0 where unknown."""
-
-    @property
-    def architecture(self) -> str:
-        """Return the kind of its model; empty where unknown."""
-        model = self.record.config.get("model", {}) if self.record else {}
-        return str(self.parameters.get("model.kind") or model.get("kind", ""))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CampaignFacts:
-    """Contents of a campaign folder; trials in the order of their numbers."""
-
-    folder: Path
-    config: Mapping[str, Any]
-    search: Mapping[str, Any]
-    objective: str
-    rungs: tuple[int, ...]
-    trials: tuple[Trial, ...]
+    history: CampaignHistory
+    records: Mapping[int, RunRecord]
     importances: Mapping[str, float]
-    timeline: Timeline = member(default_factory=Timeline)
-    left_out: Mapping[str, str] = member(default_factory=dict)
-    """Architectures that the default space lacks, each with the reason."""
-    sampler: str = ""
 
     @property
-    def scored(self) -> list[Trial]:
-        """Return the trials with a value of the objective."""
-        return [trial for trial in self.trials if trial.objective is not None]
+    def search(self) -> dict[str, Any]:
+        """Return the settings of the search as a table."""
+        return self.history.settings.search.to_json()
 
     @property
-    def ranked(self) -> list[Trial]:
-        """Return the scored trials, best first."""
-        return sorted(self.scored, key=lambda trial: trial.objective or 0.0)
-
-    @property
-    def best(self) -> Trial | None:
-        """Return the trial with the smallest objective."""
-        return next(iter(self.ranked), None)
+    def objective(self) -> str:
+        """Return the objective in words: ``relative error (energy 1, forces 2)``."""
+        objective = self.history.settings.search.objective
+        if isinstance(objective, str):
+            return "seconds per graph" if objective == THROUGHPUT else objective
+        return "relative error (" + ", ".join(f"{field} {weight:g}" for field, weight in objective.items()) + ")"
 
     @property
     def measure(self) -> str:
         """Return the objective without the weights that may follow it in brackets."""
         return self.objective.split(" (")[0]
 
-    def thin(self, most: int = 400) -> "CampaignFacts":
+    @property
+    def scores(self) -> dict[int, float]:
+        """Return the objective of every trial that has one and did not fail, by number."""
+        return {
+            trial.number: trial.value
+            for trial in self.history.trials
+            if trial.value is not None and trial.status not in FAILED
+        }
+
+    @property
+    def ranked(self) -> list[TrialHistory]:
+        """Return the trials with an objective, best first."""
+        scores = self.scores
+        return sorted(
+            (trial for trial in self.history.trials if trial.number in scores), key=lambda trial: scores[trial.number]
+        )
+
+    @property
+    def best(self) -> TrialHistory | None:
+        """Return the trial with the smallest objective."""
+        return next(iter(self.ranked), None)
+
+    def thin(self, most: int = 400) -> "Campaign":
         """Return the best trials and an even sample of the others."""
-        if len(self.trials) <= most:
+        trials = self.history.trials
+        if len(trials) <= most:
             return self
         best = self.ranked[: most // 4]
         numbers = {trial.number for trial in best}
-        others = [trial for trial in self.trials if trial.number not in numbers]
+        others = [trial for trial in trials if trial.number not in numbers]
         sample = [others[int(k)] for k in np.linspace(0, len(others) - 1, most - len(best))]
-        return replace(self, trials=tuple(sorted([*best, *sample], key=lambda trial: trial.number)))
+        shown = sorted([*best, *sample], key=lambda trial: trial.number)
+        return replace(self, history=replace(self.history, trials=shown))
+
+
+def failure_kind(trial: TrialHistory) -> str:
+    """Return the kind of failure that ended a trial; empty for others."""
+    return (trial.failure or "").partition(": ")[0] if trial.status in FAILED else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Target:
-    """Values of one target field, from a sample of every part."""
-
-    field: str
-    unit: str
-    on: str
-    components: int
-    parts: Mapping[str, Values]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DataFacts:
-    """Contents of a store; compositions and targets are from a sample."""
+class Data:
+    """A store with counts of its parts and values of a sample."""
 
     path: StorePlace
-    fingerprint: str
-    dim: int
-    nodes: NDArray[np.int64]
-    edges: NDArray[np.int64]
+    store: GraphStore = member(repr=False)
+    sizes: Sizes
     parts: Mapping[str, int]
-    fields: Sequence[Mapping[str, Any]]
-    attributes: Mapping[str, Any]
-    notes: tuple[str, ...]
-    composition: Mapping[str, float]
-    composition_of: str
-    targets: tuple[Target, ...]
-    sampled: int
-    names: Texts = member(default_factory=lambda: Texts(()))
-    """Of all graphs; empty where they have none."""
+    present: Mapping[str, Mapping[str, int]]
+    """By field and part, the graphs that have it."""
+    labels: Mapping[str, Mapping[str, tuple[int, int]]]
+    """By field and part, the numbers that are there, and those that might be."""
+    notes: tuple[str, ...] = ()
+    composition: Mapping[str, float] = member(default_factory=dict)
+    composition_of: str = ""
+    targets: Mapping[str, Mapping[str, Values]] = member(default_factory=dict)
+    """By target and part, its values in the sample."""
+    sampled: int = 0
+
+    def name_of(self, graph: int) -> str:
+        """Return the name of a graph; empty without one."""
+        names = self.store.texts.get(NAME, ())
+        return names[graph] if graph < len(names) else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -383,68 +281,89 @@ class PartGraphs:
         return self.batch[ATOMIC_NUMBERS].numpy() if ATOMIC_NUMBERS in self.batch.fields else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ablation:
-    """Errors of one field with edges, without edges, and trivial."""
-
-    field: str
-    unit: str
-    with_edges: float
-    without_edges: float
-    trivial: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Facts:
     """Contents of one report; what does not apply is None or empty."""
 
-    title: str
+    title: str = ""
     kind: str
-    folder: str
-    config: Mapping[str, Any]
+    folder: str = ""
+    config: Mapping[str, Any] = member(default_factory=dict)
     """The configuration as it was written; a search's base may lack a trial's values."""
-    resolved: Mapping[str, Any]
+    resolved: Mapping[str, Any] = member(default_factory=dict)
     """The complete configuration of the run, of the best trial or of the first member."""
+    run: RunRecord | None = None
+    campaign: Campaign | None = None
+    manifest: Manifest | None = None
+    """The ensemble, without its training domain."""
+    members: Mapping[str, RunRecord] = member(default_factory=dict)
+    """Records of the ensemble's members by name, as far as they are there."""
+    evaluation: Evaluation
+    """Scores of the ensemble, else of the run or best trial; without parts where there are none."""
+    points: Mapping[str, Mapping[str, Points | ClassPoints]] = member(default_factory=dict)
+    """Rows behind the scores, by part and field."""
+    p_values: Mapping[str, Values] = member(default_factory=dict)
+    """By part, scores of its graphs in the training domain; empty where unknown."""
+    excesses: Mapping[str, Values] = member(default_factory=dict)
+    """By part, what each graph exceeds in each detector."""
     branch: str = ""
     """The branch that an ensemble predicts; empty without branches, and where all are shown."""
     stores: Mapping[str, str] = member(default_factory=dict)
     """The store of every branch; empty without branches."""
-    run: RunRecord | None = None
-    campaign: CampaignFacts | None = None
-    ensemble: EnsembleFacts | None = None
-    data: DataFacts | None = None
+    data: Data | None = None
     data_problem: str = ""
-    parts: Mapping[str, Part] = member(default_factory=dict)
-    ablation: tuple[Ablation, ...] = ()
     graphs: PartGraphs | None = None
-    """Of the part that the verdict is about; None without its store."""
+    """Graphs of the part that the verdict is about; None without its store."""
+    ablation: Mapping[str, Mapping[str, Any]] = member(default_factory=dict)
+    """By field its unit and errors ``with_edges``, ``without_edges`` and ``trivial``."""
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Return all parts with scores."""
+        return {
+            name: Part(name=name, scores=scores, points=self.points.get(name, {}))
+            for name, scores in self.evaluation.parts.items()
+        }
+
+    @property
+    def part(self) -> Part | None:
+        """Return the part that the verdict is about."""
+        return evaluated_part(self.parts)
 
     @property
     def outside(self) -> dict[int, str]:
-        """Return ``DomainFacts.reasons`` of the evaluated part."""
-        domain, part = self.ensemble.domain if self.ensemble else None, self.evaluation_part
-        return domain.reasons(part) if domain and part else {}
+        """Return the detectors that flag each graph of the evaluated part, if graphs are known."""
+        part = self.part
+        if part is None or not self.evaluation.domain or not part.points:
+            return {}
+        graphs, first = max(
+            (np.unique(one.graph, return_index=True) for one in part.points.values()), key=lambda own: len(own[0])
+        )
+        p_values = self.p_values.get(part.name, np.zeros(0))
+        if len(graphs) != len(p_values):
+            return {}
+        allowed, names = self.evaluation.domain["false_alarms"], list(self.evaluation.domain["detectors"])
+        reasons = {}
+        for graph, p_value, own in zip(graphs[np.argsort(first)], p_values, np.nan_to_num(self.excesses[part.name])):
+            most = [names[k] for k in np.argsort(-own, kind="stable")[:3] if own[k] >= own.max() / 2]
+            reasons[int(graph)] = join(most) if p_value <= allowed + 1e-12 else ""
+        return reasons
 
     @property
     def units(self) -> dict[str, str]:
         """Return the units of all fields with scores."""
-        return {scores.field: scores.unit for part in self.parts.values() for scores in part.scores}
+        return {name: one.unit for scores in self.evaluation.parts.values() for name, one in scores.items()}
 
     def name_of(self, graph: int) -> str:
         """Return the name of a graph; empty without one."""
-        return self.data.names[graph] if self.data is not None and graph < len(self.data.names) else ""
+        return self.data.name_of(graph) if self.data is not None else ""
 
     @property
     def other_stores(self) -> list[str]:
         """Return the other data sets that trained the trunk: ``metals (metals.h5)``."""
         return [f"{name} ({store})" for name, store in self.stores.items() if self.branch and name != self.branch]
 
-    @property
-    def evaluation_part(self) -> Part | None:
-        """Return the part that the verdict is about."""
-        return evaluation_part(self.parts)
 
-    @property
-    def nominal(self) -> float:
-        """Return the share of values that intervals promise to hold."""
-        return self.ensemble.nominal if self.ensemble else 0.9
+def evaluated_part(parts: Mapping[str, Part]) -> Part | None:
+    """Return the test part, else held-out graphs, else validation."""
+    return parts.get("test") or parts.get("held-out") or parts.get("valid")

@@ -1,7 +1,9 @@
-"""Groups of values by element, composition, size, magnitude and place."""
+"""Errors by groups of values: by element, composition, size, magnitude and place."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from ase.data import chemical_symbols
@@ -10,21 +12,54 @@ from matplotlib.tri import Triangulation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from hydragnn.scripts.report.facts import DataFacts, PartGraphs, Points, Values
-from hydragnn.scripts.report.words import measured, with_unit
+from hydragnn.scripts.report.facts import Data, Facts, Part, PartGraphs, Points, Values, metric, model_scores
+from hydragnn.scripts.report.section import Table, table_of
+from hydragnn.scripts.report.words import measured, per_node, percent, thousands, with_unit
 
 Rows = NDArray[np.int64]
 Grouping = Iterator[tuple[str, Rows]]
 BINS, MOST = 4, 10  # bins of numbers; elements and compositions with groups of their own, those with most values
 
 
-def groups_of(points: Points, own: PartGraphs | None, data: DataFacts | None) -> Iterator[tuple[str, str, Rows]]:
+def groups_table(facts: Facts, part: Part, field: str) -> Table | None:
+    """Return errors of one field by groups of its values, if any."""
+    points = part.numbers.get(field)
+    groups = list(groups_of(points, facts.graphs, facts.data)) if points is not None else []
+    if points is None or not groups:
+        return None
+    error, covered, outside, data = np.abs(points.error), points.covered, facts.outside, facts.data
+    mae = [float(error[rows].mean()) for _, _, rows in groups]
+    columns: dict[str, Callable[[Any], str]] = {
+        "by": lambda n: "" if n and groups[n - 1][0] == groups[n][0] else groups[n][0],
+        "group": lambda n: groups[n][1],
+        "MAE": lambda n: measured(mae[n]),
+        "RMSE": lambda n: measured(float(np.sqrt(np.mean(error[groups[n][2]] ** 2)))),
+    }
+    if data is not None and math.isfinite(metric(model_scores(part.scores[field]), "mae_per_node")):
+        share_of = error / data.sizes.nodes[points.graph]
+        columns["MAE per node"] = lambda n: per_node(float(share_of[groups[n][2]].mean()), points.unit)
+    if covered is not None:
+        name = f"in {facts.evaluation.nominal * 100:.0f} % interval"
+        inside = [covered[rows][np.isfinite(covered[rows])] for _, _, rows in groups]
+        columns[name] = lambda n: percent(float(inside[n].mean())) + " %" if len(inside[n]) else "–"
+    graphs = [np.unique(points.graph[rows]).tolist() for _, _, rows in groups]
+    if outside:
+        columns["outside domain"] = lambda n: percent(sum(bool(outside[g]) for g in graphs[n]) / len(graphs[n])) + " %"
+    columns["values"] = lambda n: thousands(len(groups[n][2]))
+    columns["graphs"] = lambda n: thousands(len(graphs[n]))
+    caption = f"{with_unit(field, points.unit)}: errors by group; the bar is the MAE."
+    return table_of(range(len(groups)), columns, caption, bars=[one / (max(mae) or 1.0) for one in mae])
+
+
+def groups_of(points: Points, own: PartGraphs | None, data: Data | None) -> Iterator[tuple[str, str, Rows]]:
     """Return kind, name and rows of groups, two or more of a kind."""
     kinds: dict[str, Grouping] = {}
     if own is not None:
         kinds |= {"element": by_element(points, own), "composition": by_composition(points, own)}
-    if data is not None and points.graph.max() < len(data.nodes):
-        kinds["nodes per graph"] = bins_of(data.nodes[points.graph].astype(np.float64), np.arange(len(points.graph)))
+    if data is not None and points.graph.max() < len(data.sizes):
+        kinds["nodes per graph"] = bins_of(
+            data.sizes.nodes[points.graph].astype(np.float64), np.arange(len(points.graph))
+        )
     items = own.items.get(points.field) if own is not None else None
     if own is not None and items is not None and len(rows := np.flatnonzero(items >= 0)):
         size = norms(points.target[rows], items[rows])[items[rows]]

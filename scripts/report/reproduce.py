@@ -9,8 +9,9 @@ from typing import Any
 import tomli_w
 
 from hydragnn.base.places import text_of
+from hydragnn.ensemble import Manifest
 from hydragnn.record import RunRecord
-from hydragnn.scripts.report.facts import EnsembleFacts, Facts
+from hydragnn.scripts.report.facts import Facts
 from hydragnn.scripts.report.words import text
 
 
@@ -29,7 +30,7 @@ def reproduction(facts: Facts) -> Reproduction:
     table = dict(facts.config)
     name = "CONFIG.toml"
     if facts.campaign is not None:
-        table["search"] = dict(facts.campaign.search)
+        table["search"] = facts.campaign.search
         name = "CAMPAIGN.toml"
     return Reproduction(
         commands="\n".join(_commands(facts, name)),
@@ -47,14 +48,14 @@ def _commands(facts: Facts, name: str) -> list[str]:
     if facts.campaign is not None:
         lines.append(f"hydragnn search {name} --out CAMPAIGN")
         last = "CAMPAIGN"
-    if facts.ensemble is not None:
+    if facts.manifest is not None:
         branch = f" --branch {facts.branch}" if facts.branch else ""
-        lines += _ensemble_commands(facts.ensemble, name if facts.campaign is None else "", branch)
+        lines += _ensemble_commands(facts.manifest, name if facts.campaign is None else "", branch)
         last = "ENSEMBLE"
     return [*lines, f"hydragnn report {last}"]
 
 
-def _ensemble_commands(ensemble: EnsembleFacts, config: str, branch: str) -> list[str]:
+def _ensemble_commands(ensemble: Manifest, config: str, branch: str) -> list[str]:
     """Return the commands of an ensemble from a campaign, or from runs."""
     members = ensemble.members
     if ensemble.selection.get("campaign") or not config:
@@ -65,7 +66,7 @@ def _ensemble_commands(ensemble: EnsembleFacts, config: str, branch: str) -> lis
     return [first + others, f"hydragnn ensemble {' '.join(runs)}{branch} --out ENSEMBLE"]
 
 
-def _choice(ensemble: EnsembleFacts, members: int) -> str:
+def _choice(ensemble: Manifest, members: int) -> str:
     """Return the options of ``hydragnn ensemble`` that chose these members."""
     selection = ensemble.selection
     named = {"--method": "method", "--final-seeds": "final_seeds", "--epochs": "final_epochs"}
@@ -88,35 +89,32 @@ def _record(facts: Facts) -> RunRecord | None:
     """Return the record of the run, first member or best trial."""
     if facts.run is not None:
         return facts.run
-    members = [member.record for member in facts.ensemble.members if member.record] if facts.ensemble else []
-    if members:
-        return members[0]
-    return facts.campaign.best.record if facts.campaign and facts.campaign.best else None
+    if facts.members:
+        return next(iter(facts.members.values()))
+    best = facts.campaign.best if facts.campaign else None
+    return facts.campaign.records.get(best.number) if facts.campaign and best else None
 
 
 def _provenance(facts: Facts) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if facts.data is not None:
-        rows += [("store", text_of(facts.data.path)), ("store fingerprint", facts.data.fingerprint)]
+        rows += [("store", text_of(facts.data.path)), ("store fingerprint", facts.data.store.fingerprint)]
     record = _record(facts)
     if record is not None:
-        if facts.data is None or record.data_hash != facts.data.fingerprint:
+        if facts.data is None or record.data_hash != facts.data.store.fingerprint:
             rows.append(("data hash at training", record.data_hash))
         rows.append(("configuration hash", record.config_hash))
         rows.append(("training seed", str(record.seed)))
         rows += [(name, version) for name, version in record.versions.items()]
         rows += [(key.replace("_", " "), text(value)) for key, value in record.hardware.items()]
-    members = [member.record for member in facts.ensemble.members if member.record] if facts.ensemble else []
+    members = list(facts.members.values())
     sentences = dict.fromkeys(one for each in (record, *members) if each is not None for one in each.continued)
     if sentences:
         rows.append(("continued, unlike one run of this configuration", "; ".join(sentences)))
-    if facts.ensemble is not None:
-        hashes = [member.record.config_hash for member in facts.ensemble.members if member.record]
-        if len(hashes) > 1:
-            rows.append(("members' configurations", ", ".join(dict.fromkeys(hashes))))
-    seconds = (
-        [trial.record.cost.cpu_seconds for trial in facts.campaign.trials if trial.record] if facts.campaign else []
-    )
+    if len(members) > 1:
+        hashes = dict.fromkeys(member.config_hash for member in members)
+        rows.append(("members' configurations", ", ".join(hashes)))
+    seconds = [record.cost.cpu_seconds for record in facts.campaign.records.values()] if facts.campaign else []
     if seconds:
         rows.append(("CPU time of the search", f"{sum(seconds) / 60:.1f} min"))
     return [(key, value) for key, value in rows if value]

@@ -7,7 +7,20 @@ from typing import Literal
 
 import numpy as np
 
-from hydragnn.scripts.report.facts import ClassPoints, Facts, FieldScores, Part, Points
+from hydragnn.ensemble import TargetEvaluation
+from hydragnn.scripts.report.facts import (
+    ClassPoints,
+    Facts,
+    Part,
+    Points,
+    best_baseline,
+    better_baseline,
+    better_member,
+    error,
+    metric,
+    model_scores,
+    ratio,
+)
 from hydragnn.scripts.report.words import join, per_node, plain_number, with_unit
 from hydragnn.training.baselines import BASELINES
 
@@ -41,12 +54,34 @@ class Finding:
 class FieldVerdict:
     """Verdict on one field."""
 
-    scores: FieldScores
+    field: str
+    scores: TargetEvaluation
     error: Finding
     coverage: Finding
     spread: Finding
     observed: float | None
     grade: Grade
+
+    @property
+    def bars(self) -> list[tuple[str, float, float]]:
+        """Return predictors with their errors, and these in percent of the largest."""
+        one = self.scores
+        simple = one.baselines.get(best_baseline(one))
+        best = "best member" if one.ensemble else "model"
+        rows = [("trivial", one.trivial), ("best simple", simple), (best, one.members.get(one.best_member))]
+        rows += [("ensemble", one.ensemble)] if one.ensemble else []
+        errors = [(name, error(scores)) for name, scores in rows if scores is not None]
+        return [(name, value, width) for (name, value), width in zip(errors, bar_widths([own for _, own in errors]))]
+
+
+def bar_widths(errors: Sequence[float]) -> list[float]:
+    """Return errors in percent of the largest; 0 for those that are unknown.
+
+    >>> bar_widths([4.0, 1.0, math.nan]), bar_widths([0.0])
+    ([100.0, 25.0, 0.0], [0.0])
+    """
+    base = max(filter(math.isfinite, errors), default=0.0)
+    return [100 * value / base if base > 0 and math.isfinite(value) else 0.0 for value in errors]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,39 +117,39 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
     return math.sqrt(nominal * (1 - nominal) / rows * effect)
 
 
-def error_finding(scores: FieldScores) -> Finding:
+def error_finding(one: TargetEvaluation) -> Finding:
     """Compare the error with those of trivial predictor, best member and best simple baseline."""
-    ratio = scores.ratio
-    if not math.isfinite(ratio):
+    share, own = ratio(one), error(model_scores(one))
+    if not math.isfinite(share):
         return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
-    if ratio == 0:
+    if share == 0:
         sentence = "no error at all; make sure that the targets are not among the inputs."
-    elif ratio < WEAK:
-        sentence = f"{plain_number(1 / ratio)} times smaller than the trivial predictor's error."
+    elif share < WEAK:
+        sentence = f"{plain_number(1 / share)} times smaller than the trivial predictor's error."
     else:
-        sentence = f"{'hardly' if ratio < 1 else 'no'} better than the trivial predictor."
-    if math.isfinite(scores.of_model["mae_per_node"]):
-        sentence += f" It is {per_node(scores.of_model['mae_per_node'], scores.unit)}."
-    if scores.ensemble is not None and scores.best_member is not None and len(scores.members) > 1 and ratio > 0:
-        best = scores.best_member.error
-        gain = 1 - scores.ensemble.error / best if best > 0 else 0.0
+        sentence = f"{'hardly' if share < 1 else 'no'} better than the trivial predictor."
+    of_node = metric(model_scores(one), "mae_per_node")
+    if math.isfinite(of_node):
+        sentence += f" It is {per_node(of_node, one.unit)}."
+    best = one.members.get(one.best_member)
+    if one.ensemble and best is not None and len(one.members) > 1 and share > 0:
+        gain = 1 - own / error(best) if error(best) > 0 else 0.0
         side = f"{abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'}"
         sentence += f" {side if abs(gain) >= 0.005 else 'Level with'} its best member"
-        worse = scores.better_member is not None
-        sentence += f", {scores.best_member.name}, which alone predicts these graphs better." if worse else "."
-    simple = scores.lost_to
-    if simple is not None:
-        errors = f"{plain_number(simple.error)} against {plain_number(scores.of_model.error)}"
-        name = BASELINES.get(simple.name, simple.name)
+        worse = better_member(one)
+        sentence += f", {worse}, which alone predicts these graphs better." if worse else "."
+    simple = better_baseline(one)
+    if simple:
+        errors = f"{plain_number(error(one.baselines[simple]))} against {plain_number(own)}"
         sentence += (
-            f" A simpler predictor is better: {name}, {with_unit(errors, scores.unit, '{0} {1}')}. Train on more graphs, give "
+            f" A simpler predictor is better: {BASELINES[simple]}, {with_unit(errors, one.unit, '{0} {1}')}. Train on more graphs, give "
             "them other inputs, or search settings of the model."
-            if simple.name in BASELINES
-            else f" A model of others is better: {name}, {with_unit(errors, scores.unit, '{0} {1}')}. Predict with it, or train on labels of it (hydragnn data label)."
+            if simple in BASELINES
+            else f" A model of others is better: {simple}, {with_unit(errors, one.unit, '{0} {1}')}. Predict with it, or train on labels of it (hydragnn data label)."
         )
     return Finding(
-        grade="good" if ratio < USEFUL and simple is None else "fair" if ratio < WEAK else "poor",
-        short=f"{ratio * 100:.{0 if ratio >= 0.1 else 1}f} % of trivial",
+        grade="good" if share < USEFUL and not simple else "fair" if share < WEAK else "poor",
+        short=f"{share * 100:.{0 if share >= 0.1 else 1}f} % of trivial",
         sentence=sentence,
     )
 
@@ -153,20 +188,23 @@ def spread_finding(spearman: float | None) -> Finding:
     return Finding(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {verb} which predictions are worse.")
 
 
-def field_verdict(scores: FieldScores, points: Points | ClassPoints | None, nominal: float) -> FieldVerdict:
+def field_verdict(
+    field: str, one: TargetEvaluation, points: Points | ClassPoints | None, nominal: float
+) -> FieldVerdict:
     """Return the verdict on one field from scores and predictions."""
-    observed = scores.uncertainty.get("coverage")
+    observed = one.ensemble.get("coverage")
     if observed is None and points is not None and points.covered is not None:
         observed = float(np.nanmean(points.covered))
-    error = error_finding(scores)
+    of_error = error_finding(one)
     coverage = coverage_finding(points, observed, nominal)
     return FieldVerdict(
-        scores=scores,
-        error=error,
+        field=field,
+        scores=one,
+        error=of_error,
         coverage=coverage,
-        spread=spread_finding(scores.uncertainty.get("spearman")),
+        spread=spread_finding(one.ensemble.get("spearman")),
         observed=observed,
-        grade=worst([error.grade, coverage.grade]) if error.grade != "unknown" else "unknown",
+        grade=worst([of_error.grade, coverage.grade]) if of_error.grade != "unknown" else "unknown",
     )
 
 
@@ -182,9 +220,9 @@ def worst(grades: Sequence[Grade]) -> Grade:
 
 def verdict(facts: Facts) -> Verdict:
     """Return the verdict on a report's facts."""
-    part = facts.evaluation_part
-    scores = part.scores if part else ()
-    fields = tuple(field_verdict(s, part.points.get(s.field) if part else None, facts.nominal) for s in scores)
+    part, nominal = facts.part, facts.evaluation.nominal
+    rows = part.scores.items() if part else ()
+    fields = tuple(field_verdict(name, one, part.points.get(name) if part else None, nominal) for name, one in rows)
     grade = worst([field.grade for field in fields])
     return Verdict(
         grade=grade,
@@ -199,24 +237,24 @@ def verdict(facts: Facts) -> Verdict:
 def _headline(facts: Facts, grade: Grade, fields: Sequence[FieldVerdict]) -> str:
     if not fields or grade == "unknown":
         return "There is not yet enough here to judge this model."
-    if facts.ensemble is None or all(field.coverage.grade == "unknown" for field in fields):
+    if facts.manifest is None or all(field.coverage.grade == "unknown" for field in fields):
         return {
             "good": "It has learned its task; how far each prediction can be trusted is not known.",
             "fair": "It has learned something, but use it with care.",
             "poor": "Do not use it: it is no better than guessing the mean.",
         }[grade]
-    poor = [field.scores.field for field in fields if field.grade == "poor"]
+    poor = [field.field for field in fields if field.grade == "poor"]
     return {
-        "good": "Yes, on graphs like those it was trained on.",
-        "fair": "With care: read the rows that are marked fair.",
-        "poor": f"Not for {join(poor)}; see why below.",
+        "good": "Reliable on graphs like those it was trained on.",
+        "fair": "Use it with care: read the rows that are marked fair.",
+        "poor": f"Not reliable for {join(poor)}; see why below.",
     }[grade]
 
 
 def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None) -> str:
     if not fields or part is None:
         return "No trial has finished with errors in physical units."
-    ratios = [f.scores.ratio * 100 for f in fields if f.error.grade != "unknown"]
+    ratios = [ratio(f.scores) * 100 for f in fields if f.error.grade != "unknown"]
     covered = [f.observed * 100 for f in fields if f.observed is not None]
     model = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
     where = {
@@ -232,19 +270,19 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
     if ratios:
         share = span(ratios, lambda value: plain_number(float(f"{value:.2g}")))
         sentences.append(f"{model}'s error on {where} is {share} % of the trivial predictor's.")
-    if covered and facts.ensemble is not None:
+    if covered and facts.manifest is not None:
         share = span(covered, lambda value: f"{value:.0f}")
-        sentences.append(f"Its {facts.nominal * 100:.0f} % intervals hold {share} % of the true values.")
-    members = {f.scores.field: f.scores.better_member for f in fields}
-    simple = {f.scores.field: f.scores.lost_to for f in fields}
+        sentences.append(f"Its {facts.evaluation.nominal * 100:.0f} % intervals hold {share} % of the true values.")
+    members = {f.field: better_member(f.scores) for f in fields}
+    simple = {f.field: better_baseline(f.scores) for f in fields}
     for words, better in (("One member alone", members), ("A simple baseline", simple)):
-        names = [f"{field} ({one.name})" for field, one in better.items() if one is not None]
+        names = [f"{field} ({name})" for field, name in better.items() if name]
         sentences += [f"{words} is better for {join(names)}."] if names else []
     return " ".join(sentences)
 
 
 def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -> Iterator[str]:
-    ensemble = facts.ensemble
+    manifest = facts.manifest
     if part is not None and part.name == "held-out":
         yield (
             "There is no test part: every graph was predicted by the members that had not seen it, with intervals from the other "
@@ -256,24 +294,24 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
             "These are validation errors, which chose the model, so they flatter it a little; "
             + ("the test part has not been looked at yet." if untouched else "there is no test part.")
         )
-    if ensemble is None:
+    if manifest is None:
         yield "A single model says nothing about its own uncertainty; an ensemble does."
-    elif len(ensemble.members) < 3:
+    elif len(manifest.members) < 3:
         yield "Fewer than three members: the spread between them says little."
-    lost = len(ensemble.failed.get(part.name, {})) if ensemble is not None and part is not None else 0
+    lost = len(facts.evaluation.failed.get(part.name, {})) if part is not None else 0
     if part is not None and lost:
         yield f"{lost} graph(s) of the {part.name} part could not be predicted and are not counted."
-    weak = join([f.scores.field for f in fields if f.spread.grade == "poor"])
+    weak = join([f.field for f in fields if f.spread.grade == "poor"])
     if weak:
         yield f"For {weak} the spread does not tell good predictions from bad ones: use the interval, not the ranking."
     for name, other in facts.parts.items():
         if name not in ("test", "held-out", "valid") and other.scores:
-            yield f"On {name}, which is other data: error of {join([_in_short(scores) for scores in other.scores])}."
-    if part is not None and ensemble is not None:
+            yield f"On {name}, which is other data: error of {join([_in_short(field, one) for field, one in other.scores.items()])}."
+    if part is not None and manifest is not None:
         yield f"Coverage holds for data like the {part.name} part; on new kinds of graphs check it again."
 
 
-def _in_short(scores: FieldScores) -> str:
-    covered = scores.uncertainty.get("coverage")
+def _in_short(field: str, one: TargetEvaluation) -> str:
+    covered = one.ensemble.get("coverage")
     inside = "" if covered is None else f" with {covered * 100:.0f} % inside the intervals"
-    return f"{scores.field} {error_finding(scores).short}{inside}"
+    return f"{field} {error_finding(one).short}{inside}"

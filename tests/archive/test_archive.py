@@ -16,6 +16,7 @@ from hydragnn.datasets import check_store, open_store
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.runs.moved import name_store
 from hydragnn.scripts.report.collect import collect
+from hydragnn.scripts.report.facts import error, is_categorical
 from tests.ensemble.finished import arrays_of
 
 HERE = Path(__file__).resolve().parent
@@ -145,9 +146,7 @@ def test_every_other_file_of_predictions_has_the_same_numbers(
 def test_the_evaluation_of_an_ensemble_is_read_as_it_was_written(archive: Path, expected: dict[str, Any]) -> None:
     facts = collect(archive / "ensemble", store=archive / "store.h5")
     for part, fields in expected["evaluation"].items():
-        for scores in facts.parts[part].scores:
-            assert scores.ensemble is not None
-            field = fields[scores.field]
-            assert [scores.ensemble.error, scores.trivial.error] == [
-                field[who]["error_rate" if scores.categorical else "mae"] for who in ("ensemble", "trivial")
+        for name, scores in facts.parts[part].scores.items():
+            assert [error(scores.ensemble), error(scores.trivial)] == [
+                fields[name][who]["error_rate" if is_categorical(scores) else "mae"] for who in ("ensemble", "trivial")
             ]

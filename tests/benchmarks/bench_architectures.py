@@ -22,8 +22,8 @@ from hydragnn.runs.provenance import processor_name
 from hydragnn.scripts import api
 from hydragnn.scripts.demo.alloys import make_alloys
 from hydragnn.scripts.report.collect import campaign_facts
-from hydragnn.scripts.report.facts import CampaignFacts
-from hydragnn.scripts.report.tables import architectures_table
+from hydragnn.scripts.report.facts import Campaign, failure_kind
+from hydragnn.scripts.report.search import architectures_table
 from hydragnn.scripts.report.words import duration
 
 TITLE = "# A campaign over all architectures"
@@ -58,14 +58,14 @@ def make_store(store: Path, samples: int) -> None:
         raise InputError(f"{store} has {len(open_store(store))} structures, not {samples}; choose another --folder")
 
 
-def page_of(campaign: CampaignFacts, command: str) -> str:
+def page_of(campaign: Campaign, command: str) -> str:
     """The document on a campaign that is over; InputError where it has no table."""
     table = architectures_table(campaign)
     if table is None:
         raise InputError(
-            f"{campaign.folder} tried one architecture alone, so that there is nothing to compare; raise search.trials"
+            f"{campaign.history.trials[0].folder.parents[1]} tried one architecture alone, so that there is nothing to compare; raise search.trials"
         )
-    records = [trial.record for trial in campaign.trials if trial.record is not None]
+    history, records = campaign.history, list(campaign.records.values())
     parts = records[0].parts
     head = PAGE.format(
         title=TITLE,
@@ -77,17 +77,17 @@ def page_of(campaign: CampaignFacts, command: str) -> str:
         torch=metadata.version("torch"),
         samples=sum(parts.values()),
         **{part: parts[part] for part in ("train", "valid")},
-        trials=len(campaign.trials),
-        epochs=campaign.config["train"]["epochs"],
-        rungs=" and ".join(map(str, campaign.rungs)) or "none",
-        each=len(campaign.trials) / len(table.rows),
+        trials=len(history.trials),
+        epochs=history.settings.base["train"]["epochs"],
+        rungs=" and ".join(map(str, history.rungs[:-1])) or "none",
+        each=len(history.trials) / len(table.rows),
         longest=duration(max(record.cost.cpu_seconds for record in records)),
         seconds=duration(sum(record.cost.cpu_seconds for record in records)),
-        failed=sum(bool(trial.failure_kind) for trial in campaign.trials),
-        left_out=_left_out(campaign.left_out or {}),
+        failed=sum(bool(failure_kind(trial)) for trial in history.trials),
+        left_out=_left_out(history.settings.left_out or {}),
     )
     rows = tuple((f"`{row[0]}`", *row[1:]) for row in table.rows)
-    known = f"{campaign.left_out} {[row[0] for row in table.rows]}"
+    known = f"{history.settings.left_out} {[row[0] for row in table.rows]}"
     missing = [kind for kind in architectures() if f"'{kind}'" not in known]
     rows += tuple((f"`{kind}`", NOT_MEASURED, *[""] * (len(table.header) - 2)) for kind in missing)
     escaped = [[cell.replace("|", r"\|") for cell in row] for row in (table.header, *rows)]

@@ -228,6 +228,6 @@ def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: tuple[Path, E
 def test_the_report_shows_confusions_and_reliability(ensemble: tuple[Path, Evaluation], tmp_path: Path) -> None:
     folder, _ = ensemble
     page = write_report(folder, tmp_path / "report.html").read_text()
-    for words in ("What is taken for what", "Reliability", "Confusions of phase", "classes in a set", "balanced"):
+    for words in ("Confusion matrix", "Reliability", "Confusions of phase", "classes in a set", "balanced"):
         assert words in page
     assert summary_table(folder).row_count == 2

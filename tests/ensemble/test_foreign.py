@@ -63,8 +63,8 @@ def test_a_baseline_has_the_zeros_of_labels_and_changes_no_member(
 def test_the_report_has_baselines_of_others(joined: tuple[Path, Any]) -> None:
     facts = ensemble_facts(joined[0])
     part = facts.parts["test"]
-    assert all("exact" in [one.name for one in scores.baselines] for scores in part.scores)
-    assert "A model of others is better: exact" in error_finding(part.scores[1]).sentence
+    assert all("exact" in one.baselines for one in part.scores.values())
+    assert "A model of others is better: exact" in error_finding(part.scores["forces"]).sentence
 
 
 def test_an_ensemble_with_a_calculator_as_a_member_is_refused(joined: tuple[Path, Any], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from hydragnn.runs import train as train_run
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.fine_tuning import rate_factors
 from hydragnn.runs.plan import plan_run
-from hydragnn.scripts.report.tables import forgetting_table
+from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.start import StartSettings, folder_of
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.evaluate import evaluate

@@ -16,8 +16,8 @@ from hydragnn.graphs import Field, field_from_json, from_pyg, graphs_of_parts
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord
+from hydragnn.scripts.report.data import fields_table
 from hydragnn.scripts.report.data_facts import data_facts
-from hydragnn.scripts.report.tables import fields_table
 from hydragnn.training import evaluate
 
 NODES, MASKS = 60, ["train_mask", "val_mask", "test_mask"]

@@ -13,12 +13,15 @@ import torch
 from hydragnn.base.files import write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
+from hydragnn.ensemble import Manifest
+from hydragnn.ensemble.manifest import MemberEntry, write_manifest
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, decide
+from hydragnn.models import Target
 from hydragnn.record import Cost, Failure, RunRecord, write_record
 from hydragnn.scripts.report import write_report
 
@@ -247,26 +250,27 @@ def write_ensemble(folder: Path, store: Path) -> Path:
             entry, rows = _evaluated(field, per_graph, np.arange(first, first + count), generator)
             parts[part][field] = entry
             arrays |= {f"{part}/{field}/{name}": value for name, value in rows.items()}
-    names = ["0012", "0019", "0003"]
-    members = [{"name": name, "folder": f"members/{i}", "weight": 1 / 3} for i, name in enumerate(names)]
-    selection = {
-        "method": "top-k",
-        "by": "valid/loss",
-        "k": 3,
-        "candidates": 4,
-        "final_seeds": 0,
-        "campaign": "campaign",
-        "diversity": {field: {"error_correlation": 0.71, "ambiguity": 0.12} for field in UNITS},
-    }
-    targets = [{"field": {"name": field}} for field in UNITS]
-    description = {
-        "version": 1,
-        "nominal": 0.9,
-        "members": members,
-        "data": {"store": "../alloys.h5"},
-        "targets": targets,
-    }
-    write_json(folder / "ensemble.json", {**description, "selection": selection})
+    names = ("0012", "0019", "0003")
+    manifest = Manifest(
+        members=tuple(
+            MemberEntry(name=name, folder=f"members/{number}", weight=1 / 3, checksums={}, summary={})
+            for number, name in enumerate(names)
+        ),
+        targets=tuple(Target(field=Field(name=name, on="graph", unit=unit)) for name, unit in UNITS.items()),
+        inputs=(),
+        dim=3,
+        data={"store": "../alloys.h5"},
+        selection={
+            "method": "top-k",
+            "by": "valid/loss",
+            "k": 3,
+            "candidates": 4,
+            "final_seeds": 0,
+            "campaign": "campaign",
+            "diversity": {field: {"error_correlation": 0.71, "ambiguity": 0.12} for field in UNITS},
+        },
+    )
+    write_manifest(manifest, folder)
     for number in range(3):
         record = record_of(
             base_config(store),

@@ -1,17 +1,52 @@
 """The report says which architecture wins per error, and which per second."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings
 from hydragnn.record import Cost, RunRecord
-from hydragnn.scripts.report.facts import CampaignFacts, Trial
-from hydragnn.scripts.report.tables import architectures_table, compared_architectures, layouts_table, objective_within
+from hydragnn.scripts.report.facts import Campaign
+from hydragnn.scripts.report.search import (
+    architectures_table,
+    compared_architectures,
+    layouts_table,
+    objective_within,
+)
+
+SPACE = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
+ROWS: list[tuple[str, list[float], float, Any]] = [
+    ("slow", [0.9, 0.5, 0.2, 0.1], 80.0, "finished"),
+    ("quick", [0.6, 0.5, 0.4, 0.3], 20.0, "finished"),
+    ("quick", [0.7], 6.0, "paused"),
+    ("third", [1.0], 1.0, "failed"),
+]
+"""A slow architecture that ends at 0.1, a quick one that ends at 0.3 in a quarter of the time, and one that failed."""
 
 
-def trial(number: int, kind: str, curve: list[float], seconds: float, status: str = "finished") -> Trial:
-    record = RunRecord(
+def trial(number: int, curve: list[float], status: Any) -> TrialHistory:
+    failure = "diverged: the loss is not finite" if status == "failed" else None
+    return TrialHistory(
+        number=number,
+        status=status,
+        values={},
+        origin="sampler",
+        rungs={},
+        value=min(curve),
+        seconds=0.0,
+        attempts=1,
+        failure=failure,
+        started=0.0,
+        folder=Path(f"{number:04d}"),
+        speed=0.0,
+    )
+
+
+def record(kind: str, curve: list[float], seconds: float) -> RunRecord:
+    return RunRecord(
         config={"model": {"kind": kind}},
         config_hash="",
         data_hash="",
@@ -20,32 +55,34 @@ def trial(number: int, kind: str, curve: list[float], seconds: float, status: st
         curves={"valid/loss": curve},
         cost=Cost(seconds=seconds, graphs_per_second=100.0 * len(curve) / seconds),
     )
-    folder = Path(f"{number:04d}")
-    return Trial(number=number, folder=folder, parameters={}, objective=min(curve), record=record, status=status)
+
+
+def history(trials: list[TrialHistory], **search: Any) -> CampaignHistory:
+    settings = campaign_settings({"search": {"trials": 4, "space": SPACE, **search}}, Path("CAMPAIGN.toml"))
+    return CampaignHistory(
+        settings=settings, trials=trials, rungs=(1, 4), seconds=0.0, ending=None, timeline=Timeline(), sampler=""
+    )
 
 
 @pytest.fixture
-def campaign() -> CampaignFacts:
-    """A slow architecture that ends at 0.1, a quick one that ends at 0.3 in a quarter of the time, and one that failed."""
-    failed = replace(trial(3, "third", [1.0], 1.0, "failed"), objective=None, failure_kind="diverged")
-    trials = (
-        trial(0, "slow", [0.9, 0.5, 0.2, 0.1], 80.0),
-        trial(1, "quick", [0.6, 0.5, 0.4, 0.3], 20.0),
-        trial(2, "quick", [0.7], 6.0, "paused"),
-        failed,
-    )
-    return CampaignFacts(
-        folder=Path("c"),
-        config={},
-        search={"objective": "valid/loss"},
-        objective="valid/loss",
-        rungs=(1,),
-        trials=trials,
-        importances={},
+def campaign() -> Campaign:
+    trials = [trial(number, curve, status) for number, (_, curve, _, status) in enumerate(ROWS)]
+    records = {number: record(*row[:3]) for number, row in enumerate(ROWS)}
+    return Campaign(history=history(trials), records=records, importances={})
+
+
+def changed(
+    campaign: Campaign, change: Callable[[TrialHistory], TrialHistory], records: Mapping[int, RunRecord] | None = None
+) -> Campaign:
+    trials = [change(one) for one in campaign.history.trials]
+    return replace(
+        campaign,
+        history=replace(campaign.history, trials=trials),
+        records=campaign.records if records is None else records,
     )
 
 
-def test_the_smallest_error_and_the_smallest_error_in_the_same_time_have_their_winners(campaign: CampaignFacts) -> None:
+def test_the_smallest_error_and_the_smallest_error_in_the_same_time_have_their_winners(campaign: Campaign) -> None:
     table = architectures_table(campaign)
     assert table is not None
     assert [row[0] for row in table.rows] == ["slow", "quick", "third"]
@@ -57,48 +94,46 @@ def test_the_smallest_error_and_the_smallest_error_in_the_same_time_have_their_w
     ]  # slow has had one epoch of 20 s
 
 
-def test_no_more_counts_than_what_a_trial_had_time_for(campaign: CampaignFacts) -> None:
-    slow = campaign.trials[0]
-    actual = [objective_within(slow, "valid/loss", seconds, False) for seconds in (19.0, 20.0, 41.0, 999.0)]
-    assert actual == [float("inf"), 0.9, 0.5, 0.1]
+@pytest.mark.parametrize(("seconds", "value"), [(19.0, float("inf")), (20.0, 0.9), (41.0, 0.5), (999.0, 0.1)])
+def test_no_more_counts_than_what_a_trial_had_time_for(campaign: Campaign, seconds: float, value: float) -> None:
+    assert objective_within(campaign.records[0], "valid/loss", seconds, False) == value
 
 
-def test_trials_on_processors_are_compared_by_what_they_computed_and_not_by_when(campaign: CampaignFacts) -> None:
-    def on_processor(one: Trial, type: str) -> Trial:
-        assert one.record is not None
-        cost = replace(one.record.cost, cpu_seconds=10.0 * one.record.epochs)  # all alike, but the slow one had to wait
-        return replace(one, record=replace(one.record, cost=cost, hardware={"type": type}, parts={"train": 50}))
+def test_trials_on_processors_are_compared_by_what_they_computed_and_not_by_when(campaign: Campaign) -> None:
+    def on_processor(one: RunRecord, type: str) -> RunRecord:
+        cost = replace(one.cost, cpu_seconds=10.0 * one.epochs)  # all alike, but the slow one had to wait
+        return replace(one, cost=cost, hardware={"type": type}, parts={"train": 50})
 
-    trials = tuple(on_processor(one, "cpu") for one in campaign.trials)
-    table = architectures_table(replace(campaign, trials=trials))
+    records = {number: on_processor(one, "cpu") for number, one in campaign.records.items()}
+    table = architectures_table(replace(campaign, records=records))
     assert table is not None and "slow per second: in 40.0 s of processors" in table.caption
     assert table.header[5] == "processor time of that trial" and table.rows[0][5:7] == ("40.0 s", "5")
-    mixed = (on_processor(campaign.trials[0], "cuda"), *trials[1:])
-    table = architectures_table(replace(campaign, trials=mixed))
+    mixed = {**records, 0: on_processor(campaign.records[0], "cuda")}
+    table = architectures_table(replace(campaign, records=mixed))
     assert table is not None and "quick per second: in 20.0 s, the" in table.caption
 
 
-def test_where_there_was_no_choice_nothing_is_compared(campaign: CampaignFacts) -> None:
-    assert architectures_table(replace(campaign, trials=campaign.trials[1:3])) is None
+def test_where_there_was_no_choice_nothing_is_compared(campaign: Campaign) -> None:
+    alone = replace(campaign, history=replace(campaign.history, trials=campaign.history.trials[1:3]))
+    assert architectures_table(alone) is None
 
 
-def test_before_any_result_nobody_wins(campaign: CampaignFacts) -> None:
-    waiting = tuple(replace(one, objective=None, status="running", failure_kind="") for one in campaign.trials)
-    table = architectures_table(replace(campaign, trials=waiting))
+def test_before_any_result_nobody_wins(campaign: Campaign) -> None:
+    waiting = changed(campaign, lambda one: replace(one, value=None, status="running", failure=None))
+    table = architectures_table(waiting)
     assert table is not None and table.caption == "Architectures; none has a result yet."
 
 
-def test_layouts_stand_by_throughput_while_they_were_compared(campaign: CampaignFacts) -> None:
+def test_layouts_stand_by_throughput_while_they_were_compared(campaign: Campaign) -> None:
     assert layouts_table(campaign) is None
     shards, speeds = (1, 2, 4, 2), (50.0, 80.0, 0.0, 95.0)  # the last trial has other settings
-    trials = tuple(
-        replace(one, parameters={"parallel.shard": shard}, speed=speed)
-        for one, shard, speed in zip(campaign.trials, shards, speeds)
-    )
-    trials = (*trials[:2], replace(trials[2], failure_kind="out_of_memory"), replace(trials[3], failure_kind=""))
-    table = layouts_table(
-        replace(campaign, trials=trials, search={"space": {"parallel.shard": {}}, "layout_trials": 3})
-    )
+    trials = [
+        replace(one, values={"parallel.shard": shard}, speed=speed, status="finished", failure=None)
+        for one, shard, speed in zip(campaign.history.trials, shards, speeds)
+    ]
+    trials[2] = replace(trials[2], status="lost", failure="out_of_memory: too large")
+    space = {**SPACE, "parallel.shard": {"type": "categorical", "choices": [1, 2, 4]}}
+    table = layouts_table(replace(campaign, history=history(trials, space=space, layout_trials=3)))
     assert table is not None
     assert [(row[0], row[1], row[2], row[4]) for row in table.rows] == [
         ("2", "2", "80", "0"),

@@ -19,9 +19,7 @@ from hydragnn.datasets import open_store
 from hydragnn.record import Failure, read_record, write_record
 from hydragnn.scripts.report import canvas, summary_table, write_report
 from hydragnn.scripts.report.collect import collect
-from hydragnn.scripts.report.facts import Scores
-from hydragnn.scripts.report.page import bar_width
-from hydragnn.scripts.report.verdict import verdict
+from hydragnn.scripts.report.verdict import bar_widths, verdict
 
 KINDS = ("ensemble", "campaign", "run")
 ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
@@ -110,24 +108,31 @@ def test_an_ensemble_finds_the_campaign_beside_it_and_a_campaign_takes_its_ensem
     shutil.copytree(samples.ensemble, alone)
     assert collect(alone).campaign is None
     actual = collect(samples.ensemble).campaign
-    assert actual is not None and actual.folder == samples.campaign
+    assert actual is not None and actual.history.trials[0].folder == samples.campaign / "trials" / "0000"
     both = collect(samples.campaign, ensemble=alone)
-    assert both.kind == "ensemble" and both.campaign is not None and both.ensemble is not None
+    assert both.kind == "ensemble" and both.campaign is not None and both.manifest is not None
 
 
-def test_failed_trials_stand_in_the_report_with_their_reason(pages: dict[str, Path]) -> None:
-    text = words(pages["campaign"])
-    assert "diverged" in text and "the loss is not finite in epoch 2; lower train.learning_rate" in text
+NOTHING: dict[str, Any] = {"epochs": 0, "curves": {}, "best": {}, "trivial": {}}
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_text_from_outside_cannot_become_markup(samples: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    record = read_record(samples.run)
-    write_record(replace(record, failure=Failure(kind="defect", message="<script>alert(1)</script> & more")), run)
-    page = write_report(run)
+@pytest.mark.parametrize(
+    ("change", "message", "shown"),
+    [
+        ({}, "<script>alert(1)</script> & more", "<script>alert(1)</script> & more"),
+        ({"status": "failed", **NOTHING}, "x", "not yet enough"),
+    ],
+    ids=["markup is text", "no epoch finished"],
+)
+def test_a_run_that_failed_has_a_report_with_its_reason(
+    samples: Any, tmp_path: Path, change: dict[str, Any], message: str, shown: str
+) -> None:
+    record = replace(read_record(samples.run), failure=Failure(kind="defect", message=message), **change)
+    write_record(record, tmp_path / "run")
+    page = write_report(tmp_path / "run")
     assert "<script" not in page.read_text(encoding="utf-8")
-    assert "<script>alert(1)</script> & more" in words(page)
+    assert shown in words(page)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -146,16 +151,6 @@ def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples: A
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples: Any, tmp_path: Path) -> None:
-    record = read_record(samples.run)
-    empty = replace(
-        record, status="failed", epochs=0, curves={}, best={}, trivial={}, failure=Failure(kind="defect", message="x")
-    )
-    write_record(empty, tmp_path / "run")
-    assert "not yet enough" in words(write_report(tmp_path / "run"))
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(samples: Any, tmp_path: Path) -> None:
     folder = tmp_path / "campaign"
     folder.mkdir()
@@ -165,29 +160,44 @@ def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(sample
     assert "None has a result yet" in text and "240 graphs" in text and "not yet enough" in text
 
 
-def test_a_folder_that_is_foreign_or_does_not_exist_is_refused_with_the_next_move(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
-        write_report(tmp_path)
-    with pytest.raises(InputError, match="does not exist"):
-        write_report(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+    ("place", "problem"), [("", "neither a campaign, an ensemble nor a run"), ("no", "does not exist")]
+)
+def test_a_folder_that_is_foreign_or_does_not_exist_is_refused(tmp_path: Path, place: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        write_report(tmp_path / place)
 
 
-@pytest.mark.parametrize("name", ["ensemble.json", "evaluation.json", "evaluation.npz", "ablation.json"])
-def test_a_damaged_file_is_named_and_nothing_is_written(samples: Any, tmp_path: Path, name: str) -> None:
+DESCRIPTION: dict[str, Any] = {"version": 5, "members": [{"name": "0", "weight": 1.0}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        *((name, None, name) for name in ("ensemble.json", "evaluation.json", "evaluation.npz", "ablation.json")),
+        ("ensemble.json", DESCRIPTION, "ensemble.json is damaged"),
+        ("evaluation.json", {"nominal": 0.9}, "damaged evaluation"),
+        ("evaluation.json", {"nominal": 1.5, "parts": {}}, "a share of 1.5"),
+        (
+            "evaluation.json",
+            {"nominal": 0.9, "parts": {}, "domain": {"detectors": ["a"], "flagged": {"test": 0}}},
+            "do not fit",
+        ),
+    ],
+    ids=["cut 1", "cut 2", "cut 3", "cut 4", "entries missing", "parts missing", "nominal above 1", "other detectors"],
+)
+def test_a_damaged_file_is_named_and_nothing_is_written(
+    samples: Any, tmp_path: Path, name: str, content: dict[str, Any] | None, problem: str
+) -> None:
     folder = tmp_path / "ensemble"
     shutil.copytree(samples.ensemble, folder)
-    (folder / name).write_bytes((folder / name).read_bytes()[:40])
-    with pytest.raises(InputError, match=re.escape(name)):
+    if content is None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:40])
+    else:
+        write_json(folder / name, content)
+    with pytest.raises(InputError, match=problem):
         write_report(folder)
     assert not (folder / "report.html").exists()
-
-
-def test_an_ensemble_with_entries_missing_is_refused(samples: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "ensemble"
-    shutil.copytree(samples.ensemble, folder)
-    write_json(folder / "ensemble.json", {"version": 1, "members": [{"name": "0"}]})
-    with pytest.raises(InputError, match="damaged ensemble"):
-        write_report(folder)
 
 
 def test_data_of_another_kind_is_told_apart_from_the_verdict(samples: Any, tmp_path: Path) -> None:
@@ -263,6 +273,4 @@ def test_units_with_dollars_are_shown_as_they_are(unit: str) -> None:
     ],
 )
 def test_bars_of_errors_are_as_long_as_the_errors(errors: tuple[float, ...], widths: tuple[float, ...]) -> None:
-    rows = [(f"row {number}", Scores(name="x", values={"mae": error})) for number, error in enumerate(errors)]
-    shown = [float(bar_width(error, [*rows, ("absent", None)])) for error in errors]
-    assert shown == pytest.approx(widths, abs=0.6)
+    assert bar_widths(errors) == pytest.approx(widths, abs=0.6)

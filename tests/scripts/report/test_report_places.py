@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.ensemble import Evaluation, TargetEvaluation
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
-from hydragnn.graphs.texts import Texts
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.data_facts import part_graphs
-from hydragnn.scripts.report.facts import DomainFacts, Facts, FieldScores, Part, PartGraphs, Points, Scores
-from hydragnn.scripts.report.field_maps import field_maps, scales_of, view_of
-from hydragnn.scripts.report.groups import groups_of
+from hydragnn.scripts.report.errors import relative_errors
+from hydragnn.scripts.report.facts import Data, Facts, Part, PartGraphs, Points
+from hydragnn.scripts.report.groups import groups_of, groups_table
 from hydragnn.scripts.report.page import page
-from hydragnn.scripts.report.tables import groups_table, relative_errors
 from hydragnn.scripts.report.verdict import verdict
+from hydragnn.scripts.report.where import field_maps, scales_of, view_of
 
 HOSTILE = "<script>alert('x')</script> & \"a\""
 LATTICE = np.array([(x, y) for y in range(3) for x in range(3)], dtype=float)
@@ -37,15 +37,24 @@ def points(field: str, target: Any, mean: Any, graph: Any, *, std: Any = None, h
     )
 
 
-def scores(field: str, **metrics: float) -> FieldScores:
-    model = Scores(name="model", values=metrics)
-    trivial = Scores(name="trivial", values={"mae": 1.0})
-    return FieldScores(field=field, unit="K", trivial=trivial, members=(model,), best_member=model, ensemble=None)
+def scores(**metrics: float) -> TargetEvaluation:
+    return TargetEvaluation(
+        unit="K", trivial={"mae": 1.0}, members={"model": metrics}, best_member="model", ensemble={}
+    )
+
+
+def facts_on(*columns: Points, domain: dict[str, Any] | None = None, **own: Any) -> Facts:
+    """The facts on a test part with these rows."""
+    points = {one.field: one for one in columns}
+    parts = {"test": dict.fromkeys(points, scores(mae=0.5, rmse=0.6, r2=0.1))}
+    evaluation = Evaluation(nominal=0.9, parts=parts, failed={}, seconds_per_graph={}, domain=domain or {})
+    return Facts(kind="run", evaluation=evaluation, points={"test": points}, **own)
 
 
 def part_of(*columns: Points) -> Part:
-    named = {one.field: one for one in columns}
-    return Part(name="test", scores=tuple(scores(name, mae=0.5, rmse=0.6, r2=0.1) for name in named), points=named)
+    part = facts_on(*columns).part
+    assert part is not None
+    return part
 
 
 def lattice(heat: list[float], flow: Any) -> GraphBatch:
@@ -69,7 +78,7 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = lattice([1.0] * 9, flow)
     second = lattice([2.0] * 8 + [math.nan], [[math.nan, 1.0], *flow[1:]])
     with StoreWriter(path, list(first.fields.values()), dim=2, attributes={}) as writer:
-        writer.write(concatenate([first, second]))
+        writer.write(concatenate([first, second]).with_texts({"name": [HOSTILE, HOSTILE]}))
     return path
 
 
@@ -84,14 +93,13 @@ def graphs_of(plates: Path, *columns: Points) -> PartGraphs:
     return found
 
 
-def facts_of(plates: Path, samples: Any, *columns: Points) -> Facts:
-    part, data = part_of(*columns), collect(samples.run).data
-    assert data is not None
-    data = replace(data, nodes=np.array([9, 9]), names=Texts([HOSTILE, HOSTILE]))
-    found = part_graphs(plates, part)
-    resolved = {"heads": [{"field": "heat"}]}
-    kept: dict[str, Any] = {"parts": {"test": part}, "graphs": found, "data": data, "resolved": resolved}
-    return Facts(title="heat", kind="run", folder="run", config={}, **kept)
+def facts_of(plates: Path, *columns: Points) -> Facts:
+    store = open_store(plates)
+    every = {field.name: {"test": 2} for field in store.fields()}
+    all_labels = {name: {"test": (2, 2)} for name in every}
+    data = Data(path=plates, store=store, sizes=store.sizes(), parts={"test": 2}, present=every, labels=all_labels)
+    graphs = part_graphs(plates, part_of(*columns))
+    return facts_on(*columns, graphs=graphs, data=data, resolved={"heads": [{"field": "heat"}]})
 
 
 def test_relative_errors_are_norms_of_whole_graphs() -> None:
@@ -144,9 +152,8 @@ def cells() -> tuple[PartGraphs, Points, Points]:
 
 def test_errors_are_grouped_by_element_composition_and_magnitude() -> None:
     own, energy, forces = cells()
-    part = part_of(energy, forces)
-    facts = Facts(title="", kind="run", folder="", config={}, resolved={}, parts={"test": part}, graphs=own)
-    by_field = {scores.field: groups_table(facts, part, scores) for scores in part.scores}
+    facts, part = facts_on(energy, forces, graphs=own), part_of(energy, forces)
+    by_field = {name: groups_table(facts, part, name) for name in part.scores}
     assert by_field["energy"] is not None and by_field["energy"].rows == [
         ("composition", "Au–Cu", "0.300", "0.300", "0.0 %", "1", "1"),
         ("", "Cu", "0.500", "0.500", "100.0 %", "1", "1"),
@@ -208,17 +215,16 @@ def test_fields_of_edges_have_groups_and_no_pictures() -> None:
     )
     own = PartGraphs(numbers=np.array([0]), batch=graph, items={"current": np.arange(24)})
     column = points("current", current, current + 1, [0] * 24)
-    kept: dict[str, Any] = {"parts": {"test": part_of(column)}, "graphs": own}
-    assert not list(field_maps(Facts(title="", kind="run", folder="", config={}, resolved={}, **kept)))
+    assert not list(field_maps(facts_on(column, graphs=own)))
     assert [one[:2] for one in groups_of(column, own, None)] == [("size of the truth (K)", name) for name in "123"]
 
 
-def test_one_graph_has_one_picture_and_its_name_cannot_become_markup(plates: Path, samples: Any) -> None:
+def test_one_graph_has_one_picture_and_its_name_cannot_become_markup(plates: Path) -> None:
     own = heat()
     first = replace(own, target=own.target[:9], mean=own.mean[:9], graph=own.graph[:9], std=None)
-    (figure,) = field_maps(facts_of(plates, samples, first))
+    (figure,) = field_maps(facts_of(plates, first))
     assert [panel.label for panel in figure.panels] == ["only graph"] and figure.panels[0].note.startswith(HOSTILE)
-    text = page(facts_of(plates, samples, own), "now")
+    text = page(facts_of(plates, own), "now")
     assert "<script" not in text and text.count("&lt;script&gt;") >= 3
     words = "".join(ET.fromstring(text.removeprefix("<!DOCTYPE html>")).itertext())
     assert "RMSE 0.100\u00a0K, relative L2 10.0\u00a0%" in words
@@ -226,40 +232,37 @@ def test_one_graph_has_one_picture_and_its_name_cannot_become_markup(plates: Pat
 
 
 def test_graphs_outside_the_domain_are_named_with_the_detectors() -> None:
-    domain = DomainFacts(
-        allowed=0.02,
-        expected=0.02,
-        flagged={"test": 0.5},
-        by_detector={"test": {"kinds": 0.5, "spread": 0.5, "latent": 0.0}},
-        scores={"test": np.array([0.5, 0.01])},
+    domain = {"false_alarms": 0.02, "detectors": ["kinds", "spread", "latent"]}
+    own = points("heat", [1.0, 2.0, 2.0], [1.0, 2.5, 2.0], [3, 1, 1])
+    facts = facts_on(
+        own,
+        domain=domain,
+        p_values={"test": np.array([0.5, 0.01])},
         excesses={"test": np.array([[0.0, 0.1, 0.2], [3.0, 5.0, 1.0]])},
     )
-    own = points("heat", [1.0, 2.0, 2.0], [1.0, 2.5, 2.0], [3, 1, 1])
-    assert domain.reasons(part_of(own)) == {3: "", 1: "spread and kinds"}
-    assert domain.reasons(part_of(replace(own, graph=np.array([1, 1, 1])))) == {}
+    assert facts.outside == {3: "", 1: "spread and kinds"}
+    assert replace(facts, points={"test": {"heat": replace(own, graph=np.array([1, 1, 1]))}}).outside == {}
 
 
 def test_tables_of_groups_and_relative_errors_need_no_store(samples: Any) -> None:
     facts = replace(collect(samples.ensemble), graphs=None)
-    part = facts.evaluation_part
+    part = facts.part
     assert part is not None
-    table = groups_table(facts, part, part.scores[0])
+    table = groups_table(facts, part, "energy")
     assert table is not None and {row[0] for row in table.rows} == {"nodes per graph", ""} and max(table.bars) == 1.0
     assert relative_errors(facts, part) == {}
 
 
 def test_the_verdict_says_when_one_member_or_a_simple_baseline_is_better() -> None:
-    own = heat()
-    worse = replace(
-        scores("heat", mae=0.2),
-        members=(Scores(name="0007", values={"mae": 0.2}), Scores(name="0009", values={"mae": 0.4})),
-        ensemble=Scores(name="ensemble", values={"mae": 0.3}),
-        baselines=(Scores(name="ridge", values={"mae": 0.25}),),
+    worse = TargetEvaluation(
+        unit="K",
+        trivial={"mae": 1.0},
+        members={"0007": {"mae": 0.2}, "0009": {"mae": 0.4}},
+        best_member="0007",
+        ensemble={"mae": 0.3},
+        baselines={"ridge": {"mae": 0.25}},
     )
-    part = Part(name="test", scores=(replace(worse, best_member=worse.members[0]),), points={"heat": own})
-    facts = Facts(title="", kind="ensemble", folder="", config={}, resolved={}, parts={"test": part})
-    text = verdict(facts).explanation
-    assert (
-        "One member alone is better for heat (0007)." in text
-        and "A simple baseline is better for heat (ridge)." in text
-    )
+    evaluation = Evaluation(nominal=0.9, parts={"test": {"heat": worse}}, failed={}, seconds_per_graph={})
+    text = verdict(Facts(kind="ensemble", evaluation=evaluation, points={"test": {"heat": heat()}})).explanation
+    assert "One member alone is better for heat (0007)." in text
+    assert "A simple baseline is better for heat (ridge)." in text

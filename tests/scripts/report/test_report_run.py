@@ -29,10 +29,10 @@ def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trai
     facts = collect(trained)
     part = facts.parts["valid"]
     assert set(part.points) == {"energy", "forces", "charge"}
-    for scores in part.scores:
-        error = part.points[scores.field].error
-        assert float(np.abs(error).mean()) == pytest.approx(scores.of_model["mae"], rel=1e-4)  # float32 predictions
-        assert float(np.sqrt((error**2).mean())) == pytest.approx(scores.of_model["rmse"], rel=1e-4)
+    for name, one in part.scores.items():
+        error, model = part.points[name].error, one.members["model"]
+        assert float(np.abs(error).mean()) == pytest.approx(model["mae"], rel=1e-4)  # float32 predictions
+        assert float(np.sqrt((error**2).mean())) == pytest.approx(model["rmse"], rel=1e-4)
 
 
 def test_the_dots_belong_to_validation_graphs(trained: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_dots_belong_to_validation_graphs(trained: Path) -> None:
     points = facts.parts["valid"].points["charge"]
     graphs, counts = np.unique(points.graph, return_counts=True)
     assert facts.data is not None and len(graphs) == facts.data.parts["valid"]
-    assert counts.tolist() == facts.data.nodes[graphs].tolist()
+    assert counts.tolist() == facts.data.sizes.nodes[graphs].tolist()
 
 
 def test_simple_baselines_of_a_run_are_those_of_its_own_training_and_validation_parts(trained: Path) -> None:
@@ -49,9 +49,9 @@ def test_simple_baselines_of_a_run_are_those_of_its_own_training_and_validation_
     split = make_split(store, config.split)
     fitted = fitted_baselines(store, split.train, model.targets, model.inputs)
     expected = baseline_errors([(fitted, split.valid)], store, model.targets)
-    scores = {one.field: one for one in collect(trained).parts["valid"].scores}
+    scores = collect(trained).parts["valid"].scores
     assert set(expected) == {"energy", "charge"} and not scores["forces"].baselines
     for name, by_baseline in expected.items():
-        assert {one.name: one["mae"] for one in scores[name].baselines} == {
-            one: metrics["mae"] for one, metrics in by_baseline.items()
+        assert {key: one["mae"] for key, one in scores[name].baselines.items()} == {
+            key: metrics["mae"] for key, metrics in by_baseline.items()
         }

@@ -1,4 +1,4 @@
-"""Where the time went: nodes over time, what faults cost, and that both read well from one worker to hundreds of nodes."""
+"""Use of the nodes: nodes over time, what faults cost, and that both read well from one worker to hundreds of nodes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,14 @@ import pytest
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.status.timeline import Outage, Session, Span
 from hydragnn.scripts.report.collect import campaign_facts
-from hydragnn.scripts.report.tables import faults_table, hours_table
-from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time
+from hydragnn.scripts.report.node_time import (
+    all_bars,
+    campaign_time,
+    faults_table,
+    hours_table,
+    mean_count,
+    nodes_over_time,
+)
 
 
 def span(slot: str, begin: float, end: float, outcome: Any = "reached") -> Span:
@@ -25,7 +31,7 @@ def session(started: float, ended: float, *slots: str) -> Session:
 
 def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, Path]) -> None:
     text = pages["disturbed"].read_text(encoding="utf-8")
-    assert "Where the time went" in text
+    assert "Use of the nodes" in text
     assert "training that counts (goodput)" in text
     for words in ("lost to the machine", "node out of service", "interrupted", "told to the sampler", "out of memory"):
         assert words in text
@@ -37,10 +43,10 @@ def test_every_slot_has_a_row_until_there_are_too_many(played: ModuleType) -> No
     rows, bands = nodes_over_time(few), nodes_over_time(many)
     assert rows is not None
     assert bands is not None
-    assert ">n2<" in rows.broad
+    assert ">n2<" in rows.panels[0].svg
     assert "each row is one node" in rows.caption
     assert "how many of the 65 nodes" in bands.caption
-    assert len(bands.broad) < 100_000
+    assert len(bands.panels[0].svg) < 100_000
 
 
 def test_a_laptop_has_workers_and_no_empty_advice() -> None:
@@ -98,9 +104,10 @@ def test_the_tables_add_up(disturbed: Any, played: ModuleType) -> None:
 def test_thousands_of_trials_are_thinned_to_the_best_and_an_even_sample(samples: Any) -> None:
     campaign = campaign_facts(samples.campaign)
     assert campaign.thin() is campaign
-    first = campaign.scored[0]
-    many = replace(campaign, trials=tuple(replace(first, number=k, objective=float(-k)) for k in range(5000)))
-    shown = [trial.number for trial in many.thin(400).trials]
+    first = campaign.history.trials[0]
+    trials = [replace(first, number=k, value=float(-k), status="finished", failure=None) for k in range(5000)]
+    many = replace(campaign, history=replace(campaign.history, trials=trials))
+    shown = [trial.number for trial in many.thin(400).history.trials]
     assert len(shown) == len(set(shown)) == 400
     assert shown[-100:] == list(range(4900, 5000))
     assert shown[0] == 0

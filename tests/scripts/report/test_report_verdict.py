@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hydragnn.scripts.report.facts import FieldScores, Points, Scores
-from hydragnn.scripts.report.quality_figures import LEVELS, binned_errors, observed_levels
+from hydragnn.ensemble import TargetEvaluation
+from hydragnn.scripts.report.facts import Points
+from hydragnn.scripts.report.uncertainty import LEVELS, binned_errors, observed_levels
 from hydragnn.scripts.report.verdict import (
     coverage_error,
     coverage_finding,
@@ -17,15 +18,13 @@ from hydragnn.scripts.report.verdict import (
 )
 
 
-def scores(mae: float, *, trivial: float = 1.0, best: float | None = None) -> FieldScores:
-    members = tuple(Scores(name=f"{i}", values={"mae": best or 1.1 * mae}) for i in range(3))
-    return FieldScores(
-        field="energy",
+def scores(mae: float, *, trivial: float = 1.0, best: float | None = None) -> TargetEvaluation:
+    return TargetEvaluation(
         unit="eV",
-        trivial=Scores(name="trivial", values={"mae": trivial}),
-        members=members,
-        best_member=members[0],
-        ensemble=Scores(name="ensemble", values={"mae": mae}),
+        trivial={"mae": trivial},
+        members={name: {"mae": best or 1.1 * mae} for name in "012"},
+        best_member="0",
+        ensemble={"mae": mae},
     )
 
 
@@ -56,17 +55,36 @@ def test_the_ensemble_is_compared_with_its_best_member(best: float, phrase: str)
 
 
 def test_errors_of_energies_are_stated_per_atom() -> None:
-    own = Scores(name="model", values={"mae": 0.1, "mae_per_node": 0.0123})
-    assert "It is 12.3 meV/atom." in error_finding(replace(scores(0.1), best_member=own, ensemble=own)).sentence
+    own = {"mae": 0.1, "mae_per_node": 0.0123}
+    assert "It is 12.3 meV/atom." in error_finding(replace(scores(0.1), ensemble=own)).sentence
     assert "per" not in error_finding(scores(0.1)).sentence.replace("predictor", "")
 
 
-def test_a_model_that_loses_to_a_simple_baseline_is_told_so_with_the_next_move() -> None:
-    simple = tuple(Scores(name=name, values={"mae": mae}) for name, mae in (("ridge", 0.05), ("boosting", 0.08)))
-    lost = error_finding(replace(scores(0.1), baselines=simple))
-    assert lost.grade == "fair" and "ridge on statistics of inputs, 0.05 against 0.1 eV. Train on more" in lost.sentence
-    won = error_finding(replace(scores(0.04), baselines=simple))
-    assert won.grade == "good" and "simpler" not in won.sentence
+@pytest.mark.parametrize(
+    ("mae", "baselines", "grade", "phrase"),
+    [
+        (
+            0.1,
+            {"ridge": 0.05, "boosting": 0.08},
+            "fair",
+            "ridge on statistics of inputs, 0.05 against 0.1 eV. Train on more",
+        ),
+        (0.04, {"ridge": 0.05, "boosting": 0.08}, "good", "its best member."),
+        (
+            0.1,
+            {"exact": 0.05},
+            "fair",
+            "A model of others is better: exact, 0.05 against 0.1 eV. Predict with it, or train on labels of it (hydragnn data label).",
+        ),
+    ],
+)
+def test_a_model_that_loses_to_a_simple_baseline_says_so_with_the_next_move(
+    mae: float, baselines: dict[str, float], grade: str, phrase: str
+) -> None:
+    own = replace(scores(mae), baselines={name: {"mae": value} for name, value in baselines.items()})
+    found = error_finding(own)
+    assert found.grade == grade and phrase in found.sentence
+    assert ("better:" in found.sentence) == (grade == "fair")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +133,8 @@ def test_the_spread_is_graded_by_how_well_it_ranks_the_errors(rank: float | None
 def test_a_field_is_as_good_as_the_worse_of_error_and_coverage() -> None:
     rows = 10_000
     narrow = points(np.arange(rows) < 0.6 * rows, np.arange(rows))
-    assert field_verdict(scores(0.1), narrow, 0.9).grade == "poor"
-    assert field_verdict(scores(0.1), None, 0.9).grade == "good"
+    assert field_verdict("energy", scores(0.1), narrow, 0.9).grade == "poor"
+    assert field_verdict("energy", scores(0.1), None, 0.9).grade == "good"
 
 
 def test_honest_spreads_lie_on_the_diagonal_of_the_calibration_curve() -> None:

@@ -1,8 +1,7 @@
-"""Nodes over time: a row per slot, or bands of counts."""
+"""Chapter on the use of nodes: attempts over time, node-hours, faults."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,11 @@ from numpy.typing import NDArray
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.status.timeline import Span, Timeline, local_nodes
-from hydragnn.scripts.report.canvas import (
-    ACCENT,
-    FAIR,
-    INK,
-    MUTED,
-    PAPER,
-    POOR,
-    SOFT,
-    Figure,
-    dashed,
-    figure,
-    label,
-    legend_above,
-    linear_scale,
-)
-from hydragnn.scripts.report.words import shorten
+from hydragnn.scripts.report import canvas
+from hydragnn.scripts.report.canvas import Figure
+from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.section import Section, Table, table_of
+from hydragnn.scripts.report.words import duration, shorten
 
 ROWS = 64
 """Slots up to which each has a row of its own."""
@@ -43,20 +31,28 @@ MARKS = 300
 
 BINS = 240
 
+FAULTS = {
+    "lost_node": "a node was lost",
+    "launch": "it did not start",
+    "preempted": "ended from outside",
+    "cut": "the controller was gone",
+    "out_of_memory": "out of memory",
+}
+
 
 def patch_look(name: str, colour: str, alpha: float = 1.0) -> dict[str, Any]:
     """Return the arguments of a patch with its name in the legend."""
-    return {"label": name, "facecolor": colour, "alpha": alpha, "edgecolor": PAPER, "linewidth": 0.5}
+    return {"label": name, "facecolor": colour, "alpha": alpha, "edgecolor": canvas.PAPER, "linewidth": 0.5}
 
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "finished": patch_look("trained to the end", ACCENT),
-    "reached": patch_look("reached a rung", ACCENT, 0.5),
-    "running": patch_look("still runs", ACCENT, 0.25),
-    "saved": patch_look("interrupted", SOFT),
-    "own": patch_look("failed by itself", FAIR),
-    "machine": patch_look("lost to the machine", POOR),
-    "out": {**patch_look("node out of service", "none"), "edgecolor": MUTED, "hatch": "////"},
+    "finished": patch_look("trained to the end", canvas.ACCENT),
+    "reached": patch_look("reached a rung", canvas.ACCENT, 0.5),
+    "running": patch_look("still runs", canvas.ACCENT, 0.25),
+    "saved": patch_look("interrupted", canvas.SOFT),
+    "own": patch_look("failed by itself", canvas.FAIR),
+    "machine": patch_look("lost to the machine", canvas.POOR),
+    "out": {**patch_look("node out of service", "none"), "edgecolor": canvas.MUTED, "hatch": "////"},
 }
 """Looks of outcomes: arguments of a patch."""
 
@@ -69,6 +65,21 @@ class Bar:
     look: str
     begin: float
     end: float
+
+
+def chapter(facts: Facts) -> Section | None:
+    """Return the chapter on the use of nodes; None before anything ran."""
+    timeline = facts.campaign.history.timeline if facts.campaign else Timeline()
+    figure = nodes_over_time(timeline)
+    if figure is None:
+        return None
+    hours, noun = timeline.node_hours(), noun_of(timeline)
+    nodes = len(set(map(node_of, timeline.slots)))
+    lead = (
+        f"{nodes} {noun}{'' if nodes == 1 else 's'}, {duration(3600 * hours.allocated)} of {noun} time; "
+        f"{100 * (hours.goodput or 0):.0f} % of it is training that counts (goodput)."
+    )
+    return Section("time", "Use of the nodes", lead, [figure], [hours_table(timeline), faults_table(timeline)])
 
 
 def nodes_over_time(timeline: Timeline) -> Figure | None:
@@ -84,31 +95,77 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
     height = 96 + round(len(slots) * max(7.0, 22.0 - 0.35 * len(slots))) if rows else 300
     scale, unit = time_unit(total)
 
-    def draw(axes: Axes, columns: int) -> None:
+    def draw(axes: Axes) -> None:
         (_draw_rows if rows else _draw_bands)(axes, slots, bars, used, total, scale)
         resumes = campaign_time(timeline, [session.started for session in timeline.sessions[1:]])
-        dashed(axes, "x", resumes / scale, zorder=4)
+        canvas.dashed(axes, "x", resumes / scale, zorder=4)
         axes.set_xlim(0, total / scale)
-        linear_scale(axes, "x")
-        axes.xaxis.set_major_locator(MaxNLocator(9 if columns > 2 else 5, steps=[1, 2, 5, 10]))
+        canvas.linear_scale(axes, "x")
+        axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
         patches = [Patch(**LOOKS[look]) for look in used]
-        legend_above(axes, columns, handles=patches, handlelength=1.2, columnspacing=1.2)
-        label(axes, f"time of campaign ({unit})", "" if rows else plural, "x" if rows else "y")
+        canvas.legend_above(axes, len(used), handles=patches, handlelength=1.2, columnspacing=1.2)
+        canvas.label(axes, f"time of campaign ({unit})", "" if rows else plural, "x" if rows else "y")
 
     shown = (
         f"each row is one {noun}; each bar is an attempt at one segment of a trial, and blank is idle"
         if rows
         else f"how many of the {len(slots)} {plural} did what; what is blank was idle"
     )
-    return figure(
+    return canvas.figure(
         "nodes",
-        "What ran where and when" if rows else f"What the {plural} did",
+        "Attempts over time" if rows else f"Use of the {plural} over time",
         f"{shown}. {_advice(timeline, used, rows=rows)}".rstrip(),
-        partial(draw, columns=len(used)),
-        narrow=partial(draw, columns=2),
+        draw,
         height=height,
-        narrow_height=height + 18 * ((len(used) + 1) // 2 - 1),
-        span="page",
+        wide=True,
+    )
+
+
+def noun_of(timeline: Timeline) -> str:
+    """Return what a node of the campaign is called."""
+    return "worker" if local_nodes(map(node_of, timeline.slots)) else "node"
+
+
+def faults_table(timeline: Timeline) -> Table:
+    """Return failures by kind and what they cost."""
+    noun = noun_of(timeline)
+    return table_of(
+        timeline.faults(),
+        {
+            "what happened": lambda row: FAULTS.get(row.kind, row.kind.replace("_", " ")),
+            "times": lambda row: str(row.count),
+            "trials": lambda row: str(row.trials),
+            f"{noun}s at fault": lambda row: str(row.nodes or "–"),
+            f"{noun} time lost": lambda row: duration(3600 * row.node_hours) if row.node_hours else "–",
+            "told to the sampler": lambda row: {0: "no", row.count: "yes"}.get(
+                row.to_sampler, f"{row.to_sampler} of {row.count}"
+            ),
+        },
+        "Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "
+        "the configuration is an answer, so that its time is not lost.",
+    )
+
+
+def hours_table(timeline: Timeline) -> Table:
+    """Return the uses of the nodes' time."""
+    hours, noun = timeline.node_hours(), noun_of(timeline)
+    uses = {
+        "training that counts": hours.useful,
+        "start-up, saving, and repeated epochs": hours.overhead,
+        "lost in faults": hours.faults,
+        f"{noun}s probed or in quarantine": hours.out,
+        "idle": hours.idle,
+        "all": hours.allocated,
+    }
+    return Table(
+        header=("use", f"{noun} time", "share"),
+        rows=[
+            (use, duration(3600 * value), f"{100 * value / hours.allocated:.1f} %")
+            for use, value in uses.items()
+            if hours.allocated > 0 and value >= 5e-4 * hours.allocated
+        ],
+        caption=f"Where the time of the {noun}s went. The share of training that counts is the goodput.",
+        strong=frozenset({0}),
     )
 
 
@@ -182,7 +239,7 @@ def _draw_rows(
         axes.add_patch(PathPatch(boxes(own), rasterized=len(bars) > BARS, zorder=2, **LOOKS[look]))
     faults = [(bar.end / scale, row[bar.slot]) for bar in bars if bar.look == "machine"]
     if 0 < len(faults) <= MARKS:
-        axes.plot(*zip(*faults), "x", color=INK, markersize=5, markeredgewidth=1.2, zorder=3)
+        axes.plot(*zip(*faults), "x", color=canvas.INK, markersize=5, markeredgewidth=1.2, zorder=3)
     axes.set_ylim(len(slots) - 0.5, -0.5)
     shown = range(0, len(slots), max(1, round(len(slots) / 24)))
     axes.set_yticks(shown, labels=[shorten(slots[k], 14) for k in shown])
@@ -202,8 +259,8 @@ def _draw_bands(
         axes.fill_between(edges / scale, low, high, step="post", **style)
         base = level
     axes.set_ylim(0, len(slots))
-    axes.axhline(len(slots), color=SOFT, linewidth=0.8, zorder=1)
-    linear_scale(axes, "y", 5, whole=True)
+    axes.axhline(len(slots), color=canvas.SOFT, linewidth=0.8, zorder=1)
+    canvas.linear_scale(axes, "y", 5, whole=True)
 
 
 def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:

@@ -1,4 +1,4 @@
-"""Pictures of fields in space: truth, prediction, error and spread."""
+"""Chapter on errors by group and in space, with pictures of fields."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,10 +16,12 @@ from matplotlib.tri import Triangulation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from hydragnn.scripts.report.canvas import COLUMN, INK, MUTED, SOFT, Figure, Panel, picture, tick_labels
+from hydragnn.scripts.report import canvas
+from hydragnn.scripts.report.canvas import COLUMN, Figure, Panel, picture
 from hydragnn.scripts.report.data_facts import graph_ranks
 from hydragnn.scripts.report.facts import Facts, PartGraphs, Points, Values
-from hydragnn.scripts.report.groups import norms, triangles
+from hydragnn.scripts.report.groups import groups_table, norms, triangles
+from hydragnn.scripts.report.section import Section
 from hydragnn.scripts.report.words import measured, percent, with_unit
 from hydragnn.training.baselines import VOLUME
 
@@ -55,9 +57,21 @@ class View:
         return float(np.clip(WIDTH * high / wide, 60.0, 200.0))
 
 
+def chapter(facts: Facts) -> Section | None:
+    """Return the chapter on the graphs and places with errors."""
+    part = facts.part
+    if part is None or not part.numbers:
+        return None
+    lead = f"Errors on the {part.name} part by what values have in common, and in space; all but those by size are of an even sample if graphs are many."
+    groups = [groups_table(facts, part, field) for field in part.scores]
+    if not any(groups):
+        return None
+    return Section("where", "Errors by group and place", lead, list(field_maps(facts)), groups)
+
+
 def field_maps(facts: Facts) -> Iterator[Figure]:
     """Return best, median and worst graph per field of nodes."""
-    part, own = facts.evaluation_part, facts.graphs
+    part, own = facts.part, facts.graphs
     if part is None or own is None or own.batch.dim < 2:
         return
     fields = [name for name in own.items if own.batch.fields[name].on == "node"]
@@ -83,7 +97,7 @@ def field_maps(facts: Facts) -> Iterator[Figure]:
             + (". " if signed else "; of several components the norm is shown. ")
             + "A good spread is deep where the error is deep. Missing labels are left blank."
         )
-        yield Figure(name=f"maps-{name}", title=f"{field} in space", caption=caption, panels=tuple(panels), span="page")
+        yield Figure(name=f"maps-{name}", title=f"{field} in space", caption=caption, panels=tuple(panels), wide=True)
 
 
 def view_of(points: Points, own: PartGraphs, number: int) -> View | None:
@@ -149,13 +163,13 @@ def draw_maps(view: View, scales: tuple[Normalize, Normalize], unit: str, axes: 
             if name in view.values:
                 corner = GAP + column * (WIDTH + GAP)
                 _draw_map(axes, view, view.values[name], np.array([corner, top]), colours)
-                texts.append((corner, top - 6, with_unit(name, unit), {"color": INK}))
+                texts.append((corner, top - 6, with_unit(name, unit), {"color": canvas.INK}))
         place, x = top + view.height + 6, np.linspace(2 * GAP, COLUMN - 2 * GAP, 65)
         bar = np.tile(np.linspace(low, high, len(x)), (2, 1))
         axes.pcolormesh(x, [place, place + 7], bar, shading="gouraud", rasterized=True, **colours)
         ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
-        for at, text in zip(np.interp(ticks, [low, high], [x[0], x[-1]]), tick_labels(ticks)):
-            texts.append((float(at), place + 10, text, {"color": MUTED, "ha": "center", "va": "top"}))
+        for at, text in zip(np.interp(ticks, [low, high], [x[0], x[-1]]), canvas.tick_labels(ticks)):
+            texts.append((float(at), place + 10, text, {"color": canvas.MUTED, "ha": "center", "va": "top"}))
     for across, down, text, style in texts:  # last, so that all pixels are one image
         axes.text(across, down, text, fontsize=11.5, **style)
 
@@ -172,5 +186,5 @@ def _draw_map(axes: Axes, view: View, values: Values, corner: Values, colours: M
         return
     wide, place = 2 * scale * view.radius[labelled], {"offsets": xy[labelled], "offset_transform": axes.transData}
     discs = EllipseCollection(wide, wide, np.zeros_like(wide), units="xy", **place, **colours)
-    discs.set(array=values[labelled], edgecolors=SOFT, linewidths=0.4, rasterized=len(values) > VECTORS)
+    discs.set(array=values[labelled], edgecolors=canvas.SOFT, linewidths=0.4, rasterized=len(values) > VECTORS)
     axes.add_collection(discs, autolim=False)

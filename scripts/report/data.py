@@ -1,0 +1,189 @@
+"""Chapter on the data: parts, fields, sizes, composition, targets."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from hydragnn.graphs.field import Field
+from hydragnn.scripts.report import canvas
+from hydragnn.scripts.report.canvas import Draw, Figure
+from hydragnn.scripts.report.facts import Data, Facts, Values
+from hydragnn.scripts.report.section import Section, Table, table_of
+from hydragnn.scripts.report.words import plain_number, pretty_unit, shorten, thousands, with_unit
+
+
+def chapter(facts: Facts) -> Section:
+    """Return the chapter on the data."""
+    own = facts.data
+    if own is None:
+        return Section("data", "Data", f"The data cannot be shown: {facts.data_problem}.")
+    branch = (
+        f"The data of branch {facts.branch} ({facts.stores[facts.branch]}): " if facts.branch in facts.stores else ""
+    )
+    attributes, sizes = own.store.attributes, own.sizes
+    source = str(attributes.get("source", attributes.get("description", "")))
+    lead = (
+        f"{branch}{thousands(len(sizes))} graphs with {thousands(int(sizes.nodes.sum()))} nodes and "
+        f"{thousands(int(sizes.edges.sum()))} edges"
+        + (f", in {own.store.dim} dimensions. " if own.store.dim else ", without geometry. ")
+        + (f"Source: {source}. " if source else "")
+    )
+    if own.sampled < len(sizes):
+        lead += f"Compositions and targets are from an even sample of {own.sampled} graphs."
+    return Section(
+        "data",
+        "Data",
+        lead + "".join(f" Note: {note}." for note in own.notes),
+        [sizes_figure(own), composition(own), targets(own)],
+        [parts_table(own, "held-out" in facts.evaluation.parts)],
+        [fields_table(own)],
+    )
+
+
+def parts_table(data: Data, cross_validated: bool = False) -> Table:
+    """Return the graphs of every part; with cross-validation, of the first member."""
+    total = max(1, sum(data.parts.values()))
+    purpose = {
+        "train": "fits the weights",
+        "valid": "chooses epoch, trial and members" + ("" if "calibration" in data.parts else "; fits intervals"),
+        "calibration": "fits intervals; has chosen nothing",
+        "test": "only judges",
+    }
+    if cross_validated:
+        purpose |= {"valid": "chooses the epoch", "test": "judges this member and fits its intervals"}
+    return table_of(
+        data.parts,
+        {
+            "part": str,
+            "graphs": lambda name: str(data.parts[name]),
+            "share": lambda name: f"{100 * data.parts[name] / total:.0f} %",
+            "what it does": lambda name: purpose.get(name, ""),
+        },
+        "Graphs by part; no graph is in two parts."
+        + (" These are the parts of the first member; others hold out other graphs." if cross_validated else ""),
+        prose=frozenset({3}),
+    )
+
+
+def fields_table(data: Data) -> Table:
+    """Return the fields of the store."""
+
+    def labels(field: Field) -> str:
+        return all_or_some({part: data.labels[field.name][part] for part in data.parts})
+
+    def all_or_some(counts: Mapping[str, tuple[int, int]]) -> str:
+        if all(count == total for count, total in counts.values()):
+            return "all"
+        return ", ".join(f"{count} of {total} {part}" for part, (count, total) in counts.items())
+
+    fields = data.store.fields()
+    return table_of(
+        fields,
+        {
+            "field": lambda field: field.name,
+            "on": lambda field: field.on,
+            "shape": lambda field: " × ".join(map(str, field.shape)) or "one number",
+            "unit": lambda field: pretty_unit(field.unit) or "–",
+            "turns as": lambda field: f"{field.classes} classes" if field.classes else field.parity,
+            "role": lambda field: field.role,
+            "graphs that have it": lambda field: all_or_some(
+                {part: (data.present[field.name][part], total) for part, total in data.parts.items()}
+            ),
+            **({"labels": labels} if any(labels(field) != "all" for field in fields) else {}),
+        },
+        "Fields of the store.",
+    )
+
+
+def sizes_figure(data: Data) -> Figure:
+    """Return the histogram of nodes per graph."""
+    nodes = data.sizes.nodes
+    low, high = int(nodes.min()), int(nodes.max())
+
+    def draw(axes: Axes) -> None:
+        bins = np.arange(low - 0.5, high + 1.5) if high - low < 40 else np.linspace(low - 0.5, high + 0.5, 36)
+        if low == high:
+            bins = np.array([low - 0.5, low + 0.5])
+            axes.set_xlim(low - 3, high + 3)
+        axes.hist(nodes, bins=bins.tolist(), rwidth=0.92)
+        canvas.linear_scale(axes, "x", 5, whole=True)
+        canvas.linear_scale(axes, "y", 4)
+        canvas.label(axes, "nodes per graph", "graphs", "y")
+
+    per_node = float(data.sizes.edges.sum() / max(1, nodes.sum()))
+    return canvas.figure(
+        "sizes",
+        "Nodes per graph",
+        f"how many graphs have how many nodes; a node has {plain_number(per_node)} incoming edges on average. "
+        "Predictions for graphs far outside this range are extrapolation.",
+        draw,
+    )
+
+
+def composition(data: Data) -> Figure | None:
+    """Return the share of nodes of every kind; None without kinds."""
+    items = sorted(data.composition.items(), key=lambda item: -item[1])
+    if not items:
+        return None
+    if len(items) > 12:
+        items = [*items[:11], (f"{len(items) - 11} others", sum(share for _, share in items[11:]))]
+    top = max(share for _, share in items)
+
+    def draw(axes: Axes) -> None:
+        for row, (_, share) in enumerate(items):
+            axes.barh(row, share, height=0.62)
+            text = f"{share * 100:.{0 if share >= 0.1 else 1}f} %"
+            axes.text(share + 0.02 * top, row, text, va="center", color=canvas.MUTED)
+        canvas.named_rows(axes, [shorten(name, 18) for name, _ in items])
+        axes.set_xlim(0, 1.22 * top)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+
+    return canvas.figure(
+        "composition",
+        "Composition",
+        f"share of all nodes by {data.composition_of}. The model knows little about kinds that are rare here "
+        "and nothing about kinds that are absent.",
+        draw,
+        height=60 + 26 * len(items),
+    )
+
+
+def targets(data: Data) -> Figure | None:
+    """Return distributions of targets in training and in the held-out part."""
+    fields = {field.name: field for field in data.store.fields()}
+    present = {name: parts for name, parts in data.targets.items() if any(map(len, parts.values()))}
+    held_out = "test" if any(len(parts.get("test", ())) for parts in present.values()) else "valid"
+
+    def drawing(field: Field, parts: Mapping[str, Values]) -> tuple[Draw, str]:
+        everything = np.concatenate([part for part in parts.values() if len(part)])
+        low, high = np.quantile(everything, [0.001, 0.999])
+        if low == high:
+            low, high = low - 0.5, high + 0.5
+        bins = np.linspace(low, high, 34).tolist()
+        filled: dict[str, Any] = {"histtype": "stepfilled", "color": canvas.SOFT, "alpha": 0.7}
+        line: dict[str, Any] = {"histtype": "step", "linewidth": 1.8}
+
+        def draw(axes: Axes) -> None:
+            for name, look in (("train", filled), (held_out, line)):
+                part = parts.get(name, ())
+                if len(part):
+                    weights = np.full(len(part), 100 / len(part))
+                    axes.hist(np.clip(part, low, high), bins=bins, weights=weights, label=name, **look)
+            canvas.linear_scale(axes, "x", 4)
+            canvas.linear_scale(axes, "y", 4)
+            canvas.label(axes, with_unit("value", field.unit), "share (%)", "y")
+            canvas.legend_above(axes)
+
+        components = f", {field.width} components" if field.width > 1 else ""
+        return draw, f"one per {field.on}{components}"
+
+    return canvas.panels(
+        "targets",
+        "Distribution of targets",
+        f"distribution in the training part (filled) and in the {held_out} part (line). Both should look "
+        "alike; where the line leaves the filled area, the model is asked about values that it has not seen.",
+        {name: drawing(fields[name], parts) for name, parts in present.items()},
+    )

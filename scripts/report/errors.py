@@ -1,0 +1,296 @@
+"""Chapter on errors: predictors beside each other, parity, histograms, confusions."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgba
+from numpy.typing import NDArray
+
+from hydragnn.ensemble import TargetEvaluation
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.scripts.report import canvas
+from hydragnn.scripts.report.canvas import Figure
+from hydragnn.scripts.report.facts import (
+    ClassPoints,
+    Facts,
+    Part,
+    Points,
+    Scores,
+    Values,
+    error,
+    is_categorical,
+    metric,
+    model_scores,
+)
+from hydragnn.scripts.report.section import Section, Table
+from hydragnn.scripts.report.words import measured, per_node, plain_number, pretty_unit, share, thousands, with_unit
+from hydragnn.training.baselines import BASELINES
+
+MANY, TOO_MANY = 300, 4000  # rows: vector dots below, pixels above, a density map above that
+DENSITY = LinearSegmentedColormap.from_list(
+    "density", [(*to_rgba(canvas.RASTER_ACCENT)[:3], a) for a in (0.12, 0.6, 1.0)]
+)
+NUMBERED = 12
+"""Classes up to which the cells of a confusion matrix carry their numbers."""
+
+
+def chapter(facts: Facts) -> Section | None:
+    """Return the chapter on errors."""
+    part = facts.part
+    if part is None:
+        return None
+    others = [other for name, other in facts.parts.items() if name != part.name]
+    scores_of = partial(score_table, facts)
+    return Section(
+        "errors",
+        "Errors",
+        "Every error stands beside the trivial predictor's, which knows only the mean of the training part (for energies "
+        "with reference values: the composition; for forces: zero; for classes: their shares), and beside those of simple "
+        "baselines: a linear fit to composition, ridge and boosting on statistics of inputs, ridge on means by volume.",
+        [
+            error_ratios(part),
+            parity(part, facts.data.sizes.nodes if facts.data else None),
+            errors(part),
+            confusion(part),
+        ],
+        [scores_of(part), class_table(part), *confusion_tables(part)],
+        [make(other) for other in others for make in (scores_of, class_table)],
+    )
+
+
+def error_ratios(part: Part) -> Figure:
+    """Return errors of members and ensemble over the trivial predictor's."""
+
+    def draw(axes: Axes) -> None:
+        ratios: list[float] = []
+        for row, one in enumerate(part.scores.values()):
+            base = error(one.trivial) or math.nan
+            members = [error(scores) / base for scores in one.members.values()]
+            alone = not one.ensemble and len(members) == 1
+            look: dict[str, Any] = {"markersize": 9} if alone else {"color": canvas.SOFT, "markersize": 5}
+            axes.plot(members, [row] * len(members), "o", **look)
+            ratios += members
+            if one.ensemble:
+                ratios.append(error(one.ensemble) / base)
+                axes.plot(ratios[-1:], [row], "o", markersize=9)
+        canvas.ratio_axis(axes, ratios)
+        canvas.named_rows(axes, list(part.scores))
+        canvas.label(axes, "error / trivial error", grid="x")
+
+    several = any(one.ensemble for one in part.scores.values())
+    return canvas.figure(
+        f"ratios-{part.name}",
+        "Error relative to the trivial predictor",
+        "one row per field; 1 (dashed) is the trivial predictor, which knows nothing but the mean of the "
+        "training part. Further left is better, and every step of the axis is a factor. "
+        + ("Small dots are the single members, the large dot is the ensemble." if several else "The dot is the model."),
+        draw,
+        height=90 + 34 * len(part.scores),
+    )
+
+
+def parity(part: Part, nodes: NDArray[np.int64] | None) -> Figure | None:
+    """Return predictions against targets, also per node where values grow."""
+    drawings = {}
+    for name, points in part.numbers.items():
+        drawings[name] = (partial(_draw_parity, points), _counts(points, "values"))
+        if nodes is not None and math.isfinite(metric(model_scores(part.scores[name]), "mae_per_node")):
+            own = nodes[points.graph]
+            unit = f"{points.unit}/atom" if points.unit == "eV" else f"{points.unit} per node".strip()
+            shares = replace(points, unit=unit, target=points.target / own, mean=points.mean / own)
+            note = f"MAE {per_node(float(np.abs(shares.error).mean()), points.unit)}"
+            drawings[f"{name} per node"] = (partial(_draw_parity, shares), note)
+    dense = any(len(points.target) > TOO_MANY for points in part.numbers.values())
+    return canvas.panels(
+        f"parity-{part.name}",
+        "Predicted against true",
+        f"every dot is one value of the {part.name} part; a perfect model puts all of them on the diagonal. "
+        "A cloud that is flatter than the diagonal means that extremes are predicted too mildly."
+        + (" Where values are too many for dots, darker cells hold more of them." if dense else ""),
+        drawings,
+        height=330,
+    )
+
+
+def _counts(points: Points | ClassPoints, noun: str) -> str:
+    return f"{thousands(len(points.target))} {noun} of {thousands(len(np.unique(points.graph)))} graphs"
+
+
+def _draw_parity(points: Points, axes: Axes) -> None:
+    low = float(min(points.target.min(), points.mean.min()))
+    high = float(max(points.target.max(), points.mean.max()))
+    margin = 0.04 * (high - low) or 1.0
+    low, high = low - margin, high + margin
+    cloud(axes, points.target, points.mean, (low, high, low, high))
+    canvas.square(axes, low, high)
+    axes.lines[-1].set_zorder(3)
+    canvas.linear_scale(axes, "x", 4)
+    canvas.linear_scale(axes, "y", 4)
+    canvas.label(axes, with_unit("true", points.unit), with_unit("predicted", points.unit))
+
+
+def cloud(axes: Axes, x: Values, y: Values, extent: tuple[float, float, float, float]) -> None:
+    """Draw few dots as vectors, many as pixels, more as densities."""
+    if len(x) > TOO_MANY:
+        counts, _, _ = np.histogram2d(x, y, bins=90, range=[extent[:2], extent[2:]])
+        axes.imshow(
+            np.ma.masked_less(counts.T, 1),
+            origin="lower",
+            extent=extent,
+            cmap=DENSITY,
+            norm=LogNorm(1, max(2.0, counts.max())),
+            aspect="auto",
+            interpolation="nearest",
+            zorder=2,
+        )
+    elif len(x) > MANY:
+        alpha = max(0.15, min(0.6, 400 / len(x)))
+        axes.plot(x, y, "o", color=canvas.RASTER_ACCENT, alpha=alpha, markersize=3.2, rasterized=True)
+    else:
+        axes.plot(x, y, "o", alpha=0.65, markersize=4)
+
+
+def errors(part: Part) -> Figure | None:
+    """Return histograms of signed errors, a panel per field."""
+    trivial = {name: error(one.trivial) for name, one in part.scores.items()}
+
+    def note(name: str, points: Points) -> str:
+        base = with_unit(plain_number(trivial.get(name, math.nan)), points.unit, "{0}\u00a0{1}").replace("/", "/\u2060")
+        return f"MAE\u00a0{plain_number(float(np.abs(points.error).mean()))}, trivial predictor {base}"
+
+    return canvas.panels(
+        f"errors-{part.name}",
+        "Distribution of errors",
+        "prediction minus truth; the hill should be narrow and centred on zero. A hill beside zero is a bias. "
+        "Dashed lines are plus and minus the mean absolute error; the outermost bars collect everything beyond them.",
+        {name: (partial(_draw_errors, points), note(name, points)) for name, points in part.numbers.items()},
+        height=240,
+    )
+
+
+def _draw_errors(points: Points, axes: Axes) -> None:
+    errors = points.error
+    reach = float(np.quantile(np.abs(errors), 0.99)) * 1.15 or 1.0
+    bins = np.linspace(-reach, reach, 12 if len(errors) < 100 else 42)
+    axes.hist(np.clip(errors, -reach, reach), bins=bins.tolist(), alpha=0.85)
+    mae = float(np.abs(errors).mean())
+    canvas.dashed(axes, "x", (-mae, mae), canvas.INK)
+    axes.axvline(0.0, color=canvas.INK, linewidth=1)
+    axes.set_xlim(-reach, reach)
+    canvas.linear_scale(axes, "x", 4)
+    canvas.linear_scale(axes, "y", 4)
+    axes.set_xlabel(with_unit("prediction − truth", points.unit))
+    axes.set_ylabel("values")
+
+
+def confusion(part: Part) -> Figure | None:
+    """Return the confusion matrix of every categorical field."""
+    return canvas.panels(
+        f"confusion-{part.name}",
+        "Confusion matrix",
+        "each row holds the labels of one true class, each column what was predicted; a cell shows the share "
+        "of its row. A perfect model fills the diagonal only.",
+        {name: (partial(_draw_confusion, points), _counts(points, "labels")) for name, points in part.classes.items()},
+        height=330,
+    )
+
+
+def _draw_confusion(points: ClassPoints, axes: Axes) -> None:
+    classes = points.probability.shape[1]
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (points.target, points.label), 1.0)
+    matrix = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    axes.imshow(matrix, cmap=DENSITY, vmin=0.0, vmax=1.0, interpolation="nearest")
+    if classes <= NUMBERED:
+        for row, column in np.argwhere(matrix > 0):
+            axes.text(column, row, f"{100 * matrix[row, column]:.0f}", ha="center", va="center")
+        axes.set_xticks(range(classes))
+        axes.set_yticks(range(classes))
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+
+
+def _compared(
+    part: Part, categorical: bool, cells: Callable[[str, TargetEvaluation, Scores], tuple[str, ...]]
+) -> dict[str, Any]:
+    """Return rows of trivial predictor, simple baselines, best member and ensemble per field."""
+    rows: list[tuple[str, ...]] = []
+    strong: set[int] = set()
+    for field, one in part.scores.items():
+        if is_categorical(one) != categorical:
+            continue
+        best = one.members.get(one.best_member)
+        entries: list[tuple[str, Scores]] = [("trivial predictor", one.trivial)]
+        entries += [(BASELINES.get(name, name), scores) for name, scores in one.baselines.items()]
+        entries += [(f"best single model ({one.best_member})" if one.ensemble else "model", best)] if best else []
+        entries += [("ensemble", one.ensemble)] if one.ensemble else []
+        for name, scores in entries:
+            ratio = error(scores) / error(one.trivial) if error(one.trivial) else math.nan
+            rows.append((field, name, *cells(field, one, scores), share(ratio)))
+        strong.add(len(rows) - 1)
+    return {"rows": rows, "strong": frozenset(strong)}
+
+
+def relative_errors(facts: Facts, part: Part) -> dict[str, float]:
+    """Return the mean relative L2 error of fields of nodes without atoms."""
+    on = {field.name: field.on for field in facts.data.store.fields()} if facts.data else {}
+    fields = [own for name, own in part.numbers.items() if on.get(name) == "node" and ATOMIC_NUMBERS not in on]
+    errors = {own.field: own.graph_errors().relative for own in fields}
+    return {name: float(np.nanmean(own)) for name, own in errors.items() if np.isfinite(own).any()}
+
+
+def score_table(facts: Facts, part: Part) -> Table:
+    """Return the errors of every numeric field."""
+    relative = relative_errors(facts, part)
+    grows = any(math.isfinite(metric(model_scores(one), "mae_per_node")) for one in part.scores.values())
+    columns: dict[str, Callable[[str, TargetEvaluation, Scores], str]] = {
+        "unit": lambda _, one, own: pretty_unit(one.unit) or "–",
+        "MAE": lambda _, one, own: measured(metric(own, "mae")),
+        "MAE per node": lambda _, one, own: measured(metric(own, "mae_per_node")),
+        "RMSE": lambda _, one, own: measured(metric(own, "rmse")),
+        "relative L2": lambda field, one, own: (
+            share(relative.get(field, math.nan)) if own is model_scores(one) else "–"
+        ),
+        "R²": lambda _, one, own: share(metric(own, "r2")),
+    }
+    if not grows:
+        del columns["MAE per node"]
+    if not relative:
+        del columns["relative L2"]
+    return Table(
+        header=("field", "predictor", *columns, "MAE / trivial"),
+        **_compared(part, False, lambda *row: tuple(cell(*row) for cell in columns.values())),
+        caption=f"Errors on the {part.name} part. MAE: mean absolute error; RMSE: root mean square error; R²: explained share "
+        "of the variance."
+        + " Per node: of values that grow with the graph, divided by its nodes." * grows
+        + " Relative L2: norm of a graph's errors over the norm of its true values, mean over graphs." * bool(relative),
+    )
+
+
+def class_table(part: Part) -> Table:
+    """Return the scores of every categorical field."""
+    metrics = ("accuracy", "balanced_accuracy", "auroc", "nll", "brier", "ece")
+    return Table(
+        header=("field", "predictor", "accuracy", "balanced", "AUROC", "NLL", "Brier", "ECE", "wrong / trivial"),
+        **_compared(part, True, lambda _, one, own: tuple(share(metric(own, name)) for name in metrics)),
+        caption=f"Classes on the {part.name} part. Accuracy: share of right labels; balanced: mean over classes; AUROC: one class "
+        "against the rest, mean over classes; NLL (nats) and Brier: proper scores, lower is better; ECE: mean gap between "
+        "the probability of the predicted class and how often it is right.",
+    )
+
+
+def confusion_tables(part: Part) -> list[Table]:
+    """Return true against predicted classes of every categorical field."""
+    return [
+        Table(
+            header=("true \\ predicted", *(str(number) for number in range(len(one.confusion)))),
+            rows=[(str(number), *map(str, row)) for number, row in enumerate(one.confusion)],
+            caption=f"Confusions of {field} on the {part.name} part: labels by true and predicted class.",
+        )
+        for field, one in part.scores.items()
+    ]

@@ -1,0 +1,468 @@
+"""Chapter on the search: trials, hyperparameters, architectures, layouts."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from hydragnn.hpo import TrialHistory
+from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.hpo.search_settings import PARALLEL
+from hydragnn.record import RunRecord
+from hydragnn.scripts.report import canvas
+from hydragnn.scripts.report.canvas import Figure
+from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
+from hydragnn.scripts.report.section import Section, Table, table_of
+from hydragnn.scripts.report.training import curve
+from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, shorten, text
+
+BEST_TRIALS, FAILURES = 10, 12
+STATUS = {
+    "finished": "finished",
+    "paused": "stopped at a rung",
+    "running": "running",
+    "waiting": "waiting",
+    "asked": "not started",
+    "failed": "failed",
+    "lost": "lost to machine faults",
+}
+DOTS = 2000
+"""Trials above which dots are drawn as pixels, so that the page stays small."""
+MOST = 7  # hyperparameters in parallel coordinates: more are unreadable
+ABSENT = -0.18  # where trials without a conditional hyperparameter pass
+
+
+def chapter(facts: Facts) -> Section | None:
+    """Return the chapter on the search."""
+    campaign = facts.campaign
+    if campaign is None:
+        return None
+    best, trials = campaign.best, campaign.history.trials
+    lead = f"{len(trials)} trials: {trial_status(trials)}. " + (
+        f"The best is trial {best.number} with {campaign.objective} = {plain_number(best.value or 0.0)}."
+        if best
+        else "None has a result yet."
+    )
+    shown = campaign.thin()
+    if shown is not campaign:
+        lead += (
+            f" Pictures with a line for every trial show {len(shown.history.trials)}: the best, and an even sample of the "
+            "others."
+        )
+    return Section(
+        "search",
+        "Search",
+        lead,
+        [history(campaign), importance(campaign), learning_curves(shown), parallel_coordinates(shown)],
+        [architectures_table(campaign), layouts_table(campaign), trials_table(campaign), failures_table(campaign)],
+    )
+
+
+def history(campaign: Campaign) -> Figure | None:
+    """Return the objective of every trial in order; None without values."""
+    scores, winner = campaign.scores, campaign.best
+    if winner is None:
+        return None
+    numbers, values = list(scores), list(scores.values())
+    best = np.minimum.accumulate(values)
+    finished = {trial.number for trial in campaign.history.trials if trial.status == "finished"}
+
+    def draw(axes: Axes) -> None:
+        last = campaign.history.trials[-1].number
+        axes.step([*numbers, last], [*best, best[-1]], where="post", label="best so far")
+        for full, fill, name in ((True, canvas.SOFT, "full budget"), (False, "none", "stopped")):
+            shown = [(number, value) for number, value in scores.items() if (number in finished) == full]
+            look: dict[str, Any] = {"markersize": 6, "markeredgecolor": canvas.MUTED, "markeredgewidth": 0.8}
+            if shown:
+                axes.plot(*zip(*shown), "o", color=fill, label=name, rasterized=len(scores) > DOTS, **look)
+        axes.plot([winner.number], [scores[winner.number]], "o", markersize=8)
+        canvas.value_axis(axes, "y", values)
+        canvas.linear_scale(axes, "x", 6, whole=True)
+        canvas.label(axes, "trial", campaign.measure, "y")
+        canvas.legend_above(axes)
+
+    return canvas.figure(
+        "history",
+        "Objective of every trial",
+        f"each dot is one trial's {campaign.objective} (lower is better), hollow where it was stopped before "
+        "its full budget; the line is the best so far. A line that is flat at the end says that more trials of the same kind "
+        "would hardly help.",
+        draw,
+        height=280,
+    )
+
+
+def importance(campaign: Campaign) -> Figure | None:
+    """Return the importance of each hyperparameter; None where unknown."""
+    items = sorted(campaign.importances.items(), key=lambda item: -item[1])[:10]
+    if not items:
+        return None
+    top = max(value for _, value in items) or 1.0
+
+    def draw(axes: Axes) -> None:
+        for row, (name, value) in enumerate(items):  # names above the bars: they are longer than any margin
+            axes.barh(row, value, height=0.3, color=canvas.ACCENT if row == 0 else canvas.SOFT)
+            axes.text(0, row - 0.24, shorten(name, 42), va="bottom", ha="left", fontsize=11)
+            axes.text(
+                value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", ha="left", color=canvas.MUTED, fontsize=11
+            )
+        axes.set_xlim(0, 1.18 * top)
+        axes.set_ylim(len(items) - 0.6, -0.8)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+
+    return canvas.figure(
+        "importance",
+        "Importance of hyperparameters",
+        "the share of the objective's variation over all trials that each hyperparameter explains. Long bars "
+        "are worth searching more finely; short ones can be left at their defaults. With few trials this is a hint only.",
+        draw,
+        height=70 + 34 * len(items),
+    )
+
+
+def learning_curves(campaign: Campaign) -> Figure | None:
+    """Return the validation loss of every trial over epochs, if any."""
+    curves = [(trial, curve(campaign.records.get(trial.number), "valid/loss")) for trial in campaign.history.trials]
+    curves = [(trial, values) for trial, values in curves if values]
+    if not curves:
+        return None
+    best = campaign.best
+
+    def draw(axes: Axes) -> None:
+        losses: list[float] = []
+        for trial, values in curves:
+            winner = best is not None and trial.number == best.number
+            look: dict[str, Any] = {"linewidth": 2.2, "zorder": 3} if winner else {"color": canvas.SOFT, "linewidth": 1}
+            axes.plot(range(1, len(values) + 1), values, **look)
+            if trial.status in ("paused", *FAILED):
+                axes.plot(
+                    [len(values)], values[-1:], "x", color=canvas.MUTED, markersize=6, markeredgewidth=1, zorder=3
+                )
+            losses += [value for value in values[1:] or values if math.isfinite(value)]
+        canvas.dashed(axes, "x", campaign.history.rungs[:-1], canvas.SOFT, zorder=1)
+        if losses:
+            canvas.value_axis(axes, "y", [min(losses), float(np.quantile(losses, 0.98))])
+        canvas.linear_scale(axes, "x", 6, whole=True)
+        canvas.label(axes, "epoch", "valid/loss", "y")
+
+    return canvas.figure(
+        "rungs",
+        "Learning curves and rungs",
+        "each line is one trial's validation loss. At every rung (dashed) only the better trials go on, so "
+        "that the budget is spent on promising ones; a cross marks where a trial was stopped. The coloured line is the best.",
+        draw,
+        height=290,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coordinate:
+    """Axis of parallel coordinates; positions are 0 to 1 or ``ABSENT``."""
+
+    name: str
+    places: tuple[float, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+    @property
+    def floor(self) -> float:
+        """Return the position where the axis begins."""
+        return min(0.0, *self.places)
+
+
+def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordinate:
+    """Return the axis of a hyperparameter; None marks trials without it.
+
+    >>> coordinate("kind", ["b", "a", None]).places
+    (1.0, 0.0, -0.18)
+    """
+    present = [value for value in values if value is not None]
+    key: Callable[[Any], Any] = str
+    at: dict[Any, float]
+    if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+        key = float
+        scale = math.log if log and min(present) > 0 else float
+        low, high = scale(min(present)), scale(max(present))
+        at = {float(value): (scale(value) - low) / ((high - low) or 1.0) for value in present}
+        ticks = [(at[float(value)], plain_number(value)) for value in sorted({min(present), max(present)})]
+    else:
+        labels: list[Any] = sorted({str(value) for value in present})
+        at = {label: number / max(1, len(labels) - 1) for number, label in enumerate(labels)}
+        ticks = [(at[label], shorten(label, 12)) for label in labels]
+    if len(present) < len(values):
+        ticks = [(ABSENT, "none"), *ticks]
+    places = tuple(ABSENT if value is None else at[key(value)] for value in values)
+    return Coordinate(name=name, places=places, ticks=tuple(ticks))
+
+
+def parallel_coordinates(campaign: Campaign) -> Figure | None:
+    """Return a line per trial through all hyperparameters, if several."""
+    scores = campaign.scores
+    trials = [trial for trial in campaign.history.trials if trial.number in scores]
+    used = {name for trial in trials for name in trial.values}
+    space = {name: entry for name, entry in campaign.search["space"].items() if name in used}
+    ranked = sorted(space, key=lambda name: -campaign.importances.get(name, 0.0))[:MOST]
+    if len(ranked) < 2 or len(trials) < 2:
+        return None
+    columns = [
+        coordinate(
+            name,
+            [trial.values.get(name) for trial in trials],
+            log=bool(entry.get("log")),
+        )
+        for name, entry in space.items()
+        if name in ranked
+    ]
+    columns.append(coordinate(campaign.measure, list(scores.values()), log=True))
+    absent = any(column.floor < 0 for column in columns)
+    return canvas.figure(
+        "parallel",
+        "Parallel coordinates of all trials",
+        "each line is one trial; follow it through the value of every hyperparameter to its objective. The "
+        "coloured lines are the best ones, the thick line is the winner: where they bundle, the search has found what it likes; where they fan out, the "
+        "value does not matter."
+        + (" A trial that lacks a conditional hyperparameter passes through “none”." if absent else ""),
+        partial(_draw_lying, columns),
+        height=330,
+        wide=True,
+    )
+
+
+def _looks(columns: Sequence[Coordinate]) -> list[tuple[int, dict[str, Any]]]:
+    """Return trials from worst to best with the look of their line."""
+    order = [int(trial) for trial in np.argsort([-place for place in columns[-1].places], kind="stable")]
+    best = set(order[-min(10, max(1, len(order) // 5)) :])
+    return [
+        (trial, {"linewidth": 2.2 if trial == order[-1] else 1.3})
+        if trial in best
+        else (trial, {"color": canvas.SOFT, "linewidth": 0.9, "alpha": 0.75})
+        for trial in order
+    ]
+
+
+def _draw_lying(columns: Sequence[Coordinate], axes: Axes) -> None:
+    """Draw axes side by side, the objective at the right."""
+    for trial, look in _looks(columns):
+        axes.plot(range(len(columns)), [column.places[trial] for column in columns], **look)
+    stagger = 0.11 if len(columns) > 6 else 0.0
+    for at, column in enumerate(columns):
+        axes.plot([at, at], [column.floor, 1], color=canvas.MUTED, linewidth=0.8, zorder=1)
+        for place, tick in column.ticks:
+            axes.text(at + 0.04, place, tick, va="center", fontsize=11.5, bbox=canvas.plate())
+        name_height = 1.08 + stagger * (at % 2)
+        axes.text(at, name_height, shorten(short(column.name), 22), ha="center", fontsize=12, color=canvas.MUTED)
+    axes.set_xlim(-0.35, len(columns) - 0.4)
+    axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
+    axes.axis("off")
+
+
+def trial_status(trials: Sequence[TrialHistory]) -> str:
+    """Return how the trials ended, in words.
+
+    >>> trial_status([])
+    'no trials'
+    """
+    counts = {status: sum(trial.status == status for trial in trials) for status in STATUS}
+    return ", ".join(f"{count} {STATUS[status]}" for status, count in counts.items() if count) or "no trials"
+
+
+def trials_table(campaign: Campaign) -> Table:
+    """Return the best trials with their hyperparameters."""
+    ranked, trials, scores = campaign.ranked[:BEST_TRIALS], len(campaign.history.trials), campaign.scores
+    names = [name for name in campaign.search["space"] if any(name in trial.values for trial in ranked)]
+
+    def setting(name: str) -> Callable[[TrialHistory], str]:
+        return lambda trial: text(trial.values.get(name))
+
+    def of_record(make: Callable[[RunRecord], str]) -> Callable[[TrialHistory], str]:
+        return lambda trial: make(campaign.records[trial.number]) if trial.number in campaign.records else "–"
+
+    return table_of(
+        ranked,
+        {
+            "trial": lambda trial: str(trial.number),
+            campaign.measure: lambda trial: measured(scores[trial.number]),
+            "status": lambda trial: STATUS.get(trial.status, trial.status),
+            "epochs": of_record(lambda record: str(record.epochs)),
+            "time": of_record(lambda record: duration(record.cost.seconds)),
+            **{short(name): setting(name) for name in names},
+        },
+        f"The best {len(ranked)} of {trials} trials." if len(ranked) < trials else "All trials, best first.",
+    )
+
+
+def layouts_table(campaign: Campaign) -> Table | None:
+    """Return layouts of ranks by throughput; None where none were searched."""
+    axes = [path for path in campaign.search["space"] if path.startswith(PARALLEL)]
+    trials_by_layout: dict[tuple[Any, ...], list[TrialHistory]] = {}
+    for trial in campaign.history.trials:
+        trials_by_layout.setdefault(tuple(trial.values.get(path) for path in axes), []).append(trial)
+    if not axes or not trials_by_layout:
+        return None
+    first = campaign.search.get("layout_trials") or 0
+
+    def speed(trials: Sequence[TrialHistory]) -> float:
+        compared = [trial.speed for trial in trials if trial.number < first] or [trial.speed for trial in trials]
+        return max(compared)
+
+    rows = sorted(trials_by_layout.items(), key=lambda row: -speed(row[1]))
+    caption = "Layouts of ranks, the fastest first: graphs of training per second, of all ranks together, in the first segment of the best trial."
+    if first:
+        rule = f"The first {first} trials differ in their layout only, and the fastest of these is that of all later trials."
+        caption += f" {rule} Their throughput is shown."
+    return Table(
+        header=(*map(short, axes), "trials", "graphs per second", "most memory of a rank", "out of memory"),
+        rows=[
+            (
+                *map(text, layout),
+                str(len(trials)),
+                f"{speed(trials):.4g}" if speed(trials) else "–",
+                memory_text(
+                    [own.cost.peak_memory_mb for trial in trials if (own := campaign.records.get(trial.number))]
+                ),
+                str(sum(failure_kind(trial) == "out_of_memory" for trial in trials)),
+            )
+            for layout, trials in rows
+        ],
+        caption=caption,
+    )
+
+
+def memory_text(megabytes: Sequence[float]) -> str:
+    """Return the largest of some peaks; a dash without any.
+
+    >>> memory_text([200.0, 236.6])
+    '237 MB'
+    """
+    return f"{max(megabytes):,.0f} MB" if any(megabytes) else "–"
+
+
+def failures_table(campaign: Campaign) -> Table:
+    """Return the trials that ended without a result, with the reason."""
+    failed = [trial for trial in campaign.history.trials if failure_kind(trial)]
+    many = len(failed) > FAILURES
+    which = f"The first {FAILURES} of {len(failed)} trials that failed" if many else "Trials that failed"
+    return table_of(
+        failed[:FAILURES],
+        {
+            "trial": lambda trial: str(trial.number),
+            "kind": lambda trial: failure_kind(trial).replace("_", " "),
+            "reason": lambda trial: one_line(trial.failure.partition(": ")[2]),
+            "configuration": lambda trial: ", ".join(
+                f"{short(key)} = {text(own)}" for key, own in trial.values.items()
+            ),
+        },
+        f"{which}; the sampler learns from them unless the machine was at fault.",
+        prose=frozenset({2, 3}),
+    )
+
+
+def compared_by_processor(records: Sequence[RunRecord]) -> bool:
+    """Return True where trials are compared by processor time.
+
+    On a processor that others use, too, wall time depends on when a trial ran.
+    """
+    trained = [record for record in records if record.epochs]
+    return bool(trained) and all(one.hardware.get("type") == "cpu" and one.cost.cpu_seconds > 0 for one in trained)
+
+
+def seconds_of(record: RunRecord, processor: bool) -> float:
+    """Return the processor or wall seconds of a run."""
+    return record.cost.cpu_seconds if processor else record.cost.seconds
+
+
+def objective_within(record: RunRecord | None, objective: Objective, seconds: float, processor: bool) -> float:
+    """Return the objective after so many seconds; infinite before the first epoch."""
+    if record is None or record.epochs < 1 or seconds_of(record, processor) <= 0:
+        return math.inf
+    epochs = min(record.epochs, int(seconds * record.epochs / seconds_of(record, processor) + 1e-9))
+    value = objective_value(record, objective, epochs) if epochs else None
+    return math.inf if value is None else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """An architecture in a campaign with its trials."""
+
+    kind: str
+    trials: tuple[TrialHistory, ...]
+    error: float
+    """Objective of the best trial; infinite without one."""
+    record: RunRecord | None
+    """Record of the best trial."""
+    in_time: float
+    """Smallest objective within the shortest training; infinite without one."""
+
+
+def compared_architectures(campaign: Campaign, shortest: float | None, processor: bool) -> list[Architecture]:
+    """Return all architectures that were tried, the smallest error first.
+
+    ``shortest`` is the least time of a complete training.
+    """
+    objective, scores, records = campaign.history.settings.search.objective, campaign.scores, campaign.records
+    by_kind: dict[str, list[TrialHistory]] = {}
+    for trial in campaign.history.trials:
+        model = records[trial.number].config.get("model", {}) if trial.number in records else {}
+        by_kind.setdefault(str(trial.values.get("model.kind") or model.get("kind", "")), []).append(trial)
+    rows = []
+    for kind, trials in by_kind.items():
+        numbers = [trial.number for trial in trials if trial.number in scores]
+        within = (
+            []
+            if shortest is None
+            else [objective_within(records.get(n), objective, shortest, processor) for n in numbers]
+        )
+        best = min(numbers, key=lambda n: scores[n], default=-1)
+        error, record = scores.get(best, math.inf), records.get(best)
+        in_time = min(within, default=math.inf)
+        rows.append(Architecture(kind=kind, trials=tuple(trials), error=error, record=record, in_time=in_time))
+    return sorted((one for one in rows if one.kind), key=lambda one: (one.error, one.kind))
+
+
+def architectures_table(campaign: Campaign) -> Table | None:
+    """Return architectures by error; None where there was no choice."""
+    records = campaign.records
+    processor = compared_by_processor(list(records.values()))
+    finished = [trial.number for trial in campaign.history.trials if trial.status == "finished"]
+    seconds = min((seconds_of(records[n], processor) for n in finished if n in records), default=None)
+    rows = compared_architectures(campaign, seconds, processor)
+    if len(rows) < 2:
+        return None
+    quickest = min(rows, key=lambda one: one.in_time)
+    caption = "Architectures; none has a result yet."
+    if math.isfinite(rows[0].error):
+        caption = f"Architectures, the smallest error first: {rows[0].kind} wins per error"
+        if seconds is not None and math.isfinite(quickest.in_time):
+            time = duration(seconds) + (" of processors" if processor else "")
+            caption += f", {quickest.kind} per second: in {time}, the shortest training to the end, it came furthest"
+        caption += ". Few trials of an architecture say little about it."
+
+    def speed(record: RunRecord) -> float:
+        if processor:
+            return record.parts.get("train", 0) * record.epochs / record.cost.cpu_seconds
+        return record.cost.graphs_per_second
+
+    return table_of(
+        rows,
+        {
+            "architecture": lambda one: one.kind,
+            "trials": lambda one: str(len(one.trials)),
+            "trained to the end": lambda one: str(sum(trial.status == "finished" for trial in one.trials)),
+            "failed": lambda one: str(sum(bool(failure_kind(trial)) for trial in one.trials)),
+            f"best {campaign.measure}": lambda one: measured(one.error),
+            f"{'processor time' if processor else 'time'} of that trial": lambda one: (
+                duration(seconds_of(one.record, processor)) if one.record else "–"
+            ),
+            "its graphs per second": lambda one: f"{speed(one.record):.0f}" if one.record else "–",
+            f"best within {'the shortest training' if seconds is None else duration(seconds)}": lambda one: measured(
+                one.in_time
+            ),
+        },
+        caption,
+    )

@@ -1,0 +1,231 @@
+"""Chapter on spreads and intervals: coverage, calibration, reliability."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from scipy.special import ndtri
+
+from hydragnn.scripts.report import canvas
+from hydragnn.scripts.report.canvas import Figure
+from hydragnn.scripts.report.facts import ClassPoints, Facts, Part, Points, Values, is_categorical, metric
+from hydragnn.scripts.report.section import Section, Table
+from hydragnn.scripts.report.verdict import coverage_error
+from hydragnn.scripts.report.words import measured, pretty_unit, with_unit
+
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+BINS = 10
+"""Groups of equal width in the probability of the predicted class."""
+
+
+def chapter(facts: Facts) -> Section | None:
+    """Return the chapter on spreads and intervals."""
+    part, nominal = facts.part, facts.evaluation.nominal
+    if part is None or facts.manifest is None:
+        return None
+    parts = list(facts.parts.values())
+    chapter = Section(
+        "uncertainty",
+        "Uncertainty and intervals",
+        f"Every prediction comes with a spread (between members and within each) and a {nominal * 100:.0f} % interval. "
+        "Here both are compared with the true values. "
+        + " ".join(f"{name}: {own.sentence}." for name, own in facts.manifest.calibration.items()),
+        [coverage(parts, nominal), calibration(part, nominal), spread_against_error(part), reliability(part)],
+        uncertainty_tables(part, nominal),
+        [table for other in parts if other.name != part.name for table in uncertainty_tables(other, nominal)],
+    )
+    return chapter if any(chapter.figures) or any(chapter.tables) else None
+
+
+def reliability(part: Part) -> Figure | None:
+    """Return probabilities of predicted classes against observed frequencies."""
+    return canvas.panels(
+        f"reliability-{part.name}",
+        "Reliability of probabilities",
+        "predictions are grouped by the probability of the predicted class; each dot is the share of right "
+        "ones in its group. On the diagonal probabilities mean what they say; below it the model is overconfident.",
+        {name: (partial(_draw_reliability, points), "") for name, points in part.classes.items()},
+        height=310,
+    )
+
+
+def _draw_reliability(points: ClassPoints, axes: Axes) -> None:
+    confidence, right = points.probability.max(axis=1), points.label == points.target
+    group = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(group, minlength=BINS)
+    some = count > 0
+    promised, observed = (
+        np.bincount(group, weights=np.asarray(weights, dtype=np.float64), minlength=BINS)[some] / count[some]
+        for weights in (confidence, right)
+    )
+    canvas.square(axes, 0.0, 1.0, 1.02)
+    axes.plot(promised, observed, "-o", markersize=6)
+    axes.set_xlim(0, 1.02)
+    canvas.linear_scale(axes, "x")
+    canvas.linear_scale(axes, "y")
+    canvas.label(axes, "probability of the predicted class", "share of right ones")
+
+
+def observed_levels(points: Points) -> Values | None:
+    """Return the coverage of Gaussian intervals of all ``LEVELS``; None without spreads."""
+    spread = points.spread
+    if spread is None:
+        return None
+    z = ndtri(0.5 + np.array(LEVELS) / 2)
+    inside = np.abs(points.error)[None, :] <= z[:, None] * np.maximum(spread, 1e-300)[None, :]
+    return np.asarray(inside.mean(axis=1), dtype=np.float64)
+
+
+def calibration(part: Part, nominal: float) -> Figure | None:
+    """Return promised against observed coverage of fields with spreads."""
+    promise = f"{nominal * 100:.0f}\u00a0%"
+
+    def note(points: Points) -> str:
+        covered = points.covered
+        return "" if covered is None else f"{promise} interval holds {np.nanmean(covered) * 100:.1f}\u00a0%"
+
+    return canvas.panels(
+        f"calibration-{part.name}",
+        "Calibration of the spread",
+        "for every promised probability, the share of true values that really fell inside the interval of "
+        "that probability. On the diagonal the promise is kept; below it the model is overconfident, above it too cautious. "
+        f"The line uses the predicted spread; the diamond is the conformal {promise} interval that predictions carry.",
+        {
+            name: (partial(_draw_calibration, points, nominal), note(points))
+            for name, points in part.numbers.items()
+            if points.spread is not None
+        },
+        height=310,
+    )
+
+
+def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
+    canvas.square(axes, 0.0, 1.0, 1.02)
+    observed = observed_levels(points)
+    if observed is not None:
+        axes.fill_between(
+            (0, *LEVELS, 1), (0, *LEVELS, 1), (0, *observed, 1), color=canvas.ACCENT, alpha=0.15, linewidth=0
+        )
+        axes.plot((0, *LEVELS, 1), (0, *observed, 1))
+    if points.covered is not None:
+        look: dict[str, Any] = {
+            "color": canvas.INK,
+            "markersize": 7,
+            "markeredgecolor": canvas.PAPER,
+            "markeredgewidth": 1,
+        }
+        axes.plot([nominal], [float(np.nanmean(points.covered))], "D", **look)
+    canvas.linear_scale(axes, "x")
+    canvas.linear_scale(axes, "y")
+    canvas.label(axes, "promised share", "observed share")
+
+
+def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
+    """Return coverage by field and part with chance errors, if any."""
+    rows = [
+        (f"{name} ({part.name})", float(np.nanmean(points.covered)), coverage_error(points, nominal))
+        for part in parts
+        for name, points in part.points.items()
+        if points.covered is not None
+    ]
+    if not rows:
+        return None
+    promise = f"{nominal * 100:.0f}\u00a0%"
+
+    def draw(axes: Axes) -> None:
+        for row, (name, share, chance) in enumerate(rows):
+            colour = canvas.MUTED if name.endswith("(valid)") else canvas.ACCENT
+            axes.plot([max(0, share - 2 * chance), min(1, share + 2 * chance)], [row, row], color=colour, linewidth=2)
+            axes.plot([share], [row], "o", color=colour, markersize=7)
+        canvas.dashed(axes, "x", [nominal], canvas.INK)
+        low = min(min(share - 2 * chance for _, share, chance in rows), nominal - 0.1)
+        axes.set_xlim(max(0.0, low - 0.02), 1.01)
+        canvas.named_rows(axes, [name for name, _, _ in rows])
+        canvas.linear_scale(axes, "x", 5)
+        canvas.label(axes, "share of true values inside", grid="x")
+
+    return canvas.figure(
+        "coverage",
+        f"Coverage of the {promise} intervals",
+        "the dot is the share of true values inside their interval, the line what chance alone would allow "
+        f"(two standard errors, graphs counted as wholes). The dashed line is the promise, {promise}. "
+        "Validation values were used to make the model and its intervals, so that only other parts (coloured) are evidence.",
+        draw,
+        height=90 + 30 * len(rows),
+    )
+
+
+def spread_against_error(part: Part) -> Figure | None:
+    """Return binned errors against predicted spread."""
+    return canvas.panels(
+        f"spread-{part.name}",
+        "Spread against error",
+        "values are sorted by predicted spread into groups of equal count; each dot is the real error (root mean square) of one "
+        "group. Rising dots mean that the spread knows which predictions are bad; dots on the diagonal mean that its size "
+        "is right too, dots above it that it is too small.",
+        {
+            name: (partial(_draw_spread, points.spread, points), "")
+            for name, points in part.numbers.items()
+            if points.spread is not None and _varies(points.spread)
+        },
+        height=310,
+    )
+
+
+def _varies(spread: Values) -> bool:
+    return len(spread) >= 20 and float(np.ptp(spread)) > 1e-9 * float(spread.max())
+
+
+def binned_errors(spread: Values, error: Values, bins: int) -> tuple[Values, Values]:
+    """Return root mean squares of spread and error by bins of spread."""
+    order = np.argsort(spread, kind="stable")
+    groups = np.array_split(order, min(bins, max(1, len(order) // 10)))
+    rms = [(np.sqrt(np.mean(spread[g] ** 2)), np.sqrt(np.mean(error[g] ** 2))) for g in groups]
+    x, y = np.array(rms, dtype=np.float64).T
+    return x, y
+
+
+def _draw_spread(spread: Values, points: Points, axes: Axes) -> None:
+    x, y = binned_errors(spread, points.error, 10)
+    positive = [value for value in (*x, *y) if value > 0] or [1.0]
+    low, high = min(positive) / 1.5, max(positive) * 1.5
+    canvas.square(axes, low, high)
+    axes.plot(x, y, "-", color=canvas.SOFT, linewidth=1)
+    axes.plot(x, y, "o", markersize=7)
+    canvas.log_scale(axes, "x", low, high)
+    canvas.log_scale(axes, "y", low, high)
+    canvas.label(axes, with_unit("predicted spread", points.unit), with_unit("real error", points.unit))
+
+
+def uncertainty_tables(part: Part, nominal: float) -> list[Table]:
+    """Return how good spreads and intervals are, and sets of classes."""
+    columns = {"coverage": "coverage", "unknown": "unknown", "interval width": "interval_width", "CRPS": "crps"}
+    columns |= {"NLL": "nll", "miscalibration area": "miscalibration_area", "Spearman": "spearman"}
+    sets = {"coverage": "coverage", "classes in a set": "set_size", "empty sets": "empty_sets", "Spearman": "spearman"}
+    numeric, classes = (
+        [
+            (field, *units, *(measured(metric(one.ensemble, key)) for key in keys.values()))
+            for field, one in part.scores.items()
+            for units in [() if categorical else (pretty_unit(one.unit),)]
+            if "spearman" in one.ensemble and is_categorical(one) == categorical
+        ]
+        for keys, categorical in ((columns, False), (sets, True))
+    )
+    return [
+        Table(
+            header=("field", "unit", *columns),
+            rows=numeric,
+            caption=f"Uncertainty on the {part.name} part. Coverage should be {nominal:.2f}; unknown: share of values without an interval, of graphs further from training data than all that calibrate; width in the field's unit (narrower is "
+            "better at equal coverage); CRPS and NLL: proper scores, lower is better; miscalibration area: 0 is perfect; "
+            "Spearman: does the spread rank the errors, 1 is perfect.",
+        ),
+        Table(
+            header=("field", *sets),
+            rows=classes,
+            caption=f"Sets of classes on the {part.name} part. Coverage should be {nominal:.2f}, with as few classes as possible; a "
+            "set is empty where even the likeliest class is less probable than the truth usually is; Spearman: does the entropy "
+            "rank the errors.",
+        ),
+    ]
