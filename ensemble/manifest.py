@@ -127,7 +127,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
                 name: _calibration(item, name, targets, [entry["weight"] for entry in value["members"]])
                 for name, item in value["calibration"].items()
             },
-            domain=domain_from_json(value["domain"], folder, fields, value["dim"]),
+            domain=domain_from_json(value["domain"], folder, fields),
             data=value["data"],
             selection=value["selection"],
         )

@@ -1,6 +1,6 @@
 """Detection of graphs unlike the training data.
 
-``fitting`` makes a ``domain`` of a training part: detectors (``kinds``, ``inputs``, ``geometry``, ``doubts``) that
+``fitting`` makes a ``domain`` of a training part: detectors (``kinds``, ``contacts``, ``doubts``) that
 see a batch as a ``view``, and the ``rarity`` of a graph among held-out ones.
 """
 

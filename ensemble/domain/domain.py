@@ -16,11 +16,10 @@ from safetensors.numpy import load, save
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.ensemble.domain.contacts import Contacts
 from hydragnn.ensemble.domain.detector import Detector, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
-from hydragnn.ensemble.domain.geometry import Neighbourhoods, Structure
-from hydragnn.ensemble.domain.inputs import Inputs, Statistics
-from hydragnn.ensemble.domain.kinds import Composition, Kinds, OpenReferences
+from hydragnn.ensemble.domain.kinds import Kinds, OpenReferences
 from hydragnn.ensemble.domain.rarity import Rarity
 from hydragnn.ensemble.domain.view import Array, GraphView
 from hydragnn.graphs.field import Field
@@ -29,13 +28,16 @@ FILE = "domain.safetensors"
 RARITY, NODES = "rarity", "nodes"
 """Places of usual values and held-out scores, of graphs and of nodes, among tensors; no detector has such a name."""
 
-DETECTORS: Mapping[str, type[Detector]] = {
-    one.name: one
-    for one in (Kinds, Inputs, Composition, Neighbourhoods, Structure, Statistics, OpenReferences, Latent, Spread)
-}
+DETECTORS: Mapping[str, type[Detector]] = {one.name: one for one in (Kinds, Contacts, OpenReferences, Latent, Spread)}
 
-OF_MEMBERS = (Spread.name, Latent.name)
-"""Detectors that version 1 had last, with other values."""
+OLD: Mapping[str, tuple[type[Detector] | None, int]] = {
+    "kinds": (Kinds, 0),
+    "inputs": (None, 0),
+    "neighbourhoods": (Contacts, 3),
+    "composition": (None, 1),
+    "structure": (None, 1),
+}
+"""Detectors of version 1 that are here, and channels, of which the last are here; 0 for one of each field. Those of members have other values."""
 REASONS = 3
 """Detectors that a reason names at most."""
 CONCERNED = 0.5
@@ -79,8 +81,8 @@ class Domain:
     expected_alarms: float | None = None
     """Share of graphs like held-out ones that is flagged; None in one that was read."""
 
-    version: ClassVar[int] = 2
-    """Version 1 had a threshold per channel in place of scores of held-out graphs."""
+    version: ClassVar[int] = 3
+    """Version 1 had a threshold per channel in place of scores of held-out graphs; both had more detectors."""
 
     @cached_property
     def file_content(self) -> bytes:
@@ -175,23 +177,29 @@ def node_values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Arra
     return np.concatenate([np.zeros((view.batch.num_nodes, 0)), *columns], axis=1)
 
 
-def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str, Field], dim: int) -> Domain:
+def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str, Field]) -> Domain:
     """Return the domain that ``to_json`` wrote; InputError on anything else.
 
-    ``fields`` are inputs of members by name and their predictions by target; ``dim`` is the dimension of graphs.
+    ``fields`` are inputs of members by name and their predictions by target.
     """
+    if value.get("version") == 2:
+        raise InputError(
+            "the training domain is of detectors that are gone; build the ensemble anew (hydragnn ensemble)"
+        )
     try:
         tensors = _tensors(folder / FILE, value["sha256"]) if value["sha256"] else {}
-        current = value["version"] == Domain.version
+        current, table = value["version"] == Domain.version, DETECTORS
+        if not current:
+            table = {name: kind for name, (kind, _) in OLD.items() if kind is not None}
         detectors = tuple(
-            DETECTORS[one["name"]].load(one, Stored(tensors=_own(tensors, one["name"]), fields=fields, dim=dim))
+            table[one["name"]].load(one, Stored(tensors=_own(tensors, one["name"]), fields=fields))
             for one in value["detectors"]
-            if current or one["name"] not in OF_MEMBERS
+            if current or one["name"] in table
         )
         if not detectors:
             return Domain()
         channels = sum(len(detector.channels) for detector in detectors)
-        rarity = _rarity(value, _own(tensors, RARITY)) if current else _old_rarity(value, channels)
+        rarity = _rarity(value, _own(tensors, RARITY)) if current else _old_rarity(value, detectors)
         own = _own(tensors, NODES) if current else {}
         of_nodes = _rarity(value, own) if own else None
         node_channels = sum(len(detector.node_channels) for detector in detectors)
@@ -218,9 +226,15 @@ def _rarity(value: Mapping[str, Any], own: Mapping[str, Array]) -> Rarity:
     return Rarity(usual=usual, unit=unit, held_out=held_out, false_alarms=false_alarms)
 
 
-def _old_rarity(value: Mapping[str, Any], channels: int) -> Rarity:
-    """Return thresholds of version 1 as units, without those of detectors that were other ones."""
-    usual, limit = (np.array(value[name], dtype=np.float64)[:channels] for name in ("usual", "limit"))
+def _old_rarity(value: Mapping[str, Any], detectors: Sequence[Detector]) -> Rarity:
+    """Return thresholds of version 1 as units, for these detectors."""
+    waiting, rows, first = list(detectors), [], 0
+    for one in value["detectors"]:
+        kind, channels = OLD.get(one["name"], (None, 0))
+        end = first + (channels or len(one.get("fields", ())))
+        rows += range(end - len(waiting.pop(0).channels), end) if kind else ()
+        first = end
+    usual, limit = (np.array([value[name][row] for row in rows], dtype=np.float64) for name in ("usual", "limit"))
     if not np.isfinite([*usual, *limit]).all() or not (limit > usual).all():
         raise ValueError(f"limits {limit.tolist()} above {usual.tolist()}")
     return Rarity(usual=usual, unit=limit - usual, held_out=np.zeros(0))

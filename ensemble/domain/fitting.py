@@ -6,11 +6,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.domain.detector import Channel, Detector, Fit
+from hydragnn.ensemble.domain.contacts import ContactsFit
+from hydragnn.ensemble.domain.detector import Channel, Detector
 from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
-from hydragnn.ensemble.domain.geometry import NeighbourhoodsFit, StructureFit
-from hydragnn.ensemble.domain.inputs import InputsFit, StatisticsFit
-from hydragnn.ensemble.domain.kinds import CompositionFit, Kinds, KindsFit
+from hydragnn.ensemble.domain.kinds import KindsFit
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
 from hydragnn.ensemble.domain.view import Array, Doubts, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.plan import default_budget
@@ -19,7 +18,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 
 REFERENCES = 2048
-"""Training graphs, at equal steps, that new graphs are compared with one by one; ranges and moments are of all."""
+"""Training graphs, at equal steps, whose final states are fitted; kinds and distances are of all."""
 
 Graphs = Int[np.ndarray, " graphs"]
 Shown = tuple[Float[Array, "graphs channels"], Float[Array, "nodes node_channels"], Int[np.ndarray, " nodes"]]
@@ -132,13 +131,11 @@ def _detectors(
 ) -> tuple[Detector, ...]:
     """Return all detectors, fitted on these graphs."""
     inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
-    species = species_field({field.name: field for field in inputs})
-    detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
-    kinds_of = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.kinds_of.items()}
-    some = references_of(train)
-    fits: list[Fit] = [CompositionFit(inputs, kinds_of, species), StructureFit(), StatisticsFit(inputs)]
-    detectors += _fitted(store, some, read, scale, fits)
-    return (*detectors, *of_members)
+    fits = KindsFit(inputs), ContactsFit(species_field({field.name: field for field in inputs}))
+    for _, view in views(store, train, read, scale):
+        for fit in fits:
+            fit.show(view)
+    return (*fits[0].detectors(), *fits[1].detectors(), *of_members)
 
 
 def scores_of(domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts) -> DomainScores:
@@ -163,15 +160,6 @@ def views(
             own = (doubts or Doubts()).select(rows, nodes)
             yield rows, GraphView(batch=screening.valid, scale=scale, doubts=own)
         first += len(numbers)
-
-
-def _fitted(
-    store: GraphStore, graphs: Graphs, read: Sequence[str], scale: float, fits: Sequence[Fit]
-) -> list[Detector]:
-    for _, view in views(store, graphs, read, scale):
-        for fit in fits:
-            fit.show(view)
-    return [detector for fit in fits for detector in fit.detectors()]
 
 
 def _scale(store: GraphStore, graphs: Graphs, read: Sequence[str]) -> float:

@@ -1,11 +1,10 @@
-"""A batch of graphs with what detectors compute of it, each made once."""
+"""A batch of graphs as detectors see it."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as member
 from functools import cached_property
-from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,15 +14,9 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
 Numbers = np.ndarray
-Made = TypeVar("Made")
 
 LARGEST_TABLE = 128
 """Kinds of nodes that have statistics of their own; where a field has more, all nodes are of one kind."""
-
-POWERS = (1, 2, 4)
-"""Neighbours are counted with the weights w, w^2 and w^4 of ``counts_within``, each closer than the one before."""
-
-FEATURES = ("degree", "nearest", "mean length", *(f"close neighbours {power}" for power in POWERS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,8 +47,6 @@ class GraphView:
     items: Callable[[str, int], str] | None = None
     """Returns words for the items of a target that members doubt most in a graph."""
 
-    _made: dict[str, Any] = member(default_factory=dict)
-
     def __len__(self) -> int:
         return len(self.batch)
 
@@ -76,36 +67,11 @@ class GraphView:
         """Return the first node of every graph."""
         return self.batch.node_offsets.numpy()
 
-    @cached_property
-    def neighbourhoods(self) -> Float[Array, "nodes features"]:
-        """Return ``FEATURES`` of the geometry around every node.
-
-        The number of neighbours, the distance of the nearest and the mean distance as logarithms, and the logarithms of
-        how many neighbours there are close by. A node without neighbours has zeros. Without geometry there are degrees alone.
-        """
-        degrees = np.log1p(np.diff(self.edge_rows))[:, None]
-        if not self.batch.dim:
-            return degrees
-        weights = np.clip(1 - self.lengths, 0, None)[:, None] ** np.array(POWERS)
-        logarithms = np.log(self.lengths)
-        nearest = per_segment(np.minimum, logarithms[:, None], self.edge_rows)
-        counts = np.maximum(np.diff(self.edge_rows), 1)[:, None]
-        mean = per_segment(np.add, logarithms[:, None], self.edge_rows) / counts
-        near = np.log1p(per_segment(np.add, weights, self.edge_rows))
-        return np.concatenate([degrees, nearest, mean, near], axis=1)
-
     def kinds(self, field: str) -> Int[Numbers, " nodes"]:
         """Return the class of every node; zeros without such a field."""
         if field not in self.batch.fields:
             return np.zeros(self.batch.num_nodes, dtype=np.int64)
         return self.batch[field].reshape(-1).numpy()
-
-    def once(self, key: str, make: Callable[[], Made]) -> Made:
-        """Return what ``make`` returns, made once per key."""
-        if key not in self._made:
-            self._made[key] = make()
-        value: Made = self._made[key]
-        return value
 
     def most(self, graph: int, of_nodes: Float[Array, " nodes"]) -> int:
         """Return the position in its graph of the largest node."""
@@ -129,19 +95,6 @@ def per_segment(
     if is_filled.any():
         result[is_filled] = ufunc.reduceat(values, offsets[:-1][is_filled], axis=0)
     return result
-
-
-def field_values(batch: GraphBatch, name: str) -> tuple[Float[Array, "items width"], Numbers]:
-    """Return the numbers of a field with the first of every graph."""
-    if name not in batch.fields:
-        return np.zeros((0, 1)), np.zeros(len(batch) + 1, dtype=np.int64)
-    field = batch.fields[name]
-    is_present = batch.present(name)
-    values = batch[name].reshape(-1, field.width).double().numpy()
-    counts = (batch.counts(field.on) * is_present).numpy()
-    if not bool(is_present.all()):
-        values = values[is_present[batch.owner(field.on)].numpy()]
-    return values, np.concatenate([[0], np.cumsum(counts)])
 
 
 def species_field(inputs: Mapping[str, Field]) -> str:

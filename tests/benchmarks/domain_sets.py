@@ -1,7 +1,6 @@
-"""Data sets with graphs that training never showed, for ``bench_domain``: what is learnt, how, and what is asked instead.
+"""Data sets with graphs that training never showed, for benchmarks: what is learnt, how, and what is asked instead.
 
-Labels outside are true ones: two metals are relabelled with ASE's EMT potential, which knows every structure; acetylacetone and
-the alloys have their own calculations; Darcy flow on other meshes is the published solution, thinned out or interpolated.
+Labels outside are true ones: acetylacetone and the alloys have their own calculations; Darcy flow on other meshes is the published solution, thinned out or interpolated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,6 @@ import ase.io
 import numpy as np
 import torch
 from ase import Atoms
-from ase.build import bulk
-from ase.calculators.emt import EMT
 from numpy.typing import NDArray
 
 from hydragnn.graphs import Field, GraphBatch, from_ase, graph_from_arrays
@@ -46,78 +43,6 @@ class DomainSet:
     probes: Mapping[str, Sequence[GraphBatch]]
     unlabelled: Mapping[str, Sequence[GraphBatch]] = field(default_factory=dict)
     """Other kinds whose true values nobody knows; what stands for labels means nothing."""
-
-
-def metals(data: Path) -> DomainSet:
-    """Cu and Ni of mlearn, each alone, with energies and forces of EMT."""
-    frames = {name: ase.io.read(data / f"mlearn/{name}_train.extxyz.gz", index=":") for name in ("Cu", "Ni")}
-    known = [frame for of_element in frames.values() for frame in of_element if len(frame) > 20]
-    random = np.random.default_rng(0)
-    some = [known[number] for number in random.choice(len(known), ASKED, replace=False)]
-    halves = [with_numbers(frame, random.permutation(np.arange(len(frame)) % 2 + NI)) for frame in some]
-    lattices = {
-        f"{lattice} {name}": [rattled(bulk(name, lattice, a=a, cubic=True) * 3, random) for _ in range(ASKED // 3)]
-        for name, lattice, a in (("Cu", "bcc", 2.88), ("Ni", "sc", 2.35), ("Cu", "diamond", 5.4))
-    }
-    shapes: dict[str, list[Atoms]] = {
-        "isolated atom": [Atoms("Cu"), Atoms("Ni")],
-        "dimers": [Atoms(2 * [name], [[0, 0, 0], [0, 0, d]]) for name in frames for d in np.linspace(1.7, 3.9, 12)],
-        "compressed to .75-.92": [scaled(frame, random.uniform(0.75, 0.92)) for frame in some],
-        "stretched to 1.1-1.4": [scaled(frame, random.uniform(1.1, 1.4)) for frame in some],
-        "other element (Ag)": [with_numbers(scaled(frame, 1.14), np.full(len(frame), AG)) for frame in some],
-        "mixed CuNi": halves,
-        **lattices,
-    }
-    return DomainSet(
-        graphs=[labelled(frame) for frame in known],
-        table=member_table(
-            {"kind": "schnet", "cutoff": 4.2, "hidden_dim": 32, "num_layers": 2, "num_radial": 12},
-            [
-                {
-                    "kind": "energy",
-                    "field": "energy",
-                    "references": False,
-                    "per_node": True,
-                    "forces": "forces",
-                    "forces_weight": 5.0,
-                    "loss": "mse",
-                    "stage_two_factor": 1.0,
-                }
-            ],
-            {"train": 0.5, "valid": 0.15, "calibration": 0.15},
-            batch=4,
-            epochs=24,
-        ),
-        target="forces",
-        probes={name: [labelled(frame) for frame in several] for name, several in shapes.items()},
-    )
-
-
-def labelled(frame: Atoms) -> GraphBatch:
-    """A structure as a graph with the energy and forces of EMT."""
-    atoms = Atoms(numbers=frame.numbers, positions=frame.positions, cell=frame.cell, pbc=frame.pbc, calculator=EMT())
-    atoms.get_forces()
-    return from_ase(atoms, 4.2, fields=[ENERGY, FORCES])
-
-
-def scaled(frame: Atoms, factor: float) -> Atoms:
-    """All lengths times a factor."""
-    other = frame.copy()
-    other.set_cell(other.cell * factor, scale_atoms=True)
-    return other
-
-
-def with_numbers(frame: Atoms, numbers: NDArray[np.int64]) -> Atoms:
-    """Other elements on the same sites."""
-    other = frame.copy()
-    other.numbers[:] = numbers
-    return other
-
-
-def rattled(frame: Atoms, random: np.random.Generator) -> Atoms:
-    """Every atom moved a little."""
-    frame.positions += 0.08 * random.normal(size=frame.positions.shape)
-    return frame
 
 
 def alloys(data: Path) -> DomainSet:
@@ -317,8 +242,3 @@ def member_table(
             "checkpoint_epochs": epochs,
         },
     }
-
-
-def fields_of(one: DomainSet) -> list[Field]:
-    """The fields of its graphs."""
-    return list(one.graphs[0].fields.values())

@@ -78,7 +78,7 @@ def test_a_calibration_of_another_kind_or_number_of_components_is_refused(receiv
             Ensemble.load(received)
 
 
-FREE = ("neighbourhoods/shortest", "rarity/held_out", "nodes/held_out")
+FREE = ("contacts/shortest", "rarity/held_out", "nodes/held_out")
 """Tensors that may have any length, or infinite numbers."""
 
 

@@ -110,23 +110,6 @@ def test_a_lack_of_memory_changes_no_distance(
     torch.testing.assert_close(final_states(member, batch), states, rtol=1e-4, atol=1e-5)
 
 
-def test_an_ensemble_of_version_1_flags_by_its_thresholds_and_has_no_p_values(
-    ensemble: Path, received: Path, frames: list[Atoms]
-) -> None:
-    manifest, now = read_sealed(received / "ensemble.json"), Ensemble.load(ensemble)
-    rarity = now.manifest.domain.rarity
-    assert rarity is not None
-    old = {"version": 1, "usual": rarity.usual.tolist(), "limit": (rarity.usual + rarity.unit).tolist()}
-    write_sealed(received / "ensemble.json", {**manifest, "domain": {**manifest["domain"], **old}})
-    before, after = Ensemble.load(received).predict(frames[:4]), now.predict(frames[:4])
-    assert np.isnan(before.domain_score).all() and np.isfinite(after.domain_score).all()
-    assert not {"latent", "spread"} & set(before.domain_scores)
-    for name, scores in before.domain_scores.items():
-        np.testing.assert_allclose(scores, after.domain_scores[name], rtol=1e-12)
-    largest = np.max(list(before.domain_scores.values()), axis=0)
-    assert [bool(reason) for reason in before.domain] == (largest > 1).tolist()
-
-
 @pytest.mark.parametrize("members", [2, 4, "3"])
 def test_states_of_other_members_are_refused(received: Path, members: object) -> None:
     manifest = read_sealed(received / "ensemble.json")
