@@ -42,7 +42,7 @@ def conformance(
 ) -> None:
     """Test on small graphs everything that architectures promise.
 
-    Needs pytest; all architectures take a minute of one core, as long again with each of --around, and one takes seconds. Exits with 3 where a promise is
+    All architectures take a minute of one core, as long again with each of --around, and one takes seconds. Exits with 3 where a promise is
     not kept.
     """
     from hydragnn.conformance.cases import AROUND

@@ -1,16 +1,15 @@
 """Findings of all laws, and their page."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from hydragnn.base.settings import read_toml
-from hydragnn.ensemble.checking.laws import LAWS, Figures
-from hydragnn.ensemble.checking.subject import DoesNotApply, Subject
+from hydragnn.conformance.law import Verdict
+from hydragnn.conformance.structures import LAWS
+from hydragnn.ensemble.checking import laws  # noqa: F401  (it registers laws of committees)
+from hydragnn.ensemble.checking.subject import Subject
 
 TITLE = "# Laws checked"
-TABLE = Path(__file__).with_name("laws.toml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,8 +17,7 @@ class Finding:
     """Verdict and figure of one law for a model."""
 
     law: str
-    verdict: str
-    """``passed``, ``failed`` or ``does not apply``."""
+    verdict: Verdict
     figure: float | None
     limit: str
     where: str
@@ -30,45 +28,14 @@ class Finding:
 
 
 def findings_of(subject: Subject, tell: Callable[[str, int, int], None] = lambda *_: None) -> tuple[Finding, ...]:
-    """Return a finding for every law; ``tell`` has its name, its number and the number of all."""
-    table, findings = read_toml(TABLE), []
-    for number, (name, figures) in enumerate(LAWS.items()):
+    """Return a finding for every law; ``tell`` has name and numbers."""
+    findings = []
+    for number, (name, law) in enumerate(LAWS.items()):
         tell(name, number, len(LAWS))
-        findings.append(_finding(name, subject, figures, **table[name]))
+        verdict, figure, where = law.outcome(subject)
+        facts: dict[str, Any] = {"limit": law.bound, "meaning": law.meaning, "failures": law.failures}
+        findings.append(Finding(law=name, verdict=verdict, figure=figure, where=" ".join(where.split()), **facts))
     return tuple(findings)
-
-
-def _finding(
-    name: str,
-    subject: Subject,
-    figures: Figures,
-    *,
-    limit: float,
-    unit: str,
-    meaning: str,
-    failures: Sequence[int],
-    above: bool = False,
-) -> Finding:
-    """Return the worst figure with its verdict."""
-    figure, verdict = None, "failed"
-    try:
-        every = list(figures(subject))
-        if not every:
-            raise DoesNotApply("no structure or field that it is about")
-        bad = [f"{where}: not finite" for one, where in every if not math.isfinite(one)]
-        worst, where = (min if above else max)(every)
-        if bad:
-            where = bad[0]
-        else:
-            figure, verdict = worst, "passed" if (worst > limit if above else worst <= limit) else "failed"
-    except DoesNotApply as reason:
-        verdict, where = "does not apply", str(reason)
-    except Exception as error:  # code of others raises anything, and other laws are checked all the same
-        where = f"{type(error).__name__}: {error}"
-    words, place = f"{'>' if above else '<='} {limit:g} {unit}".rstrip(), " ".join(where.split())
-    return Finding(
-        law=name, verdict=verdict, figure=figure, limit=words, where=place, meaning=meaning, failures=tuple(failures)
-    )
 
 
 def findings_page(name: str, findings: Sequence[Finding], command: str) -> str:

@@ -4,23 +4,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from ase import Atoms
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import absent_store
+from hydragnn.conformance.law import DoesNotApply, Values
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.foreign import results_of as _results_of
+from hydragnn.ensemble.foreign import results_of
 from hydragnn.ensemble.prediction.rules import structures_in
+from hydragnn.ensemble.predictions import Predictions
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.joining import concatenate, unbatch
 
 FEW = 3
@@ -31,10 +33,6 @@ FARTHEST = 12.0
 """Angstrom, the cutoff of calculators, which do not say theirs; published potentials have shorter ones."""
 
 
-class DoesNotApply(Exception):
-    """Reason why a law says nothing about a model."""
-
-
 class Results(dict[str, Any]):
     """Results of a structure by name."""
 
@@ -43,18 +41,13 @@ class Results(dict[str, Any]):
         raise DoesNotApply(f"there is no prediction of {name}")
 
 
-def results_of(atoms: Atoms, calculator: Any) -> Results:
-    """Return energy, forces and stress of one structure, computed anew."""
-    return Results(_results_of(atoms, calculator))
-
-
-class Values(NamedTuple):
-    """Numbers of one field, on what, with which parity, and the size below which differences are not relative."""
-
-    numbers: Float[Array, "items *shape"]
-    on: Location
-    parity: str
-    size: float
+def values_of(predictions: Predictions) -> dict[str, Values]:
+    """Return members and uncertainties of all fields."""
+    values = {}
+    for name, one in predictions.fields.items():
+        values[name] = Values(np.moveaxis(one.members, 0, 1), one.field.on, one.field.parity, 1e-9)
+        values[f"uncertainty of {name}"] = Values(one.doubt, one.field.on, "scalar", 1e-9)
+    return values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,6 +77,19 @@ class Subject:
         return self.new_calculator()
 
     @property
+    def computes_atoms(self) -> bool:
+        """Return True where it has energies of atoms."""
+        return self.new_calculator is not None
+
+    def alone(self, atoms: Atoms, calculator: Any = None) -> Results:
+        """Return results of one structure, by default without a past."""
+        return Results(results_of(atoms, self.fresh() if calculator is None else calculator))
+
+    def predicted(self, graphs: GraphBatch) -> dict[str, Values]:
+        """Return members and uncertainties of all fields."""
+        return values_of(self.ours[0].predict(graphs))
+
+    @property
     def ours(self) -> tuple[Ensemble, GraphBatch]:
         """Return model and graphs; DoesNotApply for a calculator of others."""
         if self.ensemble is None or self.graphs is None:
@@ -100,10 +106,10 @@ class Subject:
             yield f"structure {number} ({atoms.symbols})", atoms
 
     def results(self, frames: Sequence[Atoms]) -> list[Results]:
-        """Return energy, forces and stress of structures; a model of ours has them as one batch."""
+        """Return energy, forces and stress; our models compute one batch."""
         calculator = self.calculator
         if self.ensemble is None:
-            return [results_of(self._in_a_cell(atoms), calculator) for atoms in frames]
+            return [self.alone(self._in_a_cell(atoms), calculator) for atoms in frames]
         predictions, results = self.ensemble.predict(frames), [Results() for _ in frames]
         rows = np.cumsum(predictions.nodes_per_graph)[:-1]
         for name, field in calculator.names.items():
@@ -118,16 +124,16 @@ class Subject:
 
     @cached_property
     def only_periodic(self) -> bool:
-        """Return whether a calculator of others computes a pair of atoms in a cell alone, as many of crystals."""
+        """Return True if a calculator needs a cell, as many of crystals."""
         pair = Atoms(self.frames[0].numbers[[0, 0]], [[0, 0, 0], [2, 0, 0]])
         try:
-            results_of(pair, self.calculator)
+            self.alone(pair, self.calculator)
         except Exception:  # whatever that program raises
             return True
         return False
 
     def _in_a_cell(self, atoms: Atoms) -> Atoms:
-        """Return a molecule in a cell of vacuum, if the calculator knows crystals alone; else the structure."""
+        """Return a molecule in vacuum, if the calculator needs a cell."""
         if atoms.pbc.any() or not self.only_periodic:
             return atoms
         atoms = atoms.copy()
@@ -142,7 +148,7 @@ def calculator_subject(name: str, factory: Callable[[], Any], structures: Path, 
 
 
 def model_subject(folder: Path, structures: Path | None = None, *, branch: str = "", seed: int = 0) -> Subject:
-    """Return a run or an ensemble with structures of a file, or of its training store.
+    """Return a model with structures of a file or its store.
 
     Laws are checked in double precision, where a broken one is not hidden by rounding.
     """

@@ -228,7 +228,8 @@ def _rarity(value: Mapping[str, Any], own: Mapping[str, Array]) -> Rarity:
 
 def _old_rarity(value: Mapping[str, Any], detectors: Sequence[Detector]) -> Rarity:
     """Return thresholds of version 1 as units, for these detectors."""
-    waiting, rows, first = list(detectors), [], 0
+    waiting, first = list(detectors), 0
+    rows: list[int] = []
     for one in value["detectors"]:
         kind, channels = OLD.get(one["name"], (None, 0))
         end = first + (channels or len(one.get("fields", ())))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -291,43 +291,10 @@ def loss_of(predictions: dict[str, Distribution]) -> Tensor:
     return torch.stack(parts).sum()
 
 
-def directions_like(values: Tensor) -> list[Tensor]:
-    """Return three random directions of length 1."""
-    random = torch.Generator().manual_seed(11)
-    drawn = [torch.randn(values.shape, dtype=values.dtype, generator=random) for _ in range(3)]
-    return [direction / direction.norm() for direction in drawn]
-
-
 def energies_of(model: GraphModel, graphs: Sequence[GraphBatch]) -> list[float]:
     """Return the energy of each of the batches, from one call."""
     energies = model(concatenate(graphs))["energy"].mean.detach()
     return [float(part.sum()) for part in energies.split([batch.num_graphs for batch in graphs])]
-
-
-Way = TypeVar("Way")
-"""A direction, of whatever kind the function under test moves along."""
-
-
-def assert_slopes(
-    values: Callable[[Sequence[tuple[Way, float]]], Sequence[float]],
-    slopes: Sequence[tuple[Way, float]],
-    gradient: Tensor,
-) -> None:
-    """Check derivatives at 0 along ways; ``values`` takes ways and steps.
-
-    All values are asked for together, since one call with many graphs takes little more time than one with one graph.
-    """
-    # fourth-order central difference: truncation of order (step / 3e-3)^4, where 3e-3 is the smallest standard deviation of
-    # PNA, and rounding of order 1e-16 / step; the second step decides where the first one crosses a kink, as of a maximum
-    for step in (2e-5, 5e-6):
-        at = iter(values([(way, step * times) for way, _ in slopes for times in (1, -1, 2, -2)]))
-        found = [(8 * (next(at) - next(at)) - (next(at) - next(at))) / (12 * step) for _ in slopes]
-        allowed = 1e-8 * max(1.0, float(gradient.abs().max()))
-        wrong = [n for n, (actual, (_, slope)) in enumerate(zip(found, slopes)) if not abs(actual - slope) < allowed]
-        if not wrong:
-            return
-        actual, slopes = found[wrong[0]], [slopes[number] for number in wrong]
-    raise AssertionError((actual, slopes[0][1]))
 
 
 def values_of(prediction: Distribution) -> Tensor:

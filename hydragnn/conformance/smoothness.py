@@ -7,11 +7,10 @@ architecture that cannot promise it says so (``ArchitectureSettings.kinks``), an
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any, ClassVar
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, molecule
@@ -20,7 +19,9 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import gives_forces, small_settings
-from hydragnn.conformance.transforms import jump
+from hydragnn.conformance.law import DoesNotApply, Figures
+from hydragnn.conformance.network import Network, promise
+from hydragnn.conformance.transforms import jumps
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -105,7 +106,7 @@ def energy_model(kind: str, **changes: Any) -> GraphModel:
     try:
         model = build_model(settings, [head], [*inputs, energy], inputs=names, dim=3, seed=0, statistics=statistics)
     except InputError as refusal:
-        pytest.skip(f"refused: {refusal}")
+        raise DoesNotApply(f"refused: {refusal}") from refusal
     return model.double().eval()
 
 
@@ -192,44 +193,27 @@ def _converge(gaps: dict[float, float]) -> bool:
     )
 
 
-Both = Callable[[tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
-
-
 def problems_on_paths(model: GraphModel) -> list[str]:
     """Return sentences about jumps of energies or forces on paths."""
-    problems = []
-    for path in PATHS:
 
-        @cache
-        def both(shares: tuple[float, ...], path: str = path) -> tuple[Tensor, Tensor, Tensor]:
-            return energies_and_forces(model, points(path, shares))
+    def along(path: str, shares: tuple[float, ...]) -> dict[str, Tensor]:
+        energies, forces, _ = energies_and_forces(model, points(path, shares))
+        return {"the energy jumps": energies.detach().unsqueeze(1), "forces jump": forces.view(len(shares), -1)}
 
-        def energies(shares: tuple[float, ...], both: Both = both) -> Tensor:
-            return both(shares)[0].detach().unsqueeze(1)
-
-        def forces(shares: tuple[float, ...], both: Both = both) -> Tensor:
-            return both(shares)[1].view(len(shares), -1)
-
-        for what, values in (("the energy jumps", energies), ("forces jump", forces)):
-            place, _ = jump(values)
-            if place is not None:
-                problems.append(f"{path}: {what} at {place:.4f} of the way")
-    return problems
+    found = jumps({path: partial(along, path) for path in PATHS})
+    return [f"{path}: {what} at {place:.4f} of the way" for path, what, place, _ in found if place is not None]
 
 
-class SmoothnessConformance:
-    """Promises about smooth energies, or the sentence of ``kinks``."""
+PROBLEMS = {one.__name__.replace("_", " "): one for one in (problems_of_force_constants, problems_on_paths)}
 
-    architecture: str
-    settings: ClassVar[dict[str, Any]] = {}
 
-    @pytest.mark.parametrize("problems_of", [problems_of_force_constants, problems_on_paths])
-    def test_energies_are_smooth_or_the_architecture_says_where_they_are_not(
-        self, problems_of: Callable[[GraphModel], list[str]]
-    ) -> None:
-        if not gives_forces(self.architecture, self.settings):
-            pytest.skip(f"{self.architecture} gives no forces with these settings")
-        model = energy_model(self.architecture, **self.settings)
-        problems = problems_of(model)
-        declared = model.description.model.kinks
-        assert declared or not problems, f"{'; '.join(problems)}; make it smooth, or let kinks of its settings say so"
+@promise(PROBLEMS)
+def energies_are_smooth_or_the_architecture_says_where_they_are_not(
+    network: Network, problems_of: Callable[[GraphModel], list[str]]
+) -> Figures:
+    if not gives_forces(network.architecture, network.settings):
+        raise DoesNotApply(f"{network.architecture} gives no forces with these settings")
+    model = energy_model(network.architecture, **network.settings)
+    problems = [] if model.description.model.kinks else problems_of(model)
+    advice = "make it smooth, or let kinks of its settings say so"
+    return [(float(len(problems)), f"{'; '.join(problems)}; {advice}" if problems else "crystals and paths")]

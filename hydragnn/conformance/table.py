@@ -4,33 +4,19 @@ A second table has a line for each of what may stand around the layers of all of
 """
 
 import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hydragnn.architectures import architecture_of, architectures
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_named
+from hydragnn.conformance import promises, symmetry  # noqa: F401  (they register their promises)
 from hydragnn.conformance.cases import AROUND, make_model, small_settings
-
-Verdict = Literal["passed", "does not apply", "failed"]
-MODULES = tuple(f"hydragnn.conformance.{name}" for name in ("suite", "limits", "smoothness", "symmetry"))
-
-HEAD = """from hydragnn.conformance import ArchitectureConformance
-
-"""
-SUITE = """
-class TestArchitecture{number}(ArchitectureConformance):
-    architecture = {kind!r}
-    settings = {settings!r}
-"""
+from hydragnn.conformance.law import Law, Verdict
+from hydragnn.conformance.network import PROMISES, Network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +25,7 @@ class Outcome:
 
     kind: str
     promise: str
-    """The sentence that its test is named for."""
+    """The sentence that it is named for."""
     verdict: Verdict
     why: str = ""
     """Case and figure, or first line of the error, of a failure; the reason if it does not apply."""
@@ -52,13 +38,9 @@ class Outcome:
 
 
 Progress = Callable[[int, int], None]
-"""Callback with the numbers of finished and of all tests."""
-
-
+"""Callback with the numbers of finished and of all promises."""
 TITLE = "# What every architecture promises, and keeps"
 """The first line of the page."""
-
-
 REFUSED = "stands around it"
 """The promise that does not apply where an architecture refuses what is to be put around its layers."""
 
@@ -74,10 +56,8 @@ def conformance_of(
 
     A kind may be ``package.module:Name``; ``settings`` are keys of [model] for each.
     Then once more with each of ``around`` (keys of ``AROUND``) around the layers; an architecture that refuses one in a sentence has one outcome for it.
-    InputError where an architecture is not known or refuses the settings, and where pytest is not installed.
+    InputError where an architecture is not known or refuses the settings.
     """
-    if find_spec("pytest") is None:
-        raise InputError("the conformance suite runs by pytest, which is not installed; pip install pytest")
     kinds, settings = tuple(dict.fromkeys(kinds or architectures())), dict(settings or {})
     allow_named(kinds)
     for kind in kinds:
@@ -87,24 +67,23 @@ def conformance_of(
         if name not in AROUND:
             raise InputError(f"nothing is called {name} that stands around layers; {nearest(name, list(AROUND))}")
     pairs = [(kind, name) for name in ("", *dict.fromkeys(around)) for kind in kinds]
-    refused = tuple(
+    refusals = {pair: why for pair in pairs if (why := _refusal(*pair, settings))}
+    able = [pair for pair in pairs if pair not in refusals]
+    outcomes: list[Outcome] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind, name in able:
+            attributes = {"architecture": kind, "settings": {**AROUND.get(name, {}), **settings}}
+            network = type("Network", (Network,), attributes)()
+            for law in PROMISES.values():
+                verdict, why = _outcome(law, network)
+                outcomes.append(Outcome(kind=kind, promise=law.name, verdict=verdict, why=why, around=name))
+                progress(len(outcomes), len(able) * len(PROMISES))
+    refused = [
         Outcome(kind=kind, promise=REFUSED, verdict="does not apply", why=why, around=name)
-        for kind, name in pairs
-        if (why := _refusal(kind, name, settings))
-    )
-    able = [pair for pair in pairs if pair not in {(outcome.kind, outcome.around) for outcome in refused}]
-    reports = _Reports(able, progress)
-    with tempfile.TemporaryDirectory() as folder:
-        # a name of its own, since Python keeps modules by their names: another call would run the suites of the first
-        path = Path(folder) / f"test_{Path(folder).name}.py"
-        suites = [
-            SUITE.format(number=number, kind=kind, settings={**AROUND.get(name, {}), **settings})
-            for number, (kind, name) in enumerate(able)
-        ]
-        path.write_text(HEAD + "\n".join(suites))
-        (path.parent / "pytest.ini").write_text("[pytest]\n")
-        _run(path, reports)
-    return (*reports.outcomes(), *refused)
+        for (kind, name), why in refusals.items()
+    ]
+    return (*outcomes, *refused)
 
 
 def _refusal(kind: str, surrounding: str, settings: Mapping[str, Any]) -> str:
@@ -117,79 +96,24 @@ def _refusal(kind: str, surrounding: str, settings: Mapping[str, Any]) -> str:
     return ""
 
 
-def _run(path: Path, reports: "_Reports") -> None:
-    """Run pytest quietly on one file in this process."""
-    import pytest
-
-    new = [module for module in MODULES if module not in sys.modules]
-    pytest.register_assert_rewrite(*new)  # so that an assertion without a message says its figures
-    options = ["-q", "--capture=sys", "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "ignore"]
-    configuration = ["-c", str(path.parent / "pytest.ini"), "--rootdir", str(path.parent), "--noconftest"]
-    with _quiet():
-        code = pytest.main([*options, *configuration, str(path)], plugins=[reports])
-    if code == pytest.ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"pytest ended with {code}"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        yield
-
-
-class _Reports:
-    """Plugin of pytest that collects outcomes by architecture and promise."""
-
-    def __init__(self, pairs: Sequence[tuple[str, str]], progress: Progress) -> None:
-        self.pairs, self.progress = pairs, progress
-        self.done = self.total = 0
-        self.said: dict[tuple[str, str, str], list[tuple[Verdict, str]]] = {}
-
-    def pytest_collection_finish(self, session: Any) -> None:
-        """Note the number of tests."""
-        self.total = len(session.items)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """One stage of one test is over."""
-        if report.when == "teardown":
-            self.done += 1
-            self.progress(self.done, self.total)
-        if report.when == "call" or not report.passed:
-            _, suite, test = report.nodeid.split("::", 2)
-            name, _, case = test.partition("[")
-            pair = self.pairs[int(suite.removeprefix("TestArchitecture"))]
-            sentence = name.removeprefix("test_").replace("_", " ")
-            self.said.setdefault((*pair, sentence), []).append(_verdict(report, case.removesuffix("]")))
-
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """Return one outcome per architecture, wrapper and promise."""
-        return tuple(_joined(kind, name, sentence, cases) for (kind, name, sentence), cases in self.said.items())
-
-
-def _verdict(report: Any, case: str) -> tuple[Verdict, str]:
-    if report.passed:
-        return "passed", ""
-    if report.skipped:
-        return "does not apply", str(report.longrepr[2]).removeprefix("Skipped: ")
-    crash = getattr(report.longrepr, "reprcrash", None)
-    message = crash.message if crash else str(report.longrepr)
-    line = message.strip().partition("\n")[0].removeprefix("AssertionError: ")
-    return "failed", f"{case}: {line}" if case else line
-
-
-def _joined(kind: str, surrounding: str, sentence: str, cases: Sequence[tuple[Verdict, str]]) -> Outcome:
-    for verdict in ("failed", "passed"):
-        reasons = [why for result, why in cases if result == verdict]
-        if reasons:
-            return Outcome(kind=kind, promise=sentence, verdict=verdict, why=reasons[0], around=surrounding)
-    return Outcome(kind=kind, promise=sentence, verdict="does not apply", why=cases[0][1], around=surrounding)
+def _outcome(law: Law, network: Network) -> tuple[Verdict, str]:
+    """Return the verdict over all cases, with the first reason."""
+    results = []
+    for case in law.cases or [""]:
+        verdict, figure, where = law.outcome(network, case)
+        if verdict == "failed":
+            why = " ".join(where.partition("\n")[0].split()) + (
+                "" if figure is None else f": {figure:.3g}, not {law.bound}"
+            )
+            return "failed", f"{case}: {why}" if case else why
+        results.append((verdict, where))
+    return next((("passed", "") for verdict, _ in results if verdict == "passed"), results[0])
 
 
 def conformance_table(outcomes: Sequence[Outcome]) -> str:
     """Return the table of architectures alone, in Markdown."""
     outcomes = [outcome for outcome in outcomes if not outcome.around]
-    kinds, promises = (list(dict.fromkeys(getattr(o, name) for o in outcomes)) for name in ("kind", "promise"))
+    kinds, names = (list(dict.fromkeys(getattr(o, name) for o in outcomes)) for name in ("kind", "promise"))
     by = {(outcome.kind, outcome.promise): outcome for outcome in outcomes}
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     marks = {"passed": "yes", "does not apply": "-"}
@@ -198,7 +122,7 @@ def conformance_table(outcomes: Sequence[Outcome]) -> str:
         return marks.get(outcome.verdict) or f"**failed ({failures.index(outcome) + 1})**"
 
     lines = [*_head("promise", kinds)]
-    lines += [f"| {promise} | {' | '.join(cell(by[kind, promise]) for kind in kinds)} |" for promise in promises]
+    lines += [f"| {promise} | {' | '.join(cell(by[kind, promise]) for kind in kinds)} |" for promise in names]
     if failures:
         lines += ["", *(f"{n}. `{o.kind}`, {o.promise}: {o.why}" for n, o in enumerate(failures, start=1))]
     return "\n".join([*lines, *_reasons(outcomes, "A dash is a promise that does not apply:")]) + "\n"
@@ -255,7 +179,7 @@ def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
         f"{TITLE}\n\n"
         f"Made by `{command}` with torch {metadata.version('torch')}.\n"
         "`hydragnn conformance my_package.networks:MyNetwork` makes it for an architecture of yours.\n"
-        "A line is a test of `hydragnn.conformance`, named for its sentence, with all of its cases. Tests run in float64 unless the line says otherwise.\n\n"
+        "A line is a promise, measured in all of its cases. Networks compute in float64 unless the line says otherwise.\n\n"
         f"Of {len(alone)} pairs of a promise and an architecture {_sum_of(alone)}.\n\n" + conformance_table(alone)
     )
     if surrounding:

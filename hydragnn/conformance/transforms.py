@@ -1,7 +1,8 @@
-"""Graphs in another order or place, and jumps of functions along paths."""
+"""Changed graphs, and derivatives and jumps of functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,52 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hydragnn.conformance.law import Change
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.topology import Topology
 
+AWAY = (1.3, -2.1, 0.7)
+"""Displacement of a whole graph."""
 STEEP = 10
 """A path is continuous where the slope between neighbouring points stays below so many times the largest on a coarse grid."""
+
+
+def turn_of(dim: int, determinant: int = 1) -> Float[np.ndarray, "dim dim"]:
+    """Return a rotation, or with determinant -1 a rotation and a mirror."""
+    turn, _ = np.linalg.qr(np.random.default_rng(3).normal(size=(dim, dim)))
+    turn[0] *= determinant * np.sign(np.linalg.det(turn))
+    return turn
+
+
+def turned(batch: GraphBatch, determinant: int = 1) -> Change:
+    """Return turned graphs, with their vectors and tensors."""
+    turn = turn_of(batch.dim, determinant)
+    exact, values = torch.from_numpy(turn), {}
+    for name, field in batch.fields.items():
+        if field.parity != "scalar":
+            one = batch[name].double()
+            one = one @ exact.T if field.parity == "vector" else exact @ one @ exact.T
+            values[name] = one.to(batch[name].dtype)
+    return Change(mapped(batch, exact.T.to(batch.positions.dtype)).with_fields(values), turn)
+
+
+def moved(batch: GraphBatch) -> Change:
+    """Return graphs elsewhere."""
+    return Change(replace(batch, positions=batch.positions + torch.tensor(AWAY[: batch.dim]).to(batch.positions)))
+
+
+def reordered(batch: GraphBatch) -> Change:
+    """Return graphs whose nodes, and so their edges, have any other order."""
+    owner, drawn = batch.owner("node"), torch.from_numpy(np.random.default_rng(1).permutation(batch.num_nodes))
+    order = drawn[owner[drawn].sort(stable=True).indices]
+    edges = torch.argsort(order)[batch.receivers].sort(stable=True).indices
+    return Change(permuted(batch, order), order={"node": order.numpy(), "edge": edges.numpy()})
+
+
+def derivative(values: Callable[[Sequence[float]], Sequence[Any]], step: float) -> Any:
+    """Return the derivative at 0 by a central difference of fourth order."""
+    one, two, minus_one, minus_two = values([step, 2 * step, -step, -2 * step])
+    return (8 * (one - minus_one) - (two - minus_two)) / (12 * step)
 
 
 def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
@@ -66,6 +108,17 @@ def jump(
     if slopes[steepest] <= STEEP * largest:
         return None, 0.0
     return float(shares[steepest]), float(slopes[steepest] * (shares[1] - shares[0]))
+
+
+def jumps(
+    paths: Mapping[str, Callable[[tuple[float, ...]], Mapping[str, Float[Tensor, "points numbers"]]]],
+    refinements: int = 4,
+) -> Iterator[tuple[str, str, float | None, float]]:
+    """Yield path, result, and position and height of its jump."""
+    for name, path in paths.items():
+        at = cache(path)
+        for what in at((0.0,)):
+            yield name, what, *jump(lambda shares, at=at, what=what: at(shares)[what], refinements)  # type: ignore[misc]
 
 
 def _slopes(at: Float[Tensor, "points numbers"], shares: Any) -> Any:

@@ -21,7 +21,15 @@ def promises() -> dict[str, list[tuple[str, str]]]:
     text = (ROOT / "docs" / "silent-failures.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (F?\d+) \|.*\|([^|]*)\|$", text, re.MULTILINE)
     links = {number: re.findall(r"\[([^]]*)\]\(\.\./([^)]*)\)", cell) for number, cell in rows}
-    return {number: [(file, f"test_{name.replace(' ', '_')}") for name, file in own] for number, own in links.items()}
+    return {number: [(file, _function(file, name)) for name, file in own] for number, own in links.items()}
+
+
+INHERITED = "hydragnn/conformance/"
+"""Promises, which are tests of every architecture."""
+
+
+def _function(file: str, name: str) -> str:
+    return f"{'' if file.startswith(INHERITED) else 'test_'}{name.replace(' ', '_')}"
 
 
 class Only:
@@ -40,14 +48,14 @@ class Only:
 def _definition(item: Any) -> tuple[str, str]:
     """The file and the name of a test's function; of a doctest, those of nothing."""
     function = inspect.unwrap(getattr(item, "function", _definition))
+    function = getattr(function, "measure", function)
     return str(Path(function.__code__.co_filename).resolve()), function.__name__
 
 
 def run(numbers: Sequence[str], options: Sequence[str] = ()) -> int:
     """Run the tests of some numbers; the exit code is that of pytest."""
     tests = [test for number in numbers for test in promises()[number]]
-    inherited = "hydragnn/conformance/"  # which runs for every architecture
-    files = ("tests/contracts/test_models.py" if file.startswith(inherited) else file for file, _ in tests)
+    files = ("tests/contracts/test_models.py" if file.startswith(INHERITED) else file for file, _ in tests)
     places = [str(ROOT / file) for file in dict.fromkeys(files)]
     return int(pytest.main(["-q", "--rootdir", str(ROOT), *options, *places], plugins=[Only(tests)]))
 

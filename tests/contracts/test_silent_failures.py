@@ -25,4 +25,4 @@ def test_the_tests_of_a_number_are_found_and_no_other(root: Path) -> None:
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:]
     found = {line.rpartition("::")[2].partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert found == {name for number in ("16", "18") for _, name in promises()[number]}
+    assert found == {f"test_{name.removeprefix('test_')}" for number in ("16", "18") for _, name in promises()[number]}

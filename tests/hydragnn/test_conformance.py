@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch.nn import functional
 
 from hydragnn.conformance import ArchitectureConformance
 from hydragnn.conformance.atomics import unordered_on_a_gpu
-from hydragnn.conformance.limits import LimitsConformance
-from hydragnn.conformance.symmetry import SymmetryConformance
+from hydragnn.conformance.law import DoesNotApply, Law
+from hydragnn.conformance.table import PROMISES
 from hydragnn.kernels import segment_sum, spread
 
 FAULTY = '''
@@ -71,44 +72,29 @@ class Faulty(Architecture):
 '''
 
 
-class Rows(LimitsConformance, SymmetryConformance):
-    """The rows about limits and symmetries."""
-
-
 @pytest.fixture
-def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Rows]:
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[ArchitectureConformance]:
     """The suite of an architecture in a user's package; ``settings`` say which fault it has."""
     (tmp_path / "faulty_networks.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
-
-    class Suite(Rows):
-        architecture = "faulty_networks:Faulty"
-
-    return Suite
+    return type("Suite", (ArchitectureConformance,), {"architecture": "faulty_networks:Faulty"})
 
 
-def rows(suite: type[Rows]) -> dict[str, str]:
-    """What every row says: nothing where it passes, else the first line of its error."""
-    here, said = suite(), {}
-    turns_in_a_plane = here.test_in_two_dimensions_predictions_follow_turns_mirrors_moves_and_the_order_of_nodes
-    calls = {
-        "float32": here.test_float32_keeps_half_of_its_digits,
-        "one layer": lambda: here.test_one_layer_and_many_are_finite_and_every_parameter_has_a_say(1),
-        "five layers": lambda: here.test_forces_of_one_layer_and_of_many_are_minus_the_gradient(5),
-        "supercell": here.test_a_repeated_cell_is_the_cell_so_many_times,
-        "one place": lambda: here.test_nodes_in_one_place_are_finite_with_forces_and_gradients(torch.float64),
-        "second derivatives": here.test_second_derivatives_are_those_of_the_forces,
-        "shares": here.test_gradients_of_shares_add_up_to_that_of_the_batch,
-        "turns": lambda: here.test_predictions_turn_as_their_parity_says(-1),
-        "turns in a plane": lambda: turns_in_a_plane("rotation"),
-        "forces in a plane": here.test_in_two_dimensions_forces_and_stress_are_derivatives_of_the_energy,
-    }
-    for row, call in calls.items():
-        try:
-            call()
-        except AssertionError as error:
-            said[row] = str(error).partition("\n")[0]
-    return said
+ROWS = {
+    "float32": ("float32 keeps half of its digits", ""),
+    "one layer": ("one layer and many are finite and every parameter has a say", "1"),
+    "five layers": ("forces of one layer and of many are minus the gradient", "5"),
+    "supercell": ("a repeated cell is the cell so many times", ""),
+    "one place": ("nodes in one place are finite with forces and gradients", "float64"),
+    "second derivatives": ("second derivatives are those of the forces", ""),
+    "shares": ("gradients of shares add up to that of the batch", ""),
+    "turns": ("predictions turn as their parity says", "reflection"),
+    "turns in a plane": (
+        "in two dimensions predictions follow turns mirrors moves and the order of nodes",
+        "rotation",
+    ),
+    "forces in a plane": ("in two dimensions forces and stress are derivatives of the energy", ""),
+}
 
 
 @pytest.mark.parametrize(
@@ -117,10 +103,8 @@ def rows(suite: type[Rows]) -> dict[str, str]:
         ("none", []),
         # one layer and turns see a self loop, too
         ("pole", ["one layer", "one place", "turns", "turns in a plane"]),
-        (
-            "digits",
-            ["float32", "five layers", "second derivatives", "forces in a plane"],
-        ),  # finite differences see what is lost of float64
+        # finite differences see what is lost of float64
+        ("digits", ["float32", "five layers", "second derivatives", "forces in a plane"]),
         ("axis", ["turns in a plane"]),
         # finite differences take the energies of many graphs from one batch
         ("size", ["five layers", "supercell", "second derivatives", "shares", "forces in a plane"]),
@@ -128,19 +112,40 @@ def rows(suite: type[Rows]) -> dict[str, str]:
         ("idle", ["one layer"]),
     ],
 )
-def test_a_fault_is_found_by_the_rows_about_it(fault: str, found_by: list[str], suite: type[Rows]) -> None:
+def test_a_fault_is_found_by_the_rows_about_it(
+    fault: str, found_by: list[str], suite: type[ArchitectureConformance]
+) -> None:
     suite.settings = {"fault": fault}
-    said = rows(suite)
-    assert list(said) == found_by, said
+    outcomes = {row: PROMISES[name].outcome(suite(), case) for row, (name, case) in ROWS.items()}
+    assert [row for row, (verdict, _, _) in outcomes.items() if verdict == "failed"] == found_by, outcomes
+    assert {verdict for verdict, _, _ in outcomes.values()} <= {"passed", "failed"}
 
 
-def test_a_network_whose_gradients_add_atomically_on_a_gpu_is_found(suite: type[Rows]) -> None:
-    class Suite(ArchitectureConformance):
-        architecture = "faulty_networks:Faulty"
-        settings = {"fault": "unordered"}  # noqa: RUF012
+def test_a_network_whose_gradients_add_atomically_on_a_gpu_is_found(suite: type[ArchitectureConformance]) -> None:
+    suite.settings = {"fault": "unordered"}
+    with pytest.raises(AssertionError, match=r"index_add, and the gradient of index_select.* in place of <= 0"):
+        suite().test_no_sum_on_a_gpu_depends_on_the_order_of_its_threads("")  # type: ignore[attr-defined]
 
-    with pytest.raises(AssertionError, match=r"index_add, and the gradient of index_select"):
-        Suite().test_no_sum_on_a_gpu_depends_on_the_order_of_its_threads("faulty")
+
+@pytest.mark.parametrize(
+    ("figures", "limit", "above", "outcome"),
+    [
+        ([(1.0, "a"), (3.0, "b")], 2.0, False, ("failed", 3.0, "b")),
+        ([(1.0, "a"), (2.0, "b")], 2.0, False, ("passed", 2.0, "b")),
+        ([(1.0, "a"), (3.0, "b")], 1.0, True, ("failed", 1.0, "a")),
+        ([(9.0, "a"), (float("nan"), "b")], 9.0, False, ("failed", None, "b: not finite")),
+        ([], 0.0, False, ("does not apply", None, "no structure or field that it is about")),
+        (DoesNotApply("no forces"), 0.0, False, ("does not apply", None, "no forces")),
+        (KeyError("x"), 0.0, False, ("failed", None, "KeyError: 'x'")),
+    ],
+)
+def test_a_law_is_judged_by_its_worst_figure(figures: Any, limit: float, above: bool, outcome: tuple[Any, ...]) -> None:
+    def measure(subject: Any) -> Any:
+        if isinstance(figures, Exception):
+            raise figures
+        return figures
+
+    assert Law(name="", measure=measure, limit=limit, above=above).outcome(None) == outcome
 
 
 TWICE = torch.tensor([1, 0, 1])

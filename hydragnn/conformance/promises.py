@@ -1,0 +1,270 @@
+"""Promises about outputs, gradients, batches, files and seeds.
+
+What an architecture says of itself (``sees``, ``gives``, ``needs``) decides what is asked of it.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.atomics import unordered_on_a_gpu
+from hydragnn.conformance.cases import CORNERS, loss_of, make_graph, no_nodes, values_of
+from hydragnn.conformance.cutting import loss_and_gradients, on_parts
+from hydragnn.conformance.law import DoesNotApply, Figures, Values, gaps
+from hydragnn.conformance.limits import finite_gradients, idle_parameters
+from hydragnn.conformance.network import (
+    SLOPE,
+    Network,
+    directions_like,
+    force_gaps,
+    need_forces,
+    predicted,
+    promise,
+    slope_gaps,
+    stress_gaps,
+    values_in,
+)
+from hydragnn.conformance.symmetry import TIGHT
+from hydragnn.datasets import Normalisation, Scale
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs.topology import Topology
+from hydragnn.models import GraphModel, check_cuttable, load_model, save_model
+
+Seen = Iterator[tuple[float, str]]
+CLOSE = 1e-7
+"""Relative, of sums in another order in float64, as of ``torch.testing.assert_close``."""
+
+
+def _rows(values: Mapping[str, Values], rows: Mapping[str, np.ndarray]) -> dict[str, Values]:
+    """Return the rows of items on these locations."""
+    return {key: one._replace(numbers=one.numbers[rows[one.on]]) for key, one in values.items() if one.on in rows}
+
+
+def _unequal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str) -> Figures:
+    """Return the number of tensors with other bits."""
+    unlike = [name for name in one if not torch.equal(one[name], other[name])]
+    return [(float(len(unlike)), ", ".join([where, *unlike]))]
+
+
+def _numbers(model: GraphModel, batch: GraphBatch) -> dict[str, Tensor]:
+    return {name: values_of(prediction) for name, prediction in model(batch).items()}
+
+
+@promise(CORNERS.keys())
+def every_output_has_its_fields_shape_and_is_finite_with_its_gradients(network: Network, corner: str) -> Seen:
+    batch, model = CORNERS[corner](), network.shared()
+    predictions = model(batch)
+    for target in model.description.targets:
+        expected = (batch.num_items(target.field.on), *target.field.shape)
+        shape = tuple(predictions[target.name].error(torch.zeros(expected)).shape)
+        yield float(shape != expected), f"{target.name} of shape {list(shape)}"
+    finite_gradients(model, batch, corner)
+
+
+@promise()
+def every_parameter_has_a_say(network: Network) -> Seen:
+    model = network.shared()
+    names = [name for name, _ in model.named_parameters()]
+    batch = concatenate([CORNERS["two graphs"](), make_graph(3, 12)])  # whose clusters have neighbours, too
+    yield from idle_parameters(finite_gradients(model, batch, "two graphs"))
+    unlike = [name for name, _ in model.named_parameters()] != names
+    yield float(unlike), "parameters made in the first call"  # the optimizer has to see them all
+
+
+@promise(limit=TIGHT)
+def a_prediction_does_not_depend_on_what_else_is_in_its_batch(network: Network) -> Seen:
+    corners = [*(make() for make in CORNERS.values()), no_nodes(), make_graph(8, 2)]
+    batch, model = concatenate(corners), network.shared()
+    together = predicted(model, batch)
+    for number in range(batch.num_graphs):
+        rows = {on: (batch.owner(on) == number).numpy() for on in ("node", "edge", "graph")}
+        yield from gaps(predicted(model, batch.select([number])), _rows(together, rows), f"graph {number}")
+
+
+@promise(limit=CLOSE)
+def ranks_that_share_graphs_compute_and_learn_what_one_would(network: Network) -> Seen:
+    """Compare with one rank.
+
+    Sum over nodes by ``graph.sum_over_nodes``, and read no node farther than a neighbour, or leave ``cuttable`` out.
+    """
+    model = network.shared()
+    try:
+        check_cuttable(model.description)
+    except InputError as refusal:
+        raise DoesNotApply(str(refusal)) from refusal
+    batch = concatenate([CORNERS[corner]() for corner in ("one graph", "lone node", "self loop")])
+    ranks = torch.arange(batch.num_nodes) * 7 % 5 % 2 * 2  # cuts about half of the edges; rank 1 has no nodes
+    predictions, loss, gradients = loss_and_gradients(model, batch)
+    parts = on_parts(batch, ranks, 3, lambda part: (part, loss_and_gradients(model, part)))
+    names = ["loss", *(f"gradient of {name}" for name, _ in model.named_parameters())]
+    whole, of_parts = [loss, *gradients], [[own_loss, *own] for _, (_, own_loss, own) in parts]
+    for name, one, several in zip(names, whole, zip(*of_parts), strict=True):
+        yield float((sum(several) - one).abs().max() / one.abs().max().clamp(min=1.0)), name
+    every = values_in(model, predictions)
+    for part, (own, _, _) in parts:
+        assert part.halo is not None
+        rows = part.halo.numbers[part.halo.owned].numpy()
+        for error, where in gaps(values_in(model, own), _rows(every, {"node": rows}), "a part"):
+            yield error * CLOSE / TIGHT, where  # predictions are as tight as in other batches
+
+
+@promise()
+def neighbours_matter(network: Network) -> Seen:
+    batch, model = CORNERS["one graph"](), network.shared()
+    none = torch.zeros(0, dtype=torch.int64)
+    alone = replace(
+        batch,
+        topology=Topology.square(none, none, batch.num_nodes),
+        edge_shifts=batch.edge_shifts[:0],
+        edge_offsets=torch.tensor([0, 0]),
+        edges={name: value[:0] for name, value in batch.edges.items()},
+    )
+    same = torch.allclose(model(batch)["charge"].mean, model(alone)["charge"].mean)
+    yield float(same), "charges without neighbours"
+
+
+@promise(["two graphs", "self loop", "one edge"], SLOPE)
+def forces_are_minus_the_gradient_of_the_energy(network: Network, corner: str) -> Figures:
+    return force_gaps(network.shared(), CORNERS[corner]())
+
+
+@promise(limit=SLOPE)
+def stress_is_the_derivative_with_respect_to_strain_over_the_volume(network: Network) -> Figures:
+    return stress_gaps(network.shared(), CORNERS["one graph"]())
+
+
+@promise(["forces", "all"], SLOPE)
+def the_loss_has_the_gradient_that_finite_differences_give(network: Network, outputs: str) -> Figures:
+    batch, model = CORNERS["two graphs"](), network.shared()
+    if outputs == "forces":
+        need_forces(model)
+    names, start = [name for name, _ in model.named_parameters()], list(model.parameters())
+
+    def loss(values: Sequence[Tensor]) -> Tensor:
+        predictions = torch.func.functional_call(model, dict(zip(names, values)), (batch,))
+        return loss_of(predictions if outputs == "all" else {outputs: predictions[outputs]})
+
+    gradients = torch.autograd.grad(loss(start), start, allow_unused=True)
+    gradient = parameters_to_vector(g if g is not None else torch.zeros_like(p) for g, p in zip(gradients, start))
+    weights = parameters_to_vector(start).detach()
+
+    def losses(steps: Sequence[tuple[Tensor, float]]) -> Sequence[float]:
+        sizes, moved = [p.numel() for p in start], [weights + step * along for along, step in steps]
+        return [float(loss([v.view_as(p) for v, p in zip(m.split(sizes), start)]).detach()) for m in moved]
+
+    # one direction: a wrong derivative by any weight changes the slope along every random one
+    along = directions_like(weights)[0]
+    return slope_gaps(losses, [(along, float(gradient @ along))], gradient)
+
+
+@promise()
+def a_model_comes_back_from_disk_bit_for_bit(network: Network) -> Seen:
+    model, batch = network.shared(torch.float32), CORNERS["two graphs"]().to(dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), model, Normalisation())
+        loaded = load_model(Path(folder))
+    yield float(loaded.targets != model.description.targets), "targets"
+    yield from _unequal(_numbers(model.eval(), batch), _numbers(loaded.model, batch), "predictions")
+
+
+@promise()
+def predicting_twice_gives_the_same_bits(network: Network) -> Figures:
+    model, batch = network.shared(torch.float32).eval(), CORNERS["two graphs"]().to(dtype=torch.float32)
+    return _unequal(_numbers(model, batch), _numbers(model, batch), "predictions")
+
+
+@promise(limit=TIGHT)
+def final_states_are_what_heads_read(network: Network) -> Seen:
+    batch, model = CORNERS["two graphs"](), network.shared()
+    predictions, states = model.with_states(batch)
+    yield float(states[0].shape != (batch.num_nodes, model.channels)), f"states of shape {list(states[0].shape)}"
+    graph = model.message_graph(batch, model.edge_vectors(batch))
+    for settings, head in zip(model.description.heads, model.heads):
+        own = {settings.field: head(states, graph, batch)}
+        expected = {settings.field: predictions[settings.field]}
+        yield from gaps(values_in(model, own), values_in(model, expected), "heads")
+
+
+@promise()
+def initial_weights_depend_on_the_seed_and_on_nothing_else(network: Network) -> Seen:
+    state = torch.random.get_rng_state()
+    first = network.model(seed=5).state_dict()
+    yield float(not torch.equal(state, torch.random.get_rng_state())), "the global generator"
+    torch.rand(3)
+    second, other = network.model(seed=5).state_dict(), network.model(seed=6).state_dict()
+    yield from _unequal(first, second, "weights of one seed")
+    yield float(all(torch.equal(first[name], other[name]) for name in first)), "weights of another seed"
+
+
+@promise(limit=CLOSE)
+def physical_predictions_undo_the_normalisation(network: Network) -> Figures:
+    model, batch = network.shared(), CORNERS["two graphs"]()
+    scales = {
+        "size": Scale(mean=(1.0, 2.0), std=(2.0, 4.0)),
+        "energy": Scale(mean=(0.0,), std=(3.0,)),
+        "gap": Scale(mean=(1.0, 2.0), std=(5.0, 7.0)),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), model, Normalisation(scales=scales))
+        actual = values_in(model, load_model(Path(folder), dtype=torch.float64).predict(batch))
+    size = (batch.nodes["size"] - torch.tensor([1.0, 2.0])) / torch.tensor([2.0, 4.0])
+    raw = predicted(model.eval(), replace(batch, nodes={**batch.nodes, "size": size}))
+    std, mean = np.array([[5.0, 7.0]]), np.array([[1.0, 2.0]])
+    physical = {"mean of energy": (3.0, 0.0), "mean of gap": (std, mean), "variance of gap": (std**2, 0.0)}
+    expected = {
+        key: raw[key]._replace(numbers=raw[key].numbers * factor + shift) for key, (factor, shift) in physical.items()
+    }
+    return gaps(actual, expected, "graphs")
+
+
+@promise()
+def no_sum_on_a_gpu_depends_on_the_order_of_its_threads(network: Network) -> Seen:
+    """Gather with ``hydragnn.kernels.spread`` and add with ``segment_sum`` instead."""
+    if find_spec("triton") is None:
+        raise DoesNotApply("Triton is not installed, whose kernels a GPU would run")
+    batch, model = CORNERS["two graphs"](), network.model()
+    parameters = list(model.parameters())
+    result = unordered_on_a_gpu(lambda: torch.autograd.grad(loss_of(model(batch)), parameters))
+    yield float(len(result)), "; ".join(f"{name} at {line}" for name, line in result.items())
+
+
+@promise()
+def a_share_of_a_batch_may_be_empty(network: Network) -> Seen:
+    whole, model = CORNERS["one graph"](), network.shared()
+    empty = replace(
+        whole,
+        positions=whole.positions[:0],
+        topology=Topology.square(whole.senders[:0], whole.receivers[:0], 0),
+        edge_shifts=whole.edge_shifts[:0],
+        cell=whole.cell[:0],
+        periodic=whole.periodic[:0],
+        node_offsets=torch.tensor([0]),
+        edge_offsets=torch.tensor([0]),
+        nodes={name: value[:0] for name, value in whole.nodes.items()},
+        edges={name: value[:0] for name, value in whole.edges.items()},
+        graphs={name: value[:0] for name, value in whole.graphs.items()},
+    )
+    gradients = torch.autograd.grad(loss_of(model(empty)), list(model.parameters()), allow_unused=True)
+    yield float(sum(gradient is not None and bool(gradient.any()) for gradient in gradients)), "gradients of no graph"
+
+
+@promise({"training": True, "no_grad": False}, limit=0.15)
+def half_precision_arithmetic_stays_close(network: Network, recording: bool) -> Seen:
+    """Compare with bf16, whose 8 bits lose a few in layers."""
+    model, batch = network.shared(torch.float32), CORNERS["two graphs"]().to(dtype=torch.float32)
+    exact = _numbers(model, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
+        rough = _numbers(model, batch)
+    for name, values in exact.items():
+        error = (rough[name].float() - values).abs().max() / values.abs().max().clamp(min=0.1)
+        yield float(error), name
+        yield float(rough[name].requires_grad != recording), f"recording of {name}"
