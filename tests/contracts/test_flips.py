@@ -120,13 +120,13 @@ def write_inputs(folder: Path) -> None:
 
 
 def leave_predictions(folder: Path) -> None:
-    """Leave two interrupted predictions: one of a store with outcomes of members, one of a BUILD.toml with segments alone."""
+    """Leave two interrupted predictions: one of a store with a segment per batch, one of a BUILD.toml."""
 
     def interrupted(joiner: Joiner) -> Never:
         raise KeyboardInterrupt
 
-    hydragnn.predict(folder / "ensemble", folder / "rings.h5", folder / "stored" / "out.npz")
-    (folder / "stored" / "out.npz").unlink()
+    hydragnn.predict(folder / "ensemble", folder / "rings.h5", folder / "stored" / "out.h5")
+    (folder / "stored" / "out.h5").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Joiner, "finish", interrupted)
         for name, seconds in (("stored", 0.0), ("built", work.KEEP_SECONDS)):
@@ -137,7 +137,7 @@ def leave_predictions(folder: Path) -> None:
 
 def predict(prediction: Path) -> None:
     """As the command does, in batches of six graphs."""
-    folder, out = prediction.parent, prediction / "out.npz"
+    folder, out = prediction.parent, prediction / "out.h5"
     source = folder / {"stored": "rings.h5", "built": "build.toml"}[prediction.name]
     predict_to_file(folder / "ensemble", source, out, resume=True, batch=BatchSettings(max_graphs=6))
 
@@ -231,7 +231,7 @@ def searched_on(campaign: Path) -> str:
 def predicted_on(prediction: Path) -> str:
     """What the interrupted prediction comes to."""
     predict(prediction)
-    with np.load(prediction / "out.npz") as arrays:
+    with np.load(prediction / "out.h5") as arrays:
         return bits({name: arrays[name] for name in arrays.files})
 
 

@@ -24,6 +24,7 @@ from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.manifest import checksum
 from hydragnn.datasets.store import read_checked
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+from tests.ensemble.finished import arrays_of
 
 FIELDS = (
     Field(name="charge", on="node"),
@@ -308,12 +309,11 @@ def train(store: Path) -> str:
 
 
 def predict(store: Path) -> str:
-    result = hydragnn.predict(store.parent / "run", store, store.parent / "out.npz")
+    result = hydragnn.predict(store.parent / "run", store, store.parent / "out.h5")
     assert result is not None
     if result.failed:
         raise InputError(f"{result.failed} graphs failed")
-    with np.load(store.parent / "out.npz") as arrays:
-        return repr({name: arrays[name].tolist() for name in arrays.files})
+    return repr({name: array.tolist() for name, array in arrays_of(store.parent / "out.h5").items()})
 
 
 def convert(store: Path) -> str:
@@ -342,9 +342,9 @@ def answers(store: Path) -> dict[str, str | None]:
             said[door.__name__] = None
         finally:
             signal.alarm(0)
-        for left in ("new", "copy.h5", "out.npz.parts"):
+        for left in ("new", "copy.h5", "out.h5.parts"):
             shutil.rmtree(store.parent / left, ignore_errors=True)
-        for left in ("out.npz", "out.npz.plan.json"):
+        for left in ("out.h5", "out.h5.plan.json"):
             (store.parent / left).unlink(missing_ok=True)
     signal.signal(signal.SIGALRM, before)
     return said

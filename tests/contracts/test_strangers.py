@@ -94,11 +94,11 @@ def commands(kind: str, folder: Path) -> Iterator[list[object]]:
     if kind in STORES:
         yield ["data", "info", here]
         yield ["data", "check", here]
-        yield ["predict", folder / "run", here, "--out", folder / "said.npz"]
+        yield ["predict", folder / "run", here, "--out", folder / "said.h5"]
         return
     yield ["report", here, "--out", folder / "report.html"]
     if kind != "campaign":
-        yield ["predict", here, folder / "rings.h5", "--out", folder / "said.npz"]
+        yield ["predict", here, folder / "rings.h5", "--out", folder / "said.h5"]
     if kind == "run":
         yield ["train", folder / "run.toml", "--out", here, "--resume"]
     if kind == "campaign":
@@ -255,7 +255,7 @@ def test_a_class_that_the_user_names_reaches_trials_and_the_files_they_leave_nee
     allow = ["--allow-code", "own_nets"]
     searched = ["search", "own.toml", "--out", "own", "--workers", "1"]
     read = [["ensemble", "own", "--out", "chosen", "--top-k", "1"], ["report", "own", "--out", "own.html"]]
-    read += [["predict", "own/trials/0000", "rings.h5", "--out", "own.npz", "--workers", "2"]]
+    read += [["predict", "own/trials/0000", "rings.h5", "--out", "own.csv", "--workers", "2"]]
     environment = {**os.environ, "PYTHONPATH": f"{root}:{tmp_path}", "OMP_NUM_THREADS": "1"}
     for lines, codes in (([searched], [0]), ([*read, *([*words, *allow] for words in read)], [2, 2, 2, 0, 0, 0])):
         start = [sys.executable, "-P", "-c", ONE_AFTER_THE_OTHER, json.dumps(lines)]
@@ -351,7 +351,7 @@ def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
             if words[0] in ("train", "search", "ensemble"):
                 continue  # they change the folder
             ends_well(words)
-            for made in ("said.npz", "report.html", "said.npz.plan.json"):
+            for made in ("said.h5", "report.html", "said.h5.plan.json"):
                 (received / made).unlink(missing_ok=True)
     for nested in ("[" * 100_000, "9" * 10_000):
         path.write_text(nested)
@@ -394,7 +394,7 @@ def test_structures_and_data_from_strangers_are_no_programs(
 ) -> None:
     marker = tmp_path / "ran"
     (tmp_path / name).write_bytes(pickle.dumps(Payload(marker), protocol=0))
-    ends_well(["predict", received / "run", tmp_path / name, "--out", tmp_path / "said.npz"])
+    ends_well(["predict", received / "run", tmp_path / name, "--out", tmp_path / "said.h5"])
     for source in ("ase", "pyg", "mesh"):
         table = f'kind = "{source}"\nfiles = ["{name}"]\n' + ("cutoff = 3.0\n" if source == "ase" else "")
         (tmp_path / "build.toml").write_text(table)

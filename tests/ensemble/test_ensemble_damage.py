@@ -52,14 +52,14 @@ def test_a_calibration_with_an_impossible_value_is_refused(received: Path, key: 
     for value in values:
         damage(received, {key: value}, "calibration", "energy", *where)
         with pytest.raises(InputError, match="a calibration is damaged"):
-            Ensemble.load(received, held=1)
+            Ensemble.load(received)
 
 
 def test_weights_of_members_that_are_no_shares_are_refused(received: Path) -> None:
     for value in (None, "x", [], -1.0, 0.0, 2.0, float("nan"), float("inf"), 10**400):
         damage(received, {"weight": value}, "members", 0)
         with pytest.raises(InputError, match=r"ensemble\.json is damaged"):
-            Ensemble.load(received, held=1)
+            Ensemble.load(received)
 
 
 def test_a_calibration_of_another_kind_or_number_of_components_is_refused(received: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_tensor_of_the_domain_that_does_not_fit_is_refused_or_computed_with(re
         for variant in variants(values):
             replace_tensors(received, save({**sound, name: np.ascontiguousarray(variant)}))
             try:
-                Ensemble.load(received, held=1)
+                Ensemble.load(received)
             except InputError as error:
                 refused += 1
                 assert "the training domain is damaged" in str(error)

@@ -197,7 +197,7 @@ def test_a_fold_with_impossible_values_is_refused(cross_validated: tuple[Path, E
         manifest.write_text(sound)
         change_json(manifest, lambda value, fold=fold: value["calibration"]["energy"]["folds"][0].update(fold))
         with pytest.raises(InputError, match="damaged"):
-            Ensemble.load(tmp_path / "received", held=1)
+            Ensemble.load(tmp_path / "received")
 
 
 def test_folds_of_members_without_weight_are_refused(cross_validated: tuple[Path, Evaluation], tmp_path: Path) -> None:
