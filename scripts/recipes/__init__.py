@@ -1,1 +1,1 @@
-"""From raw published data to measured errors, one command each: ``python -m hydragnn.scripts.recipes NAME``."""
+"""Studies on published data: files for ``hydragnn data build`` and ``hydragnn search``."""

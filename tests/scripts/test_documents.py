@@ -305,8 +305,6 @@ def test_every_option_named_on_a_page_is_one_of_a_command(root: Path) -> None:
         text, own = page.read_text(), measured if page.parent.name == "measurements" else set()
         if page.name == "coming-from.md":  # on the left of its tables are the names of others
             text = re.sub(r"^\|[^|]*\|", "", text, flags=re.MULTILINE)
-        if page.name == "recipes.md":
-            own = {"--data"}
         assert unknown_options(text, commands | own) == set(), page
 
 
@@ -328,9 +326,8 @@ def test_every_option_named_in_a_sentence_of_the_code_is_one_of_a_command(root: 
     for file in _modules(root):
         if file.parent.name == "sites":  # scripts and commands of schedulers
             continue
-        own = _options(file) | ({"--data"} if file.parent.name == "recipes" else set())
         for text in _texts(file):
-            assert unknown_options(text, commands | own) == set(), f"{file}: {text}"
+            assert unknown_options(text, commands | _options(file)) == set(), f"{file}: {text}"
             seen += len(NAMED.findall(text))
     assert seen > 50
 
