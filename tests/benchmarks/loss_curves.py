@@ -99,40 +99,17 @@ def make_stores(folder: Path) -> None:
         folder / "directions.h5",
         [with_directions(graph, 8) for graph in graphs_of(folder / "polycrystals.h5")],
     )
-    write_graphs(
-        folder / "levels.h5",
-        [in_levels(graph, 0.12, 3) for graph in graphs_of(folder / "plates.h5")],
-    )
 
 
 def with_directions(graph: Any, sectors: int) -> Any:
     """The graph with each edge's direction as its kind."""
-    import torch
+    import numpy as np
 
     from hydragnn.graphs import edge_vectors, with_relations
-    from hydragnn.scripts.recipes.edge_kinds import direction_bins
 
-    return with_relations(graph, direction_bins(edge_vectors(graph).to(torch.float64).numpy(), sectors), sectors)
-
-
-def in_levels(graph: Any, spacing: float, levels: int) -> Any:
-    """The graph with edges of several levels in place of its own, named by level and direction."""
-    from hydragnn.graphs import graph_from_arrays, relation_field
-    from hydragnn.scripts.recipes.edge_kinds import direction_bins, multilevel_edges
-
-    points = graph.positions.double().numpy()
-    senders, receivers, level = multilevel_edges(points, spacing, levels)
-    kinds = level * 8 + direction_bins(points[senders] - points[receivers], 8)
-    return graph_from_arrays(
-        graph.positions,
-        senders,
-        receivers,
-        fields=[*graph.fields.values(), relation_field(levels * 8), relation_field(levels, "level")],
-        nodes=graph.nodes,
-        edges={"relation": kinds, "level": level},
-        graphs=graph.graphs,
-        cell=graph.cell[0],
-    )
+    x, y = edge_vectors(graph).double().numpy().T
+    kinds = np.floor(np.arctan2(y, x) / (2 * np.pi) * sectors + 0.5 + 1e-9).astype(np.int64) % sectors
+    return with_relations(graph, kinds, sectors)
 
 
 def graphs_of(path: Path) -> Iterator[Any]:
