@@ -2,16 +2,6 @@
 
 from hydragnn.ensemble.building.build import build_ensemble, evaluate_ensemble
 from hydragnn.ensemble.building.evaluation import Evaluation, part_evaluation
-from hydragnn.ensemble.building.selection import (
-    Candidate,
-    Choice,
-    Selection,
-    candidates,
-    ensemble_from_runs,
-    greedy_selection,
-    select_runs,
-    top_k,
-)
 from hydragnn.ensemble.calculator import EnsembleCalculator, OutsideDomain, calculator
 from hydragnn.ensemble.calibration.classes import ClassCalibration
 from hydragnn.ensemble.calibration.numbers import Calibration, conformal_quantile, fit_calibration

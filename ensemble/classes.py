@@ -222,13 +222,6 @@ class ClassEvidence(Evidence):
         """Return the number of candidates."""
         return len(self.probabilities)
 
-    def weighted_score(self, weights: Weights, score: str) -> float:
-        """Return the mean NLL, or for ``crps`` the mean Brier score."""
-        if score != "nll":
-            return float(self.row_errors(weights).mean())
-        of_label = np.tensordot(weights, self.probabilities, axes=1)[np.arange(len(self.target)), self.target]
-        return float(-np.log(np.maximum(of_label, TINY)).mean())
-
     def row_errors(self, weights: Weights) -> Float[Array, " rows"]:
         """Return the Brier score of every row."""
         mixed = np.tensordot(weights, self.probabilities, axes=1)

@@ -1,22 +1,24 @@
 """Several models as one: loading, and prediction in memory."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
+from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
+from hydragnn.ensemble.committee import in_company
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
@@ -32,7 +34,7 @@ from hydragnn.ensemble.members import (
     shared_inputs,
     summary_of,
 )
-from hydragnn.ensemble.module import EnsembleModule, listed
+from hydragnn.ensemble.module import GraphReader, TrainableEnsemble, listed
 from hydragnn.ensemble.plan import chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, concatenate_predictions, estimates_of
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
@@ -47,12 +49,12 @@ UNKNOWN = "intervals are unknown"
 """End of the reason of a graph that is further from training data than all graphs that calibrate."""
 
 
-class Ensemble(EnsembleModule):
+class Ensemble(Shown):
     """Members with weights, their calibration and their training domain."""
 
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
         """Take checked members; ``load`` and ``build_ensemble`` check."""
-        super().__init__(members)
+        self.members, _ = in_company(members)
         self.manifest = manifest
         self.digest = identity
         self.names = tuple(entry.name for entry in manifest.members)
@@ -94,13 +96,14 @@ class Ensemble(EnsembleModule):
                     f"the ensemble in {folder} {problem}, so it cannot predict {branch}; leave the branch out"
                 )
             check_memory(folder, [folder / entry.folder for entry in manifest.members], processes)
-            shared = partial(load_member, dtype=dtype, branch=own)
-            loaders: list[Callable[[], Member]] = [
-                partial(shared, place, model=place, name=entry.name, weight=entry.weight, latent=space)
+            members = [
+                load_member(
+                    place, model=place, name=entry.name, weight=entry.weight, dtype=dtype, branch=own, latent=space
+                )
                 for entry, space in zip(manifest.members, manifest.spaces, strict=True)
                 for place in [folder / entry.folder]
             ]
-            return cls([load() for load in loaders], manifest, manifest.digest)
+            return cls(members, manifest, manifest.digest)
         check_memory(folder, [weights_folder(folder)], processes)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
         weights = checksum(weights_folder(folder) / "weights.safetensors")
@@ -120,6 +123,50 @@ class Ensemble(EnsembleModule):
         InputError where a member cannot be shared.
         """
         return Ensemble([_shared(member, group) for member in self.members], self.manifest, self.digest)
+
+    @property
+    def reader(self) -> GraphReader:
+        """Return the rule by which graphs become those of members."""
+        return GraphReader(self.members, self.manifest)
+
+    def graphs(self, source: Any) -> GraphBatch:
+        """Return graphs as members read them, made as those of training.
+
+        ``source`` is a batch, an ``Atoms``, a ``Data`` or ``Batch`` of torch_geometric, or a list or dataset of one of them.
+        InputError for anything else, and for a graph that cannot be made.
+        """
+        return self.reader.graphs(source)
+
+    def embeddings(self, source: Any) -> Float[Tensor, "nodes channels"]:
+        """Return the final states of all nodes, which heads read.
+
+        Channels of several members stand side by side.
+        """
+        batch = self.graphs(source)
+        return torch.cat([member.model.states(batch) for member in self.members], dim=-1)
+
+    def trainable(self) -> TrainableEnsemble:
+        """Return a module of torch with copies of the parameters, for a loop of one's own.
+
+        A call takes what ``graphs`` takes, and gives a tensor per field, with gradients.
+        """
+        return TrainableEnsemble(self.reader, {target.name: self.weights_of(target.name) for target in self.targets})
+
+    def __repr__(self) -> str:
+        names = ", ".join(entry.name for entry in self.manifest.members)
+        return f"{type(self).__name__}({', '.join(target.name for target in self.manifest.targets)}; of {names})"
+
+    def shown(self) -> Mapping[str, Any]:
+        """Return members and fields."""
+        targets = [{"field": one.name, "unit": one.field.unit, "on": one.field.on} for one in self.manifest.targets]
+        keys = ("status", "epochs", "parameters", "seed")
+        members = [
+            {"member": entry.name, "weight": entry.weight, **{key: entry.summary.get(key) for key in keys}}
+            for entry in self.manifest.members
+        ]
+        reads = [field.name for field in self.manifest.inputs]
+        facts = {"calibrated": ", ".join(self.manifest.calibration) or "no", "reads": reads}
+        return {"predicts": targets, **facts, "members": members}
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -172,7 +219,7 @@ class Ensemble(EnsembleModule):
     @property
     def optional(self) -> frozenset[str]:
         """Return the inputs that graphs may lack."""
-        return optional_inputs(self._members, self.inputs)
+        return optional_inputs(self.members, self.inputs)
 
     @property
     def structures(self) -> Structures:
@@ -180,12 +227,12 @@ class Ensemble(EnsembleModule):
 
         InputError where training graphs were not atoms.
         """
-        return structures_for(self._members, self.manifest)
+        return structures_for(self.members, self.manifest)
 
     @property
     def training_attributes(self) -> Mapping[str, Any]:
         """Return the attributes of the training store; empty where unknown."""
-        return training_attributes(self._members, self.manifest)
+        return training_attributes(self.members, self.manifest)
 
     def needed(self, store: GraphStore) -> list[str]:
         """Return the fields to read from a store.
@@ -213,7 +260,7 @@ class Ensemble(EnsembleModule):
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
         check_lengths(self.training_attributes, store.attributes)
-        check_edges((member.model.settings for member in self._members), self.training_attributes, store.attributes)
+        check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
         return self._read_by_members(available)
 
     def _read_by_members(self, available: Collection[str]) -> list[str]:
@@ -241,7 +288,7 @@ class Ensemble(EnsembleModule):
         items = listed(source)
         if items and all(isinstance(one, GraphBatch) for one in items):
             return self.predict(concatenate(items))
-        return self.predict_made(self._makers(items, source))
+        return self.predict_made(self.reader.makers(items, source))
 
     def predict_checked(self, batch: GraphBatch) -> Predictions:
         """Predict graphs that were checked as they were made."""
@@ -340,7 +387,7 @@ class Ensemble(EnsembleModule):
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""
         items = {"node": nodes, "edge": edges, "graph": 1}
-        members = len(self._members)
+        members = len(self.members)
         return Predictions(
             fields={one.name: estimates_of(one).blank(one, members, items[one.field.on]) for one in self.targets},
             nodes_per_graph=np.array([nodes]),

@@ -108,14 +108,6 @@ class Evidence(ABC):
     def candidates(self) -> int:
         """Return the number of candidates."""
 
-    def score(self, picks: Sequence[int], score: str) -> float:
-        """Return the mean proper score of the mixture of these picks."""
-        return self.weighted_score(np.bincount(picks, minlength=self.candidates) / len(picks), score)
-
-    @abstractmethod
-    def weighted_score(self, weights: Float[Array, " candidates"], score: str) -> float:
-        """Return the mean proper score of the mixture with these weights."""
-
     @abstractmethod
     def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
         """Return the error of every row with these weights."""

@@ -36,7 +36,6 @@ from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Number, Point, Target
 
 QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
-SCORES = {"crps": gaussian_crps, "nll": gaussian_nll}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -279,16 +278,6 @@ class NumberEvidence(Evidence):
     def candidates(self) -> int:
         """Return the number of candidates."""
         return len(self.means)
-
-    def weighted_score(self, weights: Float[Array, " candidates"], score: str) -> float:
-        """Return the mean score of the mixture, normal with unexplained noise."""
-        use = weights > 0
-        moments = total_variance(self.means[use], self.variances[use], weights[use])
-        error = self.target - moments.mean
-        unexplained = max(float(np.mean(error**2) - np.mean(moments.variance)), 0.0)
-        std = np.sqrt(moments.variance + unexplained)
-        tiny = float(np.finfo(np.float64).tiny) ** 0.5
-        return float(np.mean(SCORES.get(score, gaussian_crps)(self.target, moments.mean, np.maximum(std, tiny))))
 
     def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
         """Return the absolute error of the mean of every row."""

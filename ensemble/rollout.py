@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.module import EnsembleModule
+from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import ModelDescription, TrainedModel
 
@@ -61,7 +61,7 @@ class Rollout:
         return next(iter(self.courses.values())).shape[1]
 
 
-def rollout(model: EnsembleModule, graphs: Any, steps: int, *, feedback: Mapping[str, str] | None = None) -> Rollout:
+def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, str] | None = None) -> Rollout:
     """Roll every member out, each on its own predictions.
 
     ``graphs`` is what the model takes. ``feedback`` names the prediction that becomes each input; absent: heads with ``correction_of`` do. Inputs without one

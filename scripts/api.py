@@ -313,7 +313,6 @@ def build_ensemble(
     out: Path | str,
     *,
     top_k: int | None = None,
-    method: str | None = None,
     train: bool = False,
     final_seeds: int = 0,
     epochs: int | None = None,
@@ -327,7 +326,7 @@ def build_ensemble(
 ) -> "Evaluation":
     """Build a calibrated ensemble from a campaign or from finished runs.
 
-    Gives its evaluation. Of a campaign ``top_k`` (5) trials are chosen by ``method`` ("top-k"); with ``train``, ``final_seeds`` or
+    Gives its evaluation. Of a campaign ``top_k`` (5) best trials are chosen; with ``train``, ``final_seeds`` or
     ``epochs`` they are first trained anew, all at once. Given runs all become members, and none of
     these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
     Validation graphs set weights of members per field.
@@ -345,11 +344,10 @@ def build_ensemble(
     for one in sources:
         check_kind(one, "a campaign", "a run")
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
-    from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.ensemble.building.build import check_out
-    from hydragnn.hpo import campaign_records, finished_runs
+    from hydragnn.hpo import campaign_records
     from hydragnn.runs.moved import name_store
-    from hydragnn.scripts.ensembles import campaign_or_runs, check_no_options, trained_ensemble
+    from hydragnn.scripts.ensembles import Choice, best_trials, campaign_or_runs, check_no_options, trained_trials
 
     check_references(baselines)
     campaign = campaign_or_runs(sources)
@@ -357,42 +355,26 @@ def build_ensemble(
     if store is not None:
         runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
         name_store(runs, as_path(store), branch)
+    number = 5 if top_k is None else top_k
     if isinstance(campaign, list):
-        check_no_options(
-            {
-                "--top-k": top_k,
-                "--method": method,
-                "--train": train,
-                "--final-seeds": final_seeds,
-                "--epochs": epochs,
-                "--workers": workers,
-            }
+        options = {"--top-k": top_k, "--train": train, "--final-seeds": final_seeds, "--epochs": epochs}
+        check_no_options({**options, "--workers": workers})
+        choice = Choice(folders=campaign)
+    elif train or final_seeds or epochs:
+        seeds = max(1, final_seeds)
+        choice = trained_trials(
+            campaign, as_path(out), number, seeds=seeds, epochs=epochs, workers=workers, quiet=quiet
         )
-        return ensemble_of_runs(campaign, as_path(out), branch=branch, false_alarms=false_alarms, baselines=baselines)
-    top_k, method = 5 if top_k is None else top_k, method or "top-k"
-    if train or final_seeds or epochs:
-        return trained_ensemble(
-            campaign,
-            as_path(out),
-            top_k=top_k,
-            method=method,
-            seeds=max(1, final_seeds),
-            epochs=epochs,
-            workers=workers,
-            quiet=quiet,
-            branch=branch,
-            false_alarms=false_alarms,
-            baselines=baselines,
-        )
-    if workers is not None:
+    elif workers is not None:
         raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
-    runs = finished_runs(campaign)
-    return ensemble_from_runs(
-        runs,
+    else:
+        choice = best_trials(campaign, number)
+    return ensemble_of_runs(
+        choice.folders,
         as_path(out),
-        top_k=top_k,
-        method=method,
-        campaign=campaign,
+        weights=choice.weights,
+        by_field=True,
+        selection=choice.selection,
         branch=branch,
         false_alarms=false_alarms,
         baselines=baselines,
@@ -525,7 +507,7 @@ def report(
 
 @check_arguments
 def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) -> "Ensemble":
-    """Load a model as a module of torch.
+    """Load a model, which predicts and can be trained.
 
     ``path`` is the folder of an ensemble, of a run or of its model, or of a campaign, of which the best trial is loaded. A run is an ensemble of one.
     InputError for anything else.

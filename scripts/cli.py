@@ -413,13 +413,6 @@ def ensemble(
         int | None,
         typer.Option("--top-k", min=1, help="Number of members of a campaign; given runs are all.", show_default="5"),
     ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="top-k: the K best; greedy: forward selection on CRPS, repeats begin as weights.",
-            show_default="top-k",
-        ),
-    ] = None,
     train: TrainAnew = False,
     final_seeds: FinalSeeds = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
@@ -452,7 +445,6 @@ def ensemble(
         sources,
         out,
         top_k=top_k,
-        method=method,
         train=train,
         final_seeds=final_seeds,
         epochs=epochs,

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.machine import Workers
 from hydragnn.base.places import check_kind
-from hydragnn.ensemble import Choice, Evaluation, build_ensemble, select_runs
-from hydragnn.ensemble.building.build import check_finished, check_out
-from hydragnn.ensemble.domain import FALSE_ALARMS
+from hydragnn.ensemble.building.build import check_finished
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
 from hydragnn.hpo.preflight import open_campaign
 
@@ -47,62 +46,54 @@ def check_no_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def trained_ensemble(
-    campaign: Path,
-    out: Path,
-    *,
-    top_k: int,
-    method: str = "top-k",
-    seeds: int = 1,
-    epochs: int | None = None,
-    workers: Workers | None = None,
-    quiet: bool = True,
-    branch: str = "",
-    false_alarms: float = FALSE_ALARMS,
-    baselines: Sequence[str] = (),
-) -> Evaluation:
-    """Train selected configurations in ``OUT.training``, build the ensemble, return its evaluation.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Runs that become members, best first, with weights that sum to 1."""
+
+    folders: list[Path]
+    weights: list[float] | None = None
+    """Equal where there are none."""
+    selection: dict[str, Any] = field(default_factory=dict)
+    """Facts of the choice, for the ensemble's manifest."""
+
+
+def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
+    """Return the best trials of a campaign, also such that a rung held back unless ``finished``."""
+    ranked = finished_runs(campaign) if finished else best_runs(campaign)
+    if len(ranked) < top_k:
+        raise InputError(
+            f"top-k = {top_k} exceeds the {len(ranked)} finished runs of {campaign}; lower it or let more runs finish"
+            if finished
+            else f"{campaign} has {len(ranked)} configurations with a result, fewer than top-k = {top_k}; lower it"
+        )
+    selection = {
+        "method": "top-k",
+        "by": "the campaign's objective",
+        "k": top_k,
+        "candidates": len(ranked),
+        "chosen": [folder.name for folder in ranked[:top_k]],
+        "campaign": campaign.resolve().name,
+    }
+    return Choice(folders=ranked[:top_k], weights=[1.0 / top_k] * top_k, selection=selection)
+
+
+def trained_trials(
+    campaign: Path, out: Path, top_k: int, *, seeds: int, epochs: int | None, workers: Workers | None, quiet: bool
+) -> Choice:
+    """Train the best configurations in ``OUT.training``; return their runs.
 
     Every run has a seed of its own; ``epochs`` replaces the campaign's. A call that was interrupted is continued by the same
     call. Interrupted where a signal, or OutOfWalltime where the end of the allocation, comes before the end.
     """
-    check_out(out)
-    choice = _choice(campaign, top_k, method, branch)
-    training = out.with_name(f"{out.name}.training")
+    choice, training = best_trials(campaign, top_k, finished=False), out.with_name(f"{out.name}.training")
     runs = given_runs(choice.folders, campaign, seeds=seeds, epochs=epochs)
     with nullcontext() if quiet else CampaignView(training) as view:
         final = run_final(runs, training, like=open_campaign(campaign).search, workers=workers, on_event=view)
     if final.result.ending != "finished":
         kind = OutOfWalltime if final.result.ending == "walltime" else Interrupted
         raise kind(f"{final.result.finished} of {len(runs)} final trainings are done; the same command continues")
-    return build_ensemble(
-        final.folders,
-        out,
-        weights=[weight / seeds for weight in choice.weights for _ in range(seeds)],
-        by_field=True,
+    return Choice(
+        folders=final.folders,
+        weights=[1.0 / top_k / seeds] * (top_k * seeds),
         selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
-        branch=branch,
-        false_alarms=false_alarms,
-        baselines=baselines,
     )
-
-
-def _choice(campaign: Path, top_k: int, method: str, branch: str) -> Choice:
-    """Return the configurations to train, also those that a rung held back."""
-    if method != "top-k":
-        return select_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign, branch=branch)
-    ranked = best_runs(campaign)
-    folders = ranked[:top_k]
-    if len(folders) < top_k:
-        raise InputError(
-            f"{campaign} has {len(ranked)} configurations with a result, fewer than top-k = {top_k}; lower it"
-        )
-    selection = {
-        "method": method,
-        "by": "the campaign's objective",
-        "k": top_k,
-        "candidates": len(ranked),
-        "chosen": [folder.name for folder in folders],
-        "campaign": campaign.resolve().name,
-    }
-    return Choice(folders=folders, weights=[1.0 / top_k] * top_k, selection=selection)

@@ -105,14 +105,12 @@ def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: b
 
 def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
     """Train the best member's configuration on the same graphs without edges."""
-    from hydragnn.ensemble import ensemble_from_runs
-
     config = read_json(ensemble / "members" / "0" / "config.json")
     config["data"]["edges"] = False
     api.train(config, run, resume=run.exists())
     alone = run.with_name("no-edges-evaluation")
     if not alone.exists():
-        ensemble_from_runs([run], alone, top_k=1)
+        api.build_ensemble(run, alone)
     with_edges = read_sealed(ensemble / "evaluation.json")["parts"]["test"]
     without = read_sealed(alone / "evaluation.json")["parts"]["test"]
     return {

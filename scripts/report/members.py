@@ -22,7 +22,7 @@ def chapter(facts: Facts) -> Section | None:
             "graphs that it held out."
         )
     if selection.get("method") and selection.get("candidates"):
-        by = "CRPS, with replacement" if selection["method"] == "greedy" else str(selection.get("by", "valid/loss"))
+        by = selection.get("by", "valid/loss")
         lead.append(f"Chosen among {selection['candidates']} finished runs ({selection['method']} by {by}).")
     if selection.get("final_seeds"):
         lead.append(f"Each configuration was trained anew with {selection['final_seeds']} seed(s).")

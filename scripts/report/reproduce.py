@@ -69,10 +69,8 @@ def _ensemble_commands(ensemble: Manifest, config: str, branch: str) -> list[str
 def _choice(ensemble: Manifest, members: int) -> str:
     """Return the options of ``hydragnn ensemble`` that chose these members."""
     selection = ensemble.selection
-    named = {"--method": "method", "--final-seeds": "final_seeds", "--epochs": "final_epochs"}
-    options = [
-        f"{option} {selection[key]}" for option, key in named.items() if selection.get(key) not in (None, 0, "top-k")
-    ]
+    named = {"--final-seeds": "final_seeds", "--epochs": "final_epochs"}
+    options = [f"{option} {selection[key]}" for option, key in named.items() if selection.get(key)]
     return " ".join([f"--top-k {selection.get('k', members)}", *options])
 
 

@@ -111,7 +111,6 @@ def test_runs_of_different_folds_become_an_ensemble_by_cross_validation(
 
 OPTIONS = {
     "--top-k": ("--top-k", "1"),
-    "--method": ("--method", "top-k"),
     "--train": ("--train",),
     "--final-seeds": ("--final-seeds", "2"),
     "--epochs": ("--epochs", "3"),

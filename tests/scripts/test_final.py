@@ -119,9 +119,13 @@ def test_an_interrupted_training_is_continued_by_the_same_command(
     assert manifest["selection"]["final_seeds"] == 2
 
 
+@pytest.mark.parametrize(
+    "train, words",
+    [(True, "4 configurations with a result, fewer than top-k = 5"), (False, "top-k = 5 exceeds the 1 finished runs")],
+)
 def test_more_members_than_configurations_are_refused_before_anything_is_trained(
-    campaign: Path, tmp_path: Path
+    train: bool, words: str, campaign: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="4 configurations with a result, fewer than top-k = 5"):
-        api.build_ensemble(campaign, tmp_path / "ensemble", top_k=5, train=True)
+    with pytest.raises(InputError, match=words):
+        api.build_ensemble(campaign, tmp_path / "ensemble", top_k=5, train=train)
     assert not list(tmp_path.iterdir())

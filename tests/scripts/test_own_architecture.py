@@ -85,7 +85,7 @@ def test_it_is_searched_by_workers_ensembled_and_predicts_by_either_name(site: P
     assert [record["status"] for record in records] == ["finished"] * 4
     assert {record["config"]["model"]["kind"] for record in records} == {"acme-means", "acme.networks:Means"}
     assert all(0.05 <= record["config"]["model"]["slope"] <= 0.3 for record in records)
-    hydragnn("ensemble", "campaign", "--out", "ensemble", "--top-k", "4", "--method", "top-k")
+    hydragnn("ensemble", "campaign", "--out", "ensemble", "--top-k", "4")
     kinds = {read_json(path)["model"]["kind"] for path in workdir.glob("ensemble/members/*/model.json")}
     assert kinds == {"acme-means", "acme.networks:Means"}
     hydragnn("predict", "ensemble", "rings.h5", "--out", "said.csv")

@@ -147,7 +147,7 @@ WRONG = {
     'hydragnn.predict("run", frames, "out.h5")': "a list in memory is predicted in memory",
     'hydragnn.predict("run", store, workers=2)': "keep_parts and graph_ranks are about a file",
     'hydragnn.predict("run", "own.h5", "p.h5", workers=0)': "workers = 0 is neither",
-    "model(torch.zeros(3))": "not torch's Tensor",
+    "model.graphs(torch.zeros(3))": "not torch's Tensor",
     'model.predict("build.toml")': "is no store; predict files with hydragnn.predict",
     'store["energy"]': "'energy' (str) is no index of graphs",
     "store[24]": "there is no graph 24",
