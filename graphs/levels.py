@@ -1,6 +1,6 @@
 """Clusters: coarser levels of a graph as a node field."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,8 +23,6 @@ LEVELS: tuple[str, Location] = ("levels", "node")
 """Where a batch keeps what ``levels_of`` made."""
 
 MOST_CLUSTERS = 2**31 - 1
-ON_THE_EDGE = 1e-9
-"""Of a voxel: nodes that lie so close below its lower side are in it, whatever the rounding of their positions."""
 
 
 def clusters_field(levels: int) -> Field:
@@ -79,7 +77,7 @@ def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> line = graph_from_arrays([[x, 0.0] for x in (0.0, 1.0, 4.0, 5.0)], [0, 1, 2], [1, 2, 3])
-    >>> (level,) = levels_of(with_voxel_levels(line, 1, side=2.0), 1)
+    >>> (level,) = levels_of(with_contracted_levels(line, 1), 1)
     >>> level.parent.tolist(), level.topology.senders.tolist(), level.topology.receivers.tolist()
     ([0, 0, 1, 1], [0], [1])
     """
@@ -165,37 +163,6 @@ def _no_pairs(batch: GraphBatch, whole: Sequence[NDArray[np.int64]]) -> Bool[nda
     return result
 
 
-def with_voxel_levels(batch: GraphBatch, levels: int, side: float | None = None) -> GraphBatch:
-    """Return the batch with levels of voxels, which double their side.
-
-    ``side`` is in the units of positions; without one it is twice the mean length of the edges of each graph. Voxels begin at
-    the lowest coordinates of a graph. Simonovsky and Komodakis 2017, arXiv:1704.02901, section 4.
-
-    >>> from hydragnn.graphs.validate import graph_from_arrays
-    >>> line = graph_from_arrays([[float(x), 0.0] for x in range(5)], [0, 1, 2, 3], [1, 2, 3, 4])
-    >>> with_voxel_levels(line, 2, side=2.0)["clusters"].T.tolist()
-    [[0, 0, 1, 1, 2], [0, 0, 0, 0, 1]]
-    """
-    if not batch.dim:
-        raise InputError("voxels need positions, and these graphs have none; make levels by contraction")
-    if side is not None and not (side > 0 and np.isfinite(side)):
-        raise InputError(f"voxels of side {side}; give a positive length")
-
-    def clusters(graph: GraphBatch) -> NDArray[np.int64]:
-        points = graph.positions.numpy().astype(np.float64)
-        lengths = edge_vectors(graph).to(torch.float64).norm(dim=1)
-        own = side or (2 * float(lengths.mean()) if len(lengths) else 0.0)
-        numbers = np.zeros((len(points), levels), dtype=np.int64)
-        for level in range(levels if len(points) else 0):
-            # an edgeless graph has no length to go by, and its nodes stay apart
-            scaled = (points - points.min(axis=0)) / (own * 2**level) if own else np.arange(len(points))[:, None]
-            cell = np.floor(scaled + ON_THE_EDGE).astype(np.int64)
-            numbers[:, level] = np.unique(cell, axis=0, return_inverse=True)[1].ravel()
-        return numbers
-
-    return _with_levels(batch, levels, clusters)
-
-
 def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     """Return the batch with levels of joined pairs, the closest first.
 
@@ -209,73 +176,32 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     [[0, 1, 1, 2], [0, 0, 0, 1]]
     """
 
+    if levels < 1:
+        raise InputError(f"{levels} levels; give at least 1")
+    if CLUSTERS in batch.fields:
+        raise InputError(f"the batch already has the field {CLUSTERS}; take it away first")
+
     def clusters(graph: GraphBatch) -> NDArray[np.int64]:
         if graph.dim and bool(graph.periodic.any()):
             return _contracted_images(finest_of(graph.to(dtype=torch.float64)), levels)
-        return _joined(graph, levels, _contracted)
+        return _contracted(graph, levels)
 
-    return _with_levels(batch, levels, clusters)
-
-
-def with_mesh_levels(batch: GraphBatch, levels: int) -> GraphBatch:
-    """Return the batch with levels of nested meshes.
-
-    Each keeps as many nodes of the last as possible of which no two are neighbours. Every other node is one with the
-    closest neighbour that is kept. So multigrid coarsens meshes without coarser ones at hand (Chan and Smith 1994, ETNA
-    2, 171): finer where the mesh is finer, in a plane to about a quarter of the nodes. Nodes are kept in their order
-    where nothing forbids; directions of edges are ignored.
-
-    >>> from hydragnn.graphs.validate import graph_from_arrays
-    >>> line = graph_from_arrays([[x, 0.0] for x in (0.0, 2.0, 3.0, 4.0, 6.0)], [0, 1, 2, 3], [1, 2, 3, 4])
-    >>> with_mesh_levels(line, 2)["clusters"].T.tolist()
-    [[0, 1, 1, 1, 2], [0, 0, 0, 0, 1]]
-    """
-    return _with_levels(batch, levels, lambda graph: _joined(graph, levels, _nested))
+    return concatenate([with_clusters(graph, clusters(graph)) for graph in unbatch(batch)])
 
 
-Join = Callable[[Int[ndarray, "edges 2"], Float[ndarray, "nodes dim"]], tuple[NDArray[np.int64], NDArray[np.float64]]]
-"""Function that joins nodes by edges and positions: the new number of every node, and the new positions."""
-
-
-def _joined(graph: GraphBatch, levels: int, join: Join) -> NDArray[np.int64]:
+def _contracted(graph: GraphBatch, levels: int) -> NDArray[np.int64]:
     """Return the clusters of every node after joining ``levels`` times."""
     points = graph.positions.numpy().astype(np.float64)
     pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
     parents, columns = np.arange(graph.num_nodes), []
     for _ in range(levels):
-        parent, points = join(pairs, points)
+        parent, points = _joined(pairs, points)
         pairs, parents = parent[pairs], parent[parents]
         columns.append(parents)
     return np.stack(columns, axis=1)
 
 
-def _nested(
-    pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Keep a maximal set of nodes of which no two are neighbours."""
-    nodes = len(points)
-    distinct = pairs[pairs[:, 0] != pairs[:, 1]]
-    distinct = np.unique(np.concatenate([distinct, distinct[:, ::-1]]), axis=0)  # both directions, by the first node
-    begin = np.searchsorted(distinct[:, 0], np.arange(nodes + 1)).tolist()
-    neighbours, covered, remaining = distinct[:, 1].tolist(), [False] * nodes, []
-    for node in range(nodes):
-        if not covered[node]:
-            remaining.append(node)
-            for place in range(begin[node], begin[node + 1]):
-                covered[neighbours[place]] = True
-    stays = np.zeros(nodes, dtype=np.bool_)
-    stays[remaining] = True
-    ways = distinct[~stays[distinct[:, 0]] & stays[distinct[:, 1]]]  # from a node that goes to one that stays
-    length = np.linalg.norm(points[ways[:, 0]] - points[ways[:, 1]], axis=1)
-    scale = length.max(initial=0) or 1.0
-    order = np.lexsort((ways[:, 1], (length / scale).round(9), ways[:, 0]))
-    goes, first = np.unique(ways[order, 0], return_index=True)
-    partner = np.arange(nodes)
-    partner[goes] = ways[order[first], 1]
-    return np.searchsorted(remaining, partner), points[np.array(remaining, dtype=np.int64)]
-
-
-def _contracted(
+def _joined(
     pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Join the best free pairs greedily, in the middle."""
@@ -321,11 +247,3 @@ def _matched(distinct: Int[ndarray, "pairs 2"], price: Float[ndarray, " pairs"],
             free[a] = free[b] = False
             partner[b] = a
     return np.unique(np.array(partner, dtype=np.int64), return_inverse=True)[1].ravel()
-
-
-def _with_levels(batch: GraphBatch, levels: int, clusters: Callable[[GraphBatch], NDArray[np.int64]]) -> GraphBatch:
-    if levels < 1:
-        raise InputError(f"{levels} levels; give at least 1")
-    if CLUSTERS in batch.fields:
-        raise InputError(f"the batch already has the field {CLUSTERS}; take it away first")
-    return concatenate([with_clusters(graph, clusters(graph)) for graph in unbatch(batch)])

@@ -1,14 +1,14 @@
 """Settings of the fields and coarser levels of a store."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field as Setting
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from hydragnn.base.settings import Settings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
-from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
+from hydragnn.graphs.levels import with_contracted_levels
 
 
 class FieldSettings(Settings):
@@ -116,25 +116,21 @@ def _is_virial(name: str) -> bool:
 class CoarseningSettings(Settings):
     """Coarser levels of every graph, in the node field ``clusters``."""
 
-    by: Literal["voxels", "contraction", "mesh levels"]
-    """voxels: nodes in one cube of space are one; contraction: pairs of neighbours are one, the closest ones first; mesh levels: nested meshes
-    of nodes that are no neighbours, and every other node is one with the closest of them."""
+    removed: ClassVar = frozenset({"side"})
+
+    by: Literal["contraction"] = "contraction"
+    """Pairs of neighbours are one, the closest ones first."""
 
     levels: int = Setting(default=1, ge=1, le=16)
     """How many; every level is made of the last."""
 
-    side: float | None = Setting(default=None, gt=0)
-    """Of the smallest voxels, in the unit of positions; each level doubles it. Absent: twice the mean length of each graph's edges."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "CoarseningSettings":
-        if self.side is not None and self.by != "voxels":
-            raise ValueError('side is that of voxels; leave it out, or set by = "voxels"')
-        return self
+    @field_validator("by", mode="before")
+    @classmethod
+    def _is_contraction(cls, value: Any) -> Any:
+        if value in ("voxels", "mesh levels"):
+            raise ValueError(f"{value} are gone; use contraction, or hydragnn.graphs.with_clusters for your own")
+        return value
 
     def applied(self, batch: GraphBatch) -> GraphBatch:
         """The batch with its levels; InputError where it has none such."""
-        if self.by == "voxels":
-            return with_voxel_levels(batch, self.levels, self.side)
-        by_neighbours = {"contraction": with_contracted_levels, "mesh levels": with_mesh_levels}
-        return by_neighbours[self.by](batch, self.levels)
+        return with_contracted_levels(batch, self.levels)

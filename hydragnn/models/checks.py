@@ -162,7 +162,7 @@ def _check_levels(field: Field | None, levels: int) -> None:
     if field is None:
         raise InputError(
             f"model.pooling needs the node field {CLUSTERS} of levels; give the BUILD.toml of the store a [coarsening], see "
-            "hydragnn.graphs.with_voxel_levels"
+            "hydragnn.graphs.with_contracted_levels"
         )
     if field.shape[0] < levels:
         raise InputError(

@@ -1,6 +1,4 @@
-"""Levels of graphs: nested clusters by voxels, by contraction and by hand, and what cannot be one."""
-
-from itertools import pairwise
+"""Levels of graphs: nested clusters by contraction and by hand, and what cannot be one."""
 
 import networkx as nx
 import numpy as np
@@ -15,16 +13,12 @@ from hydragnn.graphs import (
     CLUSTERS,
     Field,
     GraphBatch,
-    concatenate,
     from_ase,
     from_voronoi,
     graph_from_arrays,
-    unbatch,
     validate,
     with_clusters,
     with_contracted_levels,
-    with_mesh_levels,
-    with_voxel_levels,
 )
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
@@ -48,32 +42,6 @@ def without_positions(graph: GraphBatch) -> GraphBatch:
 
 def sizes(graph: GraphBatch, level: int) -> list[int]:
     return sorted(torch.bincount(graph[CLUSTERS][:, level]).tolist())
-
-
-def test_voxels_join_squares_of_a_grid_and_squares_of_squares() -> None:
-    graph = with_voxel_levels(grid(8), 3)  # the side is twice the length of the edges
-    assert [sizes(graph, level) for level in range(3)] == [[4] * 16, [16] * 4, [64]]
-    first = graph[CLUSTERS][:, 0].reshape(8, 8)
-    assert (first[::2, ::2] == first[1::2, 1::2]).all()
-
-
-@pytest.mark.parametrize("side", [0.1, 0.25, 3.0])
-def test_no_voxel_is_wider_than_its_side(side: float) -> None:
-    graph = with_voxel_levels(cells(50), 2, side=side)
-    for level in range(2):
-        for cluster in graph[CLUSTERS][:, level].unique():
-            points = graph.positions[graph[CLUSTERS][:, level] == cluster]
-            assert (points.amax(0) - points.amin(0)).max() <= side * 2**level * (1 + 1e-9)
-
-
-def test_voxels_do_not_depend_on_where_a_graph_is_nor_on_what_is_beside_it() -> None:
-    both = concatenate([grid(6), cells(30)])
-    moved = with_voxel_levels(
-        graph_from_arrays(grid(6).positions + 1e3 * torch.rand(2), grid(6).senders, grid(6).receivers), 2
-    )
-    expected = [with_voxel_levels(graph, 2)[CLUSTERS] for graph in unbatch(both)]
-    assert torch.equal(with_voxel_levels(both, 2)[CLUSTERS], torch.cat(expected))
-    assert torch.equal(moved[CLUSTERS], expected[0])
 
 
 @pytest.mark.parametrize(
@@ -104,46 +72,14 @@ def test_every_level_of_contraction_halves_a_graph_about() -> None:
     validate(graph)
 
 
-@pytest.mark.parametrize("graph", [cells(60), grid(9), without_positions(cells(60))], ids=["cells", "grid", "no place"])
-def test_mesh_levels_keep_as_many_nodes_as_can_be_without_neighbours(graph: GraphBatch) -> None:
-    """Of every cluster one node is kept, all others are its neighbours, and no two that are kept are neighbours."""
-    numbers = with_mesh_levels(graph, 1)[CLUSTERS][:, 0].tolist()
-    mesh = nx.Graph(zip(graph.senders.tolist(), graph.receivers.tolist()))
-    members = [[node for node, own in enumerate(numbers) if own == cluster] for cluster in sorted(set(numbers))]
-    kept: set[int] = set()
-    for node in range(graph.num_nodes):  # in the order of the nodes: who is free is kept
-        if not kept & set(mesh[node]):
-            kept.add(node)
-    assert [len(kept & set(nodes)) for nodes in members] == [1] * len(kept)
-    for nodes in members:
-        (middle,) = kept & set(nodes)
-        for node in set(nodes) - {middle}:
-            lengths = {
-                other: float((graph.positions[node] - graph.positions[other]).norm())
-                for other in kept & set(mesh[node])
-            }
-            assert lengths[middle] == pytest.approx(min(lengths.values()))
-
-
-def test_mesh_levels_of_triangles_have_about_a_quarter_of_the_nodes() -> None:
-    graph = with_mesh_levels(cells(400), 3)
-    counts = [400, *(len(sizes(graph, level)) for level in range(3))]
-    assert all(3 <= finer / coarser <= 6 for finer, coarser in pairwise(counts))
-    both = with_mesh_levels(concatenate([cells(30), cells(400)]), 3)
-    assert torch.equal(unbatch(both)[1][CLUSTERS], graph[CLUSTERS])
-    assert torch.equal(CoarseningSettings(by="mesh levels", levels=3).applied(cells(400))[CLUSTERS], graph[CLUSTERS])
-
-
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_graphs_without_edges_have_levels_in_which_everything_stays_apart(nodes: int) -> None:
     alone = graph_from_arrays(np.zeros((nodes, 2)), [], [])
-    for made in (with_voxel_levels(alone, 2), with_contracted_levels(alone, 2), with_mesh_levels(alone, 2)):
-        assert made[CLUSTERS].tolist() == [[number, number] for number in range(nodes)]
+    assert with_contracted_levels(alone, 2)[CLUSTERS].tolist() == [[number, number] for number in range(nodes)]
 
 
-def test_coincident_nodes_share_a_voxel_and_are_joined_first() -> None:
+def test_coincident_nodes_are_joined_first() -> None:
     graph = graph_from_arrays([[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]], [0, 1, 2], [1, 2, 0])
-    assert with_voxel_levels(graph, 1, side=1.0)[CLUSTERS].ravel().tolist() == [0, 1, 0]
     assert with_contracted_levels(graph, 1)[CLUSTERS].ravel().tolist() == [0, 1, 0]
 
 
@@ -166,18 +102,17 @@ def test_clusters_that_are_none_are_refused(clusters: np.ndarray, words: str) ->
 
 
 def test_levels_that_cannot_be_made_are_refused() -> None:
-    with pytest.raises(InputError, match="make its levels by contraction"):
-        with_voxel_levels(cells(30, periodic=True), 1)
-    with pytest.raises(InputError, match="only pairs of neighbours have a middle"):
-        with_mesh_levels(cells(30, periodic=True), 1)
-    with pytest.raises(InputError, match="voxels need positions"):
-        with_voxel_levels(without_positions(cells(30)), 1)
-    with pytest.raises(InputError, match="give a positive length"):
-        with_voxel_levels(cells(30), 1, side=0.0)
     with pytest.raises(InputError, match="0 levels"):
         with_contracted_levels(cells(30), 0)
     with pytest.raises(InputError, match="already has the field clusters"):
-        with_voxel_levels(with_voxel_levels(cells(30), 1), 1)
+        with_contracted_levels(with_contracted_levels(cells(30), 1), 1)
+
+
+@pytest.mark.parametrize("by", ["voxels", "mesh levels"])
+def test_former_rules_are_refused_with_what_to_use(by: str) -> None:
+    with pytest.raises(InputError, match=f"{by} are gone; use contraction"):
+        CoarseningSettings.parse({"by": by, "levels": 2, "side": None})
+    assert CoarseningSettings.parse({"levels": 2, "side": None}).applied(cells(9))[CLUSTERS].shape == (9, 2)
 
 
 def test_a_field_of_the_same_name_that_holds_no_levels_may_be_anything() -> None:

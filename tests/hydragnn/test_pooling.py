@@ -20,7 +20,6 @@ from hydragnn.graphs import (
     concatenate,
     from_voronoi,
     with_contracted_levels,
-    with_voxel_levels,
 )
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
@@ -62,7 +61,7 @@ def clusters_by_loops(batch: GraphBatch, level: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_coarser_graph_has_clusters_for_nodes_and_what_joins_them_for_edges(level: int) -> None:
-    batch = concatenate([with_voxel_levels(cells(seed), 2, side=0.2) for seed in range(3)])
+    batch = concatenate([with_contracted_levels(cells(seed), 2) for seed in range(3)])
     graph = message_graph(batch)
     coarse = graph.coarser.graph if level == 0 else graph.coarser.graph.coarser.graph
     members = clusters_by_loops(batch, level)

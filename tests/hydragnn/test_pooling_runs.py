@@ -23,7 +23,6 @@ from hydragnn.graphs import (
     concatenate,
     from_voronoi,
     with_contracted_levels,
-    with_voxel_levels,
 )
 from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.runs import train
@@ -41,7 +40,7 @@ def cells(seed: int, count: int = 40) -> GraphBatch:
 
 def problem(seed: int) -> GraphBatch:
     """Cells that each ask for the mean load of their whole graph: farther away than a few layers reach."""
-    graph = with_voxel_levels(cells(seed, 120), 3, side=0.15)
+    graph = with_contracted_levels(cells(seed, 120), 3)
     load = torch.from_numpy(np.random.default_rng(seed).normal(np.sin(seed), 1.0, 120)).float()
     return graph.with_fields({"load": load, "answer": load.mean().expand(120).clone()}, fields=FIELDS)
 
@@ -147,17 +146,15 @@ def test_files_get_levels_as_their_builds_say_in_training_and_in_prediction(tmp_
     torch.testing.assert_close(of_atoms.mean, of_graphs.mean)
 
 
-def test_a_file_with_a_crystal_is_refused_with_its_graph_where_levels_are_voxels(tmp_path: Path) -> None:
+def test_a_file_with_a_crystal_has_levels_by_contraction_alone(tmp_path: Path) -> None:
     structures = [molecule("C2H6"), bulk("Cu", cubic=True)]
     for atoms in structures:
         atoms.info["energy"] = 1.0
     write(tmp_path / "molecules.xyz", structures)
-    (tmp_path / "BUILD.toml").write_text(BUILD.replace("contraction", "voxels"))
-    with pytest.raises(
-        InputError, match=r"graph 1 of .*molecules\.xyz: clusters of a periodic graph reach through the boundary"
-    ):
-        api.build_store(tmp_path / "BUILD.toml", tmp_path / "store.h5")
-    assert not (tmp_path / "store.h5").exists()
+    for words, text in ((r"by.*voxels are gone", 'by = "voxels"'), (r"coarsening\.side is gone", "side = 2.0")):
+        (tmp_path / "BUILD.toml").write_text(BUILD.replace('by = "contraction"', text))
+        with pytest.raises(InputError, match=words):
+            api.build_store(tmp_path / "BUILD.toml", tmp_path / "store.h5")
     (tmp_path / "BUILD.toml").write_text(BUILD)
     api.build_store(tmp_path / "BUILD.toml", tmp_path / "store.h5")
     assert open_store(tmp_path / "store.h5").read([1])[CLUSTERS][:, 0].tolist() == [0, 0, 1, 1]

@@ -22,7 +22,7 @@ from hydragnn.datasets import Budget, MemoryStore, Sizes, pack
 from hydragnn.datasets.footprint import Footprint, MemoryLimit, bytes_of, footprint_from_json
 from hydragnn.datasets.levels import pieces_of
 from hydragnn.distributed import Ranks
-from hydragnn.graphs import CLUSTERS, Field, clusters_field, graph_from_arrays, with_voxel_levels
+from hydragnn.graphs import CLUSTERS, Field, clusters_field, graph_from_arrays, with_contracted_levels
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import known_levels, levels_of
@@ -239,11 +239,11 @@ def test_a_footprint_survives_being_written() -> None:
 
 
 def grid(side: int, seed: int = 0) -> GraphBatch:
-    """Points of a square with their eight neighbours, and two levels of squares of them."""
+    """Points of a square with their eight neighbours, and two levels of pairs of them."""
     points = np.stack(np.divmod(np.arange(side * side), side), axis=1).astype(float)
     apart = np.abs(points[:, None] - points).max(-1)
     receivers, senders = np.nonzero(apart == 1)
-    graph = with_voxel_levels(graph_from_arrays(points, senders, receivers), 2, side=2.0)
+    graph = with_contracted_levels(graph_from_arrays(points, senders, receivers), 2)
     values = torch.randn(2, side * side, generator=torch.Generator().manual_seed(seed))
     return graph.with_fields({"load": values[0], "answer": values[1]}, fields=[LOAD, ANSWER])
 

@@ -16,7 +16,7 @@ from hydragnn.config import parse_config
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
-from hydragnn.graphs.levels import with_voxel_levels
+from hydragnn.graphs.levels import with_contracted_levels
 from hydragnn.runs import train
 from hydragnn.runs.attempt import Fenced
 
@@ -67,7 +67,7 @@ def clusters(count: int, seed: int = 0, *, related: bool = False) -> MemoryStore
 def _related(graph: GraphBatch) -> GraphBatch:
     relation = Field(name="relation", on="edge", classes=2, dtype="int64")
     kinds = (graph.edges["length"] > CUTOFF / 2).long()
-    return with_voxel_levels(graph.with_fields({"relation": kinds}, fields=[relation]), 1, side=CUTOFF / 2)
+    return with_contracted_levels(graph.with_fields({"relation": kinds}, fields=[relation]), 1)
 
 
 def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
