@@ -223,7 +223,7 @@ def with_overrides(
 REMOVED: Mapping[str, str] = {
     "train.compile": "plain steps are as fast; for dynamics, hydragnn export --to aoti makes a compiled potential",
     "search.together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own",
-    "model.schedule": "layers read all edges; for levels of edges see hydragnn/scripts/recipes/multilevel.py, or pool ([model.pooling])",
+    "model.schedule": "every layer reads all edges; layers that reach far pool ([model.pooling])",
     "model.level": "it named the levels of a schedule, which is gone, too",
     "coarsening.side": "it was that of voxels; levels are made by contraction",
     "heads.total_shift": "all nodes take an equal share in the shift to their total, which is as precise",

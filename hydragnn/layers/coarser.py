@@ -22,8 +22,8 @@ class Coarser:
     """From every finer node to its cluster: a row per cluster, a column per finer node."""
     leaving: Topology
     """From every cluster to its nodes: one edge per finer node."""
-    share: Float[Tensor, " nodes"] | None
-    """One over the number of nodes of each cluster, in the order of ``joining``; None: one."""
+    share: Float[Tensor, " nodes"]
+    """One over the number of nodes of each cluster, in the order of ``joining``."""
     merging: Merging
     """Which edges of the finer graph each edge stands for."""
     finer_edges: int
@@ -31,12 +31,11 @@ class Coarser:
 
     def pooled(self, states: Float[Tensor, "nodes *shape"]) -> Float[Tensor, "rows *shape"]:
         """Return the mean over the nodes of each cluster."""
-        share = None if self.share is None else self.share.to(states.dtype)
-        means = gather_multiply_sum(states.flatten(1), share, self.joining)
+        means = gather_multiply_sum(states.flatten(1), self.share.to(states.dtype), self.joining)
         return means.unflatten(1, states.shape[1:])
 
     def unpooled(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "nodes *shape"]:
-        """Return the state of each node's cluster; zero outside clusters."""
+        """Return the state of each node's cluster."""
         return gather_multiply_sum(states.flatten(1), None, self.leaving).unflatten(1, states.shape[1:])
 
     def pooled_edges(self, states: Float[Tensor, "edges *shape"]) -> Float[Tensor, "rows *shape"]:
