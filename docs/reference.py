@@ -5,7 +5,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
@@ -205,11 +205,21 @@ def _public_names(module: Any) -> list[str]:
     return sorted(names, key=str.lower)
 
 
+def _plain_signature(value: Any) -> inspect.Signature:
+    """Return a signature without what annotations say to the command line."""
+    signature = inspect.signature(value)
+    parameters = []
+    for one in signature.parameters.values():
+        kind = get_args(one.annotation)[0] if get_origin(one.annotation) is Annotated else one.annotation
+        parameters.append(one.replace(annotation=getattr(kind, "__forward_arg__", kind)))
+    return signature.replace(parameters=parameters)
+
+
 def _object_lines(name: str, value: Any) -> list[str]:
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return ["", f"## {name}", "", f"Constant of type `{type(value).__name__}`."]
     try:
-        signature = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z_])", "", str(inspect.signature(value)))
+        signature = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z_])", "", str(_plain_signature(value)))
     except (TypeError, ValueError):
         signature = "(...)"
     kind = "class " if inspect.isclass(value) else ""

@@ -1,5 +1,7 @@
 """Python api: one function per command, imported lazily as ``hydragnn.train``.
 
+What stands in ``Annotated`` is for the command line, which takes its arguments from here (``options.command``).
+
 Every function gives a frozen value whose fields say what they mean; ``str`` of it is one line. Nothing is printed unless
 ``quiet=False``: that is the command line's job.
 
@@ -12,7 +14,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
+
+import typer
 
 from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
@@ -35,6 +39,7 @@ from hydragnn.base.places import (
 from hydragnn.base.settings import Settings, read_toml, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
+from hydragnn.scripts.options import AllowCode, Branch, NewOut, Out, Overrides, Resume, Store, workers_option
 from hydragnn.scripts.run_sources import CONFIG, model_folder, run_folder, run_of
 
 if TYPE_CHECKING:
@@ -51,11 +56,13 @@ Table = dict[str, Any]
 
 @check_arguments
 def build_store(
-    source: Path | str | Table,
-    out: Path | str,
+    source: Annotated[
+        Path | str | Table, Path, typer.Argument(help="BUILD.toml: which files, which fields; see docs/data.md.")
+    ],
+    out: NewOut,
     *,
-    overrides: Sequence[str] = (),
-    workers: Workers = 1,
+    workers: Annotated[Workers, Any, workers_option("Processes that make graphs, on as many cores; auto: on all.")] = 1,
+    overrides: Overrides = (),
     quiet: bool = False,
     data: Any = None,
 ) -> "StoreInfo":
@@ -102,7 +109,10 @@ def build_store(
 
 
 @check_arguments
-def merge_stores(stores: Sequence[Path | str], out: Path | str) -> "StoreInfo":
+def merge_stores(
+    stores: Annotated[Sequence[Path | str], list[Path], typer.Argument(help="Stores with the same fields.")],
+    out: NewOut,
+) -> "StoreInfo":
     """Copy the graphs of several stores into a new one; return its contents."""
     paths = [as_path(store) for store in stores] if isinstance(stores, list | tuple) else [as_path(stores)]
     for path in paths:
@@ -116,7 +126,11 @@ def merge_stores(stores: Sequence[Path | str], out: Path | str) -> "StoreInfo":
 
 @check_arguments
 def append_store(
-    store: Path | str, source: Path | str | Table, *, overrides: Sequence[str] = (), quiet: bool = True
+    store: Annotated[Path | str, Path, typer.Argument(help="The store that grows.")],
+    source: Annotated[Path | str | Table, Path, typer.Argument(help="BUILD.toml of more graphs, or another store.")],
+    *,
+    overrides: Overrides = (),
+    quiet: bool = True,
 ) -> "StoreInfo":
     """Append graphs of a BUILD.toml or a store; return the contents.
 
@@ -142,7 +156,7 @@ def append_store(
 
 
 @check_arguments
-def store_info(store: "Path | str | GraphStore") -> "StoreInfo":
+def store_info(store: Annotated["Path | str | GraphStore", Path, typer.Argument()]) -> "StoreInfo":
     """Return a store's fields, sizes, attributes and backend; InputError without a store."""
     place = as_path(getattr(store, "path", store))
     check_store(place)
@@ -153,14 +167,29 @@ def store_info(store: "Path | str | GraphStore") -> "StoreInfo":
 
 @check_arguments
 def train(
-    config: "Path | str | Table | AnyConfig",
-    out: Path | str | None = None,
+    config: Annotated[
+        "Path | str | Table | AnyConfig",
+        Path,
+        typer.Argument(
+            help="CONFIG.toml; sections data, split, batch, model, heads, train; or branches. Or a run folder, or its config.json."
+        ),
+    ],
+    out: Annotated[
+        Path | str | None,
+        Path | None,
+        typer.Option(
+            "--out", help="Where the run goes; must not exist yet, unless resuming. A run folder resumes in itself."
+        ),
+    ] = None,
     *,
-    resume: bool = False,
-    overrides: Sequence[str] = (),
-    memory: str | None = None,
+    resume: Resume = False,
+    overrides: Overrides = (),
+    memory: Annotated[
+        str | None,
+        typer.Option(help='Memory of a rank, such as "4 GB"; larger batches are computed in parts (batch.memory).'),
+    ] = None,
     quiet: bool = True,
-    allow_code: Sequence[str] = (),
+    allow_code: AllowCode = (),
 ) -> RunRecord:
     """Train one model into the folder ``out``, or resume an interrupted run.
 
@@ -192,15 +221,24 @@ def train(
 
 @check_arguments
 def search(
-    campaign: Path | str | Table,
-    out: Path | str,
+    campaign: Annotated[
+        Path | str | Table, Path, typer.Argument(help="CAMPAIGN.toml: the sections of CONFIG.toml plus [search].")
+    ],
+    out: Out,
     *,
-    resume: bool = False,
-    workers: Workers | None = None,
-    overrides: Sequence[str] = (),
+    resume: Resume = False,
+    workers: Annotated[
+        Workers | None,
+        Any,
+        workers_option(
+            "Trials at once, one thread and at most one GPU each (times search.trials_per_device); "
+            "auto: as many as this machine's GPUs, or cores, and memory are enough for."
+        ),
+    ] = None,
+    overrides: Overrides = (),
     quiet: bool = True,
-    store: Path | str | None = None,
-    allow_code: Sequence[str] = (),
+    store: Store = None,
+    allow_code: AllowCode = (),
 ) -> "CampaignResult":
     """Run the campaign of a CAMPAIGN.toml or its table; return its result.
 
@@ -257,18 +295,34 @@ def submit(
 
 @check_arguments
 def simulate(
-    campaign: Path | str | Table,
+    campaign: Annotated[Path | str | Table, Path, typer.Argument(help="CAMPAIGN.toml, as for `hydragnn search`.")],
     *,
-    nodes: int = 9408,
-    hours: float | None = None,
-    seed: int | None = None,
-    from_campaign: Path | str | None = None,
-    policies: Sequence[str] = (),
-    final: int | None = None,
-    assume: Sequence[str] = (),
-    out: Path | str | None = None,
-    overrides: Sequence[str] = (),
-    allow_code: Sequence[str] = (),
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the machine.")] = 9408,
+    hours: Annotated[float | None, typer.Option(min=0.01, help="Allocated hours.", show_default="6")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of faults and trials; search.seed if absent.")] = None,
+    from_campaign: Annotated[
+        Path | str | None,
+        Path | None,
+        typer.Option("--from-campaign", help="Take learning curves and costs from this campaign folder."),
+    ] = None,
+    policies: Annotated[
+        Sequence[str],
+        list[str] | None,
+        typer.Option("--policy", help="adaptive, no pruning, fixed size, no retries; repeatable. Default: adaptive."),
+    ] = (),
+    final: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the search: the final training of so many configurations.")
+    ] = None,
+    assume: Annotated[
+        Sequence[str],
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Change an assumption, e.g. `node_mtbf_hours=5000`; docs/simulate.md."),
+    ] = (),
+    out: Annotated[
+        Path | str | None, Path | None, typer.Option("--out", help="Folder for simulated.json and utilisation.svg.")
+    ] = None,
+    allow_code: AllowCode = (),
+    overrides: Overrides = (),
 ) -> "SimulationResult":
     """Simulate a campaign on many nodes with faults, for several policies.
 
@@ -309,20 +363,48 @@ def status(campaign: Path | str) -> "CampaignStatus":
 
 @check_arguments
 def build_ensemble(
-    source: Path | str | Sequence[Path | str],
-    out: Path | str,
+    source: Annotated[
+        Path | str | Sequence[Path | str],
+        list[Path],
+        typer.Argument(
+            metavar="CAMPAIGN | RUN...",
+            help="A campaign folder made by `hydragnn search`, or finished run folders made by `hydragnn train`.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path | str, Path, typer.Option("--out", help="Folder of the ensemble; must not exist yet.")],
     *,
-    top_k: int | None = None,
-    train: bool = False,
-    final_seeds: int = 0,
-    epochs: int | None = None,
-    workers: Workers | None = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=1, help="Number of members of a campaign; given runs are all.", show_default="5"),
+    ] = None,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Train the chosen configurations anew to the full budget, as one balanced job."),
+    ] = False,
+    final_seeds: Annotated[
+        int, typer.Option(min=0, help="As --train, every configuration with so many seeds; 0 keeps the trials.")
+    ] = 0,
+    epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
+    workers: Annotated[
+        Workers | None, Any, workers_option("With --train: runs at once, one thread each, or auto.")
+    ] = None,
     quiet: bool = True,
-    branch: str = "",
-    store: Path | str | None = None,
-    false_alarms: float = 0.02,
-    baselines: Sequence[str] = (),
-    allow_code: Sequence[str] = (),
+    false_alarms: Annotated[
+        float, typer.Option(help="Share of graphs like those of training that may be flagged as unlike them.")
+    ] = 0.02,
+    baselines: Annotated[
+        Sequence[str],
+        list[str] | None,
+        typer.Option(
+            "--baseline",
+            metavar="MODULE:NAME",
+            help="A function that returns a calculator of ASE, which the report compares; --allow-code.",
+        ),
+    ] = (),
+    branch: Branch = "",
+    store: Store = None,
+    allow_code: AllowCode = (),
 ) -> "Evaluation":
     """Build a calibrated ensemble from a campaign or from finished runs.
 
@@ -405,17 +487,33 @@ def predict(
 
 @check_arguments
 def predict(
-    model: "Path | str | Ensemble",
-    source: Any,
-    out: Path | str | None = None,
+    model: Annotated[
+        "Path | str | Ensemble", Path, typer.Argument(help="An ensemble, run or campaign folder (its best trial).")
+    ],
+    source: Annotated[
+        Any,
+        list[Path],
+        typer.Argument(
+            help="A store, or files like those of training, structures that ASE reads, a BUILD.toml, a folder, a pattern."
+        ),
+    ],
+    out: Annotated[
+        Path | str | None, Path, typer.Option("--out", help="Predictions: .h5, .csv, .parquet or .xyz.")
+    ] = None,
     *,
-    resume: bool = False,
-    workers: Workers = 1,
+    resume: Resume = False,
+    workers: Annotated[
+        Workers, Any, workers_option("Local processes, or auto; mpirun, srun and torchrun bring their own.")
+    ] = 1,
     quiet: bool = True,
-    branch: str = "",
-    keep_parts: bool = False,
-    graph_ranks: int = 1,
-    allow_code: Sequence[str] = (),
+    branch: Branch = "",
+    keep_parts: Annotated[
+        bool, typer.Option("--parts", help="Keep part files in OUT.parts; the .h5 file is a view.")
+    ] = False,
+    graph_ranks: Annotated[
+        int, typer.Option(help="Ranks that share every batch, for graphs that exceed one device.")
+    ] = 1,
+    allow_code: AllowCode = (),
 ) -> "PredictionResult | Predictions | None":
     """Predict every graph of ``source``, into the file ``out`` or in memory.
 
@@ -488,11 +586,13 @@ def _are_paths(source: Any) -> bool:
 
 @check_arguments
 def report(
-    source: Path | str,
-    out: Path | str | None = None,
+    source: Annotated[Path | str, Path, typer.Argument(help="A campaign, ensemble or run folder.")],
+    out: Annotated[
+        Path | str | None, Path | None, typer.Option("--out", help="The HTML file; SOURCE/report.html if absent.")
+    ] = None,
     *,
-    store: Path | str | None = None,
-    allow_code: Sequence[str] = (),
+    store: Store = None,
+    allow_code: AllowCode = (),
 ) -> Path:
     """Write the HTML report of a folder and return its path.
 
@@ -521,12 +621,20 @@ def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) 
 
 @check_arguments
 def export(
-    model: "Path | str | Ensemble",
-    out: Path | str,
-    to: str = "torch",
+    model: Annotated[
+        "Path | str | Ensemble",
+        Path,
+        typer.Argument(help="An ensemble, run or campaign folder with an energy of atoms."),
+    ],
+    out: Annotated[
+        Path | str,
+        Path,
+        typer.Option("--out", help="File: .pt2 of torch and aoti, .pt of metatomic; a folder of lammps."),
+    ],
+    to: Annotated[str, Literal["torch", "aoti", "metatomic", "lammps"], typer.Option(help="Format.")] = "torch",
     *,
-    branch: str = "",
-    allow_code: Sequence[str] = (),
+    branch: Branch = "",
+    allow_code: AllowCode = (),
 ) -> "ExportResult":
     """Write a model as a file that other programs run without this project.
 

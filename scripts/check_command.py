@@ -16,6 +16,7 @@ from hydragnn.base.imports import function_named
 from hydragnn.base.places import check_exists
 from hydragnn.base.terminal import PlainConsole, visible
 from hydragnn.scripts.devices import Device
+from hydragnn.scripts.options import AsJson, Code
 from hydragnn.scripts.run_sources import model_folder
 
 
@@ -33,12 +34,9 @@ def check(
     out: Annotated[Path | None, typer.Option("--out", help="A Markdown file for the table.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Which few structures are drawn.")] = 0,
     branch: Annotated[str, typer.Option(metavar="NAME", help="Which branch of a run.")] = "",
-    allow_code: Annotated[
-        list[str] | None,
-        typer.Option("--allow-code", metavar="MODULE", help="A module whose code may run; repeatable."),
-    ] = None,
+    allow_code: Code = None,
     device: Device = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check laws of physics and of committees that no test error shows.
 

@@ -6,14 +6,13 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from hydragnn import __version__
 from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst, wants_memory
-from hydragnn.base.machine import Workers
 from hydragnn.base.places import check_store
 from hydragnn.base.settings import store_override
 from hydragnn.base.terminal import PlainConsole, printing, visible
@@ -24,6 +23,7 @@ from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.devices import Device
 from hydragnn.scripts.kernel_commands import kernels
 from hydragnn.scripts.label_command import label
+from hydragnn.scripts.options import AsJson, Values, command
 from hydragnn.scripts.plan_command import plan
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
@@ -62,50 +62,6 @@ SHARED = (["train"], ["predict"], ["plan"], ["data", "build"])
 
 app.add_typer(data, name="data")
 app.add_typer(kernels, name="kernels")
-
-
-def workers_of(text: str | int) -> Workers:
-    """Return the value of ``--workers``: a number from 1, or ``auto``."""
-    number = int(text) if str(text).isdigit() else 0
-    if text != "auto" and not number:
-        raise typer.BadParameter(f"{text!r} is neither a number from 1 nor auto")
-    return number or "auto"
-
-
-def at_once(text: str) -> Any:
-    """Return the option ``--workers``."""
-    return typer.Option(parser=workers_of, metavar="N|auto", help=text)
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration value, e.g. `model.hidden_dim=128`."),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue what an interrupted command left in --out.")]
-Branch = Annotated[
-    str, typer.Option("--branch", metavar="NAME", help="Which branch, where runs have several data sets.")
-]
-TrainAnew = Annotated[
-    bool, typer.Option("--train", help="Train the chosen configurations anew to the full budget, as one balanced job.")
-]
-FinalSeeds = Annotated[
-    int, typer.Option(min=0, help="As --train, every configuration with so many seeds; 0 keeps the trials.")
-]
-Store = Annotated[
-    Path | None,
-    typer.Option("--store", help="Where the store lies now, if it or the runs were moved; their files remember it."),
-]
-AllowCode = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-code",
-        metavar="MODULE",
-        help="Let the files of a folder name classes of this module, which runs its code; repeatable.",
-    ),
-]
-Out = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")]
-NewOut = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet.")]
 
 
 def _print_version(wanted: bool) -> bool:
@@ -160,28 +116,21 @@ def quickstart(
         print(json.dumps(result))
 
 
-@data.command("build")
-def data_build(
-    source: Annotated[Path, typer.Argument(help="BUILD.toml: which files, which fields; see docs/data.md.")],
-    out: NewOut,
-    workers: Annotated[Any, at_once("Processes that make graphs, on as many cores; auto: on all.")] = 1,
-    assignments: Set = None,
-    as_json: AsJson = False,
-) -> None:
+@command(data, api.build_store, "build")
+def build(values: Values, as_json: bool) -> None:
     """Make a store from files of structures, graphs, meshes or tables.
 
     Sources are extended XYZ or any ASE format, JSON of pymatgen, PyTorch Geometric, npz arrays and grids, meshes, tables, networks, images of grains.
 
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """
-    info = api.build_store(source, out, overrides=assignments or [], workers=workers, quiet=as_json)
-    leave_together(info.to_json(), as_json)
+    leave_together(api.build_store(**values).to_json(), as_json)
 
 
-@data.command("info")
-def data_info(store: Path, as_json: AsJson = False) -> None:
+@command(data, api.store_info, "info")
+def info(values: Values, as_json: bool) -> None:
     """Show a store: fields with units, sizes, attributes, backend."""
-    show_value(api.store_info(store).to_json(), as_json)
+    show_value(api.store_info(**values).to_json(), as_json)
 
 
 @data.command("check")
@@ -214,165 +163,71 @@ def data_convert(
     show_value(api.store_info(target).to_json(), as_json)
 
 
-@data.command("merge")
-def data_merge(
-    stores: Annotated[list[Path], typer.Argument(help="Stores with the same fields.")],
-    out: NewOut,
-    as_json: AsJson = False,
-) -> None:
+@command(data, api.merge_stores, "merge")
+def merge(values: Values, as_json: bool) -> None:
     """Copy the graphs of several stores into a new one.
 
     A training reads several stores without a copy: `store = ["a.h5", "b.h5"]`.
     """
-    show_value(api.merge_stores(stores, out).to_json(), as_json)
+    show_value(api.merge_stores(**values).to_json(), as_json)
 
 
-@data.command("append")
-def data_append(
-    store: Annotated[Path, typer.Argument(help="The store that grows.")],
-    source: Annotated[Path, typer.Argument(help="BUILD.toml of more graphs, or another store.")],
-    assignments: Set = None,
-    as_json: AsJson = False,
-) -> None:
+@command(data, api.append_store, "append")
+def append(values: Values, as_json: bool) -> None:
     """Append graphs to a store, all of them or none.
 
     For runs trained on it the store is another one then.
     """
-    show_value(api.append_store(store, source, overrides=assignments or [], quiet=as_json).to_json(), as_json)
+    show_value(api.append_store(**values).to_json(), as_json)
 
 
-@app.command()
-def train(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="CONFIG.toml; sections data, split, batch, model, heads, train; or branches. Or a run folder, or its config.json."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Where the run goes; must not exist yet, unless resuming. A run folder resumes in itself."
-        ),
-    ] = None,
-    resume: Resume = False,
-    assignments: Set = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(help='Memory of a rank, such as "4 GB"; larger batches are computed in parts (batch.memory).'),
-    ] = None,
-    allow_code: AllowCode = None,
-    device: Device = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, api.train, "train")
+def train(values: Values, as_json: bool, *, device: Device = "") -> None:
     """Train one model.
 
     Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too.
 
     `hydragnn train RUN --resume` continues the run in that folder; `hydragnn train RUN/config.json --out NEW` begins another like it.
     """
-    record = api.train(
-        config,
-        out,
-        resume=resume,
-        overrides=assignments or [],
-        memory=memory,
-        quiet=as_json,
-        allow_code=allow_code or [],
-    )
-    leave_together(run_summary(record, run_folder(config, out)), as_json, 3 if record.status == "failed" else 0)
+    record = api.train(**values)
+    place = run_folder(values["config"], values["out"])
+    leave_together(run_summary(record, place), as_json, 3 if record.status == "failed" else 0)
 
 
-@app.command()
+@command(app, api.search, "search", before="overrides")
 def search(
-    campaign: Annotated[Path, typer.Argument(help="CAMPAIGN.toml: the sections of CONFIG.toml plus [search].")],
-    out: Out,
-    resume: Resume = False,
-    workers: Annotated[
-        Any,
-        at_once(
-            "Trials at once, one thread and at most one GPU each (times search.trials_per_device); "
-            "auto: as many as this machine's GPUs, or cores, and memory are enough for."
-        ),
-    ] = None,
+    values: Values,
+    as_json: bool,
+    *,
     submit: Annotated[
         bool, typer.Option("--submit", help="Let batch jobs search, as [job] says: Slurm, PBS or Flux.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit: only print the batch script.")] = False,
-    assignments: Set = None,
-    store: Store = None,
-    allow_code: AllowCode = None,
     device: Device = "",
-    as_json: AsJson = False,
 ) -> None:
     """Search for good configurations, with early stopping of trials.
 
     Everything is journalled and resumable.
     """
-    overrides = [*(assignments or []), *store_override(store)]
-    if submit or dry_run:
-        if device:
-            raise InputError("--device is of this machine, and batch jobs compute on others; leave it out")
-        submission = api.submit(
-            campaign,
-            out,
-            resume=resume,
-            workers=workers,
-            overrides=overrides,
-            dry_run=dry_run,
-            allow_code=allow_code or [],
-        )
-        if dry_run and not as_json:
-            print(submission.text, end="")
-            return
-        show_value({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
+    if not (submit or dry_run):
+        _tell_new(values["out"], values["out"], values["resume"])
+        show_value(api.search(**values).to_json(), as_json)
         return
-    _tell_new(out, out, resume)
-    result = api.search(
-        campaign, out, resume=resume, workers=workers, overrides=overrides, quiet=as_json, allow_code=allow_code or []
-    )
-    show_value(result.to_json(), as_json)
+    if device:
+        raise InputError("--device is of this machine, and batch jobs compute on others; leave it out")
+    del values["quiet"]
+    overrides = [*values.pop("overrides"), *store_override(values.pop("store"))]
+    submission = api.submit(**values, overrides=overrides, dry_run=dry_run)
+    if dry_run and not as_json:
+        print(submission.text, end="")
+    else:
+        show_value({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
 
 
-@app.command()
-def simulate(
-    campaign: Annotated[Path, typer.Argument(help="CAMPAIGN.toml, as for `hydragnn search`.")],
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the machine.")] = 9408,
-    hours: Annotated[float | None, typer.Option(min=0.01, help="Allocated hours.", show_default="6")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of faults and trials; search.seed if absent.")] = None,
-    from_campaign: Annotated[
-        Path | None, typer.Option("--from-campaign", help="Take learning curves and costs from this campaign folder.")
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="adaptive, no pruning, fixed size, no retries; repeatable. Default: adaptive."),
-    ] = None,
-    final: Annotated[
-        int | None, typer.Option(min=1, help="Instead of the search: the final training of so many configurations.")
-    ] = None,
-    assume: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Change an assumption, e.g. `node_mtbf_hours=5000`; docs/simulate.md."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for simulated.json and utilisation.svg.")] = None,
-    allow_code: AllowCode = None,
-    assignments: Set = None,
-    as_json: AsJson = False,
-) -> None:
+@command(app, api.simulate, "simulate")
+def simulate(values: Values, as_json: bool) -> None:
     """Simulate a campaign on thousands of nodes: the real scheduler, with faults."""
-    result = api.simulate(
-        campaign,
-        nodes=nodes,
-        hours=hours,
-        seed=seed,
-        from_campaign=from_campaign,
-        policies=policy or [],
-        final=final,
-        assume=assume or [],
-        out=out,
-        overrides=assignments or [],
-        allow_code=allow_code or [],
-    )
+    result = api.simulate(**values)
     if as_json:
         print(json.dumps(result.to_json(), allow_nan=False))
     else:
@@ -398,41 +253,8 @@ def status(
     show_status(campaign, watch=watch, as_json=as_json)
 
 
-@app.command()
-def ensemble(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="CAMPAIGN | RUN...",
-            help="A campaign folder made by `hydragnn search`, or finished run folders made by `hydragnn train`.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the ensemble; must not exist yet.")],
-    top_k: Annotated[
-        int | None,
-        typer.Option("--top-k", min=1, help="Number of members of a campaign; given runs are all.", show_default="5"),
-    ] = None,
-    train: TrainAnew = False,
-    final_seeds: FinalSeeds = 0,
-    epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
-    workers: Annotated[Any, at_once("With --train: runs at once, one thread each, or auto.")] = None,
-    false_alarms: Annotated[
-        float, typer.Option(help="Share of graphs like those of training that may be flagged as unlike them.")
-    ] = 0.02,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="A function that returns a calculator of ASE, which the report compares; --allow-code.",
-        ),
-    ] = None,
-    branch: Branch = "",
-    store: Store = None,
-    allow_code: AllowCode = None,
-    device: Device = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, api.build_ensemble, "ensemble")
+def ensemble(values: Values, as_json: bool, *, device: Device = "") -> None:
     """Build one calibrated ensemble from a campaign or from runs.
 
     It is evaluated on the test part.
@@ -441,52 +263,17 @@ def ensemble(
     finished runs on one store that predict the same fields. Validation graphs set their weights per field. Potentials of others are compared by `--baseline` (docs/foreign.md). Runs that each held another fold out become one
     ensemble by cross-validation (docs/uncertainty.md). After Ctrl-C the same command begins again.
     """
-    result = api.build_ensemble(
-        sources,
-        out,
-        top_k=top_k,
-        train=train,
-        final_seeds=final_seeds,
-        epochs=epochs,
-        workers=workers,
-        quiet=as_json,
-        false_alarms=false_alarms,
-        branch=branch,
-        store=store,
-        baselines=baseline or [],
-        allow_code=allow_code or [],
-    )
+    result = api.build_ensemble(**values)
     if as_json:
         print(json.dumps(result.to_json()))
     else:
         from hydragnn.scripts.report.terminal import summary_table
 
-        PlainConsole().print(summary_table(out))
+        PlainConsole().print(summary_table(values["out"]))
 
 
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder (its best trial).")],
-    source: Annotated[
-        list[Path],
-        typer.Argument(
-            help="A store, or files like those of training, structures that ASE reads, a BUILD.toml, a folder, a pattern."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .csv, .parquet or .xyz.")],
-    resume: Resume = False,
-    workers: Annotated[Any, at_once("Local processes, or auto; mpirun, srun and torchrun bring their own.")] = 1,
-    branch: Branch = "",
-    parts: Annotated[
-        bool, typer.Option("--parts", help="Keep part files in OUT.parts; the .h5 file is a view.")
-    ] = False,
-    graph_ranks: Annotated[
-        int, typer.Option(help="Ranks that share every batch, for graphs that exceed one device.")
-    ] = 1,
-    allow_code: AllowCode = None,
-    device: Device = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, api.predict, "predict", required=["out"])
+def predict(values: Values, as_json: bool, *, device: Device = "") -> None:
     """Predict every graph with uncertainty.
 
     Graphs that failed have a row, too, with the reason.
@@ -494,19 +281,8 @@ def predict(
     Under `mpirun -n N` or `srun` all ranks share the work; after an interruption `--resume` ends with the same bits.
     Exits with 3 where not one graph could be predicted.
     """
-    _tell_new(out, Path(f"{out}.parts"), resume)
-    result = api.predict(
-        model,
-        source,
-        out,
-        resume=resume,
-        workers=workers,
-        quiet=as_json,
-        branch=branch,
-        keep_parts=parts,
-        graph_ranks=graph_ranks,
-        allow_code=allow_code or [],
-    )
+    _tell_new(values["out"], Path(f"{values['out']}.parts"), values["resume"])
+    result = api.predict(**values)
     if result:
         show_value(result.to_json(), as_json)
     from hydragnn.distributed import leave
@@ -514,39 +290,24 @@ def predict(
     leave(3 if result and result.failed == result.graphs > 0 else 0)
 
 
-@app.command()
-def export(
-    model: Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder with an energy of atoms.")],
-    to: Annotated[Literal["torch", "aoti", "metatomic", "lammps"], typer.Option(help="Format.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="File: .pt2 of torch and aoti, .pt of metatomic; a folder of lammps.")
-    ],
-    branch: Branch = "",
-    allow_code: AllowCode = None,
-    as_json: AsJson = False,
-) -> None:
+@command(app, api.export, "export", required=["to"])
+def export(values: Values, as_json: bool) -> None:
     """Write a model as a file that other programs run without this project.
 
     `hydragnn export ENSEMBLE --to torch --out potential.pt2`
 
     Energy, forces, stress and the spread of the members. docs/export.md has what each format is for.
     """
-    show_value(api.export(model, out, to, branch=branch, allow_code=allow_code or []).to_json(), as_json)
+    show_value(api.export(**values).to_json(), as_json)
 
 
-@app.command()
-def report(
-    source: Annotated[Path, typer.Argument(help="A campaign, ensemble or run folder.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The HTML file; SOURCE/report.html if absent.")] = None,
-    store: Store = None,
-    allow_code: AllowCode = None,
-    as_json: AsJson = False,
-) -> None:
+@command(app, api.report, "report")
+def report(values: Values, as_json: bool) -> None:
     """Write a report as one self-contained HTML page.
 
     Data, search, members, parity, calibration, worst cases, how to reproduce.
     """
-    show_value({"report": str(api.report(source, out, store=store, allow_code=allow_code or []))}, as_json)
+    show_value({"report": str(api.report(**values))}, as_json)
 
 
 @app.command()

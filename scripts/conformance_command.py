@@ -11,6 +11,7 @@ from rich.table import Table
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.base.settings import with_overrides
 from hydragnn.base.terminal import PlainConsole
+from hydragnn.scripts.options import AsJson
 
 if TYPE_CHECKING:
     from hydragnn.conformance.table import Outcome
@@ -38,7 +39,7 @@ def conformance(
             help="Once more with this around the layers: multihead, linear, equivariant (attention), film, pooled (conditioning), clusters (pooling), checkpointing; or all.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Test on small graphs everything that architectures promise.
 

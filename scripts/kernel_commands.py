@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hydragnn.base.errors import InputError
+from hydragnn.scripts.options import AsJson
 
 if TYPE_CHECKING:
     import torch
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 kernels = typer.Typer(no_args_is_help=True, help="Kernels of accelerators.")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only ops whose name contains this.")]
 
 
 @kernels.command("compile")
@@ -29,7 +27,7 @@ def compile_kernels(
     dtype: Annotated[
         list[str] | None, typer.Option("--dtype", help=f"{', '.join(DTYPES)}; repeatable. Default: float32.")
     ] = None,
-    only: Only = "",
+    only: Annotated[str, typer.Option("--only", metavar="TEXT", help="Only ops whose name contains this.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Compile Triton kernels for other accelerators into Triton's cache.

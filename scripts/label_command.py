@@ -9,8 +9,9 @@ import typer
 from hydragnn.base.errors import as_note, print_note
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.scripts.devices import Device
+from hydragnn.scripts.options import AsJson, Code
 from hydragnn.scripts.showing import show_value
-from hydragnn.scripts.simulation_commands import AsJson, Code, Rows, frames_in, tracked
+from hydragnn.scripts.simulation_commands import Rows, frames_in, tracked
 
 
 def label(

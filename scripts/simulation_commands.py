@@ -21,13 +21,12 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import check_exists
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts.devices import Device
+from hydragnn.scripts.options import AsJson, Code
 from hydragnn.scripts.run_sources import model_folder
 from hydragnn.scripts.showing import show_value
 
 Model = Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder with an energy and forces.")]
 Branch = Annotated[str, typer.Option(metavar="NAME", help="Which branch, where runs have several.")]
-Code = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module whose code may run; repeatable.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Outside = Literal["stop", "warn", "record"]
 RESULTS = ("energy", "forces", "stress")
 COLUMNS = ("name", "steps", "converged", "energy", "max_force", "energy_std", "domain_score")

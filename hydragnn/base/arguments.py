@@ -6,7 +6,7 @@ from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import as_path
@@ -46,6 +46,8 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 def _value_of_type(name: str, value: Any, annotation: Any) -> Any:
     """Return a value of a simple type; others are left to the function itself."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     several = get_origin(annotation) in (Union, UnionType)
     kinds = set(get_args(annotation)) if several else {annotation}
     if value is None and NoneType in kinds:
