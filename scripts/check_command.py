@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hydragnn.base.errors import InputError
@@ -18,6 +18,7 @@ from hydragnn.base.terminal import PlainConsole, visible
 from hydragnn.scripts.devices import Device
 from hydragnn.scripts.options import AsJson, Code
 from hydragnn.scripts.run_sources import model_folder
+from hydragnn.scripts.showing import progress
 
 
 def check(
@@ -60,12 +61,10 @@ def check(
         subject = calculator_subject(calculator, factory, structures, seed)
     else:
         subject = model_subject(model, structures, branch=branch, seed=seed)
-    console = PlainConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
-        task = bar.add_task("laws")
+    with progress(*columns, quiet=as_json) as update:
         findings = findings_of(
-            subject, lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
+            subject, lambda name, count, total: update(description=name, completed=count, total=total)
         )
     if out is not None:
         options = {"--calculator": calculator, "--structures": structures, "--branch": branch, "--seed": seed}

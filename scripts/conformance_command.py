@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.base.settings import with_overrides
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts.options import AsJson
+from hydragnn.scripts.showing import progress
 
 if TYPE_CHECKING:
     from hydragnn.conformance.table import Outcome
@@ -53,12 +54,10 @@ def conformance(
         check_page_target(out, TITLE.encode(), "table of conformance")
     settings = with_overrides({}, assignments or [], example="conditioning=film")
     names = list(AROUND) if "all" in (around or []) else around or []
-    console = PlainConsole(stderr=True)
     columns = (TextColumn("promises"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
-        task = bar.add_task("promises", total=None)
+    with progress(*columns, quiet=as_json) as update:
         outcomes = conformance_of(
-            kinds or (), settings, lambda count, total: bar.update(task, completed=count, total=total), around=names
+            kinds or (), settings, lambda count, total: update(completed=count, total=total), around=names
         )
     if out is not None:
         words = ["hydragnn conformance", *(kinds or []), *(f"--set {one}" for one in assignments or [])]

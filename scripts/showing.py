@@ -3,16 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, NoReturn
 
 from rich.console import RenderableType
-from rich.progress import (
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -80,20 +77,22 @@ def leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoRet
 
 
 @contextmanager
+def progress(*columns: ProgressColumn, quiet: bool, **fields: Any) -> Iterator[Callable[..., None]]:
+    """Show the progress of one task on a terminal; gives a function that updates it."""
+    console = PlainConsole(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        yield partial(bar.update, bar.add_task("", total=None, **fields))
+
+
+@contextmanager
 def graphs_made(quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Show on a terminal how many graphs were made, with their rate."""
-    console = PlainConsole(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} graphs, {task.fields[rate]} per second"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("graphs", total=None, rate="?")
+    text = TextColumn("{task.completed:,.0f} graphs, {task.fields[rate]} per second")
+    started = monotonic()
+    with progress(SpinnerColumn(), text, TimeElapsedColumn(), quiet=quiet, rate="?") as update:
 
         def tell(graphs: int) -> None:
-            elapsed = progress.tasks[0].elapsed or 0.0
-            progress.update(task, completed=graphs, rate=f"{graphs / elapsed:,.0f}" if elapsed else "?")
+            update(completed=graphs, rate=f"{graphs / max(monotonic() - started, 1e-9):,.0f}")
 
         yield tell
 

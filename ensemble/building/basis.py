@@ -13,9 +13,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import Budget, GraphStore, Split
-from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, Parts, evaluate_parts
+from hydragnn.datasets import Budget
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, evaluate_parts
 from hydragnn.ensemble.building.held_out import Fold
+from hydragnn.ensemble.building.setup import Parts, Setup
 from hydragnn.ensemble.building.training_domain import (
     calibrating_p_values,
     detectors_of_members,
@@ -55,34 +56,24 @@ class Basis:
     """The rows behind the evaluation."""
 
 
-def validated(
-    ensemble: Ensemble,
-    store: GraphStore,
-    split: Split,
-    parts: Parts,
-    nominal: float,
-    false_alarms: float,
-    *,
-    by_field: bool,
-) -> Basis:
+def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
     """Return the basis on the calibration part, else on validation.
 
     ``by_field``: validation graphs set weights of members per field.
     """
-    inputs = ensemble.needed(store)
-    valid = member_outputs(ensemble.members, store, split.valid, inputs)
-    separate = member_outputs(ensemble.members, store, split.calibration, inputs) if len(split.calibration) else None
+    ensemble, store, split = setup.ensemble, setup.store, setup.split
+    valid = setup.outputs(split.valid)
+    separate = setup.outputs(split.calibration) if len(split.calibration) else None
     weights = fitted_weights(valid, ensemble.targets, ensemble.weights) if by_field else {}
     ensemble = Ensemble(ensemble.members, replace(ensemble.manifest, weights=weights), ensemble.digest)
+    setup = replace(setup, ensemble=ensemble)
     calibrations: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
         own = separate.labelled(target, "calibration") if separate else None
         calibrations[target.name] = estimates_of(target).calibration(
-            target, valid.labelled(target, "valid"), own or None, ensemble.weights_of(target.name), nominal
+            target, valid.labelled(target, "valid"), own or None, ensemble.weights_of(target.name), setup.nominal
         )
-    domain = training_domain(
-        ensemble, store, split, [valid, *([separate] if separate else [])], calibrations, false_alarms
-    )
+    domain = training_domain(setup, [valid, *([separate] if separate else [])], calibrations)
     every: Parts = {"valid": (store, valid), **parts}
     scores = {
         part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in every.items()
@@ -100,7 +91,7 @@ def validated(
             rows = outputs.labelled(target, fitted.part, p_values[fitted.part])
             folds = [FoldLabels(members=everyone, rows=rows)]
             calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
-    evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal, scores)
+    evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
     flagged, flags = flag_evaluation(domain, scores)
     evidence = evidence_of(valid, ensemble.targets)
     return Basis(
@@ -137,16 +128,9 @@ class FoldOutputs:
         return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, HELD_OUT, self.p_values))
 
 
-def cross_validated(
-    ensemble: Ensemble,
-    store: GraphStore,
-    split: Split,
-    folds: Sequence[Fold],
-    parts: Parts,
-    nominal: float,
-    false_alarms: float,
-) -> Basis:
+def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
     """Return the basis on all graphs that some members have not seen."""
+    ensemble, store, nominal = setup.ensemble, setup.store, setup.nominal
     members, inputs = ensemble.members, ensemble.needed(store)
     of_every_fold = tuple(
         FoldOutputs(fold=fold, outputs=member_outputs([members[m] for m in fold.members], store, fold.graphs, inputs))
@@ -158,7 +142,7 @@ def cross_validated(
         )
         for target in ensemble.targets
     }
-    domain, scores = cross_domain(ensemble, store, split, of_every_fold, calibrations, false_alarms)
+    domain, scores = cross_domain(setup, of_every_fold, calibrations)
     of_parts = {
         part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in parts.items()
     }
@@ -173,8 +157,8 @@ def cross_validated(
             )
             for target in ensemble.targets
         }
-    held_out, rows = held_out_evaluation(ensemble, store, split, of_every_fold, nominal, distance)
-    evaluation, arrays = evaluate_parts(ensemble, parts, calibrations, store, split, nominal, of_parts)
+    held_out, rows = held_out_evaluation(setup, of_every_fold, distance)
+    evaluation, arrays = evaluate_parts(setup, parts, calibrations, of_parts)
     flagged, flags = flag_evaluation(domain, {**of_parts, HELD_OUT: scores})
     failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
     return Basis(
@@ -226,18 +210,14 @@ def held_out_estimate(
 
 
 def held_out_evaluation(
-    ensemble: Ensemble,
-    store: GraphStore,
-    split: Split,
-    folds: Sequence[FoldOutputs],
-    nominal: float,
-    distance: Distance,
+    setup: Setup, folds: Sequence[FoldOutputs], distance: Distance
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of the cross-validated ensemble and its members, with rows.
 
     The trivial predictor and simple baselines are fitted without the fold, too. A target with labels in one fold alone is left out.
     """
-    everything = np.setdiff1d(np.arange(len(store)), split.test)
+    ensemble, store = setup.ensemble, setup.store
+    everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
     predictors, simple = [], []
     for one in folds:
         model, graphs = ensemble.members[one.fold.members[0]].model, one.fold.graphs
@@ -254,7 +234,7 @@ def held_out_evaluation(
         labelled = _with_labels(target, folds)
         if len(labelled) < 2:
             continue
-        estimate = held_out_estimate(target, labelled, ensemble.weights, nominal, distance)
+        estimate = held_out_estimate(target, labelled, ensemble.weights, setup.nominal, distance)
         labels = np.concatenate([fold.rows.labels for fold in labelled])
         metrics[target.name] = estimate.evaluation(
             labels,
@@ -269,14 +249,10 @@ def held_out_evaluation(
 
 
 def cross_domain(
-    ensemble: Ensemble,
-    store: GraphStore,
-    split: Split,
-    folds: Sequence[FoldOutputs],
-    calibrations: Mapping[str, AnyCalibration],
-    false_alarms: float,
+    setup: Setup, folds: Sequence[FoldOutputs], calibrations: Mapping[str, AnyCalibration]
 ) -> tuple[Domain, DomainScores]:
     """Return the domain of all training graphs, with scores across folds."""
+    ensemble, store = setup.ensemble, setup.store
     alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
     held_out = [
         (
@@ -290,7 +266,7 @@ def cross_domain(
         )
         for one in folds
     ]
-    everything = np.setdiff1d(np.arange(len(store)), split.test)
+    everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
     return cross_fitted_domain(
         store,
         everything,
@@ -298,7 +274,7 @@ def cross_domain(
         ensemble.inputs,
         ensemble.needed(store),
         [*reference_detectors(ensemble, store, everything), *detectors_of_members(ensemble)],
-        false_alarms,
+        setup.false_alarms,
     )
 
 

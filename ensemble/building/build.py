@@ -31,12 +31,12 @@ from hydragnn.ensemble.building.basis import cross_validated, validated
 from hydragnn.ensemble.building.evaluation import (
     HELD_OUT,
     Evaluation,
-    Parts,
     joint_evaluation,
     part_evaluation,
     with_baselines,
 )
 from hydragnn.ensemble.building.held_out import Fold, calibrating_split
+from hydragnn.ensemble.building.setup import Parts, Setup
 from hydragnn.ensemble.building.training_domain import part_scores, with_latent_spaces
 from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
@@ -98,20 +98,13 @@ def build_ensemble(
         raw = with_latent_spaces(raw, store)
         check()
 
-        parts = _parts(raw, store, split, others or {}, check)
+        setup = Setup(ensemble=raw, store=store, split=split, nominal=nominal, false_alarms=false_alarms)
+        parts = _parts(setup, others or {}, check)
         check()
         if folds:
-            basis = cross_validated(raw, store, split, folds, parts, nominal, false_alarms)
+            basis = cross_validated(setup, parts, folds)
         else:
-            basis = validated(
-                raw,
-                store,
-                split,
-                parts,
-                nominal,
-                false_alarms,
-                by_field=weights is None if by_field is None else by_field,
-            )
+            basis = validated(setup, parts, by_field=weights is None if by_field is None else by_field)
 
         graphs_of: dict[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]] = {
             "valid": (store, split.valid),
@@ -134,16 +127,14 @@ def build_ensemble(
     return evaluation
 
 
-def _parts(
-    raw: Ensemble, store: GraphStore, split: Split, others: Mapping[str, GraphStore], check: Callable[[], None]
-) -> Parts:
+def _parts(setup: Setup, others: Mapping[str, GraphStore], check: Callable[[], None]) -> Parts:
     """Return outputs of members for the test part and every other store."""
     parts: Parts = {}
-    if len(split.test):
-        parts["test"] = (store, member_outputs(raw.members, store, split.test, raw.needed(store)))
+    if len(setup.split.test):
+        parts["test"] = (setup.store, setup.outputs(setup.split.test))
     for name, other in others.items():
         check()
-        parts[name] = (other, member_outputs(raw.members, other, np.arange(len(other)), raw.needed(other)))
+        parts[name] = (other, setup.outputs(np.arange(len(other)), other))
     return parts
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, as_note
 from hydragnn.base.shown import Shown
-from hydragnn.datasets import Budget, GraphStore, Split
+from hydragnn.datasets import Budget, GraphStore
+from hydragnn.ensemble.building.setup import Parts, Setup
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import DomainScores
-from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import TargetEvaluation
 from hydragnn.ensemble.foreign import Baseline
 from hydragnn.ensemble.member_outputs import MemberOutputs
@@ -28,10 +28,6 @@ VERSION = 1
 """Of ``evaluation.json``."""
 HELD_OUT: Final = "held-out"
 """The part in which every graph is predicted by the members that have not seen it, of ensembles by cross-validation."""
-
-Parts = dict[str, tuple[GraphStore, MemberOutputs]]
-"""Outputs of all members for graphs of a store, by the name of the part."""
-
 
 Part = dict[str, TargetEvaluation]
 """Scores by target; a target without labels is absent."""
@@ -162,21 +158,15 @@ def part_evaluation(
 
 
 def evaluate_parts(
-    ensemble: Ensemble,
-    parts: Parts,
-    calibrations: Mapping[str, AnyCalibration],
-    store: GraphStore,
-    split: Split,
-    nominal: float,
-    scores: Mapping[str, DomainScores],
+    setup: Setup, parts: Parts, calibrations: Mapping[str, AnyCalibration], scores: Mapping[str, DomainScores]
 ) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
     """Return the evaluation of all parts, and the rows behind it.
 
     ``scores`` are those of the parts in the training domain.
     """
-    model = ensemble.members[0].model
-    trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
-    simple = fitted_baselines(store, split.train, model.targets, model.inputs) if parts else None
+    ensemble, model = setup.ensemble, setup.ensemble.members[0].model
+    trivial = trivial_predictor(setup.store, setup.split.train, model.targets, model.normalisation)
+    simple = fitted_baselines(setup.store, setup.split.train, model.targets, model.inputs) if parts else None
     names = [member.name for member in ensemble.members]
     metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -195,7 +185,9 @@ def evaluate_parts(
             scores[part].p_values,
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
-    return joint_evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays
+    return joint_evaluation(
+        names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, setup.nominal
+    ), arrays
 
 
 def with_baselines(

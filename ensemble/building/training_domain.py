@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
+from hydragnn.ensemble.building.setup import Setup
 from hydragnn.ensemble.calibration.distance import NO_GROWTH, POWER, Distance, held_out_p_values
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import (
@@ -56,21 +57,15 @@ def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
     return Ensemble(members, ensemble.manifest, ensemble.digest)
 
 
-def training_domain(
-    ensemble: Ensemble,
-    store: GraphStore,
-    split: Split,
-    held_out: Sequence[MemberOutputs],
-    calibrations: Calibrations,
-    false_alarms: float,
-) -> Domain:
+def training_domain(setup: Setup, held_out: Sequence[MemberOutputs], calibrations: Calibrations) -> Domain:
     """Return the domain of the training part, with scores of held-out parts."""
+    ensemble, store, split = setup.ensemble, setup.store, setup.split
     of_members = [*reference_detectors(ensemble, store, split.train), *detectors_of_members(ensemble)]
     of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations) for outputs in held_out]
     doubts = joined_doubts(of_parts)
     graphs = np.concatenate([outputs.graphs for outputs in held_out])
     return fitted_domain(
-        store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members, false_alarms
+        store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members, setup.false_alarms
     )
 
 

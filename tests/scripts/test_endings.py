@@ -80,7 +80,7 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: Ending, code: int
 ) -> None:
     result = result_of(ended(ending, RESULT, WAITING), tmp_path, "final", 1.0)
-    monkeypatch.setattr(ensembles, "_choice", lambda *_: SimpleNamespace(folders=[], weights=[]))
+    monkeypatch.setattr(ensembles, "best_trials", lambda *_, **__: SimpleNamespace(folders=[], selection={}))
     monkeypatch.setattr(ensembles, "given_runs", lambda *_, **__: [])
     monkeypatch.setattr(ensembles, "open_campaign", lambda _: SimpleNamespace(search=None))
     monkeypatch.setattr(ensembles, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))

@@ -204,7 +204,7 @@ def test_runs_that_do_not_fit_together_are_refused(call: Call, runs: list[Path],
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["member_outputs", "_save_arrays"])
+@pytest.mark.parametrize("moment", ["_parts", "_save_arrays"])
 def test_a_signal_leaves_nothing_and_the_same_command_begins_again(
     moment: str, kind: signal.Signals, call: Call, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
