@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -282,7 +282,7 @@ def predict(values: Values, as_json: bool, *, device: Device = "") -> None:
     Exits with 3 where not one graph could be predicted.
     """
     _tell_new(values["out"], Path(f"{values['out']}.parts"), values["resume"])
-    result = api.predict(**values)
+    result: Any = api.predict(**values)  # counts of the file
     if result:
         show_value(result.to_json(), as_json)
     from hydragnn.distributed import leave
