@@ -21,14 +21,14 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import calculator
 from hydragnn.runs import train
 from hydragnn.scripts import simulation_commands
-from tests.ensemble.conftest import built, config_of, ensemble, frames, runs, store, stored, strained  # noqa: F401 (fixtures)
+from tests.ensemble.conftest import built, config_of, ensemble, frames, runs, store, stored, strained
 
 Call = Callable[..., tuple[int, str, str]]
 DYNAMICS = ("--outside", "record", "--interval", 2, "--timestep", 0.5, "--temperature", 200, "--seed", 3)
 
 
 @pytest.fixture
-def start(tmp_path: Path, frames: list[Atoms]) -> Path:  # noqa: F811
+def start(tmp_path: Path, frames: list[Atoms]) -> Path:
     """A periodic structure, so that the search of neighbours has a choice of order."""
     atoms = frames[3].copy()
     atoms.info["my_label"] = 3.0
@@ -54,12 +54,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, row: int, torn: bytes = b"") -> Non
 
 @pytest.mark.parametrize("thermostat", ["langevin", "none"])
 def test_dynamics_in_parts_have_the_bits_of_one_run(
-    thermostat: str,
-    ensemble: Path,  # noqa: F811
-    start: Path,
-    tmp_path: Path,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
+    thermostat: str, ensemble: Path, start: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole.xyz", tmp_path / "parts.xyz"
     words = ("md", ensemble, start, "--thermostat", thermostat, *DYNAMICS)
@@ -89,10 +84,7 @@ def test_dynamics_in_parts_have_the_bits_of_one_run(
 
 
 def test_dynamics_killed_within_a_frame_go_on_with_the_same_bits(
-    ensemble: Path,  # noqa: F811
-    start: Path,
-    tmp_path: Path,
-    call: Call,
+    ensemble: Path, start: Path, tmp_path: Path, call: Call
 ) -> None:
     whole, killed = tmp_path / "whole.xyz", tmp_path / "killed.xyz"
     words = list(map(str, ("md", ensemble, start, *DYNAMICS, "--steps", 12, "--out")))
@@ -119,10 +111,7 @@ cli.main()
 
 
 def test_dynamics_stop_where_they_leave_the_training_domain(
-    ensemble: Path,  # noqa: F811
-    frames: list[Atoms],  # noqa: F811
-    tmp_path: Path,
-    call: Call,
+    ensemble: Path, frames: list[Atoms], tmp_path: Path, call: Call
 ) -> None:
     write(tmp_path / "start.xyz", frames[3])
     out = tmp_path / "hot.xyz"
@@ -140,11 +129,7 @@ def test_dynamics_stop_where_they_leave_the_training_domain(
 
 
 def test_relaxations_go_on_where_they_were_stopped(
-    ensemble: Path,  # noqa: F811
-    frames: list[Atoms],  # noqa: F811
-    tmp_path: Path,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
+    ensemble: Path, frames: list[Atoms], tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = frames[1].copy()
     bad.positions[1] = bad.positions[0]
@@ -173,11 +158,7 @@ def test_relaxations_go_on_where_they_were_stopped(
     assert "was made with another fmax" in call(*words, "--fmax", 0.1, "--out", parts)[2]
 
 
-def test_cells_relax_where_they_are_periodic(
-    strained: tuple[Path, Atoms],  # noqa: F811
-    tmp_path: Path,
-    call: Call,
-) -> None:
+def test_cells_relax_where_they_are_periodic(strained: tuple[Path, Atoms], tmp_path: Path, call: Call) -> None:
     folder, crystal = strained
     molecule = crystal.copy()
     molecule.pbc = False
@@ -192,13 +173,7 @@ def test_cells_relax_where_they_are_periodic(
 
 
 def test_wrong_inputs_get_one_sentence_and_no_file(
-    ensemble: Path,  # noqa: F811
-    runs: list[Path],  # noqa: F811
-    store: MemoryStore,  # noqa: F811
-    stored: Path,  # noqa: F811
-    start: Path,
-    tmp_path: Path,
-    call: Call,
+    ensemble: Path, runs: list[Path], store: MemoryStore, stored: Path, start: Path, tmp_path: Path, call: Call
 ) -> None:
     config = config_of(stored, train__epochs=1)
     silent = config.model_copy(update={"heads": [config.heads[0].model_copy(update={"forces": None})]})
@@ -265,14 +240,7 @@ def changed_start(what: str, atoms: Atoms) -> None:
     ],
 )
 def test_dynamics_that_are_no_motion_of_atoms_end_with_a_reason(
-    what: str,
-    options: tuple[Any, ...],
-    code: int,
-    words: str,
-    ensemble: Path,  # noqa: F811
-    start: Path,
-    tmp_path: Path,
-    call: Call,
+    what: str, options: tuple[Any, ...], code: int, words: str, ensemble: Path, start: Path, tmp_path: Path, call: Call
 ) -> None:
     atoms, out = read(start), tmp_path / "out.xyz"
     changed_start(what, atoms)
@@ -327,10 +295,7 @@ def test_what_no_atoms_do_in_a_step(thermostat: str, temperature: float, change:
 
 
 def test_a_cell_that_flies_apart_is_not_relaxed(
-    strained: tuple[Path, Atoms],  # noqa: F811
-    tmp_path: Path,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
+    strained: tuple[Path, Atoms], tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def apart(self: Any, *_: Any) -> bool:
         atoms = getattr(self.optimizable, "atoms", self.atoms)
