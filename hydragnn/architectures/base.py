@@ -27,6 +27,9 @@ Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kind
 Statistic = Literal["degrees", "species"]
 """Statistics of the training part: ``degrees`` are mean log(degree + 1) and mean degree of its nodes, ``species`` their atomic numbers."""
 
+Use = Literal["graph", "stages", "pooling"]
+"""Use of a model that a part may not allow: ranks that share a graph, stages of layers, coarser levels."""
+
 Readout = Literal["last", "every layer"]
 
 ActsOn = Literal["lengths", "inputs", "close atoms"]
@@ -376,16 +379,13 @@ class Architecture(nn.Module):
         return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
 
     @classmethod
-    def unpoolable(cls, settings: Any) -> str:
-        """Return the reason, after "model ...", why layers cannot pool, or ""."""
-        return "" if "species" not in cls.requires else "needs the species of its nodes, and a cluster has none"
-
-    @classmethod
-    def uncuttable(cls, settings: Any) -> str:
-        """Return the reason, after "model ...", against shared graphs, or ""."""
-        if vars(cls).get("cuttable", False):
-            return ""
-        return "does not say that its layers read no more than neighbours (cuttable = True in its class)"
+    def limit(cls, settings: Any, use: Use) -> str:
+        """Return the reason, after "model ...", against a use, or ""."""
+        if use == "pooling" and "species" in cls.requires:
+            return "needs the species of its nodes, and a cluster has none"
+        if use == "graph" and not vars(cls).get("cuttable", False):
+            return "does not say that its layers read no more than neighbours (cuttable = True in its class)"
+        return ""
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:

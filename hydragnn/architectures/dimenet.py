@@ -13,6 +13,7 @@ from hydragnn.architectures.base import (
     GeometricSettings,
     GraphSpec,
     Searched,
+    Use,
     one_of,
     radial_basis,
     steps,
@@ -306,9 +307,10 @@ class DimeNet(Architecture):
         return {0: inputs + self.output(messages, graph), EDGES: messages}
 
     @classmethod
-    def uncuttable(cls, settings: DimeNetSettings) -> str:
-        """Return the reason: triplets reach two edges far."""
-        return "reads pairs of consecutive edges, of which the first may be another rank's"
+    def limit(cls, settings: DimeNetSettings, use: Use) -> str:
+        """Triplets reach two edges far."""
+        pairs = "reads pairs of consecutive edges, of which the first may be another rank's"
+        return pairs if use == "graph" else super().limit(settings, use)
 
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states of nodes."""

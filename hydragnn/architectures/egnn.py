@@ -10,6 +10,7 @@ from hydragnn.architectures.base import (
     Architecture,
     GraphSpec,
     Searched,
+    Use,
     one_of,
     radial_basis,
 )
@@ -133,9 +134,10 @@ class EGNN(Architecture):
         )
 
     @classmethod
-    def unpoolable(cls, settings: EGNNSettings) -> str:
+    def limit(cls, settings: EGNNSettings, use: Use) -> str:
         """Nodes that move belong to one level."""
-        return "moves its nodes (moving_coordinates)" if settings.moving_coordinates else super().unpoolable(settings)
+        moves = use == "pooling" and settings.moving_coordinates
+        return "moves its nodes (moving_coordinates)" if moves else super().limit(settings, use)
 
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states without what only layers need."""

@@ -12,6 +12,7 @@ from hydragnn.architectures.base import (
     GeometricSettings,
     GraphSpec,
     Searched,
+    Use,
     one_of,
     radial_basis,
 )
@@ -192,10 +193,10 @@ class GATv2(Architecture):
             self.layers = nn.ModuleList(GATv2Layer(channels, channels, settings, width) for _ in layers)
 
     @classmethod
-    def unpoolable(cls, settings: GATv2Settings) -> str:
+    def limit(cls, settings: GATv2Settings, use: Use) -> str:
         """States of different widths do not add up on the way back."""
         wide = "has states of another width between its layers (wide_heads)"
-        return wide if settings.wide_heads else super().unpoolable(settings)
+        return wide if use == "pooling" and settings.wide_heads else super().limit(settings, use)
 
     @classmethod
     def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:

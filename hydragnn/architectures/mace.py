@@ -11,7 +11,7 @@ from pydantic import Field as Setting
 from pydantic import field_validator, model_validator
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, Use, radial_basis, steps
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import Topology, gather_add, gather_outer_sum, joined, silu, spread
 from hydragnn.layers import (
@@ -408,11 +408,11 @@ class MACE(Architecture):
         self.carried = [frozenset({0}), *[frozenset(between)] * (settings.num_layers - 1), spec.degrees]
 
     @classmethod
-    def unpoolable(cls, settings: MACESettings) -> str:
-        """Return the reason: transformed lengths need species of both ends."""
-        if settings.pooling is not None and settings.distance_transform is not None:
+    def limit(cls, settings: MACESettings, use: Use) -> str:
+        """Transformed lengths need species of both ends."""
+        if use == "pooling" and settings.distance_transform is not None:
             return "measures lengths by the species of its nodes (distance_transform), and a cluster has none"
-        return super().unpoolable(settings)
+        return super().limit(settings, use)
 
     @classmethod
     def check(cls, settings: MACESettings, spec: GraphSpec) -> None:

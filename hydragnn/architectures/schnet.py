@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, GraphSpec, Use, radial_basis
 from hydragnn.architectures.moving import MovingSettings
 from hydragnn.kernels import Topology, ended, gather_multiply_sum
 from hydragnn.layers import (
@@ -139,9 +139,10 @@ class SchNet(Architecture):
         )
 
     @classmethod
-    def unpoolable(cls, settings: SchNetSettings) -> str:
+    def limit(cls, settings: SchNetSettings, use: Use) -> str:
         """Nodes that move belong to one level."""
-        return "moves its nodes (moving_coordinates)" if settings.moving_coordinates else super().unpoolable(settings)
+        moves = use == "pooling" and settings.moving_coordinates
+        return "moves its nodes (moving_coordinates)" if moves else super().limit(settings, use)
 
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states without what only layers need."""

@@ -1,8 +1,9 @@
 """Checks of encoder, heads and data, each with a remedy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GlobalAttentionSettings, architectures
+from hydragnn.architectures.base import Use
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.levels import CLUSTERS, is_levels
@@ -30,29 +31,41 @@ def check(description: ModelDescription, *, measured: bool = True) -> None:
         _check_head(head, description)
 
 
+REFUSALS: Mapping[Use, str] = {
+    "graph": "ranks cannot share one graph",
+    "stages": "stages cannot divide the model",
+    "pooling": "the model cannot pool",
+}
+
+
+def limits_of(description: ModelDescription, use: Use) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a model, and why a use is impossible with each, or ""."""
+    model, architecture = description.model, description.architecture
+    attention = model.global_attention
+    yield f"model {model.kind}", architecture.limit(model, use)
+    if attention and attention.has_pairs and use != "stages":
+        yield "equivariant attention", "looks at all pairs of nodes of the graph itself"
+    if model.checkpoint_activations and (attention or architecture.attends) and use == "graph":
+        yield "attention to all nodes", "exchanges in a layer that checkpoint_activations computes twice"
+    if model.pooling is not None and use != "pooling":
+        yield "model.pooling", "exchanges levels of whole graphs between layers"
+    for head in description.heads:
+        yield f"head {head.field}", head.limit(use)
+    for target in description.targets:
+        if target.loss == "relative" and target.field.on != "graph" and use == "graph":
+            yield f"target {target.name}", 'has loss = "relative" over the items of a graph'
+
+
+def check_use(description: ModelDescription, use: Use, remedy: str) -> None:
+    """Raise InputError that names the first part that does not allow a use."""
+    for part, reason in limits_of(description, use):
+        if reason:
+            raise InputError(f"{part} {reason}, so that {REFUSALS[use]}; {remedy}")
+
+
 def check_cuttable(description: ModelDescription, remedy: str = "leave parallel.graph out") -> None:
     """Raise InputError for a model whose graphs cannot be shared by ranks."""
-    model = description.model
-    attention = model.global_attention
-    reasons = [
-        (description.architecture.uncuttable(model), f"model {model.kind}"),
-        ("are contracted over the whole graph" * (model.pooling is not None), "levels of model.pooling"),
-        ("looks at pairs of any two nodes" * bool(attention and attention.has_pairs), "equivariant attention"),
-        (
-            "exchanges in a layer that checkpoint_activations computes twice"
-            * bool((attention or description.architecture.attends) and model.checkpoint_activations),
-            "attention to all nodes",
-        ),
-        *((head.uncuttable, f"head {head.field}") for head in description.heads),
-        *(
-            ('has loss = "relative" over the items of a graph', f"target {target.name}")
-            for target in description.targets
-            if target.loss == "relative" and target.field.on != "graph"
-        ),
-    ]
-    for reason, subject in reasons:
-        if reason:
-            raise InputError(f"{subject} {reason}, so that ranks cannot share one graph; {remedy}, or change it")
+    check_use(description, "graph", f"{remedy}, or change it")
 
 
 def _check_encoder(description: ModelDescription, measured: bool) -> None:
@@ -83,7 +96,7 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
 
 
 def _check_pooling(description: ModelDescription) -> None:
-    model, architecture = description.model, description.architecture
+    model = description.model
     field = next((field for field in description.input_fields if is_levels(field)), None)
     if field is not None and model.pooling is None:
         raise InputError(
@@ -91,16 +104,8 @@ def _check_pooling(description: ModelDescription) -> None:
         )
     if model.pooling is None:
         return
-    if reason := architecture.unpoolable(model):
-        able = _kinds(lambda a: not a.unpoolable(a.Settings(kind=a.kind)))
-        raise InputError(f"model {model.kind} {reason}, and cannot pool; leave model.pooling out, or use one of {able}")
+    check_use(description, "pooling", "leave model.pooling out, or change it")
     _check_levels(field, model.pooling.levels)
-    for head in description.heads:
-        if head.derivatives:
-            raise InputError(
-                f"head {head.field}: no forces or stress from a model that pools, since levels change at once as nodes move; leave "
-                "model.pooling out, or the forces"
-            )
 
 
 def _check_attention(attention: GlobalAttentionSettings, description: ModelDescription) -> None:
@@ -121,10 +126,6 @@ def _check_attention(attention: GlobalAttentionSettings, description: ModelDescr
             f"equivariant attention sees lengths and directions, and model {model.kind}, beside which it stands, sees none; {others}, or "
             f"model.kind one of {able}"
         )
-    if model.pooling is not None:
-        raise InputError(
-            f"equivariant attention looks at the nodes of the graph itself, not at those of coarser levels; leave model.pooling out, or {others}"
-        )
 
 
 def check_channels(model: ArchitectureSettings, ranks: int) -> None:
@@ -144,17 +145,15 @@ def check_channels(model: ArchitectureSettings, ranks: int) -> None:
 
 def check_stages(description: ModelDescription, stages: int, chunks: int) -> None:
     """Raise InputError where layers cannot be computed in stages of chunks."""
+    if stages == 1:
+        return
+    check_use(description, "stages", f"leave parallel.pipeline = {stages} out, or use shard or tensor")
     layers = description.model.num_layers
-    reason = ""
-    if any(head.derivatives for head in description.heads):
-        reason = "cannot train on forces or stress, which need a backward pass through all layers inside the forward pass; use shard or tensor"
-    elif description.model.pooling is not None:
-        reason = "cannot divide a model that pools, whose layers exchange levels; use shard or tensor"
-    elif layers < stages * chunks:
+    if layers < stages * chunks:
         each = "stage" if chunks == 1 else f"chunk, {stages * chunks} with chunks = {chunks}"
-        reason = f"takes a layer per {each}, and model.num_layers is {layers}; lower one or raise the other"
-    if stages > 1 and reason:
-        raise InputError(f"parallel.pipeline = {stages} {reason}")
+        raise InputError(
+            f"parallel.pipeline = {stages} takes a layer per {each}, and model.num_layers is {layers}; lower one or raise the other"
+        )
 
 
 def _check_levels(field: Field | None, levels: int) -> None:

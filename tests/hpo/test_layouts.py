@@ -74,7 +74,7 @@ def test_a_layout_that_does_not_fit_the_ranks_of_a_trial_is_one_sentence(
 @pytest.mark.parametrize(
     ("kind", "layout", "words"),
     [
-        ("schnet", {"pipeline": 2}, "cannot train on forces or stress"),
+        ("schnet", {"pipeline": 2}, "stages cannot divide the model; leave parallel.pipeline = 2 out"),
         ("dimenet", {"graph": 2}, "so that ranks cannot share one graph"),
         ("schnet", {"tensor": 3}, "does not divide model.hidden_dim"),
     ],

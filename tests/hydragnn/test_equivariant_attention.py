@@ -178,7 +178,7 @@ def test_a_periodic_graph_needs_a_cutoff() -> None:
         (
             "painn",
             {"pooling": {"levels": 1}},
-            "not at those of coarser levels; leave model.pooling out",
+            "of the graph itself, so that the model cannot pool; leave model.pooling out",
         ),
         ("painn", {"hidden_dim": 9}, "does not divide into 2 heads"),
     ],

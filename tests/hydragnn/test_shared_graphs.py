@@ -258,9 +258,9 @@ def test_a_class_inherits_no_promise_that_its_graphs_may_be_shared() -> None:
     class SummingHead(ScalarHeadSettings):
         """A head that may, too."""
 
-    assert not architecture_of("schnet").uncuttable(small_settings("schnet"))
-    assert "cuttable = True" in Summing.uncuttable(small_settings("schnet"))
-    assert "cuttable = True" in SummingHead(field="charge").uncuttable
+    assert not architecture_of("schnet").limit(small_settings("schnet"), "graph")
+    assert "cuttable = True" in Summing.limit(small_settings("schnet"), "graph")
+    assert "cuttable = True" in SummingHead(field="charge").limit("graph")
 
 
 @pytest.mark.parametrize("partition", [None, *([metis] if find_spec("pymetis") else [])])

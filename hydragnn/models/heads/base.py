@@ -15,6 +15,7 @@ from pydantic import SerializeAsAny, WrapValidator
 from torch import nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec, architecture_of
+from hydragnn.architectures.base import Use
 from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
@@ -85,12 +86,13 @@ class HeadSettings(Settings):
     """True if the network sums over nodes by ``graph.sum_over_nodes`` and ``pooled_nodes`` alone: then ranks may share one graph. A
     class says so itself, and does not inherit it."""
 
-    @property
-    def uncuttable(self) -> str:
-        """Return the reason, after "head ...", against shared graphs, or ""."""
-        if vars(type(self)).get("cuttable", False):
-            return ""
-        return f"does not say how {type(self).__name__} sums over nodes (cuttable = True in its class)"
+    def limit(self, use: Use) -> str:
+        """Return the reason, after "head ...", against a use, or ""."""
+        if use != "graph" and self.derivatives:
+            return "has forces or stress, whose backward pass lies in the forward pass, over nodes of one level"
+        if use == "graph" and not vars(type(self)).get("cuttable", False):
+            return f"does not say how {type(self).__name__} sums over nodes (cuttable = True in its class)"
+        return ""
 
     @property
     def derivatives(self) -> dict[str, str]:

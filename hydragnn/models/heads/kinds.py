@@ -8,6 +8,7 @@ from pydantic import Field as Setting
 from pydantic import field_validator, model_validator
 from torch import nn
 
+from hydragnn.architectures.base import Use
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import ActsWith, Finite
 from hydragnn.datasets.isolated_atoms import by_atomic_number
@@ -95,14 +96,13 @@ class _ItemHead(HeadSettings):
         """Message-passing layers of the head's own."""
         return self.conv_layers
 
-    @property
-    def uncuttable(self) -> str:
-        """Return the reason: numbers of nodes, or reverses of edges."""
-        if self.per_index is not None:
+    def limit(self, use: Use) -> str:
+        """Ranks lack numbers of nodes, and reverses of edges."""
+        if use == "graph" and self.per_index is not None:
             return "has a network for every node by its number (per_index)"
-        if self.symmetry is not None:
+        if use == "graph" and self.symmetry is not None:
             return "compares an edge with its reverse, which may be another rank's (symmetry)"
-        return super().uncuttable
+        return super().limit(use)
 
     def network(self, output: DistributionHead[Any], field: Field, context: HeadContext) -> nn.Module:
         """Return the network of a field on graphs, edges or nodes."""

@@ -94,10 +94,15 @@ def test_every_weight_is_on_one_stage(name: str, comparisons: dict[str, dict[str
 @pytest.mark.parametrize(
     ("changes", "heads", "chunks", "words"),
     [
-        ({}, None, 1, "parallel.pipeline = 2 cannot train on forces or stress"),
+        ({}, None, 1, "head energy has forces or stress, whose backward pass lies in the forward pass"),
         ({"num_layers": 1}, WITHOUT_FORCES, 1, "takes a layer per stage, and model.num_layers is 1"),
         ({"num_layers": 3}, WITHOUT_FORCES, 2, "takes a layer per chunk, 4 with chunks = 2, and model.num_layers is 3"),
-        ({"pooling": {"levels": 1}}, WITHOUT_FORCES, 1, "cannot divide a model that pools"),
+        (
+            {"pooling": {"levels": 1}},
+            WITHOUT_FORCES,
+            1,
+            "model.pooling exchanges levels of whole graphs between layers, so that stages",
+        ),
     ],
 )
 def test_a_pipeline_that_cannot_be_is_one_sentence(
