@@ -25,6 +25,7 @@ from hydragnn.scripts.kernel_commands import kernels
 from hydragnn.scripts.label_command import label
 from hydragnn.scripts.options import AsJson, Values, command
 from hydragnn.scripts.plan_command import plan
+from hydragnn.scripts.quickstart import run_quickstart
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
 from hydragnn.scripts.simulation_commands import md, relax
@@ -94,24 +95,13 @@ def explain(
     print(json.dumps([asdict(one) for one in keys]) if as_json else "\n".join(map(str, keys)))
 
 
-@app.command()
-def quickstart(
-    out: Annotated[Path, typer.Option("--out", help="Folder for data, campaigns, ensembles and reports.")] = Path(
-        "quickstart"
-    ),
-    scale: Annotated[
-        list[str] | None, typer.Option("--scale", help="Only this scale: alloys, polycrystals or plates; repeatable.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Trials at once, one thread each; no more than GPUs.")] = 2,
-    as_json: AsJson = False,
-) -> None:
+@command(app, run_quickstart, "quickstart")
+def quickstart(values: Values, as_json: bool) -> None:
     """Run search, top-3 ensemble and report on demo data of three scales.
 
     Continues where an earlier call was interrupted.
     """
-    from hydragnn.scripts.quickstart import run_quickstart
-
-    result = run_quickstart(out, scales=scale, workers=workers, quiet=as_json)
+    result = run_quickstart(**values)
     if as_json:
         print(json.dumps(result))
 

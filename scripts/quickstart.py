@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from hydragnn.base.errors import InputError, nearest
@@ -49,12 +50,22 @@ def scales() -> dict[str, Scale]:
 
 
 def run_quickstart(
-    out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
+    out: Annotated[Path, typer.Option("--out", help="Folder for data, campaigns, ensembles and reports.")] = Path(
+        "quickstart"
+    ),
+    *,
+    scale: Annotated[
+        Sequence[str],
+        list[str] | None,
+        typer.Option("--scale", help="Only this scale: alloys, polycrystals or plates; repeatable."),
+    ] = (),
+    workers: Annotated[int, typer.Option(min=1, help="Trials at once, one thread each; no more than GPUs.")] = 2,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run the demonstrations into ``out``, or resume them, and print tables."""
     from hydragnn.base.machine import visible_gpus
 
-    selected = _select_scales(scales)
+    selected = _select_scales(scale)
     _check_out(out)
     console = PlainConsole(quiet=quiet)
     started = perf_counter()
@@ -78,9 +89,9 @@ def _check_out(out: Path) -> None:
         check_target(out / name, own)
 
 
-def _select_scales(names: Sequence[str] | None) -> list[Scale]:
+def _select_scales(names: Sequence[str]) -> list[Scale]:
     demonstrations = scales()
-    for name in names or ():
+    for name in names:
         if name not in demonstrations:
             raise InputError(f"--scale {name}: no such demonstration; {nearest(name, list(demonstrations))}")
     return [demonstrations[name] for name in names or demonstrations]
