@@ -232,7 +232,7 @@ class ClassEvidence(Evidence):
         """Return the diversity of the probabilities, taken as numbers."""
         truth = np.eye(self.probabilities.shape[2])[self.target].ravel()
         means = self.probabilities.reshape(self.candidates, -1)
-        return NumberEvidence(target=truth, means=means, variances=np.zeros_like(means)).diversity(weights)
+        return NumberEvidence(target=truth, means=means).diversity(weights)
 
 
 def member_probabilities(members: Members) -> Float[Array, "members items *shape_and_classes"]:

@@ -234,7 +234,7 @@ class Estimate(ABC):
     @classmethod
     @abstractmethod
     def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
-        """Return the evidence for selection and diversity."""
+        """Return the evidence for weights and diversity."""
 
     @classmethod
     @abstractmethod

@@ -208,7 +208,7 @@ class NumberEstimate(Estimate):
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
-        """Return labels, means and variances in units of each component's spread."""
+        """Return labels and means in units of each component's spread."""
         known = np.isfinite(labels).ravel()
         columns = np.ma.masked_invalid(labels.reshape(len(labels), -1)) if not known.all() else labels
         scale = np.asarray(columns.reshape(len(labels), -1).std(axis=0)).reshape(target.field.shape)
@@ -216,7 +216,6 @@ class NumberEstimate(Estimate):
         return NumberEvidence(
             target=(labels / scale).ravel()[known],
             means=(member_means(members) / scale).reshape(len(members), -1)[:, known],
-            variances=(member_variances(members) / scale**2).reshape(len(members), -1)[:, known],
         )
 
     @classmethod
@@ -272,7 +271,6 @@ class NumberEvidence(Evidence):
 
     target: Float[Array, " rows"]
     means: Float[Array, "candidates rows"]
-    variances: Float[Array, "candidates rows"]
 
     @property
     def candidates(self) -> int:
@@ -286,7 +284,7 @@ class NumberEvidence(Evidence):
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the errors of the means."""
         errors = self.means - self.target
-        moments = total_variance(self.means, self.variances, weights)
+        epistemic = np.tensordot(weights, (self.means - np.tensordot(weights, self.means, axes=1)) ** 2, axes=1)
         mean_mse = float(weights @ np.mean(errors**2, axis=1))
         centred = errors - errors.mean(axis=1, keepdims=True)
         norms = np.sqrt((centred**2).sum(axis=1))
@@ -295,7 +293,7 @@ class NumberEvidence(Evidence):
         pairs = correlation[np.triu_indices(len(errors), k=1)]
         return {
             "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
-            "ambiguity": float(np.mean(moments.epistemic)) / mean_mse if mean_mse > 0 else 0.0,
+            "ambiguity": float(np.mean(epistemic)) / mean_mse if mean_mse > 0 else 0.0,
         }
 
 

@@ -33,7 +33,7 @@ from hydragnn.ensemble.calibration.distance import NO_GROWTH, Distance
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import Domain, DomainScores, cross_fitted_domain
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import Estimate, Evidence, FoldLabels
+from hydragnn.ensemble.estimates import Estimate, FoldLabels
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
@@ -93,26 +93,21 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
             calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
     evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
     flagged, flags = flag_evaluation(domain, scores)
-    evidence = evidence_of(valid, ensemble.targets)
     return Basis(
         weights=weights,
         calibrations=calibrations,
         domain=domain,
-        diversity={name: one.diversity(ensemble.weights_of(name)) for name, one in evidence.items()},
+        diversity={target.name: _diversity(target, valid, ensemble) for target in ensemble.targets},
         evaluation=replace(evaluation, domain=flagged),
         arrays=arrays | flags,
     )
 
 
-def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
-    """Return predictions of all members for labelled items, for selection."""
-    result: dict[str, Evidence] = {}
-    for target in targets:
-        use = outputs.usable(target)
-        result[target.name] = estimates_of(target).evidence(
-            target, outputs.labels[target.name][use], outputs.of(target, use)
-        )
-    return result
+def _diversity(target: Target, outputs: MemberOutputs, ensemble: Ensemble) -> dict[str, float]:
+    """Return the diversity of members on labelled items of a target."""
+    use = outputs.usable(target)
+    evidence = estimates_of(target).evidence(target, outputs.labels[target.name][use], outputs.of(target, use))
+    return evidence.diversity(ensemble.weights_of(target.name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

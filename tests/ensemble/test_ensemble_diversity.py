@@ -9,15 +9,11 @@ from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 
 
-def points(target: np.ndarray, means: np.ndarray) -> NumberEvidence:
-    return NumberEvidence(target=target, means=means, variances=np.zeros_like(means))
-
-
 def evidence(seed: int, candidates: int = 5, rows: int = 60) -> NumberEvidence:
     generator = np.random.default_rng(seed)
     target = generator.normal(size=rows)
     errors = generator.normal(size=(candidates, rows)) * generator.uniform(0.2, 2.0, size=(candidates, 1))
-    return points(target, target + errors)
+    return NumberEvidence(target=target, means=target + errors)
 
 
 def test_diversity_of_copies_is_none_and_of_independent_members_half() -> None:
@@ -25,10 +21,10 @@ def test_diversity_of_copies_is_none_and_of_independent_members_half() -> None:
     target = generator.normal(size=4000)
     errors = generator.normal(size=(2, 4000))
     weights = np.array([0.5, 0.5])
-    copies = points(target, target + errors[[0, 0]]).diversity(weights)
+    copies = NumberEvidence(target=target, means=target + errors[[0, 0]]).diversity(weights)
     assert copies["error_correlation"] == pytest.approx(1.0)
     assert copies["ambiguity"] == pytest.approx(0.0)
-    independent = points(target, target + errors).diversity(weights)
+    independent = NumberEvidence(target=target, means=target + errors).diversity(weights)
     assert abs(independent["error_correlation"]) < 0.06
     assert independent["ambiguity"] == pytest.approx(0.5, abs=0.03)
 

@@ -11,7 +11,7 @@ from hydragnn.ensemble.numbers import NumberEvidence
 
 def evidence(errors: np.ndarray, seed: int = 0) -> NumberEvidence:
     target = np.random.default_rng(seed).normal(size=errors.shape[1])
-    return NumberEvidence(target=target, means=target + errors, variances=np.zeros_like(errors))
+    return NumberEvidence(target=target, means=target + errors)
 
 
 def noise(*sizes: float, rows: int = 400, seed: int = 0) -> np.ndarray:
