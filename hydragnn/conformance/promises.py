@@ -1,11 +1,15 @@
-"""Promises about outputs, gradients, batches, files and seeds.
+"""Promises about symmetries, outputs, gradients, batches, files and seeds.
+
+Cells of a mesh, grains of a section and pixels of an image lie in a plane, where a vector has two components and the cell is an area.
+An architecture that works in space alone refuses such graphs in a sentence.
 
 What an architecture says of itself (``sees``, ``gives``, ``needs``) decides what is asked of it.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.conformance.cases import CORNERS, loss_of, make_graph, no_nodes, values_of
 from hydragnn.conformance.cutting import loss_and_gradients, on_parts
-from hydragnn.conformance.law import DoesNotApply, Figures, Values, gaps
+from hydragnn.conformance.law import Change, DoesNotApply, Figures, Values, gaps
 from hydragnn.conformance.limits import finite_gradients, idle_parameters
 from hydragnn.conformance.network import (
     SLOPE,
@@ -32,16 +36,57 @@ from hydragnn.conformance.network import (
     stress_gaps,
     values_in,
 )
-from hydragnn.conformance.symmetry import TIGHT
+from hydragnn.conformance.transforms import moved, reordered, turned
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel, check_cuttable, load_model, save_model
 
+TIGHT = 1e-11  # float64 sums in another order; values are of order 1
 Seen = Iterator[tuple[float, str]]
 CLOSE = 1e-7
 """Relative, of sums in another order in float64, as of ``torch.testing.assert_close``."""
+
+
+Changing = Callable[[GraphBatch], Change]
+TURNS: dict[str, Changing] = {"rotation": turned, "reflection": partial(turned, determinant=-1)}
+
+
+def _followed(model: GraphModel, batch: GraphBatch, change: Changing) -> Figures:
+    """Return differences between a changed graph and the graph, changed."""
+    one = change(batch)
+    return gaps(predicted(model, one.changed), predicted(model, batch), "graphs", one)
+
+
+@promise(limit=TIGHT)
+def nodes_in_another_order_give_the_same_predictions_in_that_order(network: Network) -> Figures:
+    return _followed(network.changed(), CORNERS["self loop"](), reordered)
+
+
+@promise(TURNS, TIGHT)
+def predictions_turn_as_their_parity_says(network: Network, turn: Changing) -> Figures:
+    return _followed(network.changed(), concatenate([CORNERS["self loop"](), CORNERS["two graphs"]()]), turn)
+
+
+@promise(limit=TIGHT)
+def moving_the_whole_graph_changes_nothing(network: Network) -> Figures:
+    return _followed(network.changed(), CORNERS["self loop"](), moved)
+
+
+@promise({**TURNS, "translation": moved, "permutation": reordered}, TIGHT)
+def in_two_dimensions_predictions_follow_turns_mirrors_moves_and_the_order_of_nodes(
+    network: Network, change: Changing
+) -> Figures:
+    batch = concatenate([make_graph(6, 5, self_loop=True, dim=2), make_graph(2, 7, dim=2)])
+    return _followed(network.changed(dim=2), batch, change)
+
+
+@promise(limit=SLOPE)
+def in_two_dimensions_forces_and_stress_are_derivatives_of_the_energy(network: Network) -> Figures:
+    """Stress is that per area."""
+    model, batch = network.changed(dim=2), make_graph(0, 6, dim=2)
+    return [*force_gaps(model, batch), *stress_gaps(model, batch)]
 
 
 def _rows(values: Mapping[str, Values], rows: Mapping[str, np.ndarray]) -> dict[str, Values]:
@@ -239,20 +284,7 @@ def no_sum_on_a_gpu_depends_on_the_order_of_its_threads(network: Network) -> See
 
 @promise()
 def a_share_of_a_batch_may_be_empty(network: Network) -> Seen:
-    whole, model = CORNERS["one graph"](), network.shared()
-    empty = replace(
-        whole,
-        positions=whole.positions[:0],
-        topology=Topology.square(whole.senders[:0], whole.receivers[:0], 0),
-        edge_shifts=whole.edge_shifts[:0],
-        cell=whole.cell[:0],
-        periodic=whole.periodic[:0],
-        node_offsets=torch.tensor([0]),
-        edge_offsets=torch.tensor([0]),
-        nodes={name: value[:0] for name, value in whole.nodes.items()},
-        edges={name: value[:0] for name, value in whole.edges.items()},
-        graphs={name: value[:0] for name, value in whole.graphs.items()},
-    )
+    empty, model = CORNERS["one graph"]().select([]), network.shared()
     gradients = torch.autograd.grad(loss_of(model(empty)), list(model.parameters()), allow_unused=True)
     yield float(sum(gradient is not None and bool(gradient.any()) for gradient in gradients)), "gradients of no graph"
 

@@ -13,7 +13,7 @@ from typing import Any
 from hydragnn.architectures import architecture_of, architectures
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_named
-from hydragnn.conformance import promises, symmetry  # noqa: F401  (they register their promises)
+from hydragnn.conformance import promises  # noqa: F401  (it registers all promises)
 from hydragnn.conformance.cases import AROUND, make_model, small_settings
 from hydragnn.conformance.law import Law, Verdict
 from hydragnn.conformance.network import PROMISES, Network
