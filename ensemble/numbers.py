@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.calibration.cross_validation import cross_interval, graph_scores, shares
+from hydragnn.ensemble.calibration.cross_validation import graph_scores, shares
 from hydragnn.ensemble.calibration.distance import Distance
 from hydragnn.ensemble.calibration.forms import Form, forms
 from hydragnn.ensemble.calibration.numbers import (
@@ -18,6 +18,7 @@ from hydragnn.ensemble.calibration.numbers import (
     fit_calibration,
     fit_scale,
     labelled_rows,
+    quantities_of,
     turning_axes,
     with_quantiles,
 )
@@ -31,7 +32,7 @@ from hydragnn.ensemble.metrics import (
     point_metrics,
     rank_correlation,
 )
-from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, join_moments, total_variance
+from hydragnn.ensemble.uncertainty import Array, MixtureMoments, join_moments, total_variance
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Number, Point, Target
 
@@ -72,24 +73,11 @@ class NumberEstimate(Estimate):
     ) -> "NumberEstimate":
         """Return the mixture of the members by the law of total variance."""
         assert calibration is None or isinstance(calibration, Calibration)
-        if calibration is not None and calibration.folds:
-            return cls._of_folds(target, members, weights, calibration, nodes)
-        field, moments = target.field, moments_of(members, weights)
-        parts = isotropic(moments, turning_axes(field))
-        factor, std = np.ones(moments.mean.shape), np.sqrt(parts.variance)
-        width = np.full_like(std, np.nan)
-        if calibration is not None:
-            own = calibrated(field, calibration, moments, nodes)
-            factor, std, width = own.factor, own.std, own.half_width
-        values = {
-            "std": std,
-            "epistemic": np.sqrt(parts.epistemic * factor),
-            "aleatoric": np.sqrt(parts.aleatoric * factor),
-            "lower": moments.mean - width,
-            "upper": moments.mean + width,
-        }
+        moments, folds = moments_of(members, weights), calibration.folds if calibration is not None else ()
+        of_folds = [moments_of([members[m] for m in fold.members], shares(weights, fold.members)) for fold in folds]
+        values = quantities_of(target.field, calibration, moments, of_folds, nodes)
         absent = cls.absent(target, int(np.count_nonzero(weights)), calibrated=calibration is not None)
-        values |= dict.fromkeys(absent, np.full_like(std, np.nan))
+        values |= dict.fromkeys(absent, np.full_like(moments.mean, np.nan))
         return NumberEstimate(target=target, mean=moments.mean, members=member_means(members), **values)
 
     @classmethod
@@ -104,36 +92,6 @@ class NumberEstimate(Estimate):
             "upper": calibrated,
         }
         return frozenset(name for name, is_known in facts.items() if not is_known)
-
-    @classmethod
-    def _of_folds(
-        cls, target: Target, members: Members, weights: Weights, calibration: Calibration, nodes: Counts
-    ) -> "NumberEstimate":
-        """Return the mean of all members with CV+ intervals."""
-        field, folds, together = target.field, calibration.folds, moments_of(members, weights)
-        counts = np.array([len(fold.scores[0]) for fold in folds])
-        of_folds = [moments_of([members[m] for m in fold.members], shares(weights, fold.members)) for fold in folds]
-        own = [calibrated(field, calibration, one, nodes) for one in of_folds]
-        stds = np.stack([one.std for one in own])
-        lower, upper = _ends(np.stack([one.mean for one in of_folds]), stds, calibration)
-        parts = isotropic(together, turning_axes(field))
-        epistemic, aleatoric = parts.epistemic, parts.aleatoric
-        if calibration.follows:
-            within = [isotropic(one, turning_axes(field)) for one in of_folds]
-            epistemic, aleatoric = (
-                np.average([one.factor * part for one, part in zip(own, parts)], axis=0, weights=counts)
-                for parts in zip(*((one.epistemic, one.aleatoric) for one in within))
-            )
-        return NumberEstimate(
-            target=target,
-            mean=together.mean,
-            std=np.sqrt(np.average(stds**2, axis=0, weights=counts)),
-            epistemic=np.sqrt(epistemic),
-            aleatoric=np.sqrt(aleatoric),
-            lower=np.minimum(lower, together.mean),
-            upper=np.maximum(upper, together.mean),
-            members=member_means(members),
-        )
 
     @classmethod
     def blank(cls, target: Target, members: int, items: int) -> "NumberEstimate":
@@ -295,20 +253,6 @@ class NumberEvidence(Evidence):
             "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
             "ambiguity": float(np.mean(epistemic)) / mean_mse if mean_mse > 0 else 0.0,
         }
-
-
-def _ends(
-    means: Float[Array, "folds items *shape"], stds: Array, calibration: Calibration
-) -> tuple[Float[Array, "items *shape"], Float[Array, "items *shape"]]:
-    """Return lower and upper ends of the CV+ intervals of every component."""
-    lower, upper = np.empty(means.shape[1:]), np.empty(means.shape[1:])
-    components = len(calibration.components)
-    columns = [values.reshape(len(means), -1, components) for values in (means, stds)]
-    for c in range(components):
-        scores = [fold.scores[c] for fold in calibration.folds]
-        ends = cross_interval(columns[0][..., c], columns[1][..., c], scores, calibration.nominal)
-        lower.reshape(-1, components)[:, c], upper.reshape(-1, components)[:, c] = ends
-    return lower, upper
 
 
 def _scores(

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.calibration.corrections import NONE, fit_corrections
+from hydragnn.ensemble.calibration.cross_validation import cross_interval
 from hydragnn.ensemble.calibration.forms import (
     CONSTANT,
     GROWTH,
@@ -246,3 +247,52 @@ def calibrated(
             variance[:, c] = factor**2
     std, half, variance = (one.reshape(len(nodes), *field.shape) for one in (std, half, variance))
     return Calibrated(std=std, half_width=half, factor=variance)
+
+
+def quantities_of(
+    field: Field,
+    calibration: Calibration | None,
+    moments: MixtureMoments,
+    folds: Sequence[MixtureMoments],
+    nodes: Int[np.ndarray, " items"],
+) -> dict[str, Float[Array, "items *shape"]]:
+    """Return standard deviation, its parts and the ends of intervals.
+
+    Intervals are around the mean of all members, and those of ``folds`` are CV+. Without a calibration there are none (NaN).
+    """
+    parts = isotropic(moments, turning_axes(field))
+    epistemic, aleatoric, std = parts.epistemic, parts.aleatoric, np.sqrt(parts.variance)
+    lower = upper = np.full_like(std, np.nan)
+    if calibration is not None and not folds:
+        own = calibrated(field, calibration, moments, nodes)
+        std, epistemic, aleatoric = own.std, epistemic * own.factor, aleatoric * own.factor
+        lower, upper = moments.mean - own.half_width, moments.mean + own.half_width
+    elif calibration is not None:
+        counts = np.array([len(fold.scores[0]) for fold in calibration.folds])
+        every = [calibrated(field, calibration, one, nodes) for one in folds]
+        stds = np.stack([one.std for one in every])
+        lower, upper = _cross_ends(np.stack([one.mean for one in folds]), stds, calibration)
+        lower, upper = np.minimum(lower, moments.mean), np.maximum(upper, moments.mean)
+        std = np.sqrt(np.average(stds**2, axis=0, weights=counts))
+        if calibration.follows:
+            within = [isotropic(one, turning_axes(field)) for one in folds]
+            epistemic, aleatoric = (
+                np.average([one.factor * part for one, part in zip(every, of_folds)], axis=0, weights=counts)
+                for of_folds in zip(*((one.epistemic, one.aleatoric) for one in within))
+            )
+    roots = {"std": std, "epistemic": np.sqrt(epistemic), "aleatoric": np.sqrt(aleatoric)}
+    return {**roots, "lower": lower, "upper": upper}
+
+
+def _cross_ends(
+    means: Float[Array, "folds items *shape"], stds: Float[Array, "folds items *shape"], calibration: Calibration
+) -> tuple[Float[Array, "items *shape"], Float[Array, "items *shape"]]:
+    """Return lower and upper ends of the CV+ intervals of every component."""
+    lower, upper = np.empty(means.shape[1:]), np.empty(means.shape[1:])
+    components = len(calibration.components)
+    columns = [values.reshape(len(means), -1, components) for values in (means, stds)]
+    for c in range(components):
+        scores = [fold.scores[c] for fold in calibration.folds]
+        ends = cross_interval(columns[0][..., c], columns[1][..., c], scores, calibration.nominal)
+        lower.reshape(-1, components)[:, c], upper.reshape(-1, components)[:, c] = ends
+    return lower, upper

@@ -1,4 +1,4 @@
-"""Tests that every architecture passes, for users to inherit."""
+"""Laws of architectures and of trained models, and tests to inherit."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
