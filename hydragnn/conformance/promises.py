@@ -296,7 +296,8 @@ def half_precision_arithmetic_stays_close(network: Network, recording: bool) -> 
     exact = _numbers(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
         rough = _numbers(model, batch)
-    for name, values in exact.items():
-        error = (rough[name].float() - values).abs().max() / values.abs().max().clamp(min=0.1)
+    for name, one in exact.items():
+        values = one.detach()
+        error = (rough[name].detach().float() - values).abs().max() / values.abs().max().clamp(min=0.1)
         yield float(error), name
         yield float(rough[name].requires_grad != recording), f"recording of {name}"
