@@ -34,13 +34,9 @@ class Law:
     failures: tuple[int, ...] = ()
     """Numbers in the field's table of silent failures."""
 
-    def arguments(self, case: str) -> tuple[Any, ...]:
-        """Return what the measure takes beside the subject."""
-        return () if self.cases is None else (self.cases[case],)
-
     def judgement(self, subject: Any, case: str = "") -> tuple[Verdict, float | None, str]:
         """Return verdict, worst figure and its place; errors are raised."""
-        figures = list(self.measure(subject, *self.arguments(case)))
+        figures = list(self.measure(subject) if self.cases is None else self.measure(subject, self.cases[case]))
         if not figures:
             raise DoesNotApply("no structure or field that it is about")
         for figure, where in figures:
