@@ -38,6 +38,10 @@ MANY = 50 * YOUNG
 """New objects that come of a journal only."""
 
 
+BLOCK = 2**20
+"""Bytes that are read at once."""
+
+
 class Entry(NamedTuple):
     """An event, when it happened, and what it changed."""
 
@@ -281,9 +285,10 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def read_lines(path: Path, chain: Chain) -> Iterator[Counted]:
-    """Yield every line that counts, and take it into ``chain``."""
+    """Yield every line that counts after those of ``chain``, and take it into ``chain``."""
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file:
+            file.seek(chain.length)
             yield from chain.read(file)
     except FileNotFoundError:
         return

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import courses, no_garbage_collection
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.state import TrialStatus, attempts_at_once
@@ -16,7 +14,8 @@ from hydragnn.hpo.search_settings import sampler_text
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, random_point, space_of
-from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
+from hydragnn.hpo.status.facts import Follower
+from hydragnn.hpo.status.timeline import Timeline
 from hydragnn.record import RunRecord, read_record
 
 TOO_FEW = 6
@@ -88,8 +87,9 @@ def campaign_history(out: Path | str) -> CampaignHistory:
     """Return the history of a campaign, also while it runs."""
     out = Path(out)
     settings = open_campaign(out)
-    builder = _timeline_builder(out / JOURNAL)
-    state, timeline = builder.state, builder.timeline()
+    follower = Follower(out)
+    follower.update()
+    state, timeline = follower.builder.state, follower.builder.timeline()
     widths = [attempts_at_once(state.plan, session.slots) for session in timeline.sessions]
     trials = [
         TrialHistory(
@@ -118,15 +118,6 @@ def campaign_history(out: Path | str) -> CampaignHistory:
         timeline=timeline,
         sampler=sampler_text(settings.search.sampler, widths),
     )
-
-
-def _timeline_builder(path: Path) -> TimelineBuilder:
-    """Return the timeline of a journal."""
-    builder = TimelineBuilder()
-    with no_garbage_collection():
-        for entry, state in courses(path):
-            builder.observe(entry.event, state, entry.time)
-    return builder
 
 
 def parameter_importance(out: Path) -> dict[str, float]:

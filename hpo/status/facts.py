@@ -1,7 +1,6 @@
 """Status of a campaign, from its journal alone, from any machine."""
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -9,13 +8,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hydragnn.base.errors import InputError
-from hydragnn.base.files import open_regular
 from hydragnn.base.shown import Shown
 from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection
+from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection, read_lines
 from hydragnn.hpo.lines import Chain
 from hydragnn.hpo.scheduling.events import Ending, node_of
 from hydragnn.hpo.scheduling.promotion import promotion_of
@@ -28,9 +25,6 @@ from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, l
 
 SILENT = 180.0
 """Seconds without a line after which the controller counts as gone."""
-
-BLOCK = 2**20
-"""Bytes of the journal that are read at once."""
 
 OFTEN = 5_000
 """Lines between two words on how much has been read."""
@@ -45,7 +39,16 @@ ENDINGS: dict[Ending, str] = {
 }
 """Endings in words, and how the campaign can go on."""
 
-STATUSES = ("asked", "waiting", "running", "paused", "finished", "failed", "lost")
+TRIALS = {
+    "running": "running",
+    "waiting": "waiting",
+    "paused": "at a rung",
+    "finished": "trained to the end",
+    "failed": "failed",
+    "lost": "lost to the machine",
+    "asked": "not started",
+}
+"""Trials by status, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +85,18 @@ class NodeCounts:
     """True where they are worker processes of one machine."""
 
     @property
+    def noun(self) -> str:
+        """Noun for one of them."""
+        return "worker" if self.local else "node"
+
+    @property
     def text(self) -> str:
         """The counts in words, those that are zero left out.
 
         >>> NodeCounts(known=8, busy=5, idle=2, probing=0, quarantined=("n7",), local=False).text
         '5 nodes busy, 2 idle, 1 quarantined'
         """
-        noun = ("worker" if self.local else "node") + ("" if self.busy == 1 else "s")
+        noun = self.noun + "s" * (self.busy != 1)
         rest = {"idle": self.idle, "being probed": self.probing, "quarantined": len(self.quarantined)}
         return ", ".join([f"{self.busy} {noun} busy", *(f"{count} {word}" for word, count in rest.items() if count)])
 
@@ -114,20 +122,6 @@ class Budget:
     name: str
     used: int | float
     limit: int | float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MachineTrouble:
-    """Outages of the machine, on the clock of the journal."""
-
-    number: int
-    """Number of outages, this one included."""
-    spells: int
-    """Outages in a row without an attempt that worked in between."""
-    since: float | None
-    """When it began; None where the machine is in order."""
-    until: float | None
-    """Nothing starts before; None where nothing is held back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,17 +159,15 @@ class CampaignStatus(Shown):
     """Useful share of the allocated node-hours; running attempts count."""
     node_hours: NodeHours
     faults: tuple[FaultRow, ...]
-    trouble: MachineTrouble | None
-    """Outages of the machine; None without any."""
+    trouble: dict[str, float | None] | None
+    """Outages of the machine on the clock of the journal: ``number``, ``spells`` in a row, ``since``, ``until``; None without any."""
     costs: Costs = Costs(measured=0, error=None, scaling=None)
     budgets: tuple[Budget, ...]
     forecast: Forecast | None
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain JSON."""
-        value = asdict(self)
-        value["nodes"]["quarantined"] = list(self.nodes.quarantined)
-        return value
+        return asdict(self)
 
     def __str__(self) -> str:
         """Return state, finished trials, the best one and node counts."""
@@ -201,23 +193,15 @@ class Follower:
 
         ``show`` gets the number of bytes read, and of all bytes, now and then.
         """
-        path, state = self._folder / JOURNAL, self.builder.state
-        before = self._chain.length
-        try:
-            with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file, no_garbage_collection():
-                file.seek(before)
-                whole = os.fstat(file.fileno()).st_size
-                for counted in self._chain.read(file):
-                    if self._chain.count % OFTEN == 0:
-                        show(self._chain.length, whole)
-                    entry = entry_of(counted, path, brief=True)
-                    apply_changes(state, entry, path)
-                    self.builder.observe(entry.event, state, entry.time)
-                    self._last = entry.time
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        path, state, before = self._folder / JOURNAL, self.builder.state, self._chain.length
+        with no_garbage_collection():
+            for counted in read_lines(path, self._chain):
+                if self._chain.count % OFTEN == 0:
+                    show(self._chain.length, path.stat().st_size)
+                entry = entry_of(counted, path, brief=True)
+                apply_changes(state, entry, path)
+                self.builder.observe(entry.event, state, entry.time)
+                self._last = entry.time
         return self._chain.length > before
 
     def status(self) -> CampaignStatus:
@@ -253,7 +237,7 @@ def status_of(builder: TimelineBuilder, folder: Path, last: float, silence: floa
         silence=silence,
         seconds=seconds,
         planned=state.plan.trials,
-        trials={status: state.count(status) for status in STATUSES},
+        trials={status: state.count(status) for status in TRIALS},
         stand_ins=sum(trial.origin == "stand-in" for trial in state.trials.values()),
         rungs=tuple(
             RungStatus(epochs=epochs, reached=len(rung.reached), best=value, trial=number)
@@ -334,12 +318,9 @@ def values_line(values: Point) -> str:
     )
 
 
-def _trouble(state: State) -> MachineTrouble | None:
-    trouble = state.trouble
-    if not trouble.number:
-        return None
-    since, until = (value if math.isfinite(value) else None for value in (trouble.since, trouble.until))
-    return MachineTrouble(number=trouble.number, spells=trouble.spells, since=since, until=until)
+def _trouble(state: State) -> dict[str, float | None] | None:
+    values = {key: getattr(state.trouble, key) for key in ("number", "spells", "since", "until")}
+    return {key: value if math.isfinite(value) else None for key, value in values.items()} if values["number"] else None
 
 
 def _budgets(state: State, seconds: float, now: float) -> tuple[Budget, ...]:

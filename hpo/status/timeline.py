@@ -26,6 +26,24 @@ Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKin
 reached: a rung; saved: asked to leave; cut: the controller was gone before it ended.
 """
 
+FAULTS: dict[str, str] = {
+    "lost_node": "a node was lost",
+    "launch": "it did not start",
+    "preempted": "ended from outside",
+    "cut": "the controller was gone",
+    "out_of_memory": "out of memory",
+}
+"""Outcomes in words, where these are not their names."""
+
+USES = {
+    "useful": "training that counts",
+    "overhead": "start-up, saving, repeated epochs",
+    "faults": "lost in faults",
+    "out": "out of service",
+    "idle": "idle",
+}
+"""Uses of the nodes' time, in words."""
+
 WELL: frozenset[Outcome] = frozenset({"running", "reached", "finished", "saved"})
 
 
@@ -89,6 +107,11 @@ class FaultRow:
     to_sampler: int
     """Number of failures that the sampler got."""
 
+    @property
+    def what(self) -> str:
+        """The kind in words."""
+        return FAULTS.get(self.kind, self.kind.replace("_", " "))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeHours:
@@ -108,6 +131,12 @@ class NodeHours:
         """The useful share of what was allocated; None before any time passed."""
         return self.useful / self.allocated if self.allocated > 0 else None
 
+    @property
+    def uses(self) -> dict[str, float]:
+        """Hours of every use in words, those below a twentieth of a percent left out."""
+        hours = {words: getattr(self, use) for use, words in USES.items()}
+        return {words: value for words, value in hours.items() if self.allocated > 0 and value >= 5e-4 * self.allocated}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
@@ -121,6 +150,11 @@ class Timeline:
     def slots(self) -> tuple[str, ...]:
         """Every slot that was ever there, in order."""
         return tuple(dict.fromkeys(slot for session in self.sessions for slot in session.slots))
+
+    @property
+    def noun(self) -> str:
+        """Noun for a node of the campaign."""
+        return "worker" if local_nodes(map(node_of, self.slots)) else "node"
 
     def node_hours(self) -> NodeHours:
         """The sums over all sessions."""

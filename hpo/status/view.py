@@ -4,7 +4,7 @@ import heapq
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -22,15 +22,15 @@ from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reac
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status.facts import (
     ENDINGS,
+    TRIALS,
     CampaignStatus,
     Costs,
     Follower,
-    MachineTrouble,
     duration_text,
     status_of,
     values_line,
 )
-from hydragnn.hpo.status.timeline import FaultRow, TimelineBuilder, local_nodes
+from hydragnn.hpo.status.timeline import USES, FaultRow, TimelineBuilder, local_nodes
 from hydragnn.record import read_record
 
 ROWS = 12
@@ -54,15 +54,6 @@ WORDS: dict[str, str] = {
     "begun": "begun, nothing has happened yet",
     **{str(ending): text for ending, text in ENDINGS.items()},
 }
-TRIALS = {
-    "running": "running",
-    "waiting": "waiting",
-    "paused": "at a rung",
-    "finished": "trained to the end",
-    "failed": "failed",
-    "lost": "lost to the machine",
-}
-USES = {"overhead": "start-up and saving", "faults": "faults", "out": "out of service", "idle": "idle"}
 
 
 class CampaignView:
@@ -212,7 +203,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         ],
         "nodes": [nodes.text + (f" ({out})" if out else "")] if status.status in ("running", "silent") else [],
         "goodput": [_goodput_text(status)] if status.goodput is not None else [],
-        "faults": [_fault_text(row, nodes.local) for row in status.faults] or ["none"],
+        "faults": [_fault_text(row, nodes.noun) for row in status.faults] or ["none"],
         "machine": [_trouble_text(status.trouble)] if status.trouble is not None else [],
         "costs": [_costs_text(status.costs)] if status.costs.measured else [],
         "budget": [f"{budget.name}: {budget.used:.3g} of {budget.limit:.3g}" for budget in status.budgets],
@@ -236,38 +227,35 @@ def status_line(status: CampaignStatus) -> str:
 
 def _trials_text(status: CampaignStatus) -> str:
     count = sum(status.trials.values()) - status.trials["asked"]
-    counts = [f"{status.trials[key]} {word}" for key, word in TRIALS.items() if status.trials[key]]
+    counts = [f"{status.trials[key]} {word}" for key, word in TRIALS.items() if status.trials[key] and key != "asked"]
     return f"{count} of {status.planned}" + (f": {', '.join(counts)}" if counts else "")
 
 
 def _goodput_text(status: CampaignStatus) -> str:
-    hours = status.node_hours
-    shares = {word: getattr(hours, key) / hours.allocated for key, word in USES.items()}
-    rest = ", ".join(f"{word} {100 * share:.1f} %" for word, share in shares.items() if share >= 5e-4)
-    amount = _amount(hours.allocated, status.nodes.local)
-    return f"{100 * (status.goodput or 0):.1f} % of {amount}" + (f" ({rest})" if rest else "")
+    hours, noun = status.node_hours, status.nodes.noun
+    rest = [f"{word} {100 * one / hours.allocated:.1f} %" for word, one in hours.uses.items() if word != USES["useful"]]
+    amount = _amount(hours.allocated, noun)
+    return f"{100 * (status.goodput or 0):.1f} % of {amount}" + (f" ({', '.join(rest)})" if rest else "")
 
 
-def _amount(hours: float, local: bool) -> str:
-    noun = "worker" if local else "node"
+def _amount(hours: float, noun: str) -> str:
     return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration_text(3600 * hours)} of {noun} time"
 
 
-def _fault_text(row: FaultRow, local: bool) -> str:
-    where = f" on {row.nodes} node(s)" if row.nodes and not local else ""
+def _fault_text(row: FaultRow, noun: str) -> str:
+    where = f" on {row.nodes} node(s)" if row.nodes and noun == "node" else ""
     effect = "never told to the sampler" if not row.to_sampler else f"{row.to_sampler} told to the sampler"
-    lost = f", {_amount(row.node_hours, local)} lost" if row.node_hours else ""
-    kind = "cut off with the controller" if row.kind == "cut" else row.kind.replace("_", " ")
-    return f"{row.count} x {kind} in {row.trials} trial(s){where}{lost}; {effect}"
+    lost = f", {_amount(row.node_hours, noun)} lost" if row.node_hours else ""
+    return f"{row.count} x {row.what} in {row.trials} trial(s){where}{lost}; {effect}"
 
 
-def _trouble_text(trouble: MachineTrouble) -> str:
-    times = f"{trouble.number} time(s) so far"
-    if trouble.since is None:
+def _trouble_text(trouble: Mapping[str, float | None]) -> str:
+    times, since, until = f"{trouble['number']} time(s) so far", trouble["since"], trouble["until"]
+    if since is None:
         return f"in order; in trouble {times}, for which no trial and no node was blamed"
-    row = f", {trouble.spells} in a row" if trouble.spells > 1 else ""
-    pause = "" if trouble.until is None else f"; no start before {_moment(trouble.until)}, then a few attempts try it"
-    return f"in trouble since {_moment(trouble.since)} ({times}{row}){pause}"
+    row = f", {trouble['spells']} in a row" if (trouble["spells"] or 0) > 1 else ""
+    pause = "" if until is None else f"; no start before {_moment(until)}, then a few attempts try it"
+    return f"in trouble since {_moment(since)} ({times}{row}){pause}"
 
 
 def _moment(seconds: float) -> str:

@@ -31,14 +31,6 @@ MARKS = 300
 
 BINS = 240
 
-FAULTS = {
-    "lost_node": "a node was lost",
-    "launch": "it did not start",
-    "preempted": "ended from outside",
-    "cut": "the controller was gone",
-    "out_of_memory": "out of memory",
-}
-
 
 def patch_look(name: str, colour: str, alpha: float = 1.0) -> dict[str, Any]:
     """Return the arguments of a patch with its name in the legend."""
@@ -73,7 +65,7 @@ def chapter(facts: Facts) -> Section | None:
     figure = nodes_over_time(timeline)
     if figure is None:
         return None
-    hours, noun = timeline.node_hours(), noun_of(timeline)
+    hours, noun = timeline.node_hours(), timeline.noun
     nodes = len(set(map(node_of, timeline.slots)))
     lead = (
         f"{nodes} {noun}{'' if nodes == 1 else 's'}, {duration(3600 * hours.allocated)} of {noun} time; "
@@ -121,18 +113,13 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
     )
 
 
-def noun_of(timeline: Timeline) -> str:
-    """Return what a node of the campaign is called."""
-    return "worker" if local_nodes(map(node_of, timeline.slots)) else "node"
-
-
 def faults_table(timeline: Timeline) -> Table:
     """Return failures by kind and what they cost."""
-    noun = noun_of(timeline)
+    noun = timeline.noun
     return table_of(
         timeline.faults(),
         {
-            "what happened": lambda row: FAULTS.get(row.kind, row.kind.replace("_", " ")),
+            "what happened": lambda row: row.what,
             "times": lambda row: str(row.count),
             "trials": lambda row: str(row.trials),
             f"{noun}s at fault": lambda row: str(row.nodes or "–"),
@@ -148,23 +135,16 @@ def faults_table(timeline: Timeline) -> Table:
 
 def hours_table(timeline: Timeline) -> Table:
     """Return the uses of the nodes' time."""
-    hours, noun = timeline.node_hours(), noun_of(timeline)
-    uses = {
-        "training that counts": hours.useful,
-        "start-up, saving, and repeated epochs": hours.overhead,
-        "lost in faults": hours.faults,
-        f"{noun}s probed or in quarantine": hours.out,
-        "idle": hours.idle,
-        "all": hours.allocated,
-    }
-    return Table(
-        header=("use", f"{noun} time", "share"),
-        rows=[
-            (use, duration(3600 * value), f"{100 * value / hours.allocated:.1f} %")
-            for use, value in uses.items()
-            if hours.allocated > 0 and value >= 5e-4 * hours.allocated
-        ],
-        caption=f"Where the time of the {noun}s went. The share of training that counts is the goodput.",
+    hours, noun = timeline.node_hours(), timeline.noun
+    uses = {**hours.uses, "all": hours.allocated} if hours.allocated > 0 else {}
+    return table_of(
+        uses.items(),
+        {
+            "use": lambda row: row[0],
+            f"{noun} time": lambda row: duration(3600 * row[1]),
+            "share": lambda row: f"{100 * row[1] / hours.allocated:.1f} %",
+        },
+        f"Time of the {noun}s by use. The share of training that counts is the goodput.",
         strong=frozenset({0}),
     )
 

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.search_settings import PARALLEL
+from hydragnn.hpo.status.facts import TRIALS
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure
@@ -21,15 +22,6 @@ from hydragnn.scripts.report.training import curve
 from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, shorten, text
 
 BEST_TRIALS, FAILURES = 10, 12
-STATUS = {
-    "finished": "finished",
-    "paused": "stopped at a rung",
-    "running": "running",
-    "waiting": "waiting",
-    "asked": "not started",
-    "failed": "failed",
-    "lost": "lost to machine faults",
-}
 DOTS = 2000
 """Trials above which dots are drawn as pixels, so that the page stays small."""
 MOST = 7  # hyperparameters in parallel coordinates: more are unreadable
@@ -268,8 +260,8 @@ def trial_status(trials: Sequence[TrialHistory]) -> str:
     >>> trial_status([])
     'no trials'
     """
-    counts = {status: sum(trial.status == status for trial in trials) for status in STATUS}
-    return ", ".join(f"{count} {STATUS[status]}" for status, count in counts.items() if count) or "no trials"
+    counts = {status: sum(trial.status == status for trial in trials) for status in TRIALS}
+    return ", ".join(f"{count} {TRIALS[status]}" for status, count in counts.items() if count) or "no trials"
 
 
 def trials_table(campaign: Campaign) -> Table:
@@ -288,7 +280,7 @@ def trials_table(campaign: Campaign) -> Table:
         {
             "trial": lambda trial: str(trial.number),
             campaign.measure: lambda trial: measured(scores[trial.number]),
-            "status": lambda trial: STATUS.get(trial.status, trial.status),
+            "status": lambda trial: TRIALS[trial.status],
             "epochs": of_record(lambda record: str(record.epochs)),
             "time": of_record(lambda record: duration(record.cost.seconds)),
             **{short(name): setting(name) for name in names},
@@ -311,6 +303,10 @@ def layouts_table(campaign: Campaign) -> Table | None:
         compared = [trial.speed for trial in trials if trial.number < first] or [trial.speed for trial in trials]
         return max(compared)
 
+    def memory(trials: Sequence[TrialHistory]) -> str:
+        peaks = [own.cost.peak_memory_mb for trial in trials if (own := campaign.records.get(trial.number))]
+        return f"{max(peaks):,.0f} MB" if any(peaks) else "–"
+
     rows = sorted(trials_by_layout.items(), key=lambda row: -speed(row[1]))
     caption = "Layouts of ranks, the fastest first: graphs of training per second, of all ranks together, in the first segment of the best trial."
     if first:
@@ -323,24 +319,13 @@ def layouts_table(campaign: Campaign) -> Table | None:
                 *map(text, layout),
                 str(len(trials)),
                 f"{speed(trials):.4g}" if speed(trials) else "–",
-                memory_text(
-                    [own.cost.peak_memory_mb for trial in trials if (own := campaign.records.get(trial.number))]
-                ),
+                memory(trials),
                 str(sum(failure_kind(trial) == "out_of_memory" for trial in trials)),
             )
             for layout, trials in rows
         ],
         caption=caption,
     )
-
-
-def memory_text(megabytes: Sequence[float]) -> str:
-    """Return the largest of some peaks; a dash without any.
-
-    >>> memory_text([200.0, 236.6])
-    '237 MB'
-    """
-    return f"{max(megabytes):,.0f} MB" if any(megabytes) else "–"
 
 
 def failures_table(campaign: Campaign) -> Table:

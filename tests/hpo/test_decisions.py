@@ -8,11 +8,11 @@ import pytest
 from played import Player, nodes
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.journal import Journal, replay
-from hydragnn.hpo.records import _timeline_builder
+from hydragnn.hpo.journal import Journal, courses, replay
 from hydragnn.hpo.scheduling import filling, health, scheduler
 from hydragnn.hpo.scheduling.events import Opened, Plan, Tick
 from hydragnn.hpo.scheduling.scheduler import State, decide
+from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
 
 LATER_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "nodes strike out at once, for long": lambda patch: (
@@ -49,13 +49,20 @@ def test_five_later_rules_leave_every_journal_as_it_was(
 ) -> None:
     player, path = campaign(seed), tmp_path / "journal.jsonl"
     player.write(path)
-    course = _timeline_builder(path).timeline()
+    course = course_of(path)
     assert replay(path) == player.state and player.state.closed
     for name, change in LATER_RULES.items():
         change(monkeypatch)
         assert replay(path) == player.state, name
-    assert _timeline_builder(path).timeline() == course
+    assert course_of(path) == course
     assert decided_again(player) != player.state, "these rules would have decided otherwise"
+
+
+def course_of(path: Path) -> Timeline:
+    builder = TimelineBuilder()
+    for entry, state in courses(path):
+        builder.observe(entry.event, state, entry.time)
+    return builder.timeline()
 
 
 def decided_again(player: Player) -> State:

@@ -15,7 +15,7 @@ from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import Trouble
-from hydragnn.hpo.status.facts import MachineTrouble, forecast, node_counts
+from hydragnn.hpo.status.facts import forecast, node_counts
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
 
@@ -80,9 +80,9 @@ def test_a_machine_in_trouble_is_told_with_since_when_and_how_often(folder: Path
     assert follower.status().trouble is None
     state = follower.builder.state
     state.trouble = Trouble(number=2, spells=1, since=50.0, until=80.0)
-    assert follower.status().trouble == MachineTrouble(number=2, spells=1, since=50.0, until=80.0)
+    assert follower.status().trouble == {"number": 2, "spells": 1, "since": 50.0, "until": 80.0}
     state.trouble = Trouble(number=2)
-    assert follower.status().trouble == MachineTrouble(number=2, spells=0, since=None, until=None)
+    assert follower.status().trouble == {"number": 2, "spells": 0, "since": None, "until": None}
     json.dumps(follower.status().to_json(), allow_nan=False)
 
 

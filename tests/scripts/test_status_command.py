@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history, campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
-from hydragnn.hpo.status.facts import MachineTrouble
 from hydragnn.hpo.status.view import show_status, status_rows
 
 ENERGY = Field(name="energy", on="graph", role="target")
@@ -93,12 +93,30 @@ def test_every_question_has_its_line(campaign: Campaign, played: ModuleType) -> 
     assert "never told to the sampler" in text
 
 
-def test_configurations_that_stood_in_for_the_sampler_are_counted(campaign: Campaign, played: ModuleType) -> None:
-    """A sampler that fails leaves a random search, which nobody should take for anything else."""
-    status = campaign_status(campaign(played.nodes(6)))
-    assert len(status_rows(status)["sampler"]) == 1
-    [_, sentence] = status_rows(replace(status, stand_ins=3))["sampler"]
-    assert "3 trial(s), which were drawn at random" in sentence
+TROUBLE = {"number": 3, "spells": 2, "since": 1.7e9, "until": 1.7e9 + 30}
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "sentences"),
+    [
+        ({}, "sampler", [["tpe, since 6 can run at once"]]),
+        # a sampler that fails leaves a random search, which nobody should take for anything else
+        ({"stand_ins": 3}, "sampler", [["tpe"], ["3 trial(s), which were drawn at random", "sampler.log says why"]]),
+        ({}, "machine", []),
+        (
+            {"trouble": TROUBLE},
+            "machine",
+            [["since 2023-11-1", "(3 time(s) so far, 2 in a row)", "no start before 2023-11-1"]],
+        ),
+        ({"trouble": {**TROUBLE, "since": None, "until": None}}, "machine", [["in order; in trouble 3 time(s)"]]),
+    ],
+)
+def test_a_status_has_sentences_on_its_sampler_and_machine(
+    campaign: Campaign, played: ModuleType, changes: dict[str, Any], row: str, sentences: list[list[str]]
+) -> None:
+    lines = status_rows(replace(campaign_status(campaign(played.nodes(6))), **changes)).get(row, [])
+    assert len(lines) == len(sentences)
+    assert all(word in line for line, words in zip(lines, sentences) for word in words)
 
 
 @pytest.mark.parametrize(("slots", "name"), [(6, "tpe"), (64, "gp")])
@@ -112,20 +130,6 @@ def test_the_sampler_that_auto_became_is_named_with_its_reason(
     assert campaign_history(folder).sampler == sentence
     shortened(folder, 0)
     assert campaign_status(folder).sampler.startswith("not chosen yet")
-
-
-def test_a_machine_in_trouble_is_said_with_the_pause_and_how_often_it_was(
-    campaign: Campaign, played: ModuleType
-) -> None:
-    status = campaign_status(campaign(played.nodes(6)))
-    assert "machine" not in status_rows(status)
-    trouble = MachineTrouble(number=3, spells=2, since=1.7e9, until=1.7e9 + 30)
-    [sentence] = status_rows(replace(status, trouble=trouble))["machine"]
-    assert sentence.startswith("in trouble since 2023-11-1")
-    assert "3 time(s) so far, 2 in a row" in sentence
-    assert "no start before 2023-11-1" in sentence
-    [sentence] = status_rows(replace(status, trouble=replace(trouble, since=None, until=None)))["machine"]
-    assert sentence.startswith("in order; in trouble 3 time(s)")
 
 
 def test_a_laptop_has_workers(campaign: Campaign) -> None:
