@@ -159,7 +159,7 @@ class CampaignStatus(Shown):
     """Useful share of the allocated node-hours; running attempts count."""
     node_hours: NodeHours
     faults: tuple[FaultRow, ...]
-    trouble: dict[str, float | None] | None
+    trouble: dict[str, int | float | None] | None
     """Outages of the machine on the clock of the journal: ``number``, ``spells`` in a row, ``since``, ``until``; None without any."""
     costs: Costs = Costs(measured=0, error=None, scaling=None)
     budgets: tuple[Budget, ...]
@@ -318,7 +318,7 @@ def values_line(values: Point) -> str:
     )
 
 
-def _trouble(state: State) -> dict[str, float | None] | None:
+def _trouble(state: State) -> dict[str, int | float | None] | None:
     values = {key: getattr(state.trouble, key) for key in ("number", "spells", "since", "until")}
     return {key: value if math.isfinite(value) else None for key, value in values.items()} if values["number"] else None
 

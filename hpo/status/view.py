@@ -249,7 +249,7 @@ def _fault_text(row: FaultRow, noun: str) -> str:
     return f"{row.count} x {row.what} in {row.trials} trial(s){where}{lost}; {effect}"
 
 
-def _trouble_text(trouble: Mapping[str, float | None]) -> str:
+def _trouble_text(trouble: Mapping[str, int | float | None]) -> str:
     times, since, until = f"{trouble['number']} time(s) so far", trouble["since"], trouble["until"]
     if since is None:
         return f"in order; in trouble {times}, for which no trial and no node was blamed"
