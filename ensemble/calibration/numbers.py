@@ -8,7 +8,6 @@ import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 
-from hydragnn.base.errors import InputError
 from hydragnn.ensemble.calibration.corrections import NONE, fit_corrections
 from hydragnn.ensemble.calibration.cross_validation import cross_interval
 from hydragnn.ensemble.calibration.forms import (
@@ -101,22 +100,16 @@ class Scale:
         return self.method == "spread"
 
 
-def fit_scale(field: Field, rows: LabelledRows, method: Method | None, candidates: Sequence[Form]) -> Scale:
+def fit_scale(rows: LabelledRows, candidates: Sequence[Form]) -> Scale:
     """Return the scale with the best candidate; it uses any spread.
 
     Scores do not decide on the spread: it may not pay on graphs like those of training, and elsewhere nothing else widens.
     """
-    differ = bool((rows.spread > 0).any(axis=0).all())
-    method = method or ("spread" if differ else "absolute")
-    if method == "spread" and not differ:
-        raise InputError(
-            f"field {field.name}: the members do not differ, so there is no spread; use absolute intervals"
-        )
-    follows = method == "spread"
+    follows = bool((rows.spread > 0).any(axis=0).all())
     candidates = [form for form in candidates if follows or not form.shared]
     form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
     components = tuple(unit_component(rows, c, form, follows) for c in range(rows.error.shape[1]))
-    return Scale(method=method, form=form, components=components)
+    return Scale(method="spread" if follows else "absolute", form=form, components=components)
 
 
 def corrected_scale(scale: Scale, rows: LabelledRows) -> Scale:
@@ -139,22 +132,20 @@ def fit_calibration(
     graph: Int[np.ndarray, " items"],
     *,
     nominal: float = 0.9,
-    method: Method | None = None,
     nodes: Int[np.ndarray, " items"] | None = None,
     scale: Scale | None = None,
 ) -> Calibration:
     """Return the calibration of a field from labelled items.
 
-    The ``scale`` was fitted on other graphs; without one it is of the simplest form, and fitted on these. Method ``spread``
-    divides errors by the ensemble's standard deviation, so that intervals widen where members disagree; ``absolute`` does
-    without. The default is spread wherever there is any. Vectors and tensors are calibrated with all components together, so
+    The ``scale`` was fitted on other graphs; without one it is of the simplest form, and fitted on these. Errors are divided by
+    the ensemble's standard deviation wherever members differ, so that intervals widen where they disagree. Vectors and tensors are calibrated with all components together, so
     that nothing depends on how the axes lie.
     """
     check_calibration(field, nominal, len(target))
     rows = labelled_rows(
         field, target, moments, graph, np.ones(len(target), dtype=np.int64) if nodes is None else nodes
     )
-    scale = scale or fit_scale(field, rows, method, [CONSTANT])
+    scale = scale or fit_scale(rows, [CONSTANT])
     assert nodes is not None or not GROWTH[scale.form.kind].extensive, "this form needs the nodes of every item's graph"
     components, guarantees = [], []
     for c, component in enumerate(scale.components):

@@ -121,7 +121,8 @@ def test_neither_order_nor_numbering_nor_unit_matters(seed: int, follows: bool, 
         graph=renamed[order],
     )
     assert choose_form(rows, forms(True), follows) == choose_form(other, forms(True), follows)
-    scales = [fit_scale(ENERGY, one, "spread" if follows else "absolute", forms(True)) for one in (rows, other)]
+    scales = [fit_scale(replace(one, spread=one.spread * follows), forms(True)) for one in (rows, other)]
+    assert {scale.follows for scale in scales} == {follows}
     for ours, theirs in zip(*(scale.components for scale in scales)):
         assert theirs.floor == pytest.approx(unit * ours.floor, rel=1e-9)
 
@@ -136,7 +137,7 @@ def test_vectors_have_the_same_intervals_however_the_axes_lie() -> None:
         moments = MixtureMoments(mean=mean @ rotation, epistemic=np.zeros((60, 3)), aleatoric=np.zeros((60, 3)))
         rows = labelled_rows(FORCES, (mean + error) @ rotation, moments, graph, nodes)
         magnitudes = Form(kind="magnitude", growth=1.0)
-        scale = fit_scale(FORCES, rows, None, [magnitudes])
+        scale = fit_scale(rows, [magnitudes])
         fitted = fit_calibration(FORCES, (mean + error) @ rotation, moments, graph, nodes=nodes, scale=scale)
         actual.append(calibrated(FORCES, fitted, moments, nodes).std)
     np.testing.assert_allclose(actual[0], actual[1], rtol=1e-9)
@@ -216,7 +217,7 @@ def test_json_keeps_the_form(form: Form) -> None:
     if form.shared:  # only where there is a spread to add to
         moments = replace(moments, epistemic=np.ones(30))
     rows = labelled_rows(ENERGY, truth, moments, np.arange(30), nodes)
-    scale = fit_scale(ENERGY, rows, None, [form])
+    scale = fit_scale(rows, [form])
     assert scale.form == form
     fitted = fit_calibration(ENERGY, truth, moments, np.arange(30), nodes=nodes, scale=scale)
     assert calibration_from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
@@ -230,7 +231,7 @@ def test_a_typical_spread_is_added_where_few_members_differ_by_chance(honest: bo
     moments = MixtureMoments(mean=np.zeros(400), epistemic=spread**2, aleatoric=np.zeros(400))
     graph, nodes = np.arange(400), np.ones(400, dtype=np.int64)
     rows = labelled_rows(ENERGY, sigma * generator.normal(size=400), moments, graph, nodes)
-    assert (fit_scale(ENERGY, rows, None, forms(extensive=False)).form.shared == 0.0) == honest
+    assert (fit_scale(rows, forms(extensive=False)).form.shared == 0.0) == honest
 
 
 def test_what_is_added_to_a_spread_joins_it_as_the_root_of_the_sum_of_squares() -> None:
