@@ -1,16 +1,12 @@
-"""Data sets with graphs that training never showed, for benchmarks: what is learnt, how, and what is asked instead.
-
-Labels outside are true ones: acetylacetone and the alloys have their own calculations; Darcy flow on other meshes is the published solution, thinned out or interpolated.
-"""
+"""Published data sets for benchmarks of intervals: what is learnt, and how."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ase.io
 import numpy as np
-import torch
 from ase import Atoms
 from numpy.typing import NDArray
 
@@ -23,30 +19,20 @@ CHARGE = Field(name="charge_transfer", on="node", unit="e", role="target")
 MOMENT = Field(name="moment", on="node", unit="muB", role="target")
 PERMEABILITY = Field(name="permeability", on="node")
 PRESSURE = Field(name="pressure", on="node", role="target")
-CU, NI, AG, FE, PT = 29, 28, 47, 26, 78
+FE = 26
 ALLOY_CUTOFF = 5.5  # Bohr; two shells
-OXYGENS, ENOL = (3, 5), 11
-"""Oxygens of acetylacetone, and the hydrogen between them."""
-TURNS, TRANSFER = np.linspace(15, 180, 12), np.linspace(0.38, 0.62, 12)
-ASKED = 24
-"""Graphs of a probe, where there are as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DomainSet:
-    """Graphs to learn from, the configuration of a member, and graphs of other kinds with their labels."""
+    """Graphs to learn from, and the configuration of a member."""
 
     graphs: Sequence[GraphBatch]
     table: Mapping[str, Any]
-    target: str
-    """The field whose error counts."""
-    probes: Mapping[str, Sequence[GraphBatch]]
-    unlabelled: Mapping[str, Sequence[GraphBatch]] = field(default_factory=dict)
-    """Other kinds whose true values nobody knows; what stands for labels means nothing."""
 
 
 def alloys(data: Path) -> DomainSet:
-    """FePt cells of 4 to 12 and 20 to 26 Fe atoms of 32; asked of all others, and of FeSi."""
+    """FePt cells of 4 to 12 and 20 to 26 Fe atoms of 32."""
     with np.load(data / "fept/fept_32atoms.npz") as raw:
         cells = {name: raw[name] for name in ("Z", "pos", "header", "magmom", "charge_transfer", "symmetry_class")}
     numbers, energy = cells["Z"].astype(np.int64), cells["header"][:, 0]
@@ -75,13 +61,6 @@ def alloys(data: Path) -> DomainSet:
             batch=8,
             epochs=8,
         ),
-        target="charge_transfer",
-        probes={
-            "Pt end (0-2 Fe)": graphs(0, 2, ASKED),
-            "Fe end (28-32 Fe)": graphs(28, 32, ASKED),
-            "between (15-17 Fe)": graphs(15, 17, ASKED),
-            "Si for Pt": iron_silicon(data, 6),
-        },
     )
 
 
@@ -100,22 +79,13 @@ def alloy(
     return from_ase(atoms, ALLOY_CUTOFF, fields=[ENTHALPY, CHARGE, MOMENT])
 
 
-def iron_silicon(data: Path, count: int) -> list[GraphBatch]:
-    """FeSi cells of 1,024 atoms; their enthalpy is not known and stands as zero, since it does not count."""
-    with np.load(data / "fept/fesi_1024atoms_120.npz") as raw:
-        numbers, positions = raw["Z"][:count].astype(np.int64), raw["pos"]
-        charges, moments = raw["charge_transfer"][:count], raw["magmom"][:count]
-    spacing = [np.diff(np.unique(positions[:, axis].round(6))).min() for axis in range(3)]
-    cell = [float(positions[:, axis].max() + spacing[axis]) for axis in range(3)]
-    return [alloy(z, positions, cell, q, m, 0.0) for z, q, m in zip(numbers, charges, moments)]
-
-
 def acetylacetone(data: Path) -> DomainSet:
-    """500 frames at 300 K; asked of those at 600 K, of a turned half and of the hydrogen between both oxygens."""
-    frames = {kelvin: ase.io.read(data / f"acac/train_{kelvin}.xyz.gz", index=":") for kelvin in ("300K", "600K")}
-    hot, cold = frames["600K"][::5], frames["300K"][:2]
+    """500 frames at 300 K."""
     return DomainSet(
-        graphs=[from_ase(frame, 5.0, fields=[ENERGY, FORCES]) for frame in frames["300K"]],
+        graphs=[
+            from_ase(frame, 5.0, fields=[ENERGY, FORCES])
+            for frame in ase.io.read(data / "acac/train_300K.xyz.gz", index=":")
+        ],
         table=member_table(
             {"kind": "painn", "cutoff": 5.0, "hidden_dim": 32, "num_layers": 2, "num_radial": 8},
             [
@@ -134,40 +104,13 @@ def acetylacetone(data: Path) -> DomainSet:
             batch=5,
             epochs=15,
         ),
-        target="forces",
-        probes={"600 K": [from_ase(frame, 5.0, fields=[ENERGY, FORCES]) for frame in hot]},
-        unlabelled={
-            "dihedral turned": [from_ase(turned(frame, angle), 5.0) for frame in cold for angle in TURNS],
-            "hydrogen on its way": [from_ase(moved(frame, share), 5.0) for frame in cold for share in TRANSFER],
-        },
     )
 
 
-def turned(frame: Atoms, angle: float) -> Atoms:
-    """Acetylacetone with one acetyl turned about its bond to the middle by so many degrees."""
-    other = frame.copy()
-    hydrogen = [ENOL] if frame.get_distance(ENOL, OXYGENS[0]) < frame.get_distance(ENOL, OXYGENS[1]) else []
-    other.rotate_dihedral(0, 1, 2, OXYGENS[0], angle, indices=[OXYGENS[0], 4, 8, 9, 10, *hydrogen])
-    return other
-
-
-def moved(frame: Atoms, share: float) -> Atoms:
-    """Acetylacetone with the hydrogen of its hydroxyl on the line between the oxygens, this share of the way to the second."""
-    other = frame.copy()
-    first, second = frame.positions[list(OXYGENS)]
-    other.positions[ENOL] = first + share * (second - first)
-    return other
-
-
 def darcy(data: Path) -> DomainSet:
-    """Darcy flow on 16 x 16 points; asked on meshes of 8 x 8, 31 x 31 and 32 x 32, and with a permeability that never occurred.
-
-    The pressure on 32 x 32 points is not known: finite differences reach the published one on 16 x 16 to 7.5 % at best, with a
-    permeability fitted to it, so that solutions of our own would be other data.
-    """
+    """Darcy flow on 16 x 16 points."""
     with np.load(data / "darcy/darcy_train_16.npz") as raw:
         permeability, pressure = raw["x"].astype(np.float64), raw["y"].astype(np.float64)
-    asked = range(500, 500 + ASKED)
     return DomainSet(
         graphs=[grid(permeability[row], pressure[row]) for row in range(500)],
         table=member_table(
@@ -177,22 +120,11 @@ def darcy(data: Path) -> DomainSet:
             batch=8,
             epochs=6,
         ),
-        target="pressure",
-        probes={
-            "mesh 8 x 8": [grid(permeability[row, ::2, ::2], pressure[row, ::2, ::2]) for row in asked],
-            "mesh 31 x 31": [grid(finer(permeability[row]).round(), finer(pressure[row])) for row in asked],
-            "permeability doubled": [grid(2 * permeability[row], pressure[row] / 2) for row in asked],
-        },
-        unlabelled={
-            "mesh 32 x 32": [
-                grid(*[np.kron(of[row], np.ones((2, 2))) for of in (permeability, pressure)]) for row in asked
-            ]
-        },
     )
 
 
 def grid(permeability: NDArray[np.float64], pressure: NDArray[np.float64]) -> GraphBatch:
-    """A square of points from 0 to 15/16, to 31/32 where there are 32, each joined to its nearest four."""
+    """A square of points from 0 to 15/16, each joined to its nearest four."""
     side = len(permeability)
     number = np.arange(side * side).reshape(side, side)
     pairs = np.concatenate(
@@ -202,7 +134,7 @@ def grid(permeability: NDArray[np.float64], pressure: NDArray[np.float64]) -> Gr
         ],
         axis=1,
     )
-    places = np.arange(32) / 32 if side == 32 else np.linspace(0, 15 / 16, side)
+    places = np.linspace(0, 15 / 16, side)
     positions = np.stack(np.meshgrid(places, places, indexing="ij"), axis=-1).reshape(-1, 2)
     return graph_from_arrays(
         positions,
@@ -211,13 +143,6 @@ def grid(permeability: NDArray[np.float64], pressure: NDArray[np.float64]) -> Gr
         fields=[PERMEABILITY, PRESSURE],
         nodes={"permeability": permeability.ravel(), "pressure": pressure.ravel()},
     )
-
-
-def finer(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values on twice as fine a mesh, halfway between the points."""
-    here = torch.from_numpy(values)[None, None]
-    size = [2 * side - 1 for side in values.shape]
-    return torch.nn.functional.interpolate(here, size, mode="bilinear", align_corners=True)[0, 0].numpy()
 
 
 def member_table(
