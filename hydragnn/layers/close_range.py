@@ -1,4 +1,4 @@
-"""Atoms nearer than in training: nuclear repulsion and limited energies."""
+"""Atoms nearer than in training: nuclear repulsion, and distances that layers see."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,9 +25,6 @@ FLAT, ALIKE = 0.90, 0.94
 FULL, BEGIN = 0.82, 0.92
 """Shares of the shortest trained distance: the repulsion begins below the second, and is complete below the first."""
 
-CROWDED = (2.0, 3.5)
-"""Crowding of an atom over the largest in training, between which its learned energy gives way to the repulsion of all its neighbours."""
-
 ANSWERS = {ANYWHERE: False, "cpu": True}
 """Devices that are asked whether there are contacts."""
 
@@ -42,43 +39,39 @@ class CloseRangeLimits:
     """Shortest distance (Angstrom) of every pair of elements that occurs often, the smaller atomic number first."""
     share: float
     """Smallest shortest distance over the sum of both covalent radii: the limit of all other pairs."""
-    crowding: tuple[tuple[int, float], ...]
-    """Largest crowding of an atom of each element (``CloseRange``)."""
+    species: tuple[int, ...]
+    """Elements of the training part, ascending."""
     cutoff: float | None = None
     """Distance (Angstrom) at which the repulsion ends; None where edges do not come from a cutoff."""
     angstrom: float = 1.0
     """Unit of positions in Angstrom."""
-    energies: Mapping[str, tuple[float, tuple[tuple[int, float], ...]]] = member(default_factory=dict)
-    """Of every energy with derivatives: its normalised unit in eV, and the normalised energy to which a learned one of each element fades."""
+    energies: Mapping[str, float] = member(default_factory=dict)
+    """Normalised unit of every energy with derivatives, in eV."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``limits_from_json`` gives the same object back."""
         return asdict(self)
 
-    @property
-    def species(self) -> list[int]:
-        """Return the elements of the training part, ascending."""
-        return [number for number, _ in self.crowding]
-
 
 def limits_from_json(value: Mapping[str, Any]) -> CloseRangeLimits:
-    """Return the object that ``to_json`` wrote; TypeError or ValueError if damaged."""
+    """Return the object that ``to_json`` wrote; TypeError or ValueError if damaged.
+
+    Version 0.2.0 wrote limits of crowding by element, too, and energies that atoms fade to.
+    """
     limits = CloseRangeLimits(
         shortest=tuple((int(a), int(b), float(length)) for a, b, length in value["shortest"]),
         share=float(value["share"]),
-        crowding=tuple((int(number), float(energy)) for number, energy in value["crowding"]),
+        species=tuple(int(n) for n in value.get("species") or [number for number, _ in value["crowding"]]),
         cutoff=None if value["cutoff"] is None else float(value["cutoff"]),
         angstrom=float(value["angstrom"]),
         energies={
-            str(name): (float(unit), tuple((int(number), float(energy)) for number, energy in rest))
-            for name, (unit, rest) in value["energies"].items()
+            str(name): float(unit[0] if isinstance(unit, list) else unit) for name, unit in value["energies"].items()
         },
     )
-    numbers = [one for a, b, _ in limits.shortest for one in (a, b)] + limits.species
-    numbers += [number for _, rest in limits.energies.values() for number, _ in rest]
-    sizes = [length for *_, length in limits.shortest] + [size for _, size in limits.crowding]
-    sizes += [limits.share, limits.angstrom, *(unit for unit, _ in limits.energies.values())]
-    if not limits.crowding or not all(0 <= number < ELEMENTS for number in numbers):
+    numbers = [*(one for a, b, _ in limits.shortest for one in (a, b)), *limits.species]
+    sizes = [length for *_, length in limits.shortest]
+    sizes += [limits.share, limits.angstrom, *limits.energies.values()]
+    if not limits.species or not all(0 <= number < ELEMENTS for number in numbers):
         raise ValueError("the limits of close range are of no element")
     if not all(0 <= size < float("inf") for size in sizes) or limits.cutoff == 0 or limits.angstrom == 0:
         raise ValueError("a limit of close range is no positive number")
@@ -144,10 +137,8 @@ def smooth_step(t: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Contacts:
-    """Atoms that are nearer to others, or more crowded, than in training."""
+    """Atoms that are nearer to others than in training."""
 
-    faded: Float[Tensor, " nodes"]
-    """Share of an atom's learned energy that is gone: 0 for atoms as in training."""
     repulsion: Float[Tensor, " nodes"]
     """Half the repulsion of an atom and its neighbours, in eV: 0 for atoms as in training."""
 
@@ -155,27 +146,20 @@ class Contacts:
 class CloseRange(nn.Module):
     """Repulsion of atoms, and distances as learned parts see them.
 
-    E_i = (1 - F_i) (e_i + sum_j s(r_ij) V(r_ij) / 2) + F_i (b_i + sum_j V(r_ij) / 2) with the learned e_i, the repulsion V, its switch s, and F_i, which
-    grows from 0 to 1 as the crowding of an atom exceeds the largest of its element in training. Crowding is sum_j (l^2 / d_ij^2 - l^2 / c^2)^3 with the
-    sum l of covalent radii and the cutoff c. e_i and the crowding see distances d_ij, which are r_ij but no shorter than 0.92 of the shortest in training.
-    No published form; all have two continuous derivatives.
+    E_i = e_i + sum_j s(r_ij) V(r_ij) / 2 with the learned e_i, the repulsion V and its switch s. e_i sees distances d_ij, which are r_ij but no
+    shorter than 0.92 of the shortest in training. No published form; all have two continuous derivatives.
     """
 
     looks: Tensor
     pairs: Tensor
-    crowding: Tensor
 
     def __init__(self, limits: CloseRangeLimits) -> None:
         super().__init__()
         self.limits = limits
         shortest, (inverse, product) = shortest_distances(limits), screening()
-        crowding = np.full(ELEMENTS, max(size for _, size in limits.crowding))
-        crowding[limits.species] = [size for _, size in limits.crowding]
-        squares = np.stack([np.square(ALIKE * shortest), np.square(bonds())], axis=-1) / limits.angstrom**2
         tables = {
-            "looks": squares.reshape(-1, 2),
+            "looks": np.square(ALIKE * shortest / limits.angstrom).reshape(-1),
             "pairs": np.stack([shortest, inverse, product], axis=-1).reshape(-1, 3),
-            "crowding": np.maximum(crowding, LEAST),
         }
         for name, table in tables.items():
             self.register_buffer(name, torch.tensor(table, dtype=torch.float32), persistent=False)
@@ -192,14 +176,12 @@ class CloseRange(nn.Module):
 
         Only a CPU is asked whether it is, and nothing that is ``recorded``: others compute faster than they answer.
         """
-        pair = self.pair_of(topology, species)
-        least, bond = self.looks.to(vectors.dtype).index_select(0, pair).unbind(-1)  # [edges] each, squares
-        largest = self.crowding.to(vectors.dtype).index_select(0, species)  # [nodes]
+        # [edges], rows of the tables
+        pair = species.index_select(0, topology.receivers) * ELEMENTS + species.index_select(0, topology.senders)
         if form_on(ANSWERS, vectors.device.type) and not recorded:
             with torch.no_grad():
-                squares = vectors.square().sum(-1)
-                crowded = self.crowding_of(squares, bond, topology) > CROWDED[0] * largest
-                if not bool((squares < least).any() | crowded.any()):
+                least = self.looks.to(vectors.dtype).index_select(0, pair)  # [edges], squares
+                if not bool((vectors.square().sum(-1) < least).any()):
                     return vectors, None
         tiny = torch.finfo(vectors.dtype).tiny ** 0.5
         shortest, inverse, product = self.pairs.to(vectors.dtype).index_select(0, pair).unbind(-1)  # [edges] each
@@ -209,22 +191,8 @@ class CloseRange(nn.Module):
         factors = stretching(shares)
         every = 0.5 * nuclear_repulsion(lengths, inverse, product) * ending(lengths, self.limits.cutoff)
         near = every * smooth_step((BEGIN - shares) / (BEGIN - FULL))
-        crowding = self.crowding_of(squares * factors.square(), bond, topology) / largest
-        faded = smooth_step((crowding - CROWDED[0]) / (CROWDED[1] - CROWDED[0]))
-        sums = segment_sum(torch.stack([near, every - near], dim=-1), topology.receivers, topology.num_rows)
-        return vectors * factors.unsqueeze(-1), Contacts(faded=faded, repulsion=sums[:, 0] + faded * sums[:, 1])
-
-    def pair_of(self, topology: Topology, species: Int[Tensor, " nodes"]) -> Int[Tensor, " edges"]:
-        """Return the rows of the tables for all edges."""
-        return species.index_select(0, topology.receivers) * ELEMENTS + species.index_select(0, topology.senders)
-
-    def crowding_of(
-        self, squares: Float[Tensor, " edges"], bond: Float[Tensor, " edges"], topology: Topology
-    ) -> Float[Tensor, " nodes"]:
-        """Return the crowding of atoms from squared distances and radii."""
-        end = 0.0 if self.limits.cutoff is None else (self.limits.angstrom / self.limits.cutoff) ** 2
-        sizes = (bond * (1 / squares - end).clamp_min(0.0)).pow(3).unsqueeze(-1)
-        return segment_sum(sizes, topology.receivers, topology.num_rows).squeeze(-1)
+        repulsion = segment_sum(near.unsqueeze(-1), topology.receivers, topology.num_rows).squeeze(-1)
+        return vectors * factors.unsqueeze(-1), Contacts(repulsion=repulsion)
 
 
 def stretching(shares: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:

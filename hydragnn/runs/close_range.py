@@ -1,4 +1,4 @@
-"""Shortest distances and crowding of the training part, for repulsion."""
+"""Shortest distances of the training part, for repulsion."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,31 +9,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hydragnn.datasets.fit import fitted_references
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.datasets.survey import Survey
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.distributed.sharing import shared_rows
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import in_ase_units, length_in_angstrom
-from hydragnn.layers import CloseRange, CloseRangeLimits
+from hydragnn.layers import CloseRangeLimits
 from hydragnn.layers.close_range import bonds
 from hydragnn.models import ModelDescription
 from hydragnn.runs.graph_statistics import species_of, training_rows
 from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 from hydragnn.training.data import BranchData, RunData
 
-PROBE = CloseRangeLimits(shortest=(), share=0.0, crowding=((1, 1.0),))
-"""Limits of no data."""
-
 OFTEN = 20
-"""Graphs in which pairs of elements, and elements, have limits of their own: shortest distances of fewer say little about the next graph."""
+"""Graphs in which pairs of elements have limits of their own: shortest distances of fewer say little about the next graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closest:
-    """Shortest distances and largest crowdings of some graphs."""
+    """Shortest distances of some graphs."""
 
     species: list[int]
     cutoff: float | None
@@ -45,30 +39,23 @@ class Closest:
         return list(combinations_with_replacement(self.species, 2))
 
     def row(self, batch: GraphBatch) -> NDArray[np.float64]:
-        """Return inverse shortest distances (0: none), largest crowdings, and graphs with each pair and element."""
+        """Return inverse shortest distances (0: none), and graphs with each pair."""
         numbers, topology = batch.nodes[ATOMIC_NUMBERS], batch.topology
-        vectors = edge_vectors(batch).double()
-        model = CloseRange(replace(PROBE, cutoff=self.cutoff, angstrom=self.angstrom)).double()
-        bond = model.looks.index_select(0, model.pair_of(topology, numbers))[:, 1]
-        crowding = model.crowding_of(vectors.square().sum(-1), bond, topology)
         ends = torch.stack([numbers[topology.senders], numbers[topology.receivers]]).sort(dim=0).values
-        lengths = vectors.norm(dim=1) * self.angstrom
-        edges, nodes = batch.owner("edge"), batch.owner("node")
-        found = [(1 / lengths, edges, (ends[0] == a) & (ends[1] == b)) for a, b in self.pairs]
-        found += [(crowding, nodes, numbers == number) for number in self.species]
-        largest = [float(values[of].max()) if bool(of.any()) else 0.0 for values, _, of in found]
-        return np.array([*largest, *(float(len(owners[of].unique())) for _, owners, of in found)])
+        inverse, owners = 1 / (edge_vectors(batch).double().norm(dim=1) * self.angstrom), batch.owner("edge")
+        of_pairs = [(ends[0] == a) & (ends[1] == b) for a, b in self.pairs]
+        largest = [float(inverse[of].max()) if bool(of.any()) else 0.0 for of in of_pairs]
+        return np.array([*largest, *(float(len(owners[of].unique())) for of in of_pairs)])
 
     def limits(self, rows: NDArray[np.float64]) -> CloseRangeLimits:
         """Return the limits of all rows."""
         largest, graphs = np.split(merged(rows), 2)
-        pairs, sums = len(self.pairs), bonds()
+        sums = bonds()
         occurring = [(a, b, float(1 / one), int(n)) for (a, b), one, n in zip(self.pairs, largest, graphs) if one]
-        crowding = np.where(graphs[pairs:] < OFTEN, largest[pairs:].max(), largest[pairs:])
         return CloseRangeLimits(
             shortest=tuple((a, b, length) for a, b, length, count in occurring if count >= OFTEN),
             share=min((length / float(sums[a, b]) for a, b, length, _ in occurring), default=0.0),
-            crowding=tuple((number, float(one)) for number, one in zip(self.species, crowding)),
+            species=tuple(self.species),
             cutoff=self.cutoff,
             angstrom=self.angstrom,
         )
@@ -102,14 +89,14 @@ def close_range_of(
         settings.append(Closest(species=species, cutoff=cutoff, angstrom=angstrom))
     rows = np.concatenate([_rows(*one) for one in zip(data.branches, caches, settings)])
     return [
-        replace(model, close_range=replace(of.limits(rows), energies=energies_of(model, branch, cache)))
-        for model, of, branch, cache in zip(models, settings, data.branches, caches)
+        replace(model, close_range=replace(of.limits(rows), energies=energies_of(model, branch)))
+        for model, of, branch in zip(models, settings, data.branches)
     ]
 
 
 def _rows(branch: BranchData, cache: StatisticsCache, closest: Closest) -> NDArray[np.float64]:
     """Return the row of a training part."""
-    width = 2 * (len(closest.pairs) + len(closest.species))
+    width = 2 * len(closest.pairs)
 
     def row(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
         return closest.row(branch.store.read(graphs, [ATOMIC_NUMBERS]))
@@ -118,27 +105,22 @@ def _rows(branch: BranchData, cache: StatisticsCache, closest: Closest) -> NDArr
         one: list[float] = merged(training_rows(branch, cache, width, row)).tolist()
         return [one]
 
-    of: Mapping[str, Any] = {"what": "close range", "train": digest_of(branch.split.train), "species": closest.species}
+    of: Mapping[str, Any] = {
+        "what": "shortest distances",
+        "train": digest_of(branch.split.train),
+        "species": closest.species,
+    }
     return np.array(cache.value({**of, "cutoff": closest.cutoff}, measured))
 
 
-def energies_of(
-    model: ModelDescription, branch: BranchData, cache: StatisticsCache
-) -> dict[str, tuple[float, tuple[tuple[int, float], ...]]]:
-    """Return the normalised unit in eV of energies with derivatives, and where they fade to.
-
-    That is the reference value of each element: the energy of the composition, fitted if the head has no references.
-    """
+def energies_of(model: ModelDescription, branch: BranchData) -> dict[str, float]:
+    """Return the normalised unit in eV of energies with derivatives."""
     energies = {}
     for head in model.heads:
         if head.kind != "energy" or not head.derivatives:
             continue
         field = model.fields[head.field]
         std = branch.normalisation.scales[field.name].std[0]
-        rest: Mapping[int, float] = {}
-        if field.name not in branch.normalisation.references:
-            survey = Survey(branch.store, branch.split.train, shared_rows(cache.ranks, cache.device), cache.heartbeat)
-            rest = fitted_references(survey, field)
-        unit = std * (in_ase_units(field.unit, "energy", f"field {field.name}") if field.unit else 1.0)
-        energies[field.name] = (unit, tuple((number, value / std) for number, value in sorted(rest.items())))
+        factor = in_ase_units(field.unit, "energy", f"field {field.name}") if field.unit else 1.0
+        energies[field.name] = std * factor
     return energies

@@ -201,7 +201,7 @@ def known_elements(
     if old.statistics is not None and old.statistics.species:
         return [*old.statistics.species]
     if old.close_range is not None:
-        return old.close_range.species
+        return [*old.close_range.species]
     if earlier is not None and ATOMIC_NUMBERS in old.inputs:
         return elements_of(earlier[0])
     return sorted({number for references in normalisation.references.values() for number in references})
@@ -331,11 +331,11 @@ def merged_limits(start: Start, model: ModelDescription) -> ModelDescription:
     old, new = start.description.close_range, model.close_range
     if old is None or new is None:
         return model
-    pairs, crowding = {(a, b): length for a, b, length in new.shortest}, dict(new.crowding)
+    pairs = {(a, b): length for a, b, length in new.shortest}
     pairs |= {(a, b): min(length, pairs.get((a, b), length)) for a, b, length in old.shortest}
-    crowding |= {number: max(one, crowding.get(number, one)) for number, one in old.crowding}
     shortest = tuple((a, b, length) for (a, b), length in sorted(pairs.items()))
-    limits = replace(new, shortest=shortest, share=min(old.share, new.share), crowding=tuple(sorted(crowding.items())))
+    species = tuple(sorted({*old.species, *new.species}))
+    limits = replace(new, shortest=shortest, share=min(old.share, new.share), species=species)
     return replace(model, close_range=limits)
 
 

@@ -358,8 +358,8 @@ class EnergyHeadSettings(_NumberHead):
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of every node, whose numbers add up."""
         output = NUMBER_OUTPUTS[self.distribution](field)
-        limits = None if context.close_range is None else context.close_range.energies.get(self.field)
-        return EnergyHead(output, self.hidden_dims, context.channels, limits)
+        unit = None if context.close_range is None else context.close_range.energies.get(self.field)
+        return EnergyHead(output, self.hidden_dims, context.channels, unit)
 
     def check(self, field: Field) -> None:
         """One number per graph."""

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.normalisation import ELEMENTS
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.field import Field
 from hydragnn.graphs.padding import is_padded
 from hydragnn.kernels import segment_sum, silu, spread
 from hydragnn.layers import (
@@ -263,30 +262,22 @@ class GraphHead(nn.Module):
 
 
 class EnergyHead(GraphHead):
-    """y = sum_i output(network(h_i)), where atoms are as in training.
-
-    Elsewhere learned energies fade to a constant of each element, and atoms repel each other (``Contacts``). ``limits`` are those of the energy in
-    ``CloseRangeLimits``.
-    """
+    """y = sum_i output(network(h_i)), plus the repulsion of atoms nearer than in training (``Contacts``)."""
 
     unit: Tensor
-    rest: Tensor
 
     def __init__(
         self,
         output: DistributionHead[Any],
         hidden_dims: list[int],
         channels: int,
-        limits: tuple[float, tuple[tuple[int, float], ...]] | None,
+        unit: float | None,
     ) -> None:
+        """Repel in a normalised ``unit``, in eV; not without one."""
         super().__init__(output, hidden_dims, channels, "sum")
-        self.repels = limits is not None
-        if limits is not None:
-            rest = torch.zeros(ELEMENTS)
-            for number, energy in limits[1]:
-                rest[number] = energy
-            self.register_buffer("unit", torch.tensor(limits[0]), persistent=False)
-            self.register_buffer("rest", rest, persistent=False)
+        self.repels = unit is not None
+        if unit is not None:
+            self.register_buffer("unit", torch.tensor(unit), persistent=False)
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """The energy of every graph."""
@@ -294,9 +285,8 @@ class EnergyHead(GraphHead):
         if contacts is None or not self.repels:
             return super().forward(states, graph, batch)
         learned: Point = self.output(self.network(states[0]))  # [nodes, *shape]
-        rest = self.rest.index_select(0, batch.nodes[ATOMIC_NUMBERS]) * contacts.faded + contacts.repulsion / self.unit
-        kept = (1 - contacts.faded).view(-1, *[1] * (learned.mean.dim() - 1))
-        return pool_numbers(Point(mean=learned.mean * kept + rest.view_as(kept)), graph, batch, "sum")
+        repulsion = (contacts.repulsion / self.unit).view(-1, *[1] * (learned.mean.dim() - 1))
+        return pool_numbers(Point(mean=learned.mean + repulsion), graph, batch, "sum")
 
 
 Symmetry = Literal["symmetric", "antisymmetric"]
