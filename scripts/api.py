@@ -36,7 +36,7 @@ from hydragnn.base.places import (
     is_store,
     source_paths,
 )
-from hydragnn.base.settings import Settings, read_toml, store_override, with_overrides
+from hydragnn.base.settings import Settings, read_toml, refuse_idle, store_override, with_overrides
 from hydragnn.distributed.launch import this_launch
 from hydragnn.record import RunRecord
 from hydragnn.scripts.options import AllowCode, Branch, NewOut, Out, Overrides, Resume, Store, workers_option
@@ -329,7 +329,9 @@ def simulate(
     It lasts 6 ``hours``, under the policy "adaptive", unless other ``policies`` are given; a ``final`` training has neither, and lasts until it is done.
     """
     _allow_code(allow_code)
-    from hydragnn.scripts.simulated import run_simulation
+    from hydragnn.hpo.settings import campaign_settings
+    from hydragnn.hpo.simulation import Assumptions, scenario_of
+    from hydragnn.scripts.simulated import check_simulated, simulated
 
     for name, number in {"nodes": nodes, "hours": hours, "final": final}.items():
         if number is not None and not 0 < number < float("inf"):
@@ -339,18 +341,16 @@ def simulate(
         raise InputError(
             f"{option} are those of a search, and a final training is simulated to its end; leave them out, or final"
         )
-
-    return run_simulation(
-        *_table(campaign, overrides),
-        nodes=nodes,
-        hours=6.0 if hours is None else hours,
-        seed=seed,
-        recorded=as_path(from_campaign) if from_campaign else None,
-        policies=policies or ("adaptive",),
-        final=final,
-        assume=assume,
-        out=as_path(out) if out else None,
-    )
+    place = as_path(out) if out else None
+    if place is not None:
+        check_simulated(place)
+    settings = campaign_settings(*_table(campaign, overrides))
+    table = with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000")
+    refuse_idle(assumptions := Assumptions.parse(table, source="--assume"), "--assume")
+    seed = settings.search.seed if seed is None else seed
+    recorded = as_path(from_campaign) if from_campaign else None
+    scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
+    return simulated(scenario, policies or ("adaptive",), 6.0 if hours is None else hours, final, place)
 
 
 @check_arguments

@@ -11,11 +11,9 @@ from rich.table import Table
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_target, read_json, write_json
-from hydragnn.base.settings import refuse_idle, with_overrides
 from hydragnn.base.shown import Shown
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.simulation import Assumptions, PolicyResult, compare_policies, final_training, scenario_of
+from hydragnn.hpo.simulation import PolicyResult, Scenario, compare_policies, final_training
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
@@ -63,39 +61,20 @@ class SimulationResult(Shown):
         return f"{self.title}: " + ", ".join(f"{name} goodput {one.goodput:.1%}" for name, one in self.policies.items())
 
 
-def run_simulation(
-    table: dict[str, Any],
-    source: Path,
-    *,
-    nodes: int,
-    hours: float,
-    seed: int | None,
-    recorded: Path | None,
-    policies: Sequence[str],
-    final: int | None,
-    assume: Sequence[str],
-    out: Path | None,
+def simulated(
+    scenario: Scenario, policies: Sequence[str], hours: float, final: int | None, out: Path | None
 ) -> SimulationResult:
     """Return the simulated figures of every policy, also written to ``out``."""
-    if out is not None:
-        check_simulated(out)
-    settings = campaign_settings(table, source)
-    assumptions = Assumptions.parse(
-        with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000"), source="--assume"
-    )
-    refuse_idle(assumptions, "--assume")
-    seed = settings.search.seed if seed is None else seed
-    scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
+    nodes = f"{scenario.nodes:,} nodes"
     if final is None:
-        results = compare_policies(scenario, policies, hours)
-        title = f"simulated campaign, {nodes:,} nodes, {hours:g} h"
+        results, title = compare_policies(scenario, policies, hours), f"simulated campaign, {nodes}, {hours:g} h"
     else:
         results = [final_training(scenario, final, FINAL_HOURS)]
-        title = f"simulated final training of {final} configurations, {nodes:,} nodes"
+        title = f"simulated final training of {final} configurations, {nodes}"
     result = SimulationResult(
         title=title,
-        nodes=nodes,
-        seed=seed,
+        nodes=scenario.nodes,
+        seed=scenario.seed,
         rungs=tuple(scenario.plan.rungs),
         slots_per_trial=(scenario.plan.min_slots, scenario.plan.max_slots),
         policies={one.policy: one for one in results},
@@ -114,7 +93,7 @@ def check_simulated(out: Path) -> None:
 
 
 def show(result: SimulationResult) -> None:
-    """Print what ``run_simulation`` gave."""
+    """Print the result of a simulation."""
     console, value = PlainConsole(), result.to_json()
     console.print(_figures(value), _causes(value))
     for name, policy in value["policies"].items():
