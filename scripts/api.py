@@ -331,7 +331,7 @@ def simulate(
     _allow_code(allow_code)
     from hydragnn.hpo.settings import campaign_settings
     from hydragnn.hpo.simulation import Assumptions, scenario_of
-    from hydragnn.scripts.simulated import check_simulated, simulated
+    from hydragnn.scripts.simulated import check_simulated, simulation_of
 
     for name, number in {"nodes": nodes, "hours": hours, "final": final}.items():
         if number is not None and not 0 < number < float("inf"):
@@ -350,7 +350,7 @@ def simulate(
     seed = settings.search.seed if seed is None else seed
     recorded = as_path(from_campaign) if from_campaign else None
     scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
-    return simulated(scenario, policies or ("adaptive",), 6.0 if hours is None else hours, final, place)
+    return simulation_of(scenario, policies or ("adaptive",), 6.0 if hours is None else hours, final, place)
 
 
 @check_arguments

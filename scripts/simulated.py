@@ -61,7 +61,7 @@ class SimulationResult(Shown):
         return f"{self.title}: " + ", ".join(f"{name} goodput {one.goodput:.1%}" for name, one in self.policies.items())
 
 
-def simulated(
+def simulation_of(
     scenario: Scenario, policies: Sequence[str], hours: float, final: int | None, out: Path | None
 ) -> SimulationResult:
     """Return the simulated figures of every policy, also written to ``out``."""
