@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from hydragnn.hpo.submit import Submission
     from hydragnn.scripts.doctor import Installation
     from hydragnn.scripts.simulated import SimulationResult
+else:  # for what reads annotations; the rooms are imported when a function needs them
+    AnyConfig = Ensemble = GraphStore = Any
 
 Table = dict[str, Any]
 
