@@ -76,7 +76,7 @@ class JobSettings(Settings):
     """Nodes of every job."""
 
     hours: float = Field(gt=0)
-    """Longest walltime of one job; a job gets less where the campaign's budgets leave less."""
+    """Walltime of every job; a search whose budget is spent sooner ends its job."""
 
     chain: int = Field(default=8, ge=1)
     """At most so many jobs, one after the other, until the campaign is complete or a budget of [search] is spent."""

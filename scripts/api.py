@@ -280,8 +280,6 @@ def submit(
     """Submit the first batch job of a campaign; return job and script."""
     _allow_code(allow_code)
     check_workers(workers)
-    from time import time
-
     from hydragnn.hpo.submit import submit_campaign
 
     return submit_campaign(
@@ -291,7 +289,6 @@ def submit(
         workers=workers,
         overrides=overrides,
         dry_run=dry_run,
-        now=time(),
     )
 
 

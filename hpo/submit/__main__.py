@@ -1,13 +1,12 @@
 """Command of a job that submits its successor.
 
-    python -m hydragnn.hpo.submit CAMPAIGN --job N --id ID [--over]
+    python -m hydragnn.hpo.submit CAMPAIGN --job N --id ID
 
 Prints the successor's name at the scheduler, or nothing where there must be none.
 """
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from hydragnn.base.errors import InputError
@@ -20,10 +19,9 @@ def main() -> int:
     parser.add_argument("campaign", type=Path, help="folder of the campaign")
     parser.add_argument("--job", type=int, required=True, help="number of the job that asks")
     parser.add_argument("--id", required=True, help="its name at the scheduler")
-    parser.add_argument("--over", action="store_true", help="it ends now: its unused time is free again")
     options = parser.parse_args()
     try:
-        submission = successor(options.campaign, options.job, options.id, over=options.over, now=time.time())
+        submission = successor(options.campaign, options.job, options.id)
     except InputError as error:
         print(f"no successor: {error}", file=sys.stderr)
         return 2

@@ -219,7 +219,7 @@ def final_trainings(campaign: Path) -> str:
 
 def next_job(campaign: Path) -> str:
     """The batch script that --submit would write."""
-    return str(submit_campaign(campaign.parent / "search.toml", campaign, resume=True, dry_run=True, now=1e10).text)
+    return str(submit_campaign(campaign.parent / "search.toml", campaign, resume=True, dry_run=True).text)
 
 
 def searched_on(campaign: Path) -> str:

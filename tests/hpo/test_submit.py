@@ -9,21 +9,24 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
-from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
+from hydragnn.hpo import CampaignSettings, campaign_settings, read_campaign, run_search
 from hydragnn.hpo.job import JobSettings
+from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.preflight import as_begun, plan_of
+from hydragnn.hpo.scheduling.events import Opened, Tick
+from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.hpo.space.points import space_of
-from hydragnn.hpo.submit import Job, Span, job_script, submit_campaign, successor, walltime
+from hydragnn.hpo.submit import Job, job_script, minutes_of, submit_campaign, successor
 from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.record import read_record
 from hydragnn.runs.run import main as train
@@ -163,38 +166,9 @@ def test_trials_do_not_know_that_a_batch_job_carries_them(with_job: Settings, se
     assert "job" not in here.to_json()
 
 
-SPACE = {"train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1}}
-SETTINGS = campaign_settings({"search": {"space": SPACE}}, Path("C.toml"))
-
-
-@given(
-    hours=st.floats(0.1, 24),
-    nodes=st.integers(1, 9408),
-    max_hours=st.none() | st.floats(0.1, 100),
-    max_node_hours=st.none() | st.floats(0.1, 1e6),
-    spans=st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e5), st.integers(1, 9408)), max_size=4),
-)
-def test_a_job_never_gets_more_time_than_the_budgets_leave(
-    hours: float, nodes: int, max_hours: float | None, max_node_hours: float | None, spans: list[Any]
-) -> None:
-    search = SETTINGS.search.model_copy(update={"max_hours": max_hours, "max_node_hours": max_node_hours})
-    section = JobSettings(site="slurm", nodes=nodes, hours=hours)
-    settings = replace(SETTINGS, search=search, job=section)
-    held = [Span(begin=begin, end=begin + length, nodes=count) for begin, length, count in spans]
-    minutes = walltime(settings, held)
-    if minutes is None:
-        assert max_hours or max_node_hours
-        return
-    spent = sum(span.end - span.begin for span in held) / 3600
-    billed = sum((span.end - span.begin) * span.nodes for span in held) / 3600
-    assert 2 * 70 / 60 <= minutes <= hours * 60 + 1e-3
-    assert max_hours is None or spent + minutes / 60 <= max_hours + 1e-3
-    assert max_node_hours is None or billed + nodes * minutes / 60 <= max_node_hours * (1 + 1e-9) + 1e-3
-
-
 def test_a_job_too_short_to_save_anything_is_refused(with_job: Settings) -> None:
     with pytest.raises(InputError, match=r"job.hours = 0.01 is too short; give at least 0\.04"):
-        walltime(with_job(hours=0.01), [])
+        minutes_of(with_job(hours=0.01))
 
 
 @pytest.fixture
@@ -221,73 +195,71 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return called
 
 
-def minutes_of(out: Path) -> list[int]:
-    return [job["minutes"] for job in json.loads((out / "jobs" / "chain.json").read_text())["jobs"]]
+def held(out: Path, hours: float) -> None:
+    """Let a search have held four nodes for so long."""
+    settings = as_begun(read_campaign(out.parent / "CAMPAIGN.toml"), out)
+    opened = Opened(plan=plan_of(settings), slots=("a", "b", "c", "d"))
+    state = State()
+    with Journal(out / "journal.jsonl") as journal:
+        for event, now in ((opened, 0.0), (Tick(), 3600 * hours)):
+            journal.append(event, now, decide(state, event, now).changes)
 
 
-def test_jobs_follow_each_other_until_node_hours_or_the_chain_end(
+def test_jobs_of_equal_walltime_follow_each_other_until_the_chain_ends(
     campaign_file: Path, queue: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    first = submit_campaign(campaign_file, out, overrides=["search.trials=7"], workers=2, now=0.0)
+    first = submit_campaign(campaign_file, out, overrides=["search.trials=7"], workers=2)
     assert (first.id, first.hours) == ("1", 2.0)
     assert f"search {campaign_file} --out {out} --resume --workers 2 --set search.trials=7" in first.script.read_text()
-    (out / "jobs" / "0001.begun").write_text("1000")
-    second = successor(out, 1, "1", over=False, now=1000.0)
-    assert second is not None
+    second = successor(out, 1, "1")
+    assert second is not None and second.hours == 2.0
     assert queue.read_text().splitlines()[-1] == f"--parsable --dependency=afterany:1 {out}/jobs/0002.sh"
-    assert successor(out, 1, "1", over=False, now=1001.0) is None, "every job has one successor"
-    (out / "jobs" / "0001.ended").write_text("4600")
-    (out / "jobs" / "0002.begun").write_text("5000")
-    assert successor(out, 2, "2", over=False, now=5000.0) is not None
-    assert minutes_of(out) == [120, 120, 120]
-    (out / "jobs" / "0003.begun").write_text("9000")
-    assert successor(out, 3, "3", over=False, now=9000.0) is None, "the chain has three jobs"
+    assert successor(out, 1, "1") is None, "every job has one successor"
+    assert successor(out, 2, "2") is not None
+    assert successor(out, 3, "3") is None, "the chain has three jobs"
 
 
-def test_the_last_job_gets_what_the_budget_leaves_and_a_job_that_was_cut_leaves_more(
-    campaign_file: Path, queue: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("hours", "budget", "goes_on"),
+    [
+        (1.0, "max_node_hours=4.0", False),
+        (1.0, "max_node_hours=4.1", True),
+        (1.0, "max_hours=1.0", False),
+        (1.0, "max_hours=1.1", True),
+    ],
+)
+def test_no_job_follows_once_a_budget_is_spent(
+    campaign_file: Path, queue: Path, tmp_path: Path, hours: float, budget: str, goes_on: bool
 ) -> None:
     out = tmp_path / "c"
-    submit_campaign(campaign_file, out, overrides=["search.max_node_hours=9.0"], now=0.0)
-    (out / "jobs" / "0001.begun").write_text("1000")
-    assert successor(out, 1, "1", over=False, now=1000.0) is not None
-    assert minutes_of(out) == [120, 15], "9 node-hours less 4 nodes times 2 hours, on 4 nodes"
-    (out / "jobs" / "0001.ended").write_text(str(1000 + 3600))
-    (out / "jobs" / "0002.begun").write_text("6000")
-    assert successor(out, 2, "2", over=False, now=6000.0) is not None
-    assert minutes_of(out) == [120, 15, 60]
-
-
-def test_a_job_that_ends_early_asks_again_where_its_unused_time_is_enough(
-    campaign_file: Path, queue: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
-    submit_campaign(campaign_file, out, overrides=["search.max_node_hours=8.0"], now=0.0)
-    (out / "jobs" / "0001.begun").write_text("1000")
-    assert successor(out, 1, "1", over=False, now=1001.0) is None
-    again = successor(out, 1, "1", over=True, now=1000.0 + 1800)
-    assert again is not None and again.hours == 1.5
+    submit_campaign(campaign_file, out, overrides=[f"search.{budget}"])
+    held(out, hours)
+    assert (successor(out, 1, "1") is not None) is goes_on
+    again = partial(submit_campaign, campaign_file, out, overrides=[f"search.{budget}"], resume=True)
+    if goes_on:
+        assert again().hours == 2.0
+    else:
+        with pytest.raises(InputError, match=r"the budget of \[search\] leaves no time for a job"):
+            again()
 
 
 def test_a_campaign_in_the_queue_is_not_submitted_twice_unless_asked(
     campaign_file: Path, queue: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    submit_campaign(campaign_file, out, now=0.0)
+    submit_campaign(campaign_file, out)
     with pytest.raises(InputError, match=r"waits in a queue as job 1.*--resume"):
-        submit_campaign(campaign_file, out, now=0.0)
-    (out / "jobs" / "0001.begun").write_text("1000")
-    (out / "jobs" / "0001.ended").write_text("1001")
-    submit_campaign(campaign_file, out, resume=True, now=2000.0)
-    assert successor(out, 2, "2", over=False, now=2000.0) is not None, "a new chain counts from its first job"
+        submit_campaign(campaign_file, out)
+    submit_campaign(campaign_file, out, resume=True)
+    assert successor(out, 2, "2") is not None, "a new chain counts from its first job"
 
 
 def test_a_dry_run_leaves_nothing_and_jobs_may_run_the_code_that_their_submission_allows(
     campaign_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imports, "_allowed", {"own.models"})
-    submission = submit_campaign(campaign_file, tmp_path / "c", dry_run=True, now=0.0)
+    submission = submit_campaign(campaign_file, tmp_path / "c", dry_run=True)
     assert submission.text.startswith("#!/bin/bash\n#SBATCH") and "--allow-code own.models" in submission.text
     assert not (tmp_path / "c").exists()
 
@@ -297,17 +269,17 @@ def test_what_a_scheduler_says_is_told(
 ) -> None:
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\necho 'Invalid account' >&2\nexit 1\n")
     with pytest.raises(InputError, match=r"sbatch refuses .*Invalid account"):
-        submit_campaign(campaign_file, tmp_path / "c", now=0.0)
+        submit_campaign(campaign_file, tmp_path / "c")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(InputError, match="sbatch is not here"):
-        submit_campaign(campaign_file, tmp_path / "d", now=0.0)
+        submit_campaign(campaign_file, tmp_path / "d")
 
 
 def test_only_a_file_with_a_job_section_is_submitted(campaign_file: Path, tmp_path: Path) -> None:
     text = campaign_file.read_text()
     campaign_file.write_text(text[: text.index("[job]")] + text[text.index("python3") + 9 :])
     with pytest.raises(InputError, match=r"section \[job\] is missing"):
-        submit_campaign(campaign_file, tmp_path / "c", now=0.0)
+        submit_campaign(campaign_file, tmp_path / "c")
 
 
 def test_trials_read_the_copy_of_the_store_that_a_job_has_made(
@@ -397,16 +369,17 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
 def test_a_job_cancels_its_successor_only_where_nothing_is_left_to_do(
     carried: Callable[..., Any], tmp_path: Path, site: str, cancel: str
 ) -> None:
-    usual = ["search", "submit 7" if site != "flux" else "submit f7"]
+    asked = "submit 7" if site != "flux" else "submit f7"
+    usual = ["search", asked]
     assert carried(site, code=0, successor="8")() == (0, sorted([*usual, f"{cancel} 8"]))
     for code in (2, 4, 75, 130, 137):
         (tmp_path / "log").unlink()
         expected = sorted([*usual, f"{cancel} 8"] if code in (2, 4) else usual)
         assert carried(site, code=code, successor="8")() == (code, expected)
     (tmp_path / "log").unlink()
-    assert carried(site, code=75, successor="")() == (75, sorted([*usual, "submit --over"])), "none yet: asks again"
+    assert carried(site, code=75, successor="")() == (75, sorted([*usual, asked])), "none yet: asks again"
     stamps = sorted(path.name for path in (tmp_path / "campaign" / "jobs").iterdir())
-    assert stamps == ["0003.begun", "0003.ended", "0003.next"]
+    assert stamps == ["0003.next"]
 
 
 @pytest.mark.parametrize("site", ["slurm", "pbs", "flux"])

@@ -58,7 +58,7 @@ def submit(table: dict[str, Any], tmp_path: Path) -> Callable[..., Submission]:
         whole = {**base, "search": search, "job": {"site": "slurm", "nodes": 2, "hours": 0.1, "chain": 6, **job}}
         path = tmp_path / "CAMPAIGN.toml"
         path.write_text(tomli_w.dumps(whole))
-        return submit_campaign(path, tmp_path / "campaign", now=time.time())
+        return submit_campaign(path, tmp_path / "campaign")
 
     return submitting
 
@@ -82,7 +82,7 @@ def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job
     wait_until(lambda: lines_of(out) >= 4 and len(queue.jobs()) == 2, "the first job with its successor")
     queue("scancel", "--signal=USR1", "--batch", first)  # as Slurm does before the walltime ends
     wait_until(lambda: first not in queue.jobs(), "the end of the first job")
-    wait_until(lambda: (out / "jobs" / "0002.begun").exists(), "the second job")
+    wait_until(lambda: (out / "jobs" / "0002.next").exists(), "the second job")
     before = lines_of(out)
     second = json.loads((out / "jobs" / "chain.json").read_text())["jobs"][1]["id"]
     wait_until(lambda: lines_of(out) >= before + 3 and len(queue.jobs()) == 2, "progress of the second job")
@@ -97,7 +97,7 @@ def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job
     assert len(history.trials) == 4
     assert sum(trial.status == "finished" for trial in history.trials) >= 1
     assert {trial.failure for trial in history.trials if trial.status == "failed"} == set(), logs()
-    begun = sorted(path.name for path in (out / "jobs").glob("*.begun"))
-    assert begun == ["0001.begun", "0002.begun", "0003.begun"], logs()
+    begun = sorted(path.name for path in (out / "jobs").glob("*.next"))
+    assert begun == ["0001.next", "0002.next", "0003.next"], logs()
     assert queue("squeue", "-h") == ""
     assert sys.executable in (out / "jobs" / "0001.sh").read_text()
