@@ -299,16 +299,6 @@ def simulate(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the machine.")] = 9408,
     hours: Annotated[float | None, typer.Option(min=0.01, help="Allocated hours.", show_default="6")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of faults and trials; search.seed if absent.")] = None,
-    from_campaign: Annotated[
-        Path | str | None,
-        Path | None,
-        typer.Option("--from-campaign", help="Take learning curves and costs from this campaign folder."),
-    ] = None,
-    policies: Annotated[
-        Sequence[str],
-        list[str] | None,
-        typer.Option("--policy", help="adaptive, no pruning, fixed size, no retries; repeatable. Default: adaptive."),
-    ] = (),
     final: Annotated[
         int | None, typer.Option(min=1, help="Instead of the search: the final training of so many configurations.")
     ] = None,
@@ -323,9 +313,9 @@ def simulate(
     allow_code: AllowCode = (),
     overrides: Overrides = (),
 ) -> "SimulationResult":
-    """Simulate a campaign on many nodes with faults, for several policies.
+    """Simulate a campaign on many nodes with faults.
 
-    It lasts 6 ``hours``, under the policy "adaptive", unless other ``policies`` are given; a ``final`` training has neither, and lasts until it is done.
+    It lasts 6 ``hours``; a ``final`` training lasts until it is done.
     """
     _allow_code(allow_code)
     from hydragnn.hpo.settings import campaign_settings
@@ -335,10 +325,9 @@ def simulate(
     for name, number in {"nodes": nodes, "hours": hours, "final": final}.items():
         if number is not None and not 0 < number < float("inf"):
             raise InputError(f"{name} = {number} is no number above 0; give one")
-    if final is not None and (hours is not None or policies):
-        option = "policies" if policies else "hours"
+    if final is not None and hours is not None:
         raise InputError(
-            f"{option} are those of a search, and a final training is simulated to its end; leave them out, or final"
+            "hours are those of a search, and a final training is simulated to its end; leave them out, or final"
         )
     place = as_path(out) if out else None
     if place is not None:
@@ -347,9 +336,8 @@ def simulate(
     table = with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000")
     refuse_idle(assumptions := Assumptions.parse(table, source="--assume"), "--assume")
     seed = settings.search.seed if seed is None else seed
-    recorded = as_path(from_campaign) if from_campaign else None
-    scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
-    return simulation_of(scenario, policies or ("adaptive",), 6.0 if hours is None else hours, final, place)
+    scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed)
+    return simulation_of(scenario, 6.0 if hours is None else hours, final, place)
 
 
 @check_arguments

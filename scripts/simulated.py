@@ -1,7 +1,7 @@
-"""Result of ``hydragnn simulate``: policies side by side, and assumptions."""
+"""Result of ``hydragnn simulate``: figures, a picture and assumptions."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_target, read_json, write_json
 from hydragnn.base.shown import Shown
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.hpo.simulation import PolicyResult, Scenario, compare_policies, final_training
+from hydragnn.hpo.simulation import Figures, Scenario, figures_of, final_training
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
@@ -26,7 +26,7 @@ HIDDEN = ("node-hours", "faults", "milliseconds per decision", "violations", "de
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationResult(Shown):
-    """Policies on one simulated machine, with the same configurations and faults."""
+    """Figures of a campaign on one simulated machine with faults."""
 
     title: str
     nodes: int
@@ -36,7 +36,7 @@ class SimulationResult(Shown):
     """Epochs at which trials are compared; the last is the full budget."""
     slots_per_trial: tuple[int, int]
     """The fewest and the most that a trial may have."""
-    policies: Mapping[str, PolicyResult]
+    figures: Figures
     assumptions: Mapping[str, Any]
     """Those that apply, as docs/simulate.md explains them."""
     files: tuple[Path, ...] = ()
@@ -51,25 +51,23 @@ class SimulationResult(Shown):
             "seed": self.seed,
             "rungs": list(self.rungs),
             "slots per trial": list(self.slots_per_trial),
-            "policies": {name: one.to_json() for name, one in self.policies.items()},
+            "figures": self.figures.to_json(),
             "assumptions": dict(self.assumptions),
             **({"files": [str(path) for path in self.files]} if self.files else {}),
         }
 
     def __str__(self) -> str:
-        """The goodput of every policy."""
-        return f"{self.title}: " + ", ".join(f"{name} goodput {one.goodput:.1%}" for name, one in self.policies.items())
+        """The goodput."""
+        return f"{self.title}: goodput {self.figures.goodput:.1%}"
 
 
-def simulation_of(
-    scenario: Scenario, policies: Sequence[str], hours: float, final: int | None, out: Path | None
-) -> SimulationResult:
-    """Return the simulated figures of every policy, also written to ``out``."""
+def simulation_of(scenario: Scenario, hours: float, final: int | None, out: Path | None) -> SimulationResult:
+    """Return the simulated figures, also written to ``out``."""
     nodes = f"{scenario.nodes:,} nodes"
     if final is None:
-        results, title = compare_policies(scenario, policies, hours), f"simulated campaign, {nodes}, {hours:g} h"
+        figures, title = figures_of(scenario, hours), f"simulated campaign, {nodes}, {hours:g} h"
     else:
-        results = [final_training(scenario, final, FINAL_HOURS)]
+        figures = final_training(scenario, final, FINAL_HOURS)
         title = f"simulated final training of {final} configurations, {nodes}"
     result = SimulationResult(
         title=title,
@@ -77,7 +75,7 @@ def simulation_of(
         seed=scenario.seed,
         rungs=tuple(scenario.plan.rungs),
         slots_per_trial=(scenario.plan.min_slots, scenario.plan.max_slots),
-        policies={one.policy: one for one in results},
+        figures=figures,
         assumptions={key: item for key, item in scenario.assumptions.to_json().items() if item is not None},
     )
     return result if out is None else replace(result, files=tuple(_write(result, out)))
@@ -96,28 +94,26 @@ def show(result: SimulationResult) -> None:
     """Print the result of a simulation."""
     console, value = PlainConsole(), result.to_json()
     console.print(_figures(value), _causes(value))
-    for name, policy in value["policies"].items():
-        for violation in policy["violations"]:
-            console.print(f"defect in {name}: {violation}", style="bold")
+    for violation in result.figures.violations:
+        console.print(f"defect: {violation}", style="bold")
     console.print("simulated; assumptions: " + ", ".join(f"{k} = {v}" for k, v in value["assumptions"].items()))
     for path in value.get("files", ()):
         console.print(path)
 
 
-def picture(results: Sequence[PolicyResult], title: str, path: Path) -> None:
-    """Draw the share of training nodes over time, a line per policy."""
+def picture(figures: Figures, title: str, path: Path) -> None:
+    """Draw the share of training nodes over time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    for result in results:
-        edges = np.linspace(0.0, result.hours, len(result.busy) + 1)
-        label = f"{result.policy}: goodput {result.goodput:.1%}"
-        axes.stairs([100 * part for part in result.busy], edges, label=label, linewidth=1.4, baseline=None)
+    edges = np.linspace(0.0, figures.hours, len(figures.busy) + 1)
+    label = f"goodput {figures.goodput:.1%}"
+    axes.stairs([100 * part for part in figures.busy], edges, label=label, linewidth=1.4, baseline=None)
     axes.set(xlabel="allocated hours", ylabel="nodes that train, %", ylim=(0, 101), title=title)
-    axes.set_xlim(0, max(result.hours for result in results))
+    axes.set_xlim(0, figures.hours)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower center", ncols=2, frameon=False)
+    axes.legend(loc="lower center", frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -128,28 +124,25 @@ def _write(result: SimulationResult, out: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}; choose another folder") from error
     paths = [out / name for name in FILES]
-    over_time = {name: policy.busy for name, policy in result.policies.items()}
-    write_json(paths[0], json.loads(json.dumps({**result.to_json(), "utilisation over time": over_time})))
+    whole = {**result.to_json(), "utilisation over time": result.figures.busy}
+    write_json(paths[0], json.loads(json.dumps(whole)))
     for path in paths[1:]:
-        picture(list(result.policies.values()), result.title, path)
+        picture(result.figures, result.title, path)
     return paths
 
 
 def _figures(value: dict[str, Any]) -> Table:
-    policies = value["policies"]
-    table = Table("simulated", *policies, title=value["title"], box=None, pad_edge=False)
-    for key in next(iter(policies.values())):
+    table = Table("simulated", "", title=value["title"], box=None, pad_edge=False)
+    for key, item in value["figures"].items():
         if key not in HIDDEN:
-            table.add_row(key, *(_cell(key, policy[key]) for policy in policies.values()))
+            table.add_row(key, _cell(key, item))
     return table
 
 
 def _causes(value: dict[str, Any]) -> Table:
-    policies = value["policies"]
-    table = Table("simulated node-hours", *policies, box=None, pad_edge=False)
-    for cause in next(iter(policies.values()))["node-hours"]:
-        cells = [(p["node-hours"][cause], p["allocated node-hours"]) for p in policies.values()]
-        table.add_row(cause, *(f"{hours:,.0f} ({hours / max(whole, 1e-12):.2%})" for hours, whole in cells))
+    table, whole = Table("simulated node-hours", "", box=None, pad_edge=False), value["figures"]["allocated node-hours"]
+    for cause, hours in value["figures"]["node-hours"].items():
+        table.add_row(cause, f"{hours:,.0f} ({hours / max(whole, 1e-12):.2%})")
     return table
 
 

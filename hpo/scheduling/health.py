@@ -1,7 +1,7 @@
 """Health of nodes: strikes, probes, quarantine and probation.
 
 A node that was part of a machine fault is probed before it is used again. At the second strike, or after a failed probe, it
-stays out for a time that doubles. What one bad node explains is not held against the others that worked with it.
+stays out for ``QUARANTINE``. What one bad node explains is not held against the others that worked with it.
 """
 
 import math
@@ -17,11 +17,11 @@ from hydragnn.hpo.scheduling.state import State, Trial
 STRIKES = 2
 """So many attempts that a node disturbs before it is out, however well it answers probes."""
 
-BACK_OFF = 30.0
-"""Seconds of the first quarantine."""
+QUARANTINE = 120.0
+"""Seconds until a node that is out is probed again."""
 
-LONGEST = 3600.0
-"""Seconds of the longest quarantine."""
+WAIT = 30.0
+"""Seconds for which a node lets another one of the same fault go first."""
 
 FEW = 8
 """So many nodes that failed together come back one at a time; more of them would be missed."""
@@ -82,10 +82,10 @@ def clear_strikes(state: State, slots: tuple[str, ...]) -> None:
             state.put_node(name, replace(node, strikes=strikes) if strikes else None)
 
 
-def apply_probe(state: State, event: Probed, now: float) -> list[Action]:
+def apply_probe(state: State, event: Probed, now: float) -> None:
     """Take a node back, or take it out."""
     if event.node not in state.nodes:
-        return []
+        return
     if not event.healthy:
         if state.health.get(event.node, Node()).status != "quarantined":
             _quarantine(state, event.node, now, event.message)
@@ -94,7 +94,6 @@ def apply_probe(state: State, event: Probed, now: float) -> list[Action]:
         _compare_speed(state, event.node, event.seconds, now)
     else:
         _take_back(state, event.node, now)
-    return []
 
 
 def _take_back(state: State, name: str, now: float) -> None:
@@ -110,8 +109,8 @@ def _take_back(state: State, name: str, now: float) -> None:
         _quarantine(state, name, now, "attempts keep failing on it")
     elif node.status != "quarantined":
         message = "it waits until a node that failed with it is in use"
-        state.put_node(name, replace(node, status="quarantined", until=now + BACK_OFF, message=message))
-        state.set(due=min(state.due, now + BACK_OFF))
+        state.put_node(name, replace(node, status="quarantined", until=now + WAIT, message=message))
+        state.set(due=min(state.due, now + WAIT))
 
 
 def _compare_speed(state: State, name: str, seconds: float, now: float) -> None:
@@ -203,9 +202,8 @@ def _start_probe(state: State, name: str, now: float) -> Probe:
 
 def _quarantine(state: State, name: str, now: float, message: str, earliest: float = 0.0) -> None:
     node = state.health.get(name, Node())
-    until = max(earliest, now + min(LONGEST, BACK_OFF * 2.0 ** min(node.spells, 10)))
-    spells = node.spells + (state.trouble.since == math.inf)  # during an outage a failed probe proves nothing
-    _hold_back(state, name, replace(node, status="quarantined", until=until, spells=spells, message=message))
+    until = max(earliest, now + QUARANTINE)
+    _hold_back(state, name, replace(node, status="quarantined", until=until, spells=node.spells + 1, message=message))
 
 
 def _hold_back(state: State, name: str, node: Node) -> None:

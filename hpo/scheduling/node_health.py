@@ -38,7 +38,7 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     until: float = 0.0
     """When the quarantine ends, or a probe counts as failed."""
     spells: int = 0
-    """Quarantines so far; each is twice as long as the one before."""
+    """Quarantines so far."""
     message: str = ""
     seconds: float = 0.0
     """Duration of the fixed work of its last probe; 0: not reported."""

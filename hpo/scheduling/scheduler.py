@@ -91,9 +91,8 @@ def _dispatch(state: State, event: Event, now: float) -> list[Action]:
         case Failed():
             return _on_failed(state, event, now)
         case Probed():
-            actions = health.apply_probe(state, event, now)
-            trouble.note_probe(state, event.healthy)
-            return [*actions, *_stop_if_hopeless(state, now)]
+            health.apply_probe(state, event, now)
+            return _stop_if_hopeless(state, now)
         case Stopping():
             return _stop(state, event.ending, event.reason)
         case Tick():
@@ -254,8 +253,7 @@ def _settle_failure(state: State, trial: Trial, kind: FailureKind, in_trouble: b
     stopped = bool(trial.cancelled)
     if in_trouble:
         put_in_line(state, replace(trial, trouble=state.trouble.number))
-    elif kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or trouble.is_bad_luck(state, trial)):
-        state.set(disturbed=state.disturbed + (not stopped))
+    elif kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries):
         put_in_line(state, replace(trial, faults=trial.faults + (not stopped)))
     elif (
         kind == "out_of_memory" and trial.micro_batches < MOST_PARTS and "parallel.micro_batches" not in trial.values

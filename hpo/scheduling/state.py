@@ -120,14 +120,10 @@ class Trouble(Struct, frozen=True, kw_only=True):
     """How many troubles there were, this one included."""
     since: float = math.inf
     """When it began; infinite where the machine is in order."""
-    spells: int = 0
-    """Troubles in a row, this one included, without an attempt in between that was seen to work."""
     first: int = 0
     """The turn of the first attempt after it began, or after it ended."""
     until: float = -math.inf
     """Nothing starts before."""
-    probes: int = 0
-    """Failed probes in a row; once they are enough, those that succeeded in a row after them are added."""
 
 
 class State(Struct, kw_only=True, eq=False):
@@ -172,8 +168,6 @@ class State(Struct, kw_only=True, eq=False):
     """Which one it is."""
     starts: int = 0
     """Attempts so far."""
-    disturbed: int = 0
-    """Those of them that faults of the machine ended, outside of its troubles."""
     trouble: Trouble = field(default_factory=Trouble)
     due: float = math.inf
     """Before this moment the clock alone changes nothing about attempts and nodes."""
@@ -423,6 +417,7 @@ READERS: dict[str, Callable[[State, Raw], None]] = {
     "waiting": _edit_waiting,
     "free": lambda state, text: state.free.apply(FREE.decode(text)),
     **{name: _member_reader(name, hint) for name, hint in get_type_hints(State).items() if name in MEMBERS},
+    "disturbed": lambda state, text: None,  # of 0.2.0
 }
 """Readers of all changes by name."""
 

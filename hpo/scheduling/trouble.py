@@ -2,7 +2,7 @@
 
 A failure that names no node and gained no epoch is news about its trial and its nodes as long as others get through. Half of the
 attempts started in a row, on different nodes, are no accident: nothing starts for a pause, then a few attempts at a time try the
-machine again. One of them that shows progress ends the outage, and so do probes that failed in it and succeed again.
+machine again. One of them that shows progress ends the outage, and so does ``LONGEST``.
 """
 
 import math
@@ -15,14 +15,11 @@ from hydragnn.hpo.scheduling.state import State, Trial, Trouble, VainAttempt
 TOGETHER = 8
 """So many unexplained failures, among twice as many attempts started in a row, are an outage; half of those that can run at once, where that is less."""
 
-CHANCE = 0.01
-"""So many trials expected to meet as many faults in a row by chance say that one that does is nothing special."""
-
 PAUSE = 30.0
 """Seconds without a start after each failure in an outage; then ``TOGETHER`` attempts at most run at a time."""
 
 LONGEST = 1200.0
-"""Seconds of an outage after which all may start again, doubled for each in a row; before the first success: the end of hope."""
+"""Seconds of an outage after which all may start again; before the first success: the end of hope."""
 
 
 def note_failure(state: State, trial: Trial, event: Failed, now: float) -> bool:
@@ -63,50 +60,24 @@ def begin_trouble(state: State, now: float) -> None:
         if trial.status in ("waiting", "running"):
             faults = trial.faults if trial.trouble else max(0, trial.faults - 1)
             state.put_trial(replace(trial, trouble=number, faults=faults))
-    _pause(state, Trouble(number=number, since=now, spells=outage.spells + 1, first=state.starts), now)
-
-
-def is_bad_luck(state: State, trial: Trial) -> bool:
-    """Return True where chance explains a trial's faults in a row.
-
-    Then more than ``CHANCE`` trials of the campaign are expected to meet as many. Where most attempts are disturbed, or the
-    trial has three times its retries, luck is no reason.
-    """
-    faults = trial.faults + 1
-    share = max(0, state.disturbed - trial.faults) / max(1, state.starts - faults)
-    return share <= 0.5 and state.plan.trials * share**faults > CHANCE and faults <= 3 * state.plan.retries
+    _pause(state, Trouble(number=number, since=now, first=state.starts), now)
 
 
 def note_life(state: State, trial: Trial) -> None:
     """End the outage where an attempt that began after it shows progress."""
-    if state.trouble.spells and trial.turn >= state.trouble.first:
-        _end(state, 0)
-
-
-def note_probe(state: State, healthy: bool) -> None:
-    """End the outage once enough probes failed and half as many then succeeded."""
-    outage, enough = state.trouble, _num_together(state)
-    if outage.since == math.inf:
-        return
-    if outage.probes < enough:
-        probes = 0 if healthy else outage.probes + 1
-    else:
-        probes = outage.probes + 1 if healthy else enough
-    if 2 * (probes - enough) >= enough:
-        _end(state, 0)
-    else:
-        state.set(trouble=replace(outage, probes=probes))
+    if state.trouble.since < math.inf and trial.turn >= state.trouble.first:
+        _end(state)
 
 
 def follow_trouble(state: State, now: float) -> None:
     """End the outage after its longest time."""
-    if state.succeeded and now >= _longest_end(state):
-        _end(state, state.trouble.spells)
+    if state.succeeded and now >= state.trouble.since + LONGEST:
+        _end(state)
 
 
 def is_beyond_hope(state: State, now: float) -> bool:
     """Return True where nothing ever worked and the outage is too long."""
-    return not state.succeeded and now >= _longest_end(state)
+    return not state.succeeded and now >= state.trouble.since + LONGEST
 
 
 def num_startable(state: State, now: float) -> int:
@@ -120,11 +91,7 @@ def num_startable(state: State, now: float) -> int:
 
 def next_look(state: State, now: float) -> float:
     """Return when the clock alone changes something about an outage."""
-    return min((time for time in (state.trouble.until, _longest_end(state)) if time > now), default=math.inf)
-
-
-def _longest_end(state: State) -> float:
-    return state.trouble.since + LONGEST * 2.0 ** (state.trouble.spells - 1)
+    return min((time for time in (state.trouble.until, state.trouble.since + LONGEST) if time > now), default=math.inf)
 
 
 def _num_together(state: State) -> int:
@@ -137,5 +104,5 @@ def _pause(state: State, outage: Trouble, now: float) -> None:
     state.set(trouble=replace(outage, until=now + PAUSE), due=min(state.due, now + PAUSE))
 
 
-def _end(state: State, spells: int) -> None:
-    state.set(trouble=Trouble(number=state.trouble.number, spells=spells, first=state.starts))
+def _end(state: State) -> None:
+    state.set(trouble=Trouble(number=state.trouble.number, first=state.starts))

@@ -2,6 +2,6 @@
 
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import VirtualCampaign
-from hydragnn.hpo.simulation.policies import POLICIES, PolicyResult, compare_policies, final_training, scenario_of
-from hydragnn.hpo.simulation.population import Course, Population, drawn_population, recorded_population
+from hydragnn.hpo.simulation.courses import Course, drawn_courses
+from hydragnn.hpo.simulation.figures import Figures, figures_of, final_training, scenario_of
 from hydragnn.hpo.simulation.world import Scenario

@@ -33,14 +33,11 @@ class Assumptions(Settings):
         "queue_hours": _where("walltime_hours"),
     }
 
-    median_node_hours: float | None = Field(default=None, gt=0)
-    """Median node-hours of one full training.
-
-    128 (one hour on 128 nodes) where nothing is recorded.
-    """
+    median_node_hours: float = Field(default=128.0, gt=0)
+    """Median node-hours of one full training; 128 is one hour on 128 nodes."""
 
     cost_sigma: float = Field(default=0.8, ge=0)
-    """Spread of the logarithm of costs; recorded campaigns have their own."""
+    """Spread of the logarithm of costs."""
 
     scaling_nodes: float = Field(default=6826.0, gt=0)
     """Parallel efficiency of an epoch on p slots.

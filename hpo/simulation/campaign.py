@@ -173,7 +173,7 @@ class VirtualCampaign:
 
     def _proposal(self, trial: int) -> Proposed:
         """Return a configuration with a noisy estimate of its cost, if any."""
-        assumptions, course = self.world.assumptions, self.world.population(trial)
+        assumptions, course = self.world.assumptions, self.world.course_of(trial)
         draw = random.Random(f"estimate {self.world.seed} {trial}")
         is_estimated = self._measured >= assumptions.first_estimates
         work = course.work * draw.lognormvariate(0, assumptions.estimate_error)

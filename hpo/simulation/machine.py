@@ -1,4 +1,4 @@
-"""Faults of a simulated machine: functions of the seed, for every policy."""
+"""Faults of a simulated machine: functions of the seed."""
 
 import heapq
 import math

@@ -26,6 +26,7 @@ from hydragnn.hpo.scheduling.events import (
 )
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
+from hydragnn.hpo.simulation.courses import Course, CourseOf
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import (
     Fate,
@@ -36,7 +37,6 @@ from hydragnn.hpo.simulation.machine import (
     is_storm,
     node_faults,
 )
-from hydragnn.hpo.simulation.population import Course, Population
 from hydragnn.record import FailureKind
 
 TICK = 1.0  # seconds between looks at the clock; the real controller looks twice a second
@@ -48,7 +48,7 @@ class Scenario:
     """Scenario of a simulation."""
 
     plan: Plan
-    population: Population
+    course_of: CourseOf
     assumptions: Assumptions
     nodes: int
     shares: int
@@ -126,7 +126,7 @@ class World:
     """Nodes with their faults, attempts with their fates, reports with their times."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.assumptions, self.population = scenario.assumptions, scenario.population
+        self.assumptions, self.course_of = scenario.assumptions, scenario.course_of
         self.seed, self.num_nodes, self.hang_seconds = scenario.seed, scenario.nodes, scenario.hang_seconds
         self.grace, self.ledger = scenario.plan.grace, Ledger(shares=scenario.shares)
         self.now = 0.0
@@ -198,7 +198,7 @@ class World:
             self.violations.append(f"trial {action.trial} starts on slots in use")
         attempt = Attempt(
             action=action,
-            course=self.population(action.trial),
+            course=self.course_of(action.trial),
             fate=fate_of(self.assumptions, self.seed, action.trial, action.attempt),
             pace=Pace(assumptions=self.assumptions, slow=not self._slow.isdisjoint(nodes)),
             opened=self._begin,

@@ -319,7 +319,7 @@ def values_line(values: Point) -> str:
 
 
 def _trouble(state: State) -> dict[str, int | float | None] | None:
-    values = {key: getattr(state.trouble, key) for key in ("number", "spells", "since", "until")}
+    values = {key: getattr(state.trouble, key) for key in ("number", "since", "until")}
     return {key: value if math.isfinite(value) else None for key, value in values.items()} if values["number"] else None
 
 

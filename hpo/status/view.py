@@ -253,9 +253,8 @@ def _trouble_text(trouble: Mapping[str, int | float | None]) -> str:
     times, since, until = f"{trouble['number']} time(s) so far", trouble["since"], trouble["until"]
     if since is None:
         return f"in order; in trouble {times}, for which no trial and no node was blamed"
-    row = f", {trouble['spells']} in a row" if (trouble["spells"] or 0) > 1 else ""
     pause = "" if until is None else f"; no start before {_moment(until)}, then a few attempts try it"
-    return f"in trouble since {_moment(since)} ({times}{row}){pause}"
+    return f"in trouble since {_moment(since)} ({times}){pause}"
 
 
 def _moment(seconds: float) -> str:

@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.simulation import Assumptions, PolicyResult, compare_policies, final_training, scenario_of
+from hydragnn.hpo.simulation import Assumptions, Figures, figures_of, final_training, scenario_of
 from tests.benchmarks.static_practice import equal_final_training, static_practice
 
 CAMPAIGN: dict[str, Any] = {
@@ -101,7 +101,7 @@ def acceptance(seeds: int) -> None:
     for seed in range(seeds):
         begin = time.perf_counter()
         scenario = scenario_of(settings, Assumptions(), nodes=9408, seed=seed)
-        ours, static = compare_policies(scenario, ["adaptive"], 6.0)[0], static_practice(scenario, 6.0)
+        ours, static = figures_of(scenario, 6.0), static_practice(scenario, 6.0)
         wall = time.perf_counter() - begin
         kind = static_practice(scenario_of(settings, NO_HOLES, nodes=9408, seed=seed), 6.0)
         machines = [scenario_of(settings, cost, nodes=2560, seed=seed) for cost in FINAL_COSTS]
@@ -122,7 +122,7 @@ def troubles(seeds: int) -> bool:
         assumptions, results = Assumptions.model_validate(assume), []
         for seed in range(seeds):
             scenario = scenario_of(settings, assumptions, nodes=9408, seed=seed)
-            results.append(compare_policies(scenario, ["adaptive"], 6.0)[0])
+            results.append(figures_of(scenario, 6.0))
         goodputs = [result.goodput for result in results]
         lost, told = sum(result.lost for result in results), sum(result.false_failures for result in results)
         broken = sum(len(result.violations) for result in results)
@@ -135,7 +135,7 @@ def troubles(seeds: int) -> bool:
     return good
 
 
-def _row(seed: int, ours: PolicyResult, static: PolicyResult, kind: PolicyResult, wall: float) -> dict[str, float]:
+def _row(seed: int, ours: Figures, static: Figures, kind: Figures, wall: float) -> dict[str, float]:
     return {
         "seed": seed,
         "goodput": round(ours.goodput, 4),
@@ -151,7 +151,7 @@ def _row(seed: int, ours: PolicyResult, static: PolicyResult, kind: PolicyResult
     }
 
 
-def _final_row(*costs: Sequence[PolicyResult]) -> dict[str, float]:
+def _final_row(*costs: Sequence[Figures]) -> dict[str, float]:
     row: dict[str, float] = {}
     for assumptions, (ours, static) in zip(FINAL_COSTS, costs):
         name = f"final training at {assumptions.median_node_hours:g} node-hours"
@@ -185,7 +185,7 @@ def storms(faults: int, nodes: int, processes: int) -> bool:
     raise AssertionError("seeds do not end")
 
 
-def storm(seed: int, nodes: int) -> PolicyResult:
+def storm(seed: int, nodes: int) -> Figures:
     """One campaign on a machine that breaks all the time; budget, sizes, retries and pruning change with the seed."""
     table = {**CAMPAIGN, "train": {"epochs": 27}, "search": {**CAMPAIGN["search"], "rungs": [3, 9]}}
     scenario = scenario_of(campaign_settings(table, Path("CAMPAIGN.toml")), STORM, nodes=nodes, seed=seed)
@@ -193,7 +193,7 @@ def storm(seed: int, nodes: int) -> PolicyResult:
     sizes = ((1, 1), (1, 8), (2, 4))[seed % 3]
     plan = replace(scenario.plan, min_slots=sizes[0], max_slots=sizes[1], max_node_seconds=budget)
     plan = replace(plan, retries=3 if seed % 2 else 1_000_000, reduction=1 if seed % 5 == 4 else 3)
-    return compare_policies(replace(scenario, plan=plan), ["adaptive"], 6.0)[0]
+    return figures_of(replace(scenario, plan=plan), 6.0)
 
 
 def main() -> None:

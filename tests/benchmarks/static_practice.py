@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish
+from hydragnn.hpo.simulation.courses import Course, CourseOf
+from hydragnn.hpo.simulation.figures import Figures, best_of, common_figures, final_scenario
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import (
     Fate,
@@ -22,8 +24,6 @@ from hydragnn.hpo.simulation.machine import (
     is_storm,
     node_faults,
 )
-from hydragnn.hpo.simulation.policies import PolicyResult, best_of, common_figures, final_scenario
-from hydragnn.hpo.simulation.population import Course, Population
 from hydragnn.hpo.simulation.world import Scenario
 
 MACHINE = "lost to machine faults"
@@ -53,7 +53,7 @@ class StaticPractice:
     """Trials of ``width`` nodes each, one after the other."""
 
     assumptions: Assumptions
-    population: Population
+    course_of: CourseOf
     ledger: Ledger
     nodes: int
     seed: int
@@ -127,7 +127,7 @@ class StaticPractice:
             self.trials += 1
 
     def _job(self, trial: int, nodes: tuple[int, ...], now: float) -> Job:
-        a, fate, course = self.assumptions, fate_of(self.assumptions, self.seed, trial, 1), self.population(trial)
+        a, fate, course = self.assumptions, fate_of(self.assumptions, self.seed, trial, 1), self.course_of(trial)
         starts = now + random.Random(f"sleep {self.seed} {trial}").uniform(0, self.longest_sleep)
         trains = starts + fate.startup
         dead = any(self._died.get(node, math.inf) <= starts for node in nodes)
@@ -173,7 +173,7 @@ class StaticPractice:
         return min(endings, key=lambda ending: ending[0])
 
     def _end(self, job: Job, now: float, offset: float) -> None:
-        course = self.population(job.trial)
+        course = self.course_of(job.trial)
         if job.cause is None:
             self.finishes.append(Finish(seconds=now + offset, trial=job.trial, value=course.final))
         elif job.cause in ("lost_node", "launch", "preempted"):
@@ -186,7 +186,7 @@ class StaticPractice:
 
     def _book(self, job: Job, now: float, lost: str, offset: float) -> None:
         """Write a job's node-seconds into the ledger; useful is a trial that came to its end, finished or failed by itself."""
-        ledger, width, course = self.ledger, self.slots, self.population(job.trial)
+        ledger, width, course = self.ledger, self.slots, self.course_of(job.trial)
         self._uncount_dead(job, now)
         starts = min(now, job.starts)
         ledger.waste("waiting to start", width * (starts - job.assigned))
@@ -220,24 +220,24 @@ class StaticPractice:
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
 
-def static_practice(scenario: Scenario, hours: float) -> PolicyResult:
+def static_practice(scenario: Scenario, hours: float) -> Figures:
     """Return the figures of equal trials from a queue; a small machine is given to one trial as a whole."""
     practice = StaticPractice(
         assumptions=scenario.assumptions,
-        population=scenario.population,
+        course_of=scenario.course_of,
         ledger=Ledger(shares=scenario.shares),
         nodes=scenario.nodes,
         seed=scenario.seed,
         width=min(WIDTH, scenario.nodes),
     )
     practice.run(hours)
-    return _result(practice, best_of(scenario.population, scenario.assumptions.best_of))
+    return _result(practice, best_of(scenario.course_of, scenario.assumptions.best_of))
 
 
-def equal_final_training(scenario: Scenario, members: int) -> PolicyResult:
+def equal_final_training(scenario: Scenario, members: int) -> Figures:
     """Return the figures of a final training by equal jobs side by side."""
     scenario = final_scenario(scenario, members)
-    return _result(equal_jobs(scenario, members), best_of(scenario.population, members))
+    return _result(equal_jobs(scenario, members), best_of(scenario.course_of, members))
 
 
 def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
@@ -246,7 +246,7 @@ def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
     slots, ledger = width * scenario.shares, Ledger(shares=scenario.shares)
     practice = StaticPractice(
         assumptions=scenario.assumptions,
-        population=scenario.population,
+        course_of=scenario.course_of,
         ledger=ledger,
         nodes=scenario.nodes,
         seed=scenario.seed,
@@ -255,7 +255,7 @@ def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
     )
     free_at = [0.0] * (scenario.nodes // width)
     for trial in range(members):
-        course, begin = scenario.population(trial), heapq.heappop(free_at)
+        course, begin = scenario.course_of(trial), heapq.heappop(free_at)
         trains = begin + scenario.assumptions.startup_seconds
         end = trains + course.epochs * course.epoch_seconds(slots)
         heapq.heappush(free_at, end)
@@ -268,10 +268,9 @@ def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
     return practice
 
 
-def _result(practice: StaticPractice, target: float) -> PolicyResult:
+def _result(practice: StaticPractice, target: float) -> Figures:
     """The figures of the static practice."""
-    return PolicyResult(
-        policy="static",
+    return Figures(
         **common_figures(practice.ledger, practice.nodes, practice.finishes, target),
         trials=practice.trials,
         finished=len(practice.finishes),

@@ -17,7 +17,7 @@ from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
 LATER_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "nodes strike out at once, for long": lambda patch: (
         patch.setattr(health, "STRIKES", 1),
-        patch.setattr(health, "BACK_OFF", 4000.0),
+        patch.setattr(health, "QUARANTINE", 4000.0),
     )[0],
     "new trials first": lambda patch: patch.setattr(filling, "ready_trials", new_ones_first),
     "every trial gets all it can use": lambda patch: patch.setattr(

@@ -13,20 +13,20 @@ from typer.testing import CliRunner
 
 import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.hpo import CampaignSettings, LocalLauncher, run_search
+from hydragnn.hpo import CampaignSettings
 from hydragnn.hpo.scheduling.events import Cancel, Event, Failed, Launched, Plan, Progressed, Reached, Start, Tick
 from hydragnn.hpo.simulation import (
     Assumptions,
     Course,
-    PolicyResult,
+    Figures,
     Scenario,
     VirtualCampaign,
-    compare_policies,
+    figures_of,
     final_training,
 )
+from hydragnn.hpo.simulation.courses import drawn_courses
+from hydragnn.hpo.simulation.figures import campaign_figures
 from hydragnn.hpo.simulation.machine import fate_of, node_faults
-from hydragnn.hpo.simulation.policies import adaptive_result
-from hydragnn.hpo.simulation.population import drawn_population, recorded_population
 from hydragnn.hpo.simulation.world import World
 from hydragnn.scripts.cli import app
 
@@ -66,7 +66,7 @@ def scenario(assumptions: Assumptions, *, nodes: int = 64, seed: int = 1, **plan
     asked = {"trials": 10_000, "rungs": (2, 6, 18), "retries": 8, "max_slots": 8, **plan}
     return Scenario(
         plan=Plan(**asked),
-        population=drawn_population(assumptions, asked["rungs"][-1], seed),
+        course_of=drawn_courses(assumptions, asked["rungs"][-1], seed),
         assumptions=assumptions,
         nodes=nodes,
         shares=1,
@@ -75,22 +75,22 @@ def scenario(assumptions: Assumptions, *, nodes: int = 64, seed: int = 1, **plan
     )
 
 
-def figures(result: PolicyResult) -> dict[str, Any]:
+def figures(result: Figures) -> dict[str, Any]:
     """Everything but the wall time of decisions."""
     return {**result.to_json(), "milliseconds per decision": None, "busy": result.busy}
 
 
 def test_equal_seeds_give_equal_figures_and_other_seeds_others() -> None:
     machines = (scenario(STORM, nodes=16, seed=seed) for seed in (1, 1, 2))
-    first, again, other = (compare_policies(machine, ["adaptive"], 0.7)[0] for machine in machines)
+    first, again, other = (figures_of(machine, 0.7) for machine in machines)
     assert figures(first) == figures(again) != figures(other)
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "no pruning"])
+@pytest.mark.parametrize("reduction", [3, 1], ids=["pruning", "no pruning"])
 @pytest.mark.parametrize("assumptions", [CALM, STORM], ids=["calm", "storm"])
-def test_every_node_hour_is_accounted_for_once(policy: str, assumptions: Assumptions) -> None:
+def test_every_node_hour_is_accounted_for_once(reduction: int, assumptions: Assumptions) -> None:
     assumptions = assumptions.model_copy(update={"median_node_hours": 0.5, "walltime_hours": 0.4})
-    result = compare_policies(scenario(assumptions, nodes=16), [policy], 0.7)[0]
+    result = figures_of(scenario(assumptions, nodes=16, reduction=reduction), 0.7)
     assert sum(result.node_hours.values()) == pytest.approx(16 * result.hours)
     assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
     assert fmean(result.busy) == pytest.approx(result.utilisation)
@@ -99,7 +99,7 @@ def test_every_node_hour_is_accounted_for_once(policy: str, assumptions: Assumpt
 
 
 def test_on_a_perfect_machine_only_the_end_is_idle() -> None:
-    result = compare_policies(scenario(CALM, nodes=8, max_slots=1), ["adaptive"], 4.0)[0]
+    result = figures_of(scenario(CALM, nodes=8, max_slots=1), 4.0)
     assert all(hours < 1e-6 for cause, hours in result.node_hours.items() if cause not in ("useful", "idle", "saving"))
     assert result.goodput > 0.98
     assert result.faults == {}
@@ -121,7 +121,7 @@ def test_troubles_that_come_together_lose_no_trial_and_tell_the_sampler_nothing(
     busy = scenario(assumptions, nodes=96, retries=3)
     campaign = VirtualCampaign(busy)
     campaign.run(1.0)
-    result = adaptive_result("adaptive", campaign, math.inf)
+    result = campaign_figures(campaign, math.inf)
     assert (result.lost, result.false_failures, result.violations) == (0, 0, [])
     assert result.finished > 0
     assert sum(result.node_hours.values()) == pytest.approx(96)
@@ -131,11 +131,11 @@ def test_troubles_that_come_together_lose_no_trial_and_tell_the_sampler_nothing(
 def test_a_stall_costs_its_own_time_and_slow_nodes_hardly_more_than_their_absence() -> None:
     plan = Plan(trials=100_000, rungs=(10, 30, 100), finalists=5, min_slots=8, max_slots=64, grace=30.0, moves=True)
 
-    def simulated(**changes: float) -> PolicyResult:
+    def simulated(**changes: float) -> Figures:
         assumptions = Assumptions(**changes)
         one = replace(scenario(assumptions, nodes=800, seed=0), plan=plan, hang_seconds=240.0)
-        one = replace(one, population=drawn_population(assumptions, 100, 0, 1))
-        return compare_policies(one, ["adaptive"], 6.0)[0]
+        one = replace(one, course_of=drawn_courses(assumptions, 100, 0))
+        return figures_of(one, 6.0)
 
     calm, stalled, slowed = simulated(), simulated(stall_minutes=5.0), simulated(slow_nodes=0.01)
     for troubled, cause, own, points in ((stalled, "stalls", 25 / 360, 0.01), (slowed, "slow nodes", 0.0, 0.015)):
@@ -166,7 +166,7 @@ def test_a_campaign_goes_on_in_the_next_allocation_until_its_trials_are_done() -
     campaign.run(100.0)
     assert campaign.state.ending == "finished"
     assert campaign.world.violations == []
-    result = adaptive_result("adaptive", campaign, math.inf)
+    result = campaign_figures(campaign, math.inf)
     assert result.trials == 20 == result.finished + result.pruned + result.failed + result.lost
     assert result.hours < 100
 
@@ -201,7 +201,7 @@ def lone_world(assumptions: Assumptions, *, nodes: int = 2, work: float = 100.0)
     """A machine with one kind of trial: ten epochs of ``work`` seconds on one slot."""
     course = Course(work=work, scaling=math.inf, curve=tuple(1 / (epoch + 1) for epoch in range(10)))
     machine = scenario(assumptions, nodes=nodes, seed=0)
-    world = World(replace(machine, population=lambda _: course))
+    world = World(replace(machine, course_of=lambda _: course))
     world.open(0, 0.0, 0.0)
     return world
 
@@ -288,27 +288,13 @@ def test_the_scheduler_is_never_told_the_true_cost() -> None:
     for trial in range(50):
         proposal = campaign._proposal(trial)
         assert proposal.work is not None
-        assert 0.001 < abs(math.log(proposal.work / campaign.world.population(trial).work)) < 1.5
+        assert 0.001 < abs(math.log(proposal.work / campaign.world.course_of(trial).work)) < 1.5
 
 
 def test_a_final_training_of_unequal_members_keeps_the_nodes_busy() -> None:
     result = final_training(scenario(CALM, nodes=640, rungs=(100,)), 5, 100.0)
     assert (result.finished, result.violations) == (5, [])
     assert result.utilisation > 0.9
-
-
-def test_recorded_campaigns_bring_their_curves_and_costs(
-    settings: Settings, fake_launcher: Callable[..., LocalLauncher], tmp_path: Path
-) -> None:
-    run_search(settings(), tmp_path / "c", launcher=fake_launcher())
-    courses = recorded_population(tmp_path / "c", "valid/loss", Assumptions(), 6, 0)
-    complete = [courses(number) for number in range(9)]
-    assert all(course.epochs == 6 for course in complete)
-    assert all(course.work == pytest.approx(0.1) for course in complete)  # what the stand-in records
-    assert courses(9) != courses(10)
-    assert courses(9) == recorded_population(tmp_path / "c", "valid/loss", Assumptions(), 6, 0)(9)
-    scaled = recorded_population(tmp_path / "c", "valid/loss", Assumptions(median_node_hours=2.0), 6, 0)
-    assert scaled(0).work == pytest.approx(2.0 * 3600 / 6)
 
 
 CAMPAIGN = """
@@ -345,26 +331,20 @@ def test_the_command_says_simulated_wherever_it_shows_a_figure(tmp_path: Path) -
         assert table in shown.output
     assert "simulated campaign" in (tmp_path / "out" / "utilisation.svg").read_text()
     assert (tmp_path / "out" / "utilisation.png").stat().st_size > 1000
-    value = json.loads(CliRunner().invoke(app, [*command, "--policy", "adaptive", "--json"]).output)
+    value = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
     assert value["simulated"] is True
     assert value["title"].startswith("simulated")
-    assert list(value["policies"]) == ["adaptive"]
     saved = json.loads((tmp_path / "out" / "simulated.json").read_text())
-    saved["policies"]["adaptive"]["milliseconds per decision"] = value["policies"]["adaptive"][
-        "milliseconds per decision"
-    ]
-    assert saved["policies"]["adaptive"] == value["policies"]["adaptive"]
+    for one in (saved, value):
+        del one["figures"]["milliseconds per decision"]
+    assert saved["figures"] == value["figures"]
     assert saved["title"].startswith("simulated")
 
 
 def test_bad_input_is_one_sentence_with_the_next_move(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(CAMPAIGN)
-    with pytest.raises(InputError, match="unknown policy adaptiv; did you mean adaptive"):
-        hydragnn.simulate(path, nodes=10, hours=0.1, policies=["adaptiv"])
     with pytest.raises(InputError, match="unknown key node_mtbf_hour; did you mean node_mtbf_hours"):
         hydragnn.simulate(path, nodes=10, hours=0.1, assume=["node_mtbf_hour=3"])
     with pytest.raises(InputError, match="the machine has 4; raise --nodes"):
         hydragnn.simulate(path, nodes=4, hours=0.1, overrides=["search.nodes_per_trial=8"])
-    with pytest.raises(InputError, match=r"is not a campaign|does not exist|no campaign"):
-        hydragnn.simulate(path, nodes=10, from_campaign=tmp_path / "none")

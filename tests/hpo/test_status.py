@@ -79,10 +79,10 @@ def test_a_machine_in_trouble_is_told_with_since_when_and_how_often(folder: Path
     follower.update()
     assert follower.status().trouble is None
     state = follower.builder.state
-    state.trouble = Trouble(number=2, spells=1, since=50.0, until=80.0)
-    assert follower.status().trouble == {"number": 2, "spells": 1, "since": 50.0, "until": 80.0}
+    state.trouble = Trouble(number=2, since=50.0, until=80.0)
+    assert follower.status().trouble == {"number": 2, "since": 50.0, "until": 80.0}
     state.trouble = Trouble(number=2)
-    assert follower.status().trouble == {"number": 2, "spells": 0, "since": None, "until": None}
+    assert follower.status().trouble == {"number": 2, "since": None, "until": None}
     json.dumps(follower.status().to_json(), allow_nan=False)
 
 

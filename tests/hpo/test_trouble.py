@@ -1,7 +1,6 @@
 """Faults that come together over nodes are one fault of the machine: starts pause, no trial is lost, no node is blamed."""
 
 import math
-import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -58,15 +57,6 @@ def test_a_storm_of_failing_launches_loses_no_trial_and_no_node(count: int, size
     assert works_again <= end + PAUSE + FAILING
 
 
-def test_probes_that_saw_a_storm_and_see_it_no_more_end_it_before_any_attempt_shows_its_life() -> None:
-    """Probes take a second here, and attempts 500 to their first sign."""
-    plan = Plan(trials=60, rungs=(1,))
-    campaign = Stormy(plan, nodes(40), work=lambda trial: 500.0, storms=((0.0, 600.0),)).run()
-    assert campaign.outcomes == {"finished": 60}
-    back = sorted(now for now, _ in campaign.starts if now >= 600.0)
-    assert back[30] <= 600.0 + PAUSE + 2.0, "all begin again with the first round of probes that are answered well"
-
-
 def test_probes_that_find_nothing_in_a_storm_do_not_end_it() -> None:
     @dataclass
     class Blind(Stormy):
@@ -98,36 +88,6 @@ def test_trials_that_can_never_start_are_given_up_among_those_that_can() -> None
     assert campaign.state.ending == "finished"
     assert {number for number, outcome in campaign.settled.items() if outcome == "lost"} == hopeless
     assert campaign.outcomes["finished"] == 40
-
-
-@dataclass
-class Unreliable(Clockwork):
-    """One launch in eight fails by chance; those of trial 7 fail so many times first."""
-
-    share: float = 0.0
-    unlucky: int = 0
-    chance: random.Random = field(default_factory=lambda: random.Random(0), init=False)
-    tries: int = field(default=0, init=False)
-
-    def train(self, start: Start) -> None:
-        own = start.trial == 7
-        self.tries += own
-        if self.tries <= self.unlucky if own else self.chance.random() < self.share:
-            self.later(FAILING, Failed(trial=start.trial, attempt=start.attempt, kind="launch", message="no answer"))
-        else:
-            super().train(start)
-
-
-@pytest.mark.parametrize(
-    ("share", "unlucky", "lost", "tries"), [(0.125, 4, 0, 5), (0.125, 99, 1, 5), (0.0, 99, 1, 4), (0.0, 3, 0, 4)]
-)
-def test_a_trial_is_given_up_where_chance_does_not_explain_its_faults(
-    share: float, unlucky: int, lost: int, tries: int
-) -> None:
-    plan = Plan(trials=300, rungs=(1,), retries=3)
-    campaign = Unreliable(plan, nodes(30), work=lambda trial: 60.0, share=share, unlucky=unlucky).run()
-    assert (campaign.outcomes.get("lost", 0), campaign.tries) == (lost, tries)
-    assert campaign.outcomes["finished"] == 300 - lost
 
 
 def test_an_end_that_is_reported_twice_or_late_counts_once() -> None:

@@ -1,43 +1,29 @@
-"""Policies on a simulated machine: the scheduler, and its variants."""
+"""Figures of a simulated search or final training."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.preflight import plan_of
-from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish, VirtualCampaign
+from hydragnn.hpo.simulation.courses import CourseOf, drawn_courses
 from hydragnn.hpo.simulation.ledger import Ledger
-from hydragnn.hpo.simulation.population import Population, drawn_population, recorded_population
 from hydragnn.hpo.simulation.world import Scenario
 
 BINS = 180
 """Points of the picture of utilisation."""
 
-FIXED = 128
-"""Nodes of every trial under the policy of that name."""
-
-POLICIES: dict[str, Callable[[Plan], Plan]] = {
-    "adaptive": lambda plan: plan,
-    "no pruning": lambda plan: replace(plan, reduction=1),
-    "fixed size": lambda plan: replace(plan, min_slots=FIXED, max_slots=FIXED),
-    "no retries": lambda plan: replace(plan, retries=0),
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyResult:
-    """Figures of one policy, all of them simulated."""
+class Figures:
+    """Figures of a campaign, all of them simulated."""
 
-    policy: str
     hours: float
     """Allocated hours, queues left out."""
     node_hours: dict[str, float]
@@ -93,10 +79,8 @@ class PolicyResult:
         }
 
 
-def scenario_of(
-    settings: CampaignSettings, assumptions: Assumptions, *, nodes: int, seed: int, recorded: Path | None = None
-) -> Scenario:
-    """Return the simulated campaign of a file, with ``recorded`` trials if any."""
+def scenario_of(settings: CampaignSettings, assumptions: Assumptions, *, nodes: int, seed: int) -> Scenario:
+    """Return the simulated campaign of a file."""
     search = settings.search
     plan, shares = plan_of(settings), max(search.trials_per_node, search.trials_per_device)
     if plan.min_slots > nodes:
@@ -104,14 +88,9 @@ def scenario_of(
             f"search.nodes_per_trial: a trial needs {plan.min_slots} nodes, the machine has {nodes}; raise --nodes, or set "
             f"search.nodes_per_trial={nodes}"
         )
-    epochs = plan.rungs[-1]
-    if recorded is None:
-        population = drawn_population(assumptions, epochs, seed, shares)
-    else:
-        population = recorded_population(recorded, search.objective, assumptions, epochs, seed)
     return Scenario(
         plan=replace(plan, moves=True, max_slots=min(plan.max_slots, nodes * shares)),
-        population=population,
+        course_of=drawn_courses(assumptions, plan.rungs[-1], seed, shares),
         assumptions=assumptions,
         nodes=nodes,
         shares=shares,
@@ -120,25 +99,21 @@ def scenario_of(
     )
 
 
-def compare_policies(scenario: Scenario, policies: Sequence[str], hours: float) -> list[PolicyResult]:
-    """Return the figures of every policy after ``hours``."""
-    for name in policies:
-        if name not in POLICIES:
-            raise InputError(f"unknown policy {name}; {nearest(name, list(POLICIES))}")
-    target = best_of(scenario.population, scenario.assumptions.best_of)
-    return [_result(name, replace(scenario, plan=POLICIES[name](scenario.plan)), hours, target) for name in policies]
+def figures_of(scenario: Scenario, hours: float) -> Figures:
+    """Return the figures of a search after ``hours``."""
+    return _run(scenario, hours, best_of(scenario.course_of, scenario.assumptions.best_of))
 
 
-def final_training(scenario: Scenario, members: int, hours: float) -> PolicyResult:
+def final_training(scenario: Scenario, members: int, hours: float) -> Figures:
     """Return the figures of a final training in one allocation."""
     scenario = final_scenario(scenario, members)
-    return _result("adaptive", scenario, hours, best_of(scenario.population, members))
+    return _run(scenario, hours, best_of(scenario.course_of, members))
 
 
 def final_scenario(scenario: Scenario, members: int) -> Scenario:
     """Return the scenario of training the first ``members`` sound configurations."""
     assumptions, epochs = scenario.assumptions, scenario.plan.rungs[-1]
-    courses = list(islice((c for k in count() if isfinite((c := scenario.population(k)).final)), members))
+    courses = list(islice((c for k in count() if isfinite((c := scenario.course_of(k)).final)), members))
     plan = replace(
         scenario.plan, trials=members, rungs=(epochs,), reduction=1, finalists=members, max_slots=scenario.slots
     )
@@ -146,18 +121,17 @@ def final_scenario(scenario: Scenario, members: int) -> Scenario:
     return replace(
         scenario,
         plan=plan,
-        population=[replace(course, micro_batches=1) for course in courses].__getitem__,
+        course_of=[replace(course, micro_batches=1) for course in courses].__getitem__,
         assumptions=assumptions.model_copy(update=estimates),
     )
 
 
-def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> PolicyResult:
+def campaign_figures(campaign: VirtualCampaign, target: float) -> Figures:
     """Return the figures of a campaign; ``target`` counts as best."""
     statuses = [trial.status for trial in campaign.state.trials.values()]
     ledger, world, seconds = campaign.world.ledger, campaign.world, campaign.decision_seconds
     marks = {"median": 0.5, "p99": 0.99, "largest": 1.0}
-    return PolicyResult(
-        policy=name,
+    return Figures(
         **common_figures(ledger, world.num_nodes, campaign.finishes, target),
         trials=len(statuses),
         finished=statuses.count("finished"),
@@ -172,9 +146,9 @@ def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> Poli
     )
 
 
-def best_of(population: Population, count: int) -> float:
+def best_of(course_of: CourseOf, count: int) -> float:
     """Return the best objective of the first ``count`` configurations."""
-    return min(population(number).final for number in range(count))
+    return min(course_of(number).final for number in range(count))
 
 
 def common_figures(ledger: Ledger, nodes: int, finishes: list[Finish], target: float) -> dict[str, Any]:
@@ -192,7 +166,7 @@ def common_figures(ledger: Ledger, nodes: int, finishes: list[Finish], target: f
     }
 
 
-def _result(name: str, scenario: Scenario, hours: float, target: float) -> PolicyResult:
+def _run(scenario: Scenario, hours: float, target: float) -> Figures:
     campaign = VirtualCampaign(scenario)
     campaign.run(hours)
-    return adaptive_result(name, campaign, target)
+    return campaign_figures(campaign, target)
