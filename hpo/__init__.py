@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         finished_runs,
         parameter_importance,
     )
-    from hydragnn.hpo.sampling.sampler import SAMPLERS
     from hydragnn.hpo.scheduling.scheduler import State, Trial, decide
     from hydragnn.hpo.search_settings import SearchSettings
     from hydragnn.hpo.settings import CampaignSettings, GivenRun, campaign_settings, read_campaign
@@ -42,7 +41,6 @@ MODULES = {
         *("CampaignHistory", "TrialHistory", "campaign_history"),
         *("campaign_records", "finished_runs", "parameter_importance"),
     ),
-    "sampling.sampler": ("SAMPLERS",),
     "scheduling.scheduler": ("State", "Trial", "decide"),
     "search_settings": ("SearchSettings",),
     "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),

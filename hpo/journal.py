@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 from hydragnn import __version__
 from hydragnn.base.errors import Busy, InputError, TakenOver
 from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file, open_regular
-from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Chain, Counted, check_format, damage, encode_line
+from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Counted, LineChain, check_format, damage, encode_line
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, decode_event, event_to_json
 from hydragnn.hpo.scheduling.state import Changes, State
 
@@ -58,7 +58,7 @@ BRIEF = KINDS - {"opened", "reached", "failed"}
 
 def read_journal(path: Path) -> list[tuple[float, Event]]:
     """Return (time, event) of every line that counts, if any."""
-    entries = (entry_of(counted, path) for counted in read_lines(path, Chain(path)))
+    entries = (entry_of(counted, path) for counted in read_lines(path, LineChain(path)))
     return [(entry.time, entry.event) for entry in entries]
 
 
@@ -86,7 +86,7 @@ def replay(path: Path, follow: Callable[[Event, State], object] = lambda event, 
 def courses(path: Path) -> Iterator[tuple[Entry, State]]:
     """Yield every entry with the campaign after it, always one object."""
     state = State()
-    for counted in read_lines(path, Chain(path)):
+    for counted in read_lines(path, LineChain(path)):
         entry = entry_of(counted, path)
         apply_changes(state, entry, path)
         yield entry, state
@@ -112,7 +112,7 @@ class Journal:
         self._path = path
         self._lock = acquire_lock(path.with_suffix(".lock"))
         try:
-            self._chain = Chain(path)
+            self._chain = LineChain(path)
             for _ in read_lines(path, self._chain):
                 pass
             self._file = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -284,7 +284,7 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def read_lines(path: Path, chain: Chain) -> Iterator[Counted]:
+def read_lines(path: Path, chain: LineChain) -> Iterator[Counted]:
     """Yield every line that counts after those of ``chain``, and take it into ``chain``."""
     try:
         with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file:

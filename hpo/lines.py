@@ -52,7 +52,7 @@ class Counted(NamedTuple):
     number: int
 
 
-class Chain:
+class LineChain:
     """Reader of the lines that count."""
 
     def __init__(self, path: Path) -> None:

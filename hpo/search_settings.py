@@ -16,9 +16,6 @@ from hydragnn.hpo.space.parameters import Parameter, parsed_parameter
 DEFAULT = "default"
 """What ``search.space`` says in a file for the space that ships."""
 
-BUILT_IN = ("tpe", "gp", "qmc", "random")
-"""The samplers of this package."""
-
 PARALLEL = "parallel."
 """Beginning of the paths of layouts."""
 

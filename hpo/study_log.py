@@ -18,11 +18,11 @@ from typing import Any
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular
-from hydragnn.hpo.sampling.optuna_trials import frozen_trial
+from hydragnn.hpo.sampling.optuna_trials import distribution, optuna_value
 from hydragnn.hpo.scheduling.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space.points import Space
@@ -102,7 +102,7 @@ class StudyLog:
     def _bring_up_to_date(self, state: State, trial: Trial) -> None:
         """Write what of a trial is not in the study yet."""
         if trial.number not in self._written:
-            template = frozen_trial(self._space, state.plan.rungs, trial, TrialState.RUNNING)
+            template = self._template(state, trial)
             trial_id = self._storage.create_new_trial(self._study, template)
             self._written[trial.number] = trial_id, len(trial.results)
             if template.state.is_finished():
@@ -120,6 +120,20 @@ class StudyLog:
             self._storage.set_trial_user_attr(trial_id, "failure", reason)
         values = None if trial.value is None or outcome == TrialState.FAIL else [trial.value]
         self._storage.set_trial_state_values(trial_id, outcome, values)
+
+    def _template(self, state: State, trial: Trial) -> FrozenTrial:
+        """Return a trial as Optuna holds it; one that rests still runs."""
+        status = OUTCOMES.get(trial.status, TrialState.RUNNING)
+        failure = {} if trial.failure is None else {"failure": f"{trial.failure.kind}: {trial.failure.message}"}
+        parameters = self._space.parameters
+        return create_trial(
+            state=status,
+            value=trial.value if status == TrialState.COMPLETE else None,
+            params={path: optuna_value(parameters[path], value) for path, value in trial.values.items()},
+            distributions={path: distribution(parameters[path]) for path in trial.values},
+            intermediate_values=dict(zip(state.plan.rungs, trial.results)),
+            user_attrs={"origin": trial.origin, **failure},
+        )
 
 
 class _Lines(BaseJournalBackend):

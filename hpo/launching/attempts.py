@@ -1,15 +1,11 @@
 """Attempts: signs of life, and ends that are not decided yet."""
 
-import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.verdict import is_complete
@@ -18,9 +14,7 @@ from hydragnn.hpo.scheduling.events import Identity, node_of
 
 FILES = 16  # records read side by side, because those of a shared file system take their time
 LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
-FILE_PATIENCE = 10.0  # seconds to write a file before the file system counts as stalled
-AT_ONCE = 0.05  # seconds in which a file system in order answers
-STALLS = 5  # consecutive stalls that are excused although files can be written
+STALLS = 5  # consecutive stalls that are excused
 OPERATIONS_A_SECOND = 45.0  # of the file system, for the heartbeats of a whole campaign
 OPERATIONS_OF_A_BEAT = 10.0  # with its checks and the record's part
 
@@ -38,43 +32,23 @@ def seconds_between_beats(runs: int, patience: float) -> float:
     return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
 
 
-Judgement = Literal["hung", "stall", "wait"]
-"""Meaning of silence: the run hangs, everything stalls, or it is undecided."""
-
-
 class Witness:
     """Judge of silence: no run hangs where most are silent."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-        self._probe: _FileProbe | None = None
+    def __init__(self) -> None:
         self._stalls = 0
-        """Stalls in a row in which files were answered for."""
+        """Stalls in a row."""
 
-    def judge(self, recent: int, watched: int, folder: Path | None) -> Judgement:
-        """Return the meaning of a run's silence.
+    def is_stall(self, recent: int, watched: int) -> bool:
+        """Return True where all stand still, and no run hangs.
 
-        ``recent`` of ``watched`` runs showed life in the latter half of the patience.
-
-        ``folder`` is where a file is written to ask the file system, by a thread, which may hang; None asks nobody. After a stall all silences begin anew.
-        Where files are answered for, and all stay silent for ``STALLS`` patiences in a row, they hang.
+        ``recent`` of ``watched`` runs showed life in the latter half of the patience. Those that stay silent for ``STALLS`` patiences in a row hang after all.
         """
-        if is_plausible(recent, watched):
-            self._stalls = 0
-            return "hung"
-        if folder is not None:
-            self._probe = self._probe or _FileProbe(folder, self._clock)
-            answer = self._probe.answer()
-            if answer is None:
-                return "wait"
-            if self._probe.ended:
-                self._probe = None
-            if not answer:
-                return "stall"
-        if watched == 1 or self._stalls >= STALLS:
-            return "hung"
+        if is_plausible(recent, watched) or watched == 1 or self._stalls >= STALLS:
+            self._stalls = 0 if is_plausible(recent, watched) else self._stalls
+            return False
         self._stalls += 1
-        return "stall"
+        return True
 
 
 def is_plausible(recent: int, watched: int) -> bool:
@@ -86,41 +60,11 @@ def is_plausible(recent: int, watched: int) -> bool:
     return 2 * recent >= watched
 
 
-class _FileProbe:
-    """Test of the file system by a thread, which may hang."""
-
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        self._clock, self._begun, self._ok = clock, clock(), False
-        self._path = folder / f".probe-{os.getpid()}.tmp"
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self._thread.join(AT_ONCE)
-
-    @property
-    def ended(self) -> bool:
-        """Return True where the thread is over."""
-        return not self._thread.is_alive()
-
-    def answer(self) -> bool | None:
-        """Return True for an answer in time; None while it may come."""
-        late = self._clock() - self._begun > FILE_PATIENCE
-        if not self.ended:
-            return False if late else None
-        return self._ok
-
-    def _run(self) -> None:
-        with suppress(OSError):
-            self._path.write_bytes(b"")
-            self._path.stat()
-            self._path.unlink()
-            self._ok = self._clock() - self._begun <= FILE_PATIENCE
-
-
 class LastSigns:
     """Last signs of life of thousands, the oldest first."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock, self._witness = clock, Witness(clock)
+        self._clock, self._witness = clock, Witness()
         self._times: dict[str, float] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -154,20 +98,17 @@ class LastSigns:
         earliest = self._clock() - patience
         return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self._times.items())]
 
-    def hung(self, patience: float, folder_of: Callable[[str], Path] | None = None) -> list[str]:
-        """Return the silent names, unless most are silent at once.
-
-        ``folder_of`` names a folder in which the file system is tested.
-        """
+    def hung(self, patience: float) -> list[str]:
+        """Return the silent names; none where most are silent at once, whose silence begins anew."""
         silent = self.silent(patience)
         if not silent:
             return []
         earliest = self._clock() - patience / 2
         recent = sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self._times.values())))
-        judgement = self._witness.judge(recent, len(self._times), folder_of(silent[0]) if folder_of else None)
-        if judgement == "stall":
+        if self._witness.is_stall(recent, len(self._times)):
             self._times = dict.fromkeys(self._times, self._clock())
-        return silent if judgement == "hung" else []
+            return []
+        return silent
 
 
 @dataclass(kw_only=True, slots=True)
@@ -254,7 +195,7 @@ class Attempts(dict[str, Attempt]):
     def to_kill(self, now: float) -> list[str]:
         """Return the slots of attempts to be killed, each once."""
         late = [slot for slot in self._leaving if self[slot].killed is None and now >= self[slot].kill_at]
-        hung = self._running.hung(self._hang, lambda slot: self[slot].task.folder)
+        hung = self._running.hung(self._hang)
         for slot in hung:
             self._running.forget(slot)
             self[slot].hung = slot not in late

@@ -31,7 +31,7 @@ LINGER = 10.0  # seconds that an attempt's processes may take to end once its re
 
 
 @dataclass(kw_only=True, slots=True)
-class _Run:
+class _TrialStep:
     """Job step of an attempt, and how it ended."""
 
     step: StepProcess
@@ -53,7 +53,7 @@ class _Run:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Probe:
+class _ProbeStep:
     """Job step that probes a node."""
 
     step: StepProcess
@@ -79,11 +79,11 @@ class StepLauncher(AllocationLauncher):
         """``ranks`` on each node of a trial, None: one per GPU."""
         super().__init__(site, allocation, limits=limits, module=module, environment=environment)
         self._ranks = ranks
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _TrialStep] = {}
         """By the first slots of their attempts."""
         self._queue: deque[Task] = deque()
         self._closed_until = float("-inf")
-        self._probes: dict[str, _Probe] = {}
+        self._probes: dict[str, _ProbeStep] = {}
         self._probe_again: dict[str, float] = {}
         """Times of second starts, because the scheduler did not answer."""
 
@@ -132,7 +132,7 @@ class StepLauncher(AllocationLauncher):
         process.go()
         now = time.monotonic()
         deadline = now + self._limits.probe_seconds
-        self._probes[node] = _Probe(step=process, printed=printed, begun=now, deadline=deadline)
+        self._probes[node] = _ProbeStep(step=process, printed=printed, begun=now, deadline=deadline)
 
     def close(self) -> None:
         """End all steps."""
@@ -162,7 +162,7 @@ class StepLauncher(AllocationLauncher):
         program = ["-m", self._module, *task.arguments, "--ranks", str(ranks), "--threads", "{threads}"]
         step = self._step_on(f"trial-{task.trial}-{task.attempt}", task.slots, program)
         process = StepProcess(self._site, step, log, self._environment)
-        self._runs[task.slots[0]] = _Run(step=process, log_from=log_from)
+        self._runs[task.slots[0]] = _TrialStep(step=process, log_from=log_from)
         if self._attempts.holds(task):  # the attempt began before; its step is known by the same name
             self._queue.append(task)
             return
@@ -213,7 +213,7 @@ class StepLauncher(AllocationLauncher):
         for node, probe in list(self._probes.items()):
             self._follow_probe(node, probe, now)
 
-    def _follow(self, slot: str, run: _Run, now: float) -> None:
+    def _follow(self, slot: str, run: _TrialStep, now: float) -> None:
         """Kill an attempt that lingers, and report one that has ended."""
         attempt = self._attempts[slot]
         if run.ended is None:
@@ -243,7 +243,7 @@ class StepLauncher(AllocationLauncher):
             del self._runs[slot]
             self._reports.append(self._exit(slot, run))
 
-    def _look_at_files(self, attempt: Attempt, run: _Run, now: float) -> None:
+    def _look_at_files(self, attempt: Attempt, run: _TrialStep, now: float) -> None:
         """Note a changed heartbeat; kill processes that outlive a complete record."""
         slot, folder, beats = attempt.task.slots[0], attempt.task.folder, self.beat_seconds
         if now >= run.next_look:
@@ -260,13 +260,13 @@ class StepLauncher(AllocationLauncher):
                     attempt.killed = now
                     run.step.kill()
 
-    def _is_explained(self, attempt: Attempt, run: _Run) -> bool:
+    def _is_explained(self, attempt: Attempt, run: _TrialStep) -> bool:
         if self._revoked or attempt.asked_to_leave or run.lost or run.complete:
             return True
         assert run.ended is not None
         return self._watch.has_spoken(attempt.task.slots, run.ended)
 
-    def _exit(self, slot: str, run: _Run) -> Exit:
+    def _exit(self, slot: str, run: _TrialStep) -> Exit:
         attempt, evidence, states = self._attempts[slot], run.evidence, self._watch.states
         if self._revoked:
             return self._attempts.end(slot, -9, self._revoked, interrupted=True)
@@ -280,7 +280,7 @@ class StepLauncher(AllocationLauncher):
         started = evidence.started or attempt.asked_to_leave
         return replace(end, code=code if started else None, message=f"{lost}{end.message}".strip())
 
-    def _follow_probe(self, node: str, probe: _Probe, now: float) -> None:
+    def _follow_probe(self, node: str, probe: _ProbeStep, now: float) -> None:
         """End a probe that is late, and report one that has ended."""
         if not self._watch.answering and not probe.given_up:
             probe.deadline = now + self._limits.probe_seconds

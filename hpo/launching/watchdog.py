@@ -34,7 +34,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class ProgramOutput:
     """Output of a program, with the time of its start."""
 
     printed: str
@@ -42,7 +42,7 @@ class Answer:
     began: float
 
 
-class Question:
+class PolledProgram:
     """Program that is run again and again, without waiting for it."""
 
     def __init__(self, command: Sequence[str] | None, every: float, *, errors: bool = False, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class Question:
         """Ask again within so many seconds, because something went wrong."""
         self._next = min(self._next, self._clock() + seconds)
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> ProgramOutput | None:
         """Return a new output, if any; start the program when due."""
         answer = self._read()
         if self._command is not None and self._asked is None and self._clock() >= self._next:
@@ -88,7 +88,7 @@ class Question:
             return
         self._asked = process, file, self._clock()
 
-    def _read(self) -> Answer | None:
+    def _read(self) -> ProgramOutput | None:
         if self._asked is None:
             return None
         process, file, began = self._asked
@@ -98,7 +98,7 @@ class Question:
         file.seek(0)
         printed = "" if code is None else file.read().decode(errors="replace")
         self.close()
-        return Answer(printed=printed, failed=code != 0, began=began)
+        return ProgramOutput(printed=printed, failed=code != 0, began=began)
 
 
 class SchedulerWatch:
@@ -107,8 +107,8 @@ class SchedulerWatch:
     def __init__(self, site: Site, nodes: Sequence[str], job: str = "", *, clock: Clock = time.monotonic) -> None:
         self._site, self._nodes, self._clock = site, {short_name(node): node for node in nodes}, clock
         every = LOOK_EVERY + len(self._nodes) / LOOKED_AT
-        self._of_nodes = Question(site.look(tuple(nodes)), every, clock=clock)
-        self._of_job = Question(site.look_at_job(job), LOOK_AT_JOB_EVERY, errors=True, clock=clock)
+        self._of_nodes = PolledProgram(site.look(tuple(nodes)), every, clock=clock)
+        self._of_job = PolledProgram(site.look_at_job(job), LOOK_AT_JOB_EVERY, errors=True, clock=clock)
         self._answered_at = float("inf")
         self._node_times: dict[str, float] = {}
         self._trouble: dict[str, tuple[float, float]] = {}

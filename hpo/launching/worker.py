@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     preload(options.module)
     names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
     slots = {
-        name: Slot(
+        name: WorkerSlot(
             work=work_of(options, number),
             node_beats=place / f"beats-{number}" if place else None,
             ranks=options.ranks,
@@ -141,7 +141,7 @@ def beside(name: str) -> Any:
 
 
 @dataclass(kw_only=True, slots=True)
-class Slot:
+class WorkerSlot:
     """A place for one attempt at a time."""
 
     work: Work
@@ -218,7 +218,7 @@ class Worker:
     """All slots of a node, and what goes in and out."""
 
     node: str
-    slots: dict[str, Slot]
+    slots: dict[str, WorkerSlot]
     requests: int
     reports: int
     _stuck: list[int] = field(default_factory=list)

@@ -1,53 +1,13 @@
-"""Trials and parameters in Optuna's terms."""
+"""Parameters in Optuna's terms."""
 
-from collections.abc import Iterable
 from typing import Any
 
-import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.space.points import Space
 
 Distributions = dict[str, BaseDistribution]
-
-
-def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished: TrialState) -> FrozenTrial:
-    """Return a trial as Optuna holds it.
-
-    ``unfinished``: the state of one that has not come to its end.
-    """
-    state = outcome(trial, unfinished)
-    failure = {} if trial.failure is None else {"failure": f"{trial.failure.kind}: {trial.failure.message}"}
-    return create_trial(
-        state=state,
-        value=trial.value if state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-        params={path: optuna_value(space.parameters[path], value) for path, value in trial.values.items()},
-        distributions={path: distribution(space.parameters[path]) for path in trial.values},
-        intermediate_values=dict(zip(rungs, trial.results)),
-        user_attrs={"origin": trial.origin, **failure},
-    )
-
-
-def outcome(trial: Trial, unfinished: TrialState) -> TrialState:
-    """Return the state of a trial in Optuna's terms."""
-    states = {"finished": TrialState.COMPLETE, "failed": TrialState.FAIL, "lost": TrialState.FAIL}
-    return states.get(trial.status, unfinished)
-
-
-def study_of(trials: Iterable[FrozenTrial], storage: BaseStorage | None = None) -> optuna.Study:
-    """Return a minimising study in memory that holds the trials."""
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" at every request otherwise
-    try:
-        study = optuna.create_study(storage=storage)
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-    study.add_trials(trials)
-    return study
 
 
 def distributions(space: Space) -> Distributions:

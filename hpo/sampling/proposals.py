@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
-from hydragnn.hpo.sampling.sampler import history_of, is_importable, learns, proposals, stand_in
+from hydragnn.hpo.sampling.sampler import history_of, learns, proposals, stand_in
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Origin, Proposed
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
@@ -66,7 +66,7 @@ class Proposals:
         self._ring = ring
         self._thread = ThreadPoolExecutor(1, "sampler")
         self._process = SamplerProcess(settings, log)
-        self._has_process = learns(settings.search.sampler) and is_importable(settings.search.sampler)
+        self._has_process = learns(settings.search.sampler)
         self._coming: Future[Answer] | None = None
         self._last = Answer(points=[])
         self._ready: deque[tuple[Point, Cost]] = deque()

@@ -19,7 +19,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import REFERENCE, announced_classes, class_named
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
-from hydragnn.hpo.search_settings import BUILT_IN, PARALLEL, sampler_for
+from hydragnn.hpo.search_settings import PARALLEL, sampler_for
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, all_points, is_point, point_key, random_point, value_at
@@ -145,11 +145,6 @@ def sampler_class(name: str) -> type[Sampler]:
 def learns(name: str) -> bool:
     """Return True for a sampler that needs results."""
     return name == "auto" or sampler_class(name).learns
-
-
-def is_importable(name: str) -> bool:
-    """Return False for a sampler that only this process has."""
-    return name in ("auto", *BUILT_IN) or name not in SAMPLERS
 
 
 def num_random(settings: CampaignSettings) -> int:

@@ -14,8 +14,6 @@ from hydragnn.hpo.sampling.optuna_trials import (
     distribution,
     distributions,
     optuna_value,
-    outcome,
-    study_of,
 )
 from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler
 from hydragnn.hpo.scheduling.scheduler import Trial
@@ -60,7 +58,10 @@ class ParzenEstimators(Sampler):
         self._learned: tuple[Trial, ...] = ()
         self._allowed = distributions(space) if space is not None else {}
         self._memory = Memory()
-        self._study = study_of([], self._memory)
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" at every request otherwise
+        self._study = optuna.create_study(storage=self._memory)
+        optuna.logging.set_verbosity(verbosity)
         self._study.ask()
         self._asked = self._memory.get_trial(0)
         self._groups: list[Distributions] = []
@@ -80,10 +81,12 @@ class ParzenEstimators(Sampler):
         One that ran out of memory is a result that violates a constraint, so that the like of it becomes improbable.
         """
         broken = trial.status == "failed" and trial.failure is not None and trial.failure.kind == "out_of_memory"
-        state = outcome(
-            trial, TrialState.PRUNED if trial.results else TrialState.RUNNING
-        )  # a rung that was passed counts
-        state = TrialState.PRUNED if broken else state
+        if trial.status == "finished":
+            state = TrialState.COMPLETE
+        elif trial.status in ("failed", "lost") and not broken:
+            state = TrialState.FAIL
+        else:  # a rung that was passed counts
+            state = TrialState.PRUNED if trial.results or broken else TrialState.RUNNING
         return FrozenTrial(
             number=trial.number + 1,  # the trial that is asked for has 0
             state=state,

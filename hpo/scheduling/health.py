@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
-from hydragnn.hpo.scheduling.node_health import Node, Strike
+from hydragnn.hpo.scheduling.node_health import NodeEntry, Strike
 from hydragnn.hpo.scheduling.slowness import SLOW
 from hydragnn.hpo.scheduling.state import State, Trial
 
@@ -39,7 +39,7 @@ def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float,
     actions: list[Action] = []
     out: list[str] = []
     for name in named or used:
-        node = state.health.get(name, Node())
+        node = state.health.get(name, NodeEntry())
         strike = Strike(trial=trial.number, attempt=trial.attempt, slots=used.get(name, state.nodes[name]), slow=slow)
         node = replace(node, strikes=(*node.strikes, strike))
         state.put_node(name, node)
@@ -87,7 +87,7 @@ def apply_probe(state: State, event: Probed, now: float) -> None:
     if event.node not in state.nodes:
         return
     if not event.healthy:
-        if state.health.get(event.node, Node()).status != "quarantined":
+        if state.health.get(event.node, NodeEntry()).status != "quarantined":
             _quarantine(state, event.node, now, event.message)
             _clear_partners(state, event.node)
     elif event.seconds and event.node in state.health:
@@ -98,7 +98,7 @@ def apply_probe(state: State, event: Probed, now: float) -> None:
 
 def _take_back(state: State, name: str, now: float) -> None:
     """Readmit a node that passed its probe, unless it struck out."""
-    node = state.health.get(name, Node())
+    node = state.health.get(name, NodeEntry())
     if node.status == "pool":
         return
     struck_out = len(node.strikes) >= STRIKES
@@ -195,18 +195,18 @@ def next_visit(state: State) -> float:
 
 def _start_probe(state: State, name: str, now: float) -> Probe:
     """Hold a node back until its probe has answered."""
-    node = replace(state.health.get(name, Node()), status="probing", until=now + PATIENCE, seconds=0.0)
+    node = replace(state.health.get(name, NodeEntry()), status="probing", until=now + PATIENCE, seconds=0.0)
     _hold_back(state, name, node)
     return Probe(node=name)
 
 
 def _quarantine(state: State, name: str, now: float, message: str, earliest: float = 0.0) -> None:
-    node = state.health.get(name, Node())
+    node = state.health.get(name, NodeEntry())
     until = max(earliest, now + QUARANTINE)
     _hold_back(state, name, replace(node, status="quarantined", until=until, spells=node.spells + 1, message=message))
 
 
-def _hold_back(state: State, name: str, node: Node) -> None:
+def _hold_back(state: State, name: str, node: NodeEntry) -> None:
     """Hold a node's idle slots back."""
     idle = tuple(slot for slot in state.nodes[name] if slot in state.free)
     state.free.remove(idle)

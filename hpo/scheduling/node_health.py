@@ -27,7 +27,7 @@ class Strike(Struct, frozen=True, kw_only=True):
         return self.trial, self.attempt
 
 
-class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Health of a node; a node without an entry is healthy."""
 
     status: NodeStatus = "pool"
@@ -46,11 +46,11 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Duration on the node that it was slow beside."""
 
 
-class NodeHealth(Mapping[str, Node]):
+class NodeHealth(Mapping[str, NodeEntry]):
     """Nodes with entries, by name."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, NodeEntry] = {}
         self.counts: Counter[NodeStatus] = Counter()
         self.held = 0
         """Slots that are kept back."""
@@ -59,7 +59,7 @@ class NodeHealth(Mapping[str, Node]):
         self.version = 0
         """Number of changes so far."""
 
-    def __getitem__(self, name: str) -> Node:
+    def __getitem__(self, name: str) -> NodeEntry:
         return self.nodes[name]
 
     def __len__(self) -> int:
@@ -73,11 +73,11 @@ class NodeHealth(Mapping[str, Node]):
         """Return how many nodes are probed or in quarantine."""
         return len(self.nodes) - self.counts["pool"]
 
-    def put(self, name: str, node: Node | None) -> None:
+    def put(self, name: str, node: NodeEntry | None) -> None:
         """Replace the entry of a node; None removes it.
 
         >>> health = NodeHealth()
-        >>> health.put("a", Node(status="probing", strikes=(Strike(trial=1, attempt=2, slots=("a/0",)),), held=("a/0",)))
+        >>> health.put("a", NodeEntry(status="probing", strikes=(Strike(trial=1, attempt=2, slots=("a/0",)),), held=("a/0",)))
         >>> health.out, health.held, list(health.partners("b", (1, 2)))
         (1, 1, ['a'])
         """

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.scheduling.events import Ending, Event, Failed, Opened, Origin, Plan, Reached, node_of
-from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
+from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
 from hydragnn.hpo.scheduling.pool import FreeChange, Pool
 from hydragnn.hpo.scheduling.promotion import Rung, promotion_of
 from hydragnn.hpo.scheduling.sizing import Load, Mean
@@ -286,7 +286,7 @@ class State(Struct, kw_only=True, eq=False):
             elif current.status == "paused":
                 self.rungs[len(current.results) - 1].rest((current.results[-1], current.number))
 
-    def put_node(self, name: str, node: Node | None) -> None:
+    def put_node(self, name: str, node: NodeEntry | None) -> None:
         """Replace the health of a node; None: it is healthy."""
         self._touch(name, self.health.get(name))
         self.health.put(name, node)
@@ -321,7 +321,7 @@ class State(Struct, kw_only=True, eq=False):
                 current: Any = self.health.get(name)
                 slots |= dict.fromkeys(self.nodes.get(name, ()))
                 if previous != current:
-                    nodes[name] = _changed_members(previous or Node(), current)
+                    nodes[name] = _changed_members(previous or NodeEntry(), current)
                 continue
             current = self.trials.get(name)
             for trial in (previous, current):
@@ -367,7 +367,7 @@ class State(Struct, kw_only=True, eq=False):
                 self.put_node(name, None)
             else:
                 members = {name: value for name, value in members_of(changed).items() if value is not UNSET}
-                self.put_node(name, replace(self.health.get(name, Node()), **members))
+                self.put_node(name, replace(self.health.get(name, NodeEntry()), **members))
 
 
 def _edit_waiting(state: State, text: Raw) -> None:
@@ -401,7 +401,7 @@ def _decoder(key: type, cls: type[Struct]) -> Decoder[dict[Any, Any]]:
 
 
 TRIALS = _decoder(int, Trial)
-NODES = _decoder(str, Node)
+NODES = _decoder(str, NodeEntry)
 FREE = Decoder(FreeChange)
 WAITING = Decoder(tuple[int, int, tuple[int, ...]])
 

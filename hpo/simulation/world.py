@@ -78,7 +78,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Attempt:
+class VirtualAttempt:
     """One attempt at one segment, on its slots."""
 
     action: Start
@@ -130,7 +130,7 @@ class World:
         self.seed, self.num_nodes, self.hang_seconds = scenario.seed, scenario.nodes, scenario.hang_seconds
         self.grace, self.ledger = scenario.plan.grace, Ledger(shares=scenario.shares)
         self.now = 0.0
-        self.attempts: dict[int, Attempt] = {}
+        self.attempts: dict[int, VirtualAttempt] = {}
         """The attempt of every trial that has one."""
         self.faults: dict[str, int] = defaultdict(int)
         """Faults of the machine so far, by kind."""
@@ -196,7 +196,7 @@ class World:
         held = {p for node in nodes for t in self._on_node[node] for p in self.attempts[t].action.slots}
         if held & set(action.slots):
             self.violations.append(f"trial {action.trial} starts on slots in use")
-        attempt = Attempt(
+        attempt = VirtualAttempt(
             action=action,
             course=self.course_of(action.trial),
             fate=fate_of(self.assumptions, self.seed, action.trial, action.attempt),
@@ -258,7 +258,7 @@ class World:
         if fault is not None:
             self.call(self._begin + fault.time, partial(self._on_fault, fault))
 
-    def _plan(self, attempt: Attempt, outcome: Outcome) -> None:
+    def _plan(self, attempt: VirtualAttempt, outcome: Outcome) -> None:
         attempt.outcome = outcome
         self.call(outcome.reported, partial(self._on_end, attempt, outcome))
 
@@ -273,7 +273,7 @@ class World:
 
     # Attempts
 
-    def _on_begin(self, attempt: Attempt) -> list[Event]:
+    def _on_begin(self, attempt: VirtualAttempt) -> list[Event]:
         if attempt.over or attempt.outcome is not None:
             return []
         attempt.began = self.now
@@ -291,7 +291,7 @@ class World:
         identity = {"simulated": attempt.action.trial}
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
 
-    def _on_look(self, attempt: Attempt, after: float) -> list[Event]:
+    def _on_look(self, attempt: VirtualAttempt, after: float) -> list[Event]:
         """Return the progress in a heartbeat, and schedule the next read."""
         if attempt.over:
             return []
@@ -302,7 +302,7 @@ class World:
         epochs = attempt.base + attempt.trained(self.now) / attempt.epoch_seconds
         return [Progressed(trial=attempt.action.trial, attempt=attempt.action.attempt, epochs=epochs)]
 
-    def _failing_launch(self, attempt: Attempt) -> Outcome | None:
+    def _failing_launch(self, attempt: VirtualAttempt) -> Outcome | None:
         dead = tuple(sorted(attempt.nodes & self._dead.keys()))
         storm = is_storm(self.assumptions, self.now - self._begin)
         if not (storm or dead or attempt.nodes & self._holes or attempt.fate.launch_fails):
@@ -311,7 +311,7 @@ class World:
         named = dead if attempt.fate.suspect_known else ()
         return Outcome(stops=self.now, reported=after, kind="launch", suspects=named)
 
-    def _endings(self, attempt: Attempt) -> Iterator[Outcome]:
+    def _endings(self, attempt: VirtualAttempt) -> Iterator[Outcome]:
         """Return all ends of an attempt by its own fate."""
         epoch, fate, course = attempt.epoch_seconds, attempt.fate, attempt.course
         nodes = len(attempt.action.slots) / self.ledger.shares
@@ -368,14 +368,14 @@ class World:
                 self._count_as_used(self.attempts[trial], node, since)
         return []
 
-    def _count_as_used(self, attempt: Attempt, node: str, dead_since: float) -> None:
+    def _count_as_used(self, attempt: VirtualAttempt, node: str, dead_since: float) -> None:
         held = sum(node_of(slot) == node for slot in attempt.action.slots)
         self.ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, dead_since))
 
-    def _on_end(self, attempt: Attempt, outcome: Outcome) -> list[Event]:
+    def _on_end(self, attempt: VirtualAttempt, outcome: Outcome) -> list[Event]:
         return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
 
-    def _end(self, attempt: Attempt, outcome: Outcome) -> list[Event]:
+    def _end(self, attempt: VirtualAttempt, outcome: Outcome) -> list[Event]:
         """Free what an attempt held, keep what it saved, and report it."""
         attempt.over = True
         trial = attempt.action.trial
@@ -393,7 +393,7 @@ class World:
             self.call(self.now + attempt.fate.again_after, lambda: [event])
         return [event]
 
-    def _report_of(self, attempt: Attempt, outcome: Outcome, epochs_left: float) -> Event:
+    def _report_of(self, attempt: VirtualAttempt, outcome: Outcome, epochs_left: float) -> Event:
         trial, number = attempt.action.trial, attempt.action.attempt
         if outcome.kind is None:
             value, epochs = attempt.course.curve[attempt.action.until - 1], attempt.action.until
@@ -410,7 +410,7 @@ class World:
             suspects=outcome.suspects,
         )
 
-    def _book(self, attempt: Attempt, outcome: Outcome, epochs_left: float) -> None:
+    def _book(self, attempt: VirtualAttempt, outcome: Outcome, epochs_left: float) -> None:
         """Write an attempt's slot-seconds into the ledger, cause by cause."""
         ledger, course, slots = self.ledger, attempt.course, len(attempt.action.slots)
         for node in attempt.nodes & self._dead.keys():

@@ -13,7 +13,7 @@ from hydragnn.hpo.costs import CostModel, scaling_of, works_of
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection, read_lines
-from hydragnn.hpo.lines import Chain
+from hydragnn.hpo.lines import LineChain
 from hydragnn.hpo.scheduling.events import Ending, node_of
 from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.scheduler import State
@@ -185,7 +185,7 @@ class Follower:
         self._sampler, self._space = search.sampler, space_of(search.space)
         self.builder = TimelineBuilder()
         """Timeline so far."""
-        self._chain, self._last = Chain(folder / JOURNAL), 0.0
+        self._chain, self._last = LineChain(folder / JOURNAL), 0.0
         self._costs = CostModel()
 
     def update(self, show: Callable[[int, int], object] = lambda done, whole: None) -> bool:

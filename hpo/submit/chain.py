@@ -39,7 +39,7 @@ class SubmittedJob(Settings):
     id: str
 
 
-class Chain(Settings):
+class JobChain(Settings):
     """Content of ``chain.json``."""
 
     version: Literal[1]
@@ -102,7 +102,7 @@ def submit_campaign(
     earlier = read_chain(out).jobs if (out / NAME).exists() else []
     if earlier and not resume:
         raise InputError(f"{out} waits in a queue as job {earlier[-1].id}; submit again with --resume")
-    chain = Chain(
+    chain = JobChain(
         version=1,
         jobs=earlier,
         source=str(source.resolve()),
@@ -153,7 +153,7 @@ def _is_spent(settings: CampaignSettings, out: Path) -> bool:
     return min(left, default=math.inf) <= search.grace_seconds
 
 
-def _submit(settings: CampaignSettings, chain: Chain, out: Path, *, after: str | None, dry_run: bool) -> Submission:
+def _submit(settings: CampaignSettings, chain: JobChain, out: Path, *, after: str | None, dry_run: bool) -> Submission:
     """Submit the next job."""
     minutes, serial, job_settings = minutes_of(settings), len(chain.jobs) + 1, _job_settings(settings)
     overrides = [word for assignment in chain.overrides for word in ("--set", assignment)]
@@ -193,13 +193,13 @@ def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
     return stores[0]
 
 
-def read_chain(out: Path) -> Chain:
+def read_chain(out: Path) -> JobChain:
     """Return a campaign's chain."""
     path = out / NAME
     chain = read_sealed(path)
     if not isinstance(chain, dict) or chain.get("version") != VERSION:
         raise InputError(f"{path} was not written by this version of the program; update it, or delete the file")
-    return Chain.parse(chain, str(path))
+    return JobChain.parse(chain, str(path))
 
 
 def _job_settings(settings: CampaignSettings) -> JobSettings:

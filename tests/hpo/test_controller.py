@@ -217,27 +217,6 @@ def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_i
     assert len({json.dumps(event.values) for event in proposed}) == 9
 
 
-def test_a_sampler_of_another_package_is_told_every_result(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results: dict[int, tuple[int, ...]] = {}
-
-    class Counting(sampler.RandomSampler):
-        learns = True
-
-        def propose(self, history: sampler.History, number: int) -> Any:
-            results[number] = tuple(trial.number for trial in history.trials if trial.results)
-            return super().propose(history, number)
-
-    monkeypatch.setitem(sampler.SAMPLERS, "counting", Counting)
-    campaign = settings(sampler="counting", rungs=[], trials=20)
-    assert run_search(campaign, tmp_path / "c", launcher=Instant("n1")).finished == 20
-    first = sampler.num_random(campaign)
-    assert results == {number: tuple(range(number)) if number >= first else () for number in range(20)}
-    with pytest.raises(InputError, match="unknown sampler 'countin'; did you mean counting"):
-        run_search(settings(sampler="countin"), tmp_path / "other", launcher=Instant("n1"))
-
-
 def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_history(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from hydragnn.hpo.sampling.sampler import (
     Sampler,
     history_of,
     learns,
+    num_random,
     proposals,
 )
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
@@ -149,6 +150,19 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
     assert best <= {trial.number for trial in history.trials}
     assert history.trials[-1].number == 1999, "what runs is told, too"
     assert history.width == 2
+
+
+def test_a_sampler_gets_every_result_once_there_are_enough_and_an_unknown_one_is_refused(settings: Any) -> None:
+    campaign = settings(sampler="tpe", space=SPACE, rungs=[], trials=20)
+    space, first = space_of(campaign.search.space), num_random(campaign)
+    state, _ = transition(State(), Opened(plan=Plan(trials=20, rungs=(1,)), slots=("p",)), 0.0)
+    for number, point in enumerate(asked(settings(sampler="random", space=SPACE), 20)):
+        known = [trial.number for trial in history_of(campaign, space, state).trials if trial.results]
+        assert known == (list(range(number)) if number >= first else [])
+        state, _ = transition(state, Proposed(trial=number, values=point), 0.0)
+        state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
+    with pytest.raises(InputError, match="unknown sampler 'tpee'; did you mean tpe"):
+        learns("tpee")
 
 
 @pytest.mark.parametrize(("width", "sampler"), [(1, "tpe"), (WIDE - 1, "tpe"), (WIDE, "gp")])

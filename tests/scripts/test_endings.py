@@ -15,7 +15,7 @@ import hydragnn
 import hydragnn.hpo
 from hydragnn.hpo.campaign import result_of
 from hydragnn.hpo.scheduling.events import Ending
-from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
+from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
 from hydragnn.hpo.scheduling.state import State, Trial
 from hydragnn.record import Failure
 from hydragnn.scripts import api, cli, ensembles
@@ -36,7 +36,7 @@ def ended(ending: Ending, *trials: Trial, **members: Any) -> State:
 
 
 OUT_OF_ORDER = {"health": NodeHealth()}
-OUT_OF_ORDER["health"].put("n1", Node(status="quarantined", message="the probe failed"))
+OUT_OF_ORDER["health"].put("n1", NodeEntry(status="quarantined", message="the probe failed"))
 ENDINGS: list[tuple[State, int, str]] = [
     (ended("finished", RESULT, BROKEN), 0, ""),
     (ended("finished", BROKEN), 2, "all 1 trials failed; trial 2: defect: it broke"),
