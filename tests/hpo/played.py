@@ -1,21 +1,27 @@
 """Campaigns played through the real scheduler on a virtual clock, with the faults that tests ask for: journals in milliseconds."""
 
+import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from virtual import Virtual
 
-from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.journal import Entry, Journal
 from hydragnn.hpo.scheduling.events import (
+    Action,
+    Cancel,
     Event,
     Failed,
     Launched,
     Opened,
+    Plan,
+    Probe,
     Probed,
+    Propose,
     Proposed,
     Reached,
     Start,
@@ -23,7 +29,7 @@ from hydragnn.hpo.scheduling.events import (
     Tick,
     node_of,
 )
-from hydragnn.hpo.scheduling.scheduler import decide
+from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.hpo.status.timeline import TimelineBuilder
 
 STARTUP = 5.0
@@ -31,9 +37,11 @@ OWN, MACHINE = ("diverged", "out_of_memory"), ("lost_node", "launch", "preempted
 
 
 @dataclass
-class Player(Virtual):
+class Player:
     """Plays a campaign. Rates are probabilities per attempt."""
 
+    plan: Plan
+    slots: tuple[str, ...]
     seed: int = 0
     own: float = 0.0
     machine: float = 0.0
@@ -42,29 +50,36 @@ class Player(Virtual):
     work: float = 20.0
     """Seconds per epoch on one slot of the middle trial."""
 
+    now: float = field(default=1000.0, init=False)
+    state: State = field(default_factory=State, init=False)
+    events: list[tuple[float, Event]] = field(default_factory=list, init=False)
+    entries: list[Entry] = field(default_factory=list, init=False)
+    """Lines of the journal."""
+
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._generator = np.random.default_rng(self.seed)
         self._cost: dict[int, float] = {}
-        self.now = 1000.0
+        self._order = count()
+        self._queue: list[tuple[float, int, Event]] = []
 
     def session(self, *, stop_after: float = math.inf, kill_after: float = math.inf, slots: Sequence[str] = ()) -> None:
         """Play until the campaign is closed; ``stop_after`` so many seconds it is interrupted, or killed."""
-        self.forget()
+        self._queue.clear()
         self.now += 100.0
         begun = self.now
         self.slots = tuple(slots) or self.slots
         self.happen(Opened(plan=self.plan, slots=self.slots))
         self.later(60.0, Tick())
         stopping = False
-        while not self.state.closed and self.due < math.inf:
-            if self.due - begun >= kill_after:
+        while not self.state.closed and self._queue:
+            due = self._queue[0][0]
+            if due - begun >= kill_after:
                 return
-            if self.due - begun >= stop_after and not stopping:
+            if due - begun >= stop_after and not stopping:
                 stopping, self.now = True, begun + stop_after
                 self.happen(Stopping(reason="SIGTERM"))
                 continue
-            event = self.turn()
+            self.now, _, event = heapq.heappop(self._queue)
             self.happen(event)
             if isinstance(event, Tick):
                 self.later(60.0, Tick())
@@ -74,11 +89,31 @@ class Player(Virtual):
         with Journal(path) as journal:
             journal.extend(self.entries)
 
-    def propose(self, trial: int) -> None:
-        self.happen(Proposed(trial=trial, values=self._point(trial)))
+    def later(self, seconds: float, event: Event) -> None:
+        """An event that happens in so many seconds."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), event))
 
-    def probe(self, node: str) -> None:
-        self.later(10.0, Probed(node=node, healthy=node not in self.bad))
+    def happen(self, event: Event) -> None:
+        """Let the scheduler know, and answer whatever it asks for."""
+        changes, actions = decide(self.state, event, self.now)
+        if changes is not None:
+            self.events.append((self.now, event))
+            self.entries.append(Entry(self.now, event, changes))
+        for action in actions:
+            self._answer(action)
+
+    def _answer(self, action: Action) -> None:
+        match action:
+            case Propose():
+                self.happen(Proposed(trial=action.trial, values=self._point(action.trial)))
+            case Start():
+                self.train(action)
+            case Probe():
+                self.later(10.0, Probed(node=action.node, healthy=action.node not in self.bad))
+            case Cancel():
+                trial, kept = action.trial, self.state.trials[action.trial].epochs
+                saved = Failed(trial=trial, attempt=action.attempt, kind="preempted", message="saved", epochs=kept)
+                self.later(1.0, saved)
 
     def _point(self, number: int) -> dict[str, Any]:
         width = int(2 ** self._generator.uniform(4, 7))

@@ -1,7 +1,7 @@
 """Sizes while an allocation empties: who waits for slots that come back, and who goes on with more of them."""
 
 import pytest
-from virtual import transition
+from world import transition
 
 from hydragnn.hpo import State, decide
 from hydragnn.hpo.scheduling.events import (

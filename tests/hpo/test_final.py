@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from virtual import transition
+from world import transition
 
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from virtual import transition
+from world import transition
 
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from clockwork import CALM
 from typer.testing import CliRunner
 
 import hydragnn
@@ -31,22 +32,6 @@ from hydragnn.hpo.simulation.world import World
 from hydragnn.scripts.cli import app
 
 Settings = Callable[..., CampaignSettings]
-
-CALM = Assumptions(
-    median_node_hours=1.0,
-    startup_seconds=0,
-    checkpoint_seconds=0,
-    node_mtbf_hours=0,
-    launch_failure=0,
-    black_holes=0,
-    stragglers=0,
-    hangs=0,
-    diverged=0,
-    out_of_memory=0,
-    starts_per_second=1e9,
-    best_of=10,
-)
-"""A perfect machine."""
 
 STORM = Assumptions(
     median_node_hours=0.5,

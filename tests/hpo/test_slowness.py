@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from virtual import transition
+from world import transition
 
 from hydragnn.hpo.scheduling.events import (
     Action,

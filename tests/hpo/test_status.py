@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from virtual import transition
+from world import transition
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status

@@ -30,6 +30,11 @@ from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, decide
 from hydragnn.hpo.scheduling.state import Changes, Written
 
 
+def transition(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
+    """Let an event happen; the state and what is to be done."""
+    return state, decide(state, event, now).actions
+
+
 class World:
     """One campaign, its controllers one after the other; an AssertionError where something does not hold."""
 
