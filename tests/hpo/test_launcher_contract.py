@@ -1,19 +1,19 @@
 """Contract of launchers: processes of this machine, job steps and packs, on every kind of command line and with many nodes."""
 
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from polling import PATIENCE, ends, reports_until
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher, Limits
 from hydragnn.hpo.launching.descriptors import WakeupPipe
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Revoked, Task
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Site
@@ -54,26 +54,8 @@ if sys.argv[1].endswith("long"):
 """
 
 
-PATIENCE = 300.0  # seconds for what a loaded machine does within a few
 Made = Callable[..., Launcher]
 """Makes a launcher of a few slots, or as ``wide`` as it is built for; all are closed in the end."""
-
-
-def reports_until(launcher: Launcher, enough: Callable[[Sequence[Report]], bool], *, go: bool = True) -> list[Report]:
-    """All reports until there are enough; what has begun may ``go``."""
-    reports, deadline = list[Report](), time.monotonic() + PATIENCE
-    while not enough(reports):
-        assert time.monotonic() < deadline, reports[-5:]
-        for report in launcher.poll(0.5):
-            reports.append(report)
-            if go and isinstance(report, Begun):
-                launcher.go(report.task)
-    return reports
-
-
-def ends(reports: Sequence[Report]) -> list[Exit]:
-    """The ends among them."""
-    return [report for report in reports if isinstance(report, Exit)]
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from polling import ends, reports_until
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, campaign
 from hydragnn.hpo.campaign import launcher_of
 from hydragnn.hpo.launching import local
-from hydragnn.hpo.launching.launcher import Begun, Exit, Task
+from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.local import gpus_of_workers, own_gpus
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -116,14 +117,8 @@ def test_trials_at_once_run_on_different_gpus_or_share_one_and_the_next_trial_of
                 folders[first + number].mkdir()
                 task = Task(trial=first + number, attempt=1, until=1, folder=folders[first + number], slots=(slot,))
                 launcher.start(task)
-            ended = 0
-            while ended < at_once:
-                for report in launcher.poll(10.0):
-                    if isinstance(report, Begun):
-                        launcher.go(report.task)
-                    elif isinstance(report, Exit):
-                        assert report.code == 0
-                        ended += 1
+            ended = ends(reports_until(launcher, lambda found: len(ends(found)) == at_once))
+            assert {end.code for end in ended} == {0}
     finally:
         launcher.close()
     assert [(folder / "gpu").read_text() for folder in folders] == expected

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from polling import PATIENCE, ends, reports_until
 
 from hydragnn.base.files import digest
 from hydragnn.hpo.launching import steps
@@ -27,7 +28,6 @@ from hydragnn.hpo.scheduling.events import Probed, Reached
 from hydragnn.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 CONFIG = {"train": {"learning_rate": 1e-3, "epochs": 2000, "seed": 0}, "model": {"hidden_dim": 48}}
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 needs_mpiexec = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python; install the extra mpi")
@@ -106,18 +106,11 @@ def begin(launcher: Launcher, *tasks: Task) -> list[Begun]:
     return begun
 
 
-def until(launcher: Launcher, wanted: Callable[[list[Report]], bool], seconds: float = PATIENCE) -> list[Report]:
-    found: list[Report] = []
-    deadline = time.monotonic() + seconds
-    while not wanted(found):
-        assert time.monotonic() < deadline, f"so far: {found}"
-        found += launcher.poll(0.5)
-    return found
+until = partial(reports_until, go=False)
 
 
-def exits(launcher: Launcher, count: int = 1, seconds: float = PATIENCE) -> dict[int, Exit]:
-    reports = until(launcher, lambda found: sum(isinstance(r, Exit) for r in found) == count, seconds)
-    return {report.task.trial: report for report in reports if isinstance(report, Exit)}
+def exits(launcher: Launcher, count: int = 1) -> dict[int, Exit]:
+    return {end.task.trial: end for end in ends(until(launcher, lambda found: len(ends(found)) == count))}
 
 
 def ranks_of(one: Task) -> list[dict[str, Any]]:
@@ -199,20 +192,17 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
     launcher = in_packs(allocation, shares=2, limits=Limits(hang_seconds=8.0), FAKE_FAULTS=faults, FAKE_PAUSE="0.05")
     tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
     tasks[3] = task(tmp_path, 3, launcher.slots[3], until=1000)
-    begun, ended, saved = 0, {}, False
     for one in tasks:
         launcher.start(one)
-    while len(ended) < 8:
-        for report in launcher.poll(0.5):
-            if isinstance(report, Begun):
-                begun += 1
-                launcher.go(report.task)
-            elif isinstance(report, Exit):
-                ended[report.task.trial] = report
-        if not saved and (tasks[3].folder / "heartbeat").exists():
+
+    def enough(found: list[Report]) -> bool:
+        if (tasks[3].folder / "heartbeat").exists():
             launcher.cancel(3, 20.0)
-            saved = True
-    assert begun == 8
+        return len(ends(found)) == 8
+
+    reports = reports_until(launcher, enough)
+    ended = {end.task.trial: end for end in ends(reports)}
+    assert sum(isinstance(report, Begun) for report in reports) == 8
     results = {number: verdict(end, digest(CONFIG), "valid/loss") for number, end in ended.items()}
     assert {number for number, one in results.items() if isinstance(one, Reached)} == {0, 4, 5, 6, 7}
     assert ended[1].code == 9 and ended[2].hung and read_record(tasks[3].folder).status == "paused"
@@ -254,7 +244,7 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
         appears(one.folder / "heartbeat")
     slurm.kill("n4")
     try:
-        reports = until(launcher, lambda found: any(isinstance(r, Exit) for r in found))
+        reports = until(launcher, ends)
         assert any(isinstance(r, Probed) and (r.node, r.healthy) == ("n4", False) for r in reports)
         (end,) = (r for r in reports if isinstance(r, Exit))
         assert end.task == struck and end.suspects == ("n4",)
@@ -324,7 +314,7 @@ def test_an_attempt_begins_once_however_often_the_scheduler_does_not_answer(
     launcher = make(StepLauncher, Slurm(), Allocation(nodes=alike(("n1",), 1, 0), job="7"), ranks=1, **environment)
     one = task(tmp_path, 0, "n1")
     assert len(begin(launcher, one)) == 1
-    reports = until(launcher, lambda found: any(isinstance(report, Exit) for report in found))
+    reports = until(launcher, ends)
     assert [(type(report), report.code) for report in reports if isinstance(report, Exit)] == [(Exit, 0)]
     assert not [report for report in reports if isinstance(report, Begun)]
     assert (tmp_path / "tries").read_text() == "4\n"
