@@ -56,12 +56,6 @@ BRIEF = KINDS - {"opened", "reached", "failed"}
 """Events of which a status needs to know nothing but what was decided about them."""
 
 
-def read_journal(path: Path) -> list[tuple[float, Event]]:
-    """Return (time, event) of every line that counts, if any."""
-    entries = (entry_of(counted, path) for counted in read_lines(path, LineChain(path)))
-    return [(entry.time, entry.event) for entry in entries]
-
-
 def entry_of(counted: Counted, path: Path, *, brief: bool = False) -> Entry:
     """Return the entry of a line.
 

@@ -15,7 +15,7 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.hpo import campaign_history, campaign_records
-from hydragnn.hpo.journal import courses, read_journal
+from hydragnn.hpo.journal import courses, replay
 from hydragnn.hpo.lines import encode_line
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.status import campaign_status
@@ -57,7 +57,7 @@ def test_a_journal_of_a_version_before_the_first_release_is_refused(tmp_path: Pa
     path = tmp_path / "journal.jsonl"
     path.write_bytes(encode_line({**opened, "line": 1, "format": 2, "then": {}} if numbered else opened))
     with pytest.raises(InputError, match=r"is of a version before 0\.2\.0; continue with that version, or begin"):
-        read_journal(path)
+        replay(path)
 
 
 @pytest.mark.parametrize("number", [1, 4, 8, "auto"])

@@ -25,10 +25,10 @@ from typing import Any
 import psutil
 
 from hydragnn.hpo import campaign_history, campaign_records
-from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Reached
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hpo"))
+from campaigns import read_journal
 from rings import write_rings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 import pytest
 import tomli_w
-from campaigns import course
+from campaigns import course, read_journal
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -28,7 +28,7 @@ from hydragnn.hpo import (
     run_search,
     study_log,
 )
-from hydragnn.hpo.journal import Journal, read_journal
+from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.verdict import log_tail
 from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
 from hydragnn.hpo.scheduling.events import Failed

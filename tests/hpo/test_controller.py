@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaigns import read_journal
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest, read_sealed
@@ -25,7 +26,6 @@ from hydragnn.hpo import (
     run_search,
 )
 from hydragnn.hpo.controller import LaunchQueue, steady_clock
-from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching.launcher import Begun, Report
 from hydragnn.hpo.sampling import sampler
 from hydragnn.hpo.sampling.sampler import history_of, proposals

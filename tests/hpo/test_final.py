@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaigns import read_journal
 from world import transition
 
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_history, run_final, run_search
 from hydragnn.hpo.final import best_runs, given_runs
-from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Proposed, Start
 from hydragnn.hpo.scheduling.scheduler import State
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import course
+from campaigns import course, read_journal
 from tiny import environment
 
 from hydragnn.hpo import (
@@ -25,7 +25,6 @@ from hydragnn.hpo import (
     campaign_records,
     run_search,
 )
-from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached
 from tests.forked import Forked
 from tests.nolock import without_locks

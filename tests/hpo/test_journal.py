@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from campaigns import read_journal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError, TakenOver
 from hydragnn.hpo import lines
-from hydragnn.hpo.journal import Entry, Journal, read_journal
+from hydragnn.hpo.journal import Entry, Journal
 from hydragnn.hpo.lines import cut_apart, decode_line, encode_line
 from hydragnn.hpo.scheduling.events import (
     Event,

@@ -13,13 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import course
+from campaigns import course, read_journal
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import ROOM, Machine
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import local_launcher, local_note
-from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.local import gpus_of_workers
 from hydragnn.hpo.launching.verdict import verdict
