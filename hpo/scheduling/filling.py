@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Propose, Start, node_of
 from hydragnn.hpo.scheduling.health import disturbing_nodes, is_last_chance
-from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
 from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, speed_of
 from hydragnn.hpo.scheduling.trouble import num_startable
@@ -128,8 +127,7 @@ def ready_trials(state: State) -> Iterator[int | None]:
 
 def promotable_counts(state: State) -> list[int]:
     """Return how many resting trials every rung but the last lets through."""
-    promotion = promotion_of(state.plan)
-    return [promotion.promotable(rung) for rung in state.rungs[:-1]]
+    return [rung.promotable(state.plan.reduction) for rung in state.rungs[:-1]]
 
 
 def untried_first(state: State) -> Iterator[int | None]:

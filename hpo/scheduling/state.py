@@ -22,7 +22,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo.scheduling.events import Ending, Event, Failed, Opened, Origin, Plan, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
 from hydragnn.hpo.scheduling.pool import FreeChange, Pool
-from hydragnn.hpo.scheduling.promotion import Rung, promotion_of
+from hydragnn.hpo.scheduling.promotion import Rung
 from hydragnn.hpo.scheduling.sizing import Load, Mean
 from hydragnn.record import Failure
 
@@ -542,8 +542,7 @@ def remaining(state: State, trial: Trial, work: float) -> Load:
     ``work``: seconds per epoch where its own are not known.
     """
     epochs, share, at = 0.0, 1.0, trial.epochs
-    promotion = promotion_of(state.plan)
     for rung in state.plan.rungs[len(trial.results) :]:
         epochs += share * max(0, rung - at)
-        share, at = promotion.continuing(share), max(at, rung)
+        share, at = share / state.plan.reduction, max(at, rung)
     return Load((work if trial.work is None else trial.work) * epochs, trial.scaling)

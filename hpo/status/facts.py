@@ -15,7 +15,6 @@ from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection, read_lines
 from hydragnn.hpo.lines import LineChain
 from hydragnn.hpo.scheduling.events import Ending, node_of
-from hydragnn.hpo.scheduling.promotion import promotion_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text, search_settings
@@ -271,10 +270,10 @@ def forecast(state: State, now: float) -> Forecast | None:
     if not epochs or not state.plan.rungs or state.closed:
         return None
     before, total, reaching = 0, 0.0, float(state.plan.trials)
-    promotion, floor = promotion_of(state.plan), float(min(state.plan.finalists, state.plan.trials))
+    reduction, floor = state.plan.reduction, float(min(state.plan.finalists, state.plan.trials))
     for rung in state.plan.rungs:
         total += reaching * (rung - before)
-        before, reaching = rung, max(promotion.continuing(reaching), floor)
+        before, reaching = rung, max(reaching / reduction, floor)
     rest, until = max(0.0, (total - epochs) * state.elapsed(now) / epochs), state.ends - now
     if until < rest:
         return Forecast(seconds=max(0.0, until), by=state.ends_by)

@@ -44,7 +44,7 @@ def cancels(state: State, looks: Looks) -> list[int]:
     """How many attempts move after each look."""
     counts = []
     for now, epochs in looks:
-        shown = (Progressed(trial=trial, attempt=1, epochs=reached) for trial, reached in enumerate(epochs))
+        shown = (Progressed(trial=trial, attempt=1, epochs=float(reached)) for trial, reached in enumerate(epochs))
         actions = happen(state, now, *shown)
         assert all(action == Cancel(trial=0, attempt=1, reason=REASON) for action in actions)
         counts.append(len(actions))
