@@ -6,15 +6,13 @@ Where sizes may differ, a trial starts on as many slots as let all unfinished tr
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain, islice
 
 from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Propose, Start, node_of
-from hydragnn.hpo.scheduling.health import disturbing_nodes, is_last_chance
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
 from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, speed_of
 from hydragnn.hpo.scheduling.trouble import num_startable
@@ -62,13 +60,10 @@ def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:
     selection: list[Trial] = []
     actions: list[Action] = []
     late = 0
-    num_elsewhere = num_free_elsewhere(state)
     for number in untried_first(state) if state.trouble.since < math.inf else ready_trials(state):
         if len(selection) + len(actions) >= room or late >= LOOK:
             break
         trial = Trial(number=len(state.trials)) if number is None else state.trials[number]
-        if trial.faults and state.active and num_elsewhere(trial) < state.least:
-            continue
         if not in_time(state, trial, state.most if together else state.least, now):
             late += 1
         elif number is None:
@@ -88,25 +83,6 @@ def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:
     for trial in sorted(selection, key=lambda trial: -(segment(state, trial) or 0.0)):
         actions.append(start_attempt(state, trial, state.least, now))
     return actions, late > 0
-
-
-def num_free_elsewhere(state: State) -> Callable[[Trial], int]:
-    """Return a counter of free slots that did not disturb a trial.
-
-    While others run, the trial waits for those, since one more failure elsewhere proves nothing.
-    """
-    healthy = cache(lambda: len(state.free) - _num_free(state, state.health))
-
-    def num_elsewhere(trial: Trial) -> int:
-        if is_last_chance(state, trial):
-            return healthy()
-        return len(state.free) - _num_free(state, disturbing_nodes(state, trial))
-
-    return num_elsewhere
-
-
-def _num_free(state: State, nodes: Iterable[str]) -> int:
-    return sum(slot in state.free for slot in {slot for name in nodes for slot in state.nodes[name]})
 
 
 def ready_trials(state: State) -> Iterator[int | None]:
@@ -243,19 +219,16 @@ def enlarge_attempt(state: State, now: float) -> list[Action]:
 
 
 def _take_slots(state: State, trial: Trial, size: int) -> tuple[str, ...]:
-    """Take free slots, preferably on nodes that did not disturb the trial."""
-    if trial.faults:
-        nodes = disturbing_nodes(state, trial)
-        avoided = {slot for name in nodes for slot in state.nodes[name] if slot in state.free}
-        if avoided and len(state.free) - len(avoided) >= size:
-            slots = _alike(state, (slot for slot in state.free if slot not in avoided), size)
-            state.free.remove(slots)
-            return slots
-    if not state.plan.sizes:
+    """Take free slots; for a retry, those of nodes without a strike where they are enough."""
+    if not trial.faults and not state.plan.sizes:
         return state.free.take(size)
-    slots = _alike(state, state.free, size)
-    state.free.remove(slots)
-    return slots
+    slots = list(state.free)
+    if trial.faults:
+        sound = [slot for slot in slots if node_of(slot) not in state.health]
+        slots = sound if len(sound) >= size else slots
+    selection = _alike(state, slots, size)
+    state.free.remove(selection)
+    return selection
 
 
 def _alike(state: State, slots: Iterable[str], size: int) -> tuple[str, ...]:

@@ -167,22 +167,6 @@ def reopen_nodes(state: State, now: float) -> list[Action]:
     return actions
 
 
-def disturbing_nodes(state: State, trial: Trial) -> Iterable[str]:
-    """Return the nodes that disturbed a trial's latest attempts.
-
-    All nodes with an entry, where one more fault may be its last.
-    """
-    if is_last_chance(state, trial):
-        return state.health
-    latest = range(max(1, trial.attempt - trial.faults), trial.attempt + 1)
-    return [name for attempt in latest for name in state.health.together.get((trial.number, attempt), ())]
-
-
-def is_last_chance(state: State, trial: Trial) -> bool:
-    """Return True where a trial has no retries left."""
-    return trial.faults >= state.plan.retries > 0
-
-
 def all_out(state: State) -> bool:
     """True where every node is in quarantine."""
     return bool(state.nodes) and state.health.counts["quarantined"] == len(state.nodes)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from world import World
 
 from hydragnn.hpo.scheduling.events import Exhausted, Plan, Stopping, Tick
@@ -26,27 +27,24 @@ def finished(world: World, value: Callable[[int, int], float]) -> World:
     return world
 
 
-def test_successive_halving_lets_the_best_third_through_and_no_other() -> None:
-    world = finished(world_of(Plan(trials=27, rungs=(1, 3, 9), reduction=3)), lambda trial, _: float(trial))
-    assert [number for number, until in world.started if until == 3] == list(range(9))
-    assert [number for number, until in world.started if until == 9] == [0, 1, 2]
-    assert len(world.started) >= 27
-    assert sorted(world.settled) == list(range(27))
-
-
-def test_without_rungs_every_trial_is_trained_to_the_end() -> None:
-    world = finished(world_of(Plan(trials=5, rungs=(10,)), workers=2), lambda trial, _: -float(trial))
-    assert world.settled == dict.fromkeys(range(5), "finished")
-
-
-def test_at_least_the_finalists_finish_however_few_the_rungs_let_through() -> None:
-    world = finished(world_of(Plan(trials=6, rungs=(1, 2, 4), reduction=3, finalists=4)), lambda t, _: float(t))
-    assert [number for number, outcome in world.settled.items() if outcome == "finished"] == [0, 1, 2, 3]
-
-
-def test_more_finalists_than_trials_is_all_of_them() -> None:
-    world = finished(world_of(Plan(trials=3, rungs=(1, 2), finalists=9)), lambda trial, _: float(trial))
-    assert len([number for number, outcome in world.settled.items() if outcome == "finished"]) == 3
+@pytest.mark.parametrize(
+    ("plan", "passed"),
+    [
+        (Plan(trials=27, rungs=(1, 3, 9), reduction=3), [27, 9, 3]),
+        (Plan(trials=27, rungs=(1, 3, 9), reduction=1), [27, 27, 27]),
+        (Plan(trials=5, rungs=(10,)), [5]),
+        (Plan(trials=6, rungs=(1, 2, 4), reduction=3, finalists=4), [6, 4, 4]),
+        (Plan(trials=3, rungs=(1, 2), finalists=9), [3, 3]),
+    ],
+    ids=["the best third", "no reduction", "no rungs", "at least the finalists", "more finalists than trials"],
+)
+def test_rungs_let_the_best_through_and_no_other(plan: Plan, passed: list[int]) -> None:
+    world = finished(world_of(plan), lambda trial, _: float(trial))
+    assert [sorted(n for n, until in world.started if until == rung) for rung in plan.rungs] == [
+        list(range(count)) for count in passed
+    ]
+    assert [number for number, outcome in world.settled.items() if outcome == "finished"] == list(range(passed[-1]))
+    assert sorted(world.settled) == list(range(plan.trials))
 
 
 def test_a_machine_fault_is_retried_and_then_given_up_without_counting_as_failed() -> None:
