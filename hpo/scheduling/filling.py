@@ -7,7 +7,6 @@ Where sizes may differ, a trial starts on as many slots as let all unfinished tr
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 
 from msgspec.structs import replace
@@ -21,13 +20,10 @@ LOOK = 64
 """So many trials that start too late are passed over in search for one that does not."""
 
 CROWD = 128
-"""Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth, and nobody waits."""
+"""Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth."""
 
 LATE = 15.0
 """Seconds that an attempt needs at least once its expected end has passed; more when it is later than that, as much as it is late."""
-
-SOON = 30.0
-"""Seconds after which the slots of nodes that are being probed are expected back."""
 
 LEAVING = 30.0
 """Seconds that an attempt loses besides its start where it saves itself to go on elsewhere."""
@@ -37,16 +33,6 @@ PAUSE = 0.01
 
 WORTH = 3.0
 """So many times what an attempt loses by moving to more slots must be won by it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Slots that the first in line will get."""
-
-    time: float
-    """When enough of them are expected to be free."""
-    spare: int
-    """Slots that will then be free besides."""
 
 
 def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:
@@ -166,34 +152,18 @@ def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
 
 
 def start_balanced(state: State, trials: list[Trial], now: float) -> list[Action]:
-    """Start trials on so many slots that all unfinished ones end together.
-
-    One whose slots are not free yet starts on those that are, unless it ends its segment sooner by waiting; then the
-    slots that it waits for are lent only to those that give them back in time.
-    """
+    """Start trials on so many slots that all unfinished ones end together, or on those that are free."""
     work = _known_work(state, trials)
     _aim(state, trials, work, now)
     loads = {trial.number: remaining(state, trial, work) for trial in trials}
     actions: list[Action] = []
-    reservation: Reservation | None = None
     others = len(trials)
     for trial in sorted(trials, key=lambda trial: (-loads[trial.number].seconds, trial.number)):
         others -= 1
         target_size = fewest_slots(loads[trial.number], state.target.time - now, state.least, state.most)
         size = min(target_size, len(state.free) - others * state.least)
-        if size < state.least or not in_time(state, trial, size, now):
-            continue
-        end = now + _segment_time(state, trial, size, work)
-        if reservation is not None and end > reservation.time:
-            size = min(size, reservation.spare)
-            if size < state.least:
-                continue
-            reservation = Reservation(reservation.time, reservation.spare - size)
-        elif reservation is None and size < target_size:
-            reservation = _worth_waiting(state, trial, target_size, end, work, now)
-            if reservation is not None:
-                continue
-        actions.append(start_attempt(state, trial, size, now))
+        if size >= state.least and in_time(state, trial, size, now):
+            actions.append(start_attempt(state, trial, size, now))
     return actions
 
 
@@ -260,28 +230,6 @@ def _aim(state: State, trials: list[Trial], work: float, now: float) -> None:
     loads += [_load_left(state, trial, work, now) for trial in state.running]
     time = now + common_ending(loads, slots, state.least, state.most)
     state.set(target=Target(time, unfinished, slots))
-
-
-def _worth_waiting(state: State, trial: Trial, slots: int, end: float, work: float, now: float) -> Reservation | None:
-    """Return the reservation that ends a trial's segment before ``end``, if any.
-
-    Nobody waits for longer than a move costs: it is better to start now and to move later.
-    """
-    if len(state.active) > CROWD:
-        return None
-    free, best = len(state.free), None
-    latest = now + max(SOON, state.startup.value + LEAVING)
-    ends = [(_segment_end(state, other, work, now), len(other.slots)) for other in state.running]
-    ends += [(now + SOON, count) for count in probing_slots(state)]
-    for time, count in sorted(ends):
-        free += count
-        size = min(free, slots)
-        expected = time + _segment_time(state, trial, size, work)
-        if time > latest:
-            break
-        if expected < end:
-            best, end = Reservation(time, free - size), expected
-    return best
 
 
 def probing_slots(state: State) -> list[int]:

@@ -1,4 +1,4 @@
-"""Sizes while an allocation empties: who waits for slots that come back, and who goes on with more of them."""
+"""Sizes while an allocation empties: who starts on what is free, and who goes on with more."""
 
 import pytest
 from world import transition
@@ -12,7 +12,6 @@ from hydragnn.hpo.scheduling.events import (
     Launched,
     Opened,
     Plan,
-    Probed,
     Progressed,
     Proposed,
     Reached,
@@ -40,13 +39,6 @@ def running(trials: int, work: float, rungs: tuple[int, ...] = (10, 20)) -> Stat
     assert starts(actions) == [(trial, 10 // trials) for trial in range(trials)]
     after(state, 0.0, *(Launched(trial=trial, attempt=1, identity={}) for trial in range(trials)))
     return state
-
-
-def test_a_trial_waits_for_nodes_that_are_being_probed_instead_of_starting_on_the_first_that_comes_back() -> None:
-    state = running(1, work=1000.0)
-    assert starts(after(state, 60.0, Failed(trial=0, attempt=1, kind="launch", message=""))) == []
-    assert starts(after(state, 80.0, *(Probed(node=node, healthy=True) for node in SLOTS[:9]))) == []
-    assert starts(after(state, 81.0, Probed(node=SLOTS[9], healthy=True))) == [(0, 10)]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +69,9 @@ def test_progress_of_an_attempt_that_is_over_changes_nothing(trial: int, attempt
     assert decide(state, Progressed(trial=trial, attempt=attempt, epochs=1.0), 60.0) == (None, ())
 
 
-@pytest.mark.parametrize(("left", "waits"), [(10.0, True), (200.0, False)])
-def test_nobody_waits_for_longer_than_a_move_to_more_slots_costs(left: float, waits: bool) -> None:
-    """One of two trials must begin anew; the other leaves its five slots soon, or late."""
-    lost = Failed(trial=1, attempt=1, kind="preempted", message="", epochs=0)
-    actions = after(running(2, work=250.0, rungs=(20,)), 1000.0 - left, lost)
-    assert starts(actions) == ([] if waits else [(1, 5)])
+def test_a_trial_that_begins_anew_takes_the_slots_that_are_free() -> None:
+    state, lost = running(2, work=250.0, rungs=(20,)), Failed(trial=1, attempt=1, kind="preempted", message="")
+    assert starts(after(state, 990.0, lost)) == [(1, 5)]
 
 
 def test_where_nodes_differ_a_trial_has_nodes_of_one_size_and_its_work_counts_by_their_speed() -> None:

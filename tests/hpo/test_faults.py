@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from clockwork import Clockwork
@@ -207,42 +207,6 @@ def test_trials_grow_onto_idle_nodes_at_the_end_of_their_segment() -> None:
     campaign = Clockwork(plan, 8, work=lambda trial: (1.0, 40.0)[trial])
     sizes = [len(start.slots) for _, start in campaign.starts if start.trial == 1]
     assert sizes[0] < sizes[-1] == 8
-
-
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> None:
-    from hydragnn.hpo.scheduling import filling
-
-    works = data.draw(st.lists(st.floats(1.0, 200.0), min_size=3, max_size=8), label="works")
-    running = data.draw(st.integers(1, len(works) - 2), label="running")
-    slots = tuple(f"n{k}" for k in range(data.draw(st.integers(2 * len(works), 40), label="slots")))
-    plan = Plan(trials=len(works), rungs=(1, 5), reduction=1, max_slots=len(slots))
-    state = begun(plan, slots, work=tuple(works))
-    for number in range(running, len(works)):  # some come back from their first segment, at different times
-        attempt = state.trials[number].attempt
-        state, _ = transition(state, Reached(trial=number, attempt=attempt, epochs=1, value=0.5), 0.1 + 0.01 * number)
-    ready = [trial for trial in state.trials.values() if trial.number >= running]
-    for trial in ready:  # all of them at once want slots again
-        state.free.add(trial.slots)
-        state.put_trial(filling.replace(trial, status="waiting", slots=()))
-    ready = [state.trials[trial.number] for trial in ready]
-    reservations: list[Any] = []
-    original = filling._worth_waiting
-
-    def spy(*arguments: Any) -> Any:
-        reservations.append((arguments[1], arguments[2], original(*arguments)))
-        return reservations[-1][2]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filling, "_worth_waiting", spy)
-        filling.start_balanced(state, ready, 1.0)
-    for first, wanted, reservation in reservations:
-        if reservation is not None and state.trials[first.number].status != "running":
-            work = filling._known_work(state, ready)
-            ends = [(filling._segment_end(state, other, work, 1.0), len(other.slots)) for other in state.running]
-            free = len(state.free) + sum(count for end, count in ends if end <= reservation.time + 1e-9)
-            assert free >= wanted
 
 
 def begun(plan: Plan, slots: tuple[str, ...], work: tuple[float, ...] = ()) -> State:
