@@ -159,7 +159,7 @@ class CampaignStatus(Shown):
     node_hours: NodeHours
     faults: tuple[FaultRow, ...]
     trouble: dict[str, int | float | None] | None
-    """Outages of the machine on the clock of the journal: ``number``, ``spells`` in a row, ``since``, ``until``; None without any."""
+    """Outages of the machine on the clock of the journal: ``number``, ``since``, ``until``; None without any."""
     costs: Costs = Costs(measured=0, error=None, scaling=None)
     budgets: tuple[Budget, ...]
     forecast: Forecast | None
