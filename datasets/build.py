@@ -1,20 +1,18 @@
-"""Stores from files: ``hydragnn data build``."""
+"""Graphs from files, as ``hydragnn data build`` makes them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
+from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.labels import Labels, parted_settings
 from hydragnn.datasets.sources.registry import rule_of
-from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
@@ -25,26 +23,6 @@ from hydragnn.graphs.units import CLOSE_NUCLEI
 
 TOGETHER, EDGES_TOGETHER = 256, 2**16
 """Graphs are checked and written together until they are so many, or have so many edges."""
-
-
-def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[int], None] | None = None) -> None:
-    """Make a store at ``out`` (.h5 or .bp) from files.
-
-    ``progress`` is called with the number of graphs written so far. Streams: memory does not grow with the number of
-    graphs. InputError for anything wrong in the files, naming the file and the graph; then no store is left behind.
-    """
-    out = Path(out)
-    makers = makers_of(settings)
-    first = next(makers, None)
-    if first is None:
-        raise no_graphs(settings)
-    graph = first()
-    with one_thread(), store_writer(settings, out, fields_of(settings, graph), graph.dim) as writer:
-        for some in groups_of(made(chain([first], makers))):
-            writer.write_graphs(some)
-            if progress is not None:
-                progress(writer.graphs)
-    refuse_useless(out, settings)
 
 
 def store_writer(settings: BuildSettings, out: Path, fields: list[Field], dim: int, **part: int) -> StoreWriter:

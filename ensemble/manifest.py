@@ -121,7 +121,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             targets=targets,
             inputs=inputs,
             dim=value["dim"],
-            nominal=value["nominal"],
+            nominal=float(value["nominal"]),
             weights=_weights(value.get("weights", {}), {target.name for target in targets}, len(value["members"])),
             calibration={
                 name: _calibration(item, name, targets, [entry["weight"] for entry in value["members"]])

@@ -106,7 +106,7 @@ def _load_workers_early(words: list[str]) -> None:
     if words[:1] == ["predict"]:
         load_early("hydragnn.ensemble.prediction.predict")
     elif words == ["data", "build"]:
-        load_early("hydragnn.datasets.parallel_build", "ase.io.extxyz", "h5py", "vesin")
+        load_early("hydragnn.distributed.building", "ase.io.extxyz", "h5py", "vesin")
 
 
 def _check_surroundings() -> None:

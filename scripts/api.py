@@ -79,16 +79,15 @@ def build_store(
     check_workers(workers)
     if isinstance(source, str | Path) and this_launch().size == 1:
         check_exists(as_path(source))
-    from hydragnn.datasets.build import build_store as build
+    from hydragnn.datasets.building import build_store as build
     from hydragnn.datasets.disk import open_store
     from hydragnn.datasets.fit import precision_notes
-    from hydragnn.datasets.parallel_build import build_with_workers
     from hydragnn.datasets.sources.base import ObjectsBuild
     from hydragnn.datasets.sources.registry import read_build_settings
     from hydragnn.scripts.showing import graphs_made
 
     if (launch := this_launch()).size > 1:
-        from hydragnn.scripts.shared_build import build_with_ranks
+        from hydragnn.distributed.building import build_with_ranks
 
         with graphs_made(quiet or launch.rank > 0) as tell:
             build_with_ranks(lambda: read_build_settings(*_table(source, overrides)), as_path(out), workers, tell)
@@ -103,6 +102,8 @@ def build_store(
     processes = replace(this_machine(), gpus=0).workers() if workers == "auto" else workers
     with graphs_made(quiet) as tell:
         if processes > 1:
+            from hydragnn.distributed.building import build_with_workers
+
             build_with_workers(settings, as_path(out), processes, tell)
         else:
             build(settings, as_path(out), tell)

@@ -9,8 +9,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.places import is_store
 from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.distributed.graph_groups import GraphGroup
+from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import Rule, rules_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hydragnn.base.allocator import keep_memory
-from hydragnn.base.errors import InputError, Interrupted, print_note
+from hydragnn.base.errors import InputError, Interrupted, SaidByFirst, print_note
 from hydragnn.base.files import write_json
 from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.places import is_store, model_folder, source_paths
@@ -22,10 +22,10 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.distributed import this_launch, threads_are_chosen
 from hydragnn.distributed.graph_groups import DONE, FAILED, GraphGroup, join_graph_group
+from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.formats import check_absent, sink_for
-from hydragnn.ensemble.prediction.group import FirstRankFailed, Group, join_leaders, join_parent, worker_group
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
@@ -295,9 +295,10 @@ def _predict_as_child(rank: int, size: int, threads: int, store: str, job: Job, 
     allow_code(allowed)
     keep_memory()
     torch.set_num_threads(threads)
-    silent = contextlib.suppress(KeyboardInterrupt, FirstRankFailed)
+    silent = contextlib.suppress(KeyboardInterrupt, SaidByFirst)
     try:
         with silent, interruptible(signal.SIGINT, signal.SIGHUP) as check, join_parent(rank, size, store) as group:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the process that started this one
             predict_with(group, job, check)
     except InputError as error:  # the others do its work, or meet the same
         print(f"worker {rank} ended: {error}", file=sys.stderr, flush=True)

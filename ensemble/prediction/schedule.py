@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 
+from hydragnn.distributed.group import Group
 from hydragnn.ensemble.plan import certificate
-from hydragnn.ensemble.prediction.group import Group
 
 SHARE = 8
 """A task is at most this part of a rank's share of the work that is left."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Chunk, Chunks
 from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, joined, size_of
-from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.schedule import Task
 from hydragnn.ensemble.prediction.sources import Source

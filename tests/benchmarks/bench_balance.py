@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from small_ensemble import crystals, make_ensemble, write_store, write_structures
 
 from hydragnn.distributed import this_launch
-from hydragnn.ensemble.prediction.group import join_group
+from hydragnn.distributed.group import join_group
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_with
 

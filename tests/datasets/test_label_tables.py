@@ -12,9 +12,9 @@ from ase.build import bulk
 from hydragnn.base.errors import InputError
 from hydragnn.base.shown import csv_cell
 from hydragnn.datasets import build_store, open_store, read_build_settings
-from hydragnn.datasets.build import graphs_of
+from hydragnn.datasets.build import graphs_of, makers_of
+from hydragnn.datasets.building import first_and_count
 from hydragnn.datasets.disk import DiskStore
-from hydragnn.datasets.parallel_build import first_and_count
 
 GAP = {"name": "gap", "on": "graph", "role": "target", "key": "band_gap"}
 METALS = ("Cu", "Ag", "Au", "Pt")
@@ -103,7 +103,7 @@ def test_arrays_have_tables_of_labels_too_and_are_counted(folder: Path) -> None:
     }
     parsed = read_build_settings(settings, folder / "BUILD.toml")
     assert [graph["gap"].item() for graph in graphs_of(parsed)] == [2.0, 1.0]
-    assert first_and_count(parsed, folder / "counted.h5")[1] == 2
+    assert first_and_count(parsed, makers_of(parsed))[1] == 2
 
 
 def test_the_numbers_of_rows_that_pandas_writes_are_no_column(folder: Path) -> None:

@@ -21,8 +21,8 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
-from hydragnn.distributed import graph_groups, leave, this_launch
-from hydragnn.ensemble.prediction import group, job, parts, schedule, work
+from hydragnn.distributed import graph_groups, group, leave, this_launch
+from hydragnn.ensemble.prediction import job, parts, schedule, work
 from hydragnn.ensemble.prediction.formats import hdf5, sink
 from hydragnn.ensemble.prediction.predict import predict_to_file
 

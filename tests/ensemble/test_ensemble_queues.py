@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.distributed import FileStore
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.prediction import group as groups
-from hydragnn.ensemble.prediction.group import Group
+from hydragnn.distributed import group as groups
+from hydragnn.distributed.group import Group
 from hydragnn.ensemble.prediction.schedule import make_schedule, tasks_of
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from hydragnn.distributed.group import Group, Table
 from hydragnn.ensemble.prediction import schedule
-from hydragnn.ensemble.prediction.group import Group, Table
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 
 

@@ -11,7 +11,8 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import build_store, open_store, read_build_settings, store_info
-from hydragnn.datasets.parallel_build import first_and_count
+from hydragnn.datasets.build import makers_of
+from hydragnn.datasets.building import first_and_count
 from hydragnn.graphs import Field, field_from_json, from_pyg, graphs_of_parts
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import load_model
@@ -103,7 +104,7 @@ def test_masks_work_in_python_and_count_for_several_processes(tmp_path: Path) ->
     settings = read_build_settings(
         {"kind": "pyg", "files": ["one.pt"], "fields": FIELDS, "node_split": MASKS}, tmp_path / "BUILD.toml"
     )
-    assert first_and_count(settings, tmp_path / "other.h5")[1] == len(open_store(tmp_path / "out.h5")) == 6
+    assert first_and_count(settings, makers_of(settings))[1] == len(open_store(tmp_path / "out.h5")) == 6
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -1,4 +1,4 @@
-"""Processes that predict together: they meet, share queues, and notice dead ones.
+"""Processes that work together: they meet, share queues, and notice dead ones.
 
 Ranks of a launcher and local workers do all of it with a store of keys and values of ``torch.distributed``: a private file on one
 machine, and torch's server on several.
@@ -6,6 +6,7 @@ machine, and torch's server on several.
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -20,7 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.base.forked import workers_context
 from hydragnn.distributed.launch import Launch, machine_name, this_launch
 from hydragnn.distributed.leaving import abandon
@@ -60,12 +61,8 @@ def alone(group: "Group", folder: Path) -> AbstractContextManager[dist.Store]:
     return nullcontext(dist.HashStore())
 
 
-class FirstRankFailed(InputError):
-    """Failure of rank 0, which prints it."""
-
-
 class Group:
-    """Processes that predict together, seen from one of them."""
+    """Processes that work together, seen from one of them."""
 
     def __init__(self, rank: int = 0, size: int = 1, meet: Meet = alone, *, by_mpi: bool = False) -> None:
         """Create rank ``rank`` of ``size``; ``meet`` gives the store to ``begin``."""
@@ -88,12 +85,16 @@ class Group:
         if isinstance(self.store, ServedStore):
             threading.Thread(target=self._beat, args=(self.store.another(),), daemon=True).start()
         if self.rank == 0:
-            self.store.set("opening", json.dumps(_opening(make)))
+            try:
+                self.store.set("opening", json.dumps({**make(), "error": ""}))
+            except InputError as error:
+                self.store.set("opening", json.dumps({"error": str(error)}))
+                raise InputError(str(error)) from error
         while not self.store.check(["opening"]):
             time.sleep(PAUSE)
         opening: Table = json.loads(self.store.get("opening"))
         if opening["error"]:
-            raise FirstRankFailed(opening["error"]) if self.rank else InputError(opening["error"])
+            raise SaidByFirst(opening["error"])
         return opening
 
     def take(self, queue: str, count: int) -> int | None:
@@ -126,7 +127,7 @@ class Group:
         InputError where rank 0 has failed meanwhile.
         """
         if self.rank and self.store.check(["failure"]):
-            raise FirstRankFailed(f"rank 0 ended: {self.store.get('failure').decode()}")
+            raise SaidByFirst(f"rank 0 ended: {self.store.get('failure').decode()}")
         return bool(self.store.check([f"signal {word}"]))
 
     def is_last_at(self, word: str) -> bool:
@@ -224,12 +225,14 @@ class Group:
         return True
 
 
-def _opening(make: Callable[[], Table]) -> Table:
-    """Return what ``make`` gives, or the sentence of its InputError."""
+@contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Start child processes with SIGINT blocked; the parent receives it afterwards."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return {**make(), "error": ""}
-    except InputError as error:
-        return {"error": str(error)}
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 @contextmanager
@@ -274,12 +277,16 @@ def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Ab
         threads = max(1, torch.get_num_threads() // workers)
         torch.set_num_threads(threads)
         with tempfile.TemporaryDirectory(prefix="hydragnn-ranks-", ignore_cleanup_errors=True) as place:
+            store = file_store(f"{place}/store")
             for rank in range(1, workers):
                 own = (rank, workers, threads, f"{place}/store", *arguments)
                 processes.append(context.Process(target=work, args=own, daemon=True))
-                processes[-1].start()
+                with sigint_blocked():
+                    processes[-1].start()
+                # known to be dead also where it ends before it meets the others
+                store.set(f"process-{rank}", json.dumps([machine_name(), processes[-1].pid]))
             try:
-                yield file_store(f"{place}/store")
+                yield store
             finally:
                 for process in processes:
                     process.terminate()
