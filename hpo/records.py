@@ -9,8 +9,7 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import Origin
-from hydragnn.hpo.scheduling.state import TrialStatus, attempts_at_once
-from hydragnn.hpo.search_settings import sampler_text
+from hydragnn.hpo.scheduling.state import TrialStatus
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, random_point, space_of
@@ -90,7 +89,6 @@ def campaign_history(out: Path | str) -> CampaignHistory:
     follower = Follower(out)
     follower.update()
     state, timeline = follower.builder.state, follower.builder.timeline()
-    widths = [attempts_at_once(state.plan, session.slots) for session in timeline.sessions]
     trials = [
         TrialHistory(
             number=number,
@@ -116,7 +114,7 @@ def campaign_history(out: Path | str) -> CampaignHistory:
         seconds=state.elapsed(state.last),
         ending=state.ending,
         timeline=timeline,
-        sampler=sampler_text(settings.search.sampler, widths),
+        sampler=follower.sampler,
     )
 
 

@@ -203,14 +203,20 @@ class Follower:
                 self._last = entry.time
         return self._chain.length > before
 
+    @property
+    def sampler(self) -> str:
+        """Sampler of the search, and why it was chosen."""
+        plan, sessions = self.builder.state.plan, self.builder.sessions
+        return sampler_text(self._sampler, [attempts_at_once(plan, session.slots) for session in sessions])
+
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""
         with no_garbage_collection():
-            state, sessions = self.builder.state, self.builder.sessions
+            state = self.builder.state
             silence = max(0.0, self._clock() - self._last) if self._last else 0.0
             return replace(
                 status_of(self.builder, self._folder, self._last, silence),
-                sampler=sampler_text(self._sampler, [attempts_at_once(state.plan, one.slots) for one in sessions]),
+                sampler=self.sampler,
                 costs=self._cost_status(state),
             )
 
