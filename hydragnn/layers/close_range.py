@@ -183,6 +183,7 @@ class CloseRange(nn.Module):
                 least = self.looks.to(vectors.dtype).index_select(0, pair)  # [edges], squares
                 if not bool((vectors.square().sum(-1) < least).any()):
                     return vectors, None
+        # padded edges may have length 0, where a root has no slope
         tiny = torch.finfo(vectors.dtype).tiny ** 0.5
         shortest, inverse, product = self.pairs.to(vectors.dtype).index_select(0, pair).unbind(-1)  # [edges] each
         squares = vectors.square().sum(-1).clamp_min(tiny)

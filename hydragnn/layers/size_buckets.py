@@ -97,7 +97,7 @@ def size_buckets(counts: Int[Tensor, " graphs"], owner: Int[Tensor, " nodes"]) -
         graphs = sum(many for size, many in zip(sizes, repeats) if low < size <= end)
         mine = counts[order[begin : begin + graphs]]
         begin += graphs
-        equal = sum(low < size <= end for size in sizes) == 1
+        equal = sum(low < size <= end for size in sizes) == 1  # no row is padding: attention needs no mask
         is_node = None if equal else torch.arange(end, device=counts.device) < mine.unsqueeze(1)
         if end:
             buckets.append(Bucket(graphs=graphs, size=end, is_node=is_node))

@@ -37,6 +37,7 @@ class Component(nn.Module):
         for order in range(1, correlation + 1):
             polynomials = symmetric_polynomials(max_ell, degree, order)
             rows = polynomials.coefficients[:, component]
+            # most products of components occur in no polynomial that turns as this one, so they are never computed
             used = np.flatnonzero(np.abs(rows).max(0, initial=0.0) > 1e-12)
             blocks.append(rows[:, used])
             monomials = [polynomials.monomials[number] for number in used]
@@ -101,6 +102,7 @@ class SymmetricContraction(nn.Module):
     ) -> dict[int, Float[Tensor, "nodes axes channels"]]:
         """Return contracted states by degree, with an axis for degree 0."""
         rows = states.flatten(1)  # [components, nodes channels]
+        # a product of n components is one of n - 1 times one more: each is multiplied once for all polynomials
         products = [rows]
         for order in range(2, self.lengths + 2):
             products.append(row_products(rows, products[-1], self, order))
@@ -129,7 +131,7 @@ def _prefixes(max_ell: int, degrees: Sequence[int], correlation: int) -> list[li
     """Return the monomials that longer ones begin with."""
     result: list[list[Monomial]] = []
     longer: set[Monomial] = set()
-    for order in range(correlation, 1, -1):
+    for order in range(correlation, 1, -1):  # from the longest, which decide what shorter ones are needed
         used = {one for degree in degrees for one in symmetric_polynomials(max_ell, degree, order).monomials}
         longer = {one[:-1] for one in used | longer}
         result.insert(0, sorted(longer))

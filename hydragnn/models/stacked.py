@@ -65,7 +65,7 @@ def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> StackedMod
     forms = forms_of(model)
     for module in result.modules():
         stacked = forms.get(type(module))
-        if stacked is not None:
+        if stacked is not None:  # another class of the same object: names, buffers and order of layers stay
             object.__setattr__(module, "__class__", stacked)
         if isinstance(module, RadialFilters):
             module.tables = ()  # of one member's filters

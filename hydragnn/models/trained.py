@@ -1,5 +1,6 @@
 """A trained model that speaks physical units: normalise, predict, denormalise."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +18,13 @@ from hydragnn.datasets.views import without_edges
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.units import CLOSE, unit_factor
+from hydragnn.layers import RadialFilters, tables_of
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.heads import HeadSettings
 from hydragnn.models.prediction import Prediction, eager_prediction
 from hydragnn.models.replay import NotRecordable, ReplayedPrediction, recorder_on
 from hydragnn.models.saving import load_graph_model
-from hydragnn.models.tabulated import tabulated
 from hydragnn.models.target import Target
 
 
@@ -187,6 +188,30 @@ def load_model(
     model, normalisation = load_graph_model(as_path(folder), branch)
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)
+
+
+def tabulated(model: GraphModel) -> GraphModel:
+    """Return the model with tables for filters, where they help.
+
+    The same numbers but for rounding, and forces are the derivative of the energy that tables give. For fixed weights in single precision on a CPU, where reading a
+    row of a table takes less time than computing it; elsewhere the networks serve.
+    """
+    parameter, basis = next(model.parameters()), model.encoder.basis
+    if parameter.dtype != torch.float32 or not parameter.is_cpu or basis is None or basis.envelope == "none":
+        return model
+    if basis.transform is not None:  # filters are functions of the atoms at both ends, too
+        return model
+    if model.edge_inputs.width or model.description.model.pooling is not None:  # edges of coarser levels are longer
+        return model
+    exact = copy.deepcopy(model.encoder).double().requires_grad_(False)
+    assert exact.basis is not None
+    result = copy.deepcopy(model)
+    for name, part in result.encoder.named_modules():
+        if isinstance(part, RadialFilters):
+            of_part = exact.get_submodule(name)
+            assert isinstance(of_part, RadialFilters)
+            part.tables = tables_of(of_part, exact.basis, parameter.dtype)
+    return result
 
 
 def _check_meaning(batch: GraphBatch, actual: Field, expected: Field) -> None:

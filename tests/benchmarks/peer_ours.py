@@ -134,7 +134,7 @@ def serve_one(kind: str, folder: Path, options: list[str]) -> Path | None:
     call = model
     fixed = call
     if not {"past", "computed"} & set(options):
-        from hydragnn.models.tabulated import tabulated
+        from hydragnn.models.trained import tabulated
 
         fixed = tabulated(model).eval().requires_grad_(False)  # as ensembles and calculators load it
     return serve(

@@ -16,7 +16,7 @@ from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel, build_model, load_model, parse_head, save_model
-from hydragnn.models.tabulated import tabulated
+from hydragnn.models.trained import tabulated
 
 SIZE = Field(name="size", on="node")
 

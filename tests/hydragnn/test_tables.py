@@ -19,7 +19,7 @@ from hydragnn.kernels import table as plain
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.layers import RadialFilters
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
-from hydragnn.models.tabulated import tabulated
+from hydragnn.models.trained import tabulated
 
 FIELDS = [
     Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
