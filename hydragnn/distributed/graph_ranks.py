@@ -20,7 +20,7 @@ from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank, sections
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.halo import Peers
 from hydragnn.kernels import Pairs, pairs_of
-from hydragnn.models import Distribution, GraphModel
+from hydragnn.models import GraphModel
 from hydragnn.models.graph_model import PAIRS, PAIRS_OF_SECTIONS
 from hydragnn.models.prediction import Predicted, eager_prediction
 
@@ -107,11 +107,6 @@ def pairs_among(pairs: Pairs, edges: Tensor) -> Pairs:
     present, pair = pairs.pair[edges].unique(return_inverse=True)
     first = torch.full_like(present, len(pair)).scatter_reduce(0, pair, torch.arange(len(pair)), "amin")
     return Pairs(first=first, pair=pair)
-
-
-def predict_shared(model: GraphModel, batch: GraphBatch, cutter: Cutter) -> dict[str, Distribution]:
-    """Return the predictions of a whole batch on every rank; collective."""
-    return shared_prediction(model, batch, cutter)[0]
 
 
 @torch.no_grad()

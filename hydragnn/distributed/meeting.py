@@ -84,7 +84,7 @@ def meet(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> Meetin
         return _met_by_mpi(launch, patience)
     deadline = time.monotonic() + patience.total_seconds()
     if not launch.address:
-        return _on_one_node(launch, _met_by_file(launch, folder.resolve(), deadline))
+        return _meeting(launch, _met_by_file(launch, folder.resolve(), deadline), "")
     where = f"{launch.address} port {launch.port}"
     with note_of_waiting(launch, lambda: f"rank 0, who serves a store at {where}"):
         server = _server(launch.address, launch.port, launch.rank == 0 and not launch.by_agent, patience)
@@ -93,16 +93,15 @@ def meet(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> Meetin
         _wait_for_all(launch, store, where, deadline)
     else:
         store.set(f"rank {launch.rank}", "")
-    return _on_several_nodes(launch, store, launch.address)
+    return _meeting(launch, store, launch.address)
 
 
-def _on_one_node(launch: Launch, store: dist.Store) -> Meeting:
+def _meeting(launch: Launch, store: dist.Store, address: str) -> Meeting:
+    """Return a meeting at an address; on one node without."""
+    if address:
+        return Meeting(launch=launch, store=store, gloo=interface_towards(address), nccl="")
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
     return Meeting(launch=launch, store=store, gloo=loopback, nccl=loopback)
-
-
-def _on_several_nodes(launch: Launch, store: dist.Store, address: str) -> Meeting:
-    return Meeting(launch=launch, store=store, gloo=interface_towards(address), nccl="")
 
 
 @cache
@@ -259,7 +258,7 @@ def _met_by_mpi(launch: Launch, patience: timedelta) -> Meeting:
         shutil.rmtree(place, ignore_errors=True)  # all have it open
     if problems:
         raise LaunchError(problems[0])
-    return _on_one_node(launch, store) if one_node else _on_several_nodes(launch, store, address)
+    return _meeting(launch, store, "" if one_node else address)
 
 
 def interface_towards(host: str) -> str:

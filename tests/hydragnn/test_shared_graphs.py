@@ -17,7 +17,7 @@ from hydragnn.architectures.schnet import SchNet
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import CORNERS, make_graph, make_model, small_settings
 from hydragnn.conformance.cutting import loss_and_gradients, on_parts
-from hydragnn.distributed.graph_ranks import Cutter, in_sections, metis, predict_shared
+from hydragnn.distributed.graph_ranks import Cutter, in_sections, metis, shared_prediction
 from hydragnn.graphs import cutting, from_ase, from_voronoi
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.cutting import Partition, cut_nodes, report_on
@@ -269,7 +269,7 @@ def test_a_batch_is_predicted_over_the_ranks_and_whole_on_each(partition: Partit
 
     def predictions(part: GraphBatch) -> dict[str, Distribution]:
         assert part.halo is not None
-        return predict_shared(model, batch, Cutter(peers=part.halo.peers, partition=partition))
+        return shared_prediction(model, batch, Cutter(peers=part.halo.peers, partition=partition))[0]
 
     whole = {name: value.detach() for name, value in model(batch).items()}
     for of_rank in on_parts(batch, cut_nodes(batch, 2), 2, predictions):
