@@ -108,8 +108,10 @@ def _meeting(launch: Launch, store: dist.Store, address: str) -> Meeting:
 def _server(address: str, port: int, serves: bool, patience: timedelta) -> dist.TCPStore:
     """Return torch's store at an address, also for later meetings."""
     try:
+        if serves:
+            socket.getaddrinfo(address, port)  # torch tries an unknown name for as long as its patience lasts
         return dist.TCPStore(address, port, None, serves, timeout=patience, wait_for_workers=False)
-    except dist.DistError as error:
+    except (dist.DistError, OSError) as error:
         fault = "cannot be served" if serves else "does not answer"
         raise LaunchError(
             f"the store of rank 0 at {address} port {port} {fault} ({str(error).partition(chr(10))[0]}); MASTER_ADDR and MASTER_PORT "

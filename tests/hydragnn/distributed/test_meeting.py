@@ -160,10 +160,13 @@ def test_ranks_of_several_nodes_meet_at_the_address_of_the_launcher(
     assert launch.port == port if port is not None else 15_000 <= launch.port < 30_000
 
 
-def test_a_store_that_does_not_answer_is_a_sentence(tmp_path: Path) -> None:
-    launch = Launch(by="torchrun", rank=1, size=2, address="127.0.0.1", port=9)
+@pytest.mark.parametrize(
+    ("rank", "address", "fault"), [(1, "127.0.0.1", "does not answer"), (0, "no-such-node.invalid", "cannot be served")]
+)
+def test_a_store_that_is_not_there_is_a_sentence(rank: int, address: str, fault: str, tmp_path: Path) -> None:
+    launch = Launch(by="torchrun", rank=rank, size=2, address=address, port=9)
     with pytest.raises(
-        LaunchError, match=r"^the store of rank 0 at 127.0.0.1 port 9 does not answer \([^\n]*MASTER_ADDR"
+        LaunchError, match=rf"^the store of rank 0 at {address} port 9 {fault} \([^\n]*MASTER_ADDR[^\n]*$"
     ):
         meet(launch, tmp_path, timedelta(seconds=1))
 
