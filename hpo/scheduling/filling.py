@@ -245,19 +245,17 @@ def _known_work(state: State, trials: list[Trial]) -> float:
     return sum(estimates) / len(estimates) if estimates else 1.0
 
 
-def _segment_time(state: State, trial: Trial, slots: int, work: float, speed: float | None = None) -> float:
-    """Return the expected seconds from a start to the next rung.
-
-    ``speed``: how many of the fastest slots do the work of these (None: as many).
-    """
+def _segment_time(state: State, trial: Trial, work: float) -> float:
+    """Return the expected seconds of a running trial from its start to its next rung."""
     until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
-    epoch = (work if trial.work is None else trial.work) / (speed or slots) * loss(slots, trial.scaling)
+    epoch = (work if trial.work is None else trial.work) / speed_of(state.plan, trial.slots)
+    epoch *= loss(len(trial.slots), trial.scaling)
     return state.startup.value + epoch * max(0, until - trial.epochs)
 
 
 def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
     """Return when a running trial should reach its next rung."""
-    end = trial.started + _segment_time(state, trial, len(trial.slots), work, speed_of(state.plan, trial.slots))
+    end = trial.started + _segment_time(state, trial, work)
     if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[-1][1]:
         (first, begun), (last, epochs) = trial.shown[0], trial.shown[-1]
         rest = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
@@ -267,8 +265,8 @@ def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
 
 def _load_left(state: State, trial: Trial, work: float, now: float) -> Load:
     """Return the remaining load of a running trial."""
-    load, slots, fast = remaining(state, trial, work), len(trial.slots), speed_of(state.plan, trial.slots)
-    speed = fast / loss(slots, trial.scaling)
-    whole = (_segment_time(state, trial, slots, work, fast) - state.startup.value) * speed
+    load = remaining(state, trial, work)
+    speed = speed_of(state.plan, trial.slots) / loss(len(trial.slots), trial.scaling)
+    whole = (_segment_time(state, trial, work) - state.startup.value) * speed
     part = max(0.0, _segment_end(state, trial, work, now) - max(now, trial.started + state.startup.value)) * speed
     return Load(load.seconds - whole + part, trial.scaling)
