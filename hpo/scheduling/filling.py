@@ -152,7 +152,7 @@ def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
 
 
 def start_balanced(state: State, trials: list[Trial], now: float) -> list[Action]:
-    """Start trials on so many slots that all unfinished ones end together, or on those that are free."""
+    """Start trials on as many slots as let all end together, if free."""
     work = _known_work(state, trials)
     _aim(state, trials, work, now)
     loads = {trial.number: remaining(state, trial, work) for trial in trials}
@@ -246,7 +246,7 @@ def _known_work(state: State, trials: list[Trial]) -> float:
 
 
 def _segment_time(state: State, trial: Trial, work: float) -> float:
-    """Return the expected seconds of a running trial from its start to its next rung."""
+    """Return the expected seconds of a trial from start to rung."""
     until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
     epoch = (work if trial.work is None else trial.work) / speed_of(state.plan, trial.slots)
     epoch *= loss(len(trial.slots), trial.scaling)
