@@ -76,7 +76,7 @@ class JobSettings(Settings):
     """Nodes of every job."""
 
     hours: float = Field(gt=0)
-    """Walltime of every job; a search whose budget is spent sooner ends its job."""
+    """Walltime of every job; a search without budget ends it sooner."""
 
     chain: int = Field(default=8, ge=1)
     """At most so many jobs, one after the other, until the campaign is complete or a budget of [search] is spent."""

@@ -99,7 +99,10 @@ class LastSigns:
         return [name for name, _ in takewhile(lambda sign: sign[1] < earliest, self._times.items())]
 
     def hung(self, patience: float) -> list[str]:
-        """Return the silent names; none where most are silent at once, whose silence begins anew."""
+        """Return the silent names, unless most are silent at once.
+
+        Then the silence of all begins anew.
+        """
         silent = self.silent(patience)
         if not silent:
             return []

@@ -189,7 +189,7 @@ def enlarge_attempt(state: State, now: float) -> list[Action]:
 
 
 def _take_slots(state: State, trial: Trial, size: int) -> tuple[str, ...]:
-    """Take free slots; for a retry, those of nodes without a strike where they are enough."""
+    """Take free slots; a retry prefers those of nodes without strikes."""
     if not trial.faults and not state.plan.sizes:
         return state.free.take(size)
     slots = list(state.free)

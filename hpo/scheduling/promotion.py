@@ -26,7 +26,7 @@ class Rung:
         del self.paused[at]
 
     def promotable(self, reduction: int) -> int:
-        """Return how many resting trials belong to the best ``1 / reduction``, which go on.
+        """Return how many resting trials are of the best ``1 / reduction``.
 
         Asynchronous halving (Li et al. 2020, arXiv:1810.05934, algorithm 2); with a reduction of 1 all trials go on.
         """

@@ -144,7 +144,7 @@ def minutes_of(settings: CampaignSettings) -> int:
 
 
 def _is_spent(settings: CampaignSettings, out: Path) -> bool:
-    """Return True where a budget leaves no time to train; the search itself ends within it."""
+    """Return True where a budget leaves no time to train."""
     state, search = replay(out / JOURNAL), settings.search
     left = [] if search.max_hours is None else [search.max_hours * 3600 - state.elapsed(state.last)]
     if search.max_node_hours is not None:
