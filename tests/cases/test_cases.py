@@ -1,11 +1,156 @@
-"""Every case of ``python -m tests.cases`` has the right answer."""
+"""Inputs of whole commands that were once wrong in silence or ended in a traceback."""
 
+import csv
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+from ase.build import bulk, fcc111
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write
 
-from tests.cases.__main__ import CASES, answer
+import hydragnn
+from hydragnn.base.errors import InputError
+from tests.cases import inputs
+from tests.nolock import without_locks
+
+Call = Callable[..., tuple[int, str, str]]
+ENERGY = {"name": "energy", "key": "E", "on": "graph", "unit": "eV", "role": "target"}
+SEARCH = ("search", "search.toml", "--set", "search.trials=2", "--out", "campaign", "--workers", "1")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_case_that_once_failed_has_the_right_answer(name: str) -> None:
-    row = answer(name)
-    assert row.right, f"wanted {row.wanted}, seen {row.seen}"
+@pytest.fixture(scope="module")
+def crystals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Crystals and slabs, of which slabs have no stress, their store, and a run."""
+    folder = tmp_path_factory.mktemp("crystals")
+    inputs.write_crystals(folder, 36)
+    slabs = [fcc111("Cu", (1, 1, 3), vacuum=6.0) for _ in range(8)]
+    for seed, slab in enumerate(slabs):
+        slab.rattle(0.08, seed=seed)
+        slab.pbc, slab.info = (True, True, False), {}
+        slab.calc = EMT()
+        slab.calc = SinglePointCalculator(slab, energy=slab.get_potential_energy(), forces=slab.get_forces())
+    write(folder / "crystals.xyz", slabs, format="extxyz", append=True)
+    hydragnn.build_store(folder / "crystals.toml", folder / "crystals.h5", quiet=True)
+    hydragnn.train(folder / "run.toml", folder / "run", overrides=["train.epochs=1"])
+    return folder
+
+
+def command(folder: Path, *words: str, before: tuple[str, ...] = (), **variables: str) -> tuple[int, str]:
+    """Return exit code and output of a command in a process of its own."""
+    line = [*before, sys.executable, "-m", "hydragnn", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("around", ["two ranks of MPI", "no locks"])
+def test_a_search_is_one_search_whatever_is_around_it(around: str, crystals: Path, tmp_path: Path) -> None:
+    for name in ("crystals.h5", "search.toml"):
+        (tmp_path / name).symlink_to(crystals / name)
+    mpi = (str(Path(sys.executable).parent / "mpirun"), "-n", "2")
+    ways: Mapping[str, Any] = {"two ranks of MPI": {"before": mpi}, "no locks": without_locks(errno.ENOLCK)}
+    code, text = command(tmp_path, *SEARCH, **ways[around])
+    assert code == 0, text
+    assert len(list((tmp_path / "campaign" / "trials").glob("*/record.json"))) == 2
+
+
+def test_a_name_that_begins_as_a_formula_is_a_text_for_spreadsheets(crystals: Path, tmp_path: Path) -> None:
+    atoms = bulk("Cu", cubic=True)
+    atoms.info["id"] = "=cmd|calc!A1"
+    write(tmp_path / "x.xyz", atoms, format="extxyz")
+    hydragnn.predict(crystals / "run", tmp_path / "x.xyz", tmp_path / "predicted.csv")
+    with (tmp_path / "predicted.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["'=cmd|calc!A1"]
+
+
+def test_slabs_have_errors_beside_a_calculator_with_a_stress_of_crystals(crystals: Path, tmp_path: Path) -> None:
+    baselines = ["ase.calculators.emt:EMT"]
+    evaluation = hydragnn.build_ensemble(
+        [crystals / "run"], tmp_path / "ensemble", baselines=baselines, allow_code=["ase.calculators.emt"]
+    )
+    test = evaluation.parts["test"]
+    assert {name for name, scores in test.items() if "EMT" in scores.baselines} == {"energy", "forces", "stress"}
+
+
+def write_frames(folder: Path) -> dict[str, Any]:
+    """Return the settings of frames in npz whose atomic numbers stand once for all."""
+    frames = np.eye(5)[:, :3] * 1.1 + np.zeros((6, 1, 1))
+    np.savez(folder / "a.npz", z=[6, 1, 1, 1, 1], R=frames, E=np.arange(6.0))
+    numbers = {"name": "atomic_numbers", "key": "z", "on": "node", "classes": 119, "dtype": "int64"}
+    return {"kind": "npz", "files": ["a.npz"], "positions": "R", "cutoff": 4.0, "fields": [numbers, ENERGY]}
+
+
+def write_materials(folder: Path) -> dict[str, Any]:
+    """Return the settings of frames by material, with values beside the structures."""
+    site = {"species": [{"element": "Cu", "occu": 1}], "abc": [0, 0, 0], "xyz": [0, 0, 0]}
+    lattice = {"matrix": [[4, 0, 0], [0, 4, 0], [0, 0, 4]]}
+    frame = {"structure": {"@class": "Structure", "lattice": lattice, "sites": [site]}, "corrected_total_energy": -1.0}
+    (folder / "m.json").write_text(json.dumps({"mp-1": {"a": frame, "b": frame}, "mp-2": {"c": frame}}))
+    return {"kind": "ase", "files": ["m.json"], "cutoff": 5.0}
+
+
+def write_edges(sender: int) -> Callable[[Path], dict[str, Any]]:
+    """Return a function for settings of tables with this sender of an edge between two nodes."""
+
+    def settings(folder: Path) -> dict[str, Any]:
+        tables = {"nodes": "graph,load\n0,1\n0,2\n", "graphs": "graph,y\n0,1\n"}
+        for name, text in {**tables, "edges": f"graph,sender,receiver\n0,0,{sender}\n"}.items():
+            (folder / f"{name}.csv").write_text(text)
+        fields = [{"name": "load", "on": "node"}, {"name": "y", "on": "graph", "role": "target"}]
+        table = {"kind": "tables", "files": ["nodes.csv"], "edges": "edges.csv", "graphs": "graphs.csv"}
+        return {**table, "undirected": True, "fields": fields}
+
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("write_source", "words"),
+    [
+        (write_frames, "repeat what stands once for all graphs"),
+        (write_materials, "structure 0 is no structure of pymatgen"),
+        (write_edges(10**18), "node index 1000000000000000000 is out of range"),
+        (write_edges(10**30), "float64 values are no node indices"),
+    ],
+    ids=["numbers once for all frames", "frames by material", "huge sender", "huger sender"],
+)
+def test_a_source_that_is_not_read_whole_is_refused(
+    write_source: Callable[[Path], dict[str, Any]], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=words):
+        hydragnn.build_store(write_source(tmp_path), tmp_path / "x.h5", quiet=True)
+    assert not (tmp_path / "x.h5").exists()
+
+
+def test_four_times_as_many_nodes_of_a_node_link_file_take_about_four_times_as_long(tmp_path: Path) -> None:
+    fields = [{"name": "demand", "on": "node"}, {"name": "cap", "on": "edge"}]
+    fields += [{"name": "cost", "on": "graph", "role": "target"}]
+    seconds = []
+    for count in (10, 10_000, 40_000):
+        nodes = [{"id": f"bus-{one}", "demand": 0.0} for one in range(count)]
+        links = [{"source": f"bus-{one}", "target": f"bus-{one + 1}", "cap": 1.0} for one in range(count - 1)]
+        graph = {"directed": False, "multigraph": False, "graph": {"cost": 1.0}, "nodes": nodes, "links": links}
+        (tmp_path / "grid.json").write_text(json.dumps(graph))
+        start = time.process_time()
+        settings = {"kind": "networkx", "files": [str(tmp_path / "grid.json")], "fields": fields}
+        hydragnn.build_store(settings, tmp_path / f"{count}.h5", quiet=True)
+        seconds.append(time.process_time() - start)
+    assert seconds[2] < 8 * seconds[1]
+
+
+@pytest.mark.parametrize(
+    "key", ["parallel", "parallel.shard", "branches", "search.space.low", "split.group", "start.replay", "simulate"]
+)
+def test_keys_of_every_section_have_a_text(key: str, call: Call) -> None:
+    code, text, _ = call("help", key)
+    assert code == 0 and len(text) > 40
