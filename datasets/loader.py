@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from jaxtyping import Int64
@@ -42,10 +42,6 @@ class Loader:
         self.sizes = self.store.sizes()
         self.costs = costs_of(self.sizes, self.node_cost) if self.ranks > 1 else np.zeros(0, dtype=np.int32)
         self._length = len(self.batches(0))
-
-    def with_budget(self, budget: Budget) -> "Loader":
-        """The same graphs in the same order, in batches of another budget."""
-        return replace(self, budget=budget)
 
     def __len__(self) -> int:
         """Return the batches of epoch 0; other epochs may differ under budgets."""

@@ -9,7 +9,6 @@ from jaxtyping import Float64, Int64, Integer
 from numpy import ndarray
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets.footprint import MemoryLimit, amounts_of
 from hydragnn.datasets.store import Sizes
 
 NODE_COST = 8  # where nothing else is known, one node costs about as much as eight edges
@@ -17,7 +16,6 @@ TEAM = 16  # ranks whose shares are balanced one by one
 BLOCK = 1024  # ranks among whose teams graphs are dealt
 CLASSES = 65_535  # of costs, when they are dealt
 WINDOW = 1 << 18  # graphs whose batches are found at once
-ROUNDING = 1e-6  # of sums of bytes over many graphs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +25,6 @@ class Budget:
     max_graphs: int = 0
     max_nodes: int = 0
     max_edges: int = 0
-    memory: MemoryLimit | None = None
-    """Memory that computing it may take."""
 
 
 def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> list[Int64[ndarray, " _"]]:
@@ -42,11 +38,7 @@ def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> li
     """
     nodes, edges = sizes.nodes[indices], sizes.edges[indices]
     check_budget(sizes, indices, budget)
-    ends = _ends(nodes, edges, budget)
-    if budget.memory is not None:
-        budget.memory.check(sizes, indices)
-        ends = np.minimum(ends, _ends_in_memory(sizes, indices, budget.memory))
-    return [indices[a:b] for a, b in pairwise(_walk(ends).tolist())]
+    return [indices[a:b] for a, b in pairwise(_walk(_ends(nodes, edges, budget)).tolist())]
 
 
 def batches_in_order(
@@ -97,17 +89,6 @@ def _ends(
             sums = np.concatenate([[0], counts.cumsum()])
             ends = np.minimum(np.searchsorted(sums, sums[:-1] + limit, side="right") - 1, ends)
     return ends
-
-
-def _ends_in_memory(sizes: Sizes, indices: Int64[ndarray, " chosen"], memory: MemoryLimit) -> Int64[ndarray, " chosen"]:
-    """The same for the limit that memory sets; every graph fits alone."""
-    amounts, first = amounts_of(sizes, indices), np.arange(len(indices))
-    ends = np.full(len(indices), len(indices), dtype=np.int64)
-    for form in memory.footprint.forms:
-        sums = np.concatenate([[0.0], (amounts @ np.array(form[1:])).cumsum()])
-        limit = (memory.size - form[0]) * (1 - ROUNDING)
-        ends = np.minimum(np.searchsorted(sums, sums[:-1] + limit, side="right") - 1, ends)
-    return np.maximum(ends, first + 1)
 
 
 def check_budget(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> None:

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hydragnn.base.machine import bytes_of
 from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, Settings
-from hydragnn.datasets.footprint import bytes_of
 from hydragnn.datasets.packing import Budget
 
 

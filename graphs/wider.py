@@ -96,21 +96,3 @@ def _pairs_within(batch: GraphBatch, cutoff: float) -> Int[Tensor, "5 pairs"]:
         order = edge_order(receivers, senders, images, end - first)
         tables.append(np.stack([receivers + first, senders + first, *images.T])[:, order])
     return torch.from_numpy(np.concatenate(tables, axis=1)).to(batch.device)
-
-
-def with_pairs_as_in(batch: GraphBatch, like: GraphBatch) -> GraphBatch:
-    """Return the batch with copies of its edges as meaningless pairs.
-
-    There are as many for an edge as in the graph of ``like`` that has most, for all cutoffs searched there. Positions
-    without a meaning would have other numbers of pairs than those of data, which grow with edges.
-    """
-    result = replace(batch)
-    edges = like.counts("edge").cpu()
-    for (what, where), table in like._derived.items():
-        if what.startswith(WITHIN) and batch.num_edges:
-            pairs = torch.bincount(like.owner("node").index_select(0, table[0]).cpu(), minlength=like.num_graphs)
-            share = float((pairs[edges > 0] / edges[edges > 0]).max())
-            copies = torch.arange(round(share * batch.num_edges), device=batch.device) % batch.num_edges
-            ends = torch.stack([batch.receivers, batch.senders])[:, copies.sort().values]
-            result._derived[what, where] = torch.cat([ends, ends.new_ones(3, ends.shape[1])])
-    return result

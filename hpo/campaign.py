@@ -11,9 +11,8 @@ from typing import Any
 
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
-from hydragnn.base.machine import Machine, Workers, this_machine, workers_here
+from hydragnn.base.machine import Machine, Workers, bytes_of, this_machine, workers_here
 from hydragnn.base.shown import Shown
-from hydragnn.datasets.footprint import bytes_of
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal

@@ -6,9 +6,8 @@ from importlib import import_module, metadata
 from typing import Any
 
 from hydragnn import __version__
-from hydragnn.base.machine import ROOM, this_machine
+from hydragnn.base.machine import ROOM, in_words, this_machine
 from hydragnn.base.shown import Shown
-from hydragnn.datasets.footprint import in_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

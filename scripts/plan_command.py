@@ -3,31 +3,22 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts.devices import Device
 
 if TYPE_CHECKING:
-    import torch
-
     from hydragnn.config import AnyConfig
-    from hydragnn.distributed.fabric import Fabric
-    from hydragnn.distributed.ranks import Ranks
-    from hydragnn.parallel import ParallelSettings
-    from hydragnn.runs.assembly import Assembly
-    from hydragnn.runs.costs import RunCosts
-    from hydragnn.runs.layout_plan import MachineSize, PlannedLayout
-    from hydragnn.runs.plan import RunPlan
-    from hydragnn.runs.step_costs import OnStep
+    from hydragnn.runs.rank_steps import Network
 
 SHOWN = 12
 """Layouts on a terminal; ``--json`` has all."""
@@ -38,10 +29,24 @@ OF_CAMPAIGNS = ("search", "job", "runs")
 QUIET = 2.0
 """Seconds before progress is shown."""
 
-PUBLISHED = (
-    "published for language models on Frontier (Dash et al. 2023, arXiv:2312.12705): weak scaling 100 % on 1,024 (175 B parameters) and 3,072 GPUs (1 T); "
-    "strong scaling 89 % and 87 %"
-)
+SITES: Mapping[str, tuple[float, str]] = {
+    "frontier": (50e9, "docs.olcf.ornl.gov/systems/frontier_user_guide.html"),
+    "lumi": (50e9, "docs.lumi-supercomputer.eu/hardware/lumig"),
+    "perlmutter": (100e9, "docs.nersc.gov/systems/perlmutter/architecture"),
+}
+"""Stated bytes per second between devices of a node; each node has four network cards of 25 GB/s."""
+
+
+def site_network(name: str) -> "Network":
+    """Return the stated network of a machine; InputError names the nearest."""
+    from hydragnn.runs.rank_steps import Network
+
+    if name not in SITES:
+        hint = nearest(name, list(SITES))
+        raise InputError(f"--site {name}: no figures of this machine; {hint}, or measure by starting ranks")
+    within, page = SITES[name]
+    source = f"{page}: 4 network cards of 25 GB/s per node, {within / 1e9:g} GB/s between devices; 20 microseconds of latency are assumed"
+    return Network(latency=20e-6, within=within, between=4 * 25e9, source=source)
 
 
 def plan(
@@ -63,52 +68,89 @@ def plan(
     memory: Annotated[
         str, typer.Option(help='Memory of a device, such as "64 GB". Default: that of this machine.')
     ] = "",
-    curves: Annotated[bool, typer.Option("--curves", help="Also weak and strong scaling to 3,072 devices.")] = False,
+    curves: Annotated[bool, typer.Option("--curves", help="Also weak and strong scaling to 65,536 devices.")] = False,
     device: Device = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
 ) -> None:
-    """Plan a run: memory, time and efficiency of every layout, best first.
+    """Plan a run: memory, time and losses of every layout, best first.
 
-    `hydragnn plan CONFIG.toml --nodes 128 --ranks-per-node 8 --site frontier`
+    `torchrun --nproc-per-node 4 -m hydragnn plan CONFIG.toml --nodes 128 --site frontier`
 
-    Some small steps of the model are measured here, on one device like those of the run. The network is stated (`--site`), or measured where ranks
-    are started: `torchrun --nproc-per-node 4 -m hydragnn plan CONFIG.toml`. From both follow the time of a step in every layout and what limits it: compute,
-    communication (bytes), latency (waiting without bytes) or memory. Efficiency is the time of one device over the time of all devices
+    Started ranks take steps of every layout together, and memory is measured with them. Layouts that were measured stand in the order of their times.
+    All else is extrapolated: computation by graphs, imbalance by the packing of the run, bytes and latency by a network that is stated (`--site`) or
+    measured, and bubbles of stages. One process alone measures one device. Efficiency is the time of one device over the time of all devices
     together. The batch is the configuration's, over all ranks. The section `[parallel]` of the best layout is what the run needs to use it.
     """
+    import torch
+
+    from hydragnn.base.machine import bytes_of, free_memory
     from hydragnn.config import config_from_table
     from hydragnn.distributed import leave
-    from hydragnn.distributed.fabric import measured_fabric, site_fabric
-    from hydragnn.distributed.ranks import join_ranks
-    from hydragnn.runs.rank_steps import steps_of_ranks
-    from hydragnn.runs.session import own_device, select_device
+    from hydragnn.distributed.ranks import Ranks, join_ranks
+    from hydragnn.parallel import ParallelSettings
+    from hydragnn.runs.assembly import assemble
+    from hydragnn.runs.extrapolation import Extrapolation, layouts_on
+    from hydragnn.runs.plan import plan_run
+    from hydragnn.runs.rank_steps import measured_network, measured_steps, possible
+    from hydragnn.runs.session import DTYPES, own_device, select_device
+    from hydragnn.training.data import DevicePlacement
+    from hydragnn.training.memory import DEVICE_SHARE
 
     table = with_overrides(read_toml(config), assignments or [])
-    training = {name: section for name, section in table.items() if name not in OF_CAMPAIGNS}
-    settings = config_from_table(training, config)
+    settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
     check_plannable(settings, str(config))
-    begin, place = time.monotonic(), select_device(None)
-    fabric, folder = stated(site, latency, bandwidth), config.absolute().parent
-    with join_ranks(folder, place) as ranks:
-        own = own_device(place, ranks)
-    together = fabric is None and ranks.size > 1
-    machine = machine_of(ranks, own, nodes, ranks_per_node, memory or settings.batch.memory)
+    begin, place, folder = time.monotonic(), select_device(None), config.absolute().parent
+    network = stated(site, latency, bandwidth)
 
     def show(what: str, left: float | None) -> None:
         if ranks.first and not as_json and time.monotonic() - begin > QUIET:
             more = "" if left is None else f", about {left:.0f} s left"
             print(f"measuring {what}{more}", file=sys.stderr, flush=True)
 
-    run_plan, run = prepared(settings, machine, own, show)
-    costs = measured(run, run_plan, machine, show, together=together)
-    if together:
-        with join_ranks(folder, place) as ranks:
-            fabric = measured_fabric(ranks, own)
-            layouts = started_layouts(run_plan, machine, ranks)
-            costs = replace(costs, steps=steps_of_ranks(run, run_plan, layouts, ranks, show))
+    with join_ranks(folder, place) as ranks:
+        own = own_device(place, ranks)
+        run_plan = replace(plan_run(settings), parallel=ParallelSettings())
+        placement = DevicePlacement(device=own, dtype=DTYPES[settings.train.precision])
+        run = assemble(run_plan, placement, Ranks(), lambda: None, shared=ranks.size > 1)
+        loader, model = run.data.branches[0].train.loader, run_plan.branches[0].model.model
+        gpus = torch.cuda.device_count() if own.type == "cuda" and ranks.size == 1 else 0
+        each = ranks_per_node or gpus or max(1, ranks.size // ranks.nodes)
+        started = layouts_on(ranks.size, ranks.size // ranks.nodes, model.num_layers)
+        layouts = list(possible(run_plan, started)) if ranks.size > 1 else []
+        graphs = round((loader.budget.max_graphs or len(loader.indices) / len(loader)) * ranks.size / (nodes * each))
+        alone, together = measured_steps(run, run_plan, layouts, ranks, graphs, show)
+        if network is None and ranks.size > 1:
+            network = measured_network(ranks, own)
+    limit = memory or settings.batch.memory
+    gpu = own.type == "cuda"
+    has = DEVICE_SHARE * torch.cuda.get_device_properties(own).total_memory if gpu else free_memory() / each
+    weights = sum(parameter.nbytes for parameter in run.state.model.parameters())
+    staged = any(one.pipeline > 1 for one in possible(run_plan, [ParallelSettings(pipeline=2)]))
+    extrapolation = Extrapolation(
+        loader=loader,
+        alone=alone,
+        layouts=together,
+        network=network or site_network("frontier"),
+        ranks=nodes * each,
+        per_node=each,
+        weights=weights,
+        sent=float(model.hidden_dim * placement.dtype.itemsize),
+        layers=model.num_layers if staged else 0,
+        accelerator=gpu,
+        memory=float(bytes_of(limit) if limit else has),
+    )
     if ranks.first:
-        fabric = fabric or site_fabric("frontier")
-        result = result_of(costs, machine, fabric, curves)
+        result = {
+            "nodes": nodes,
+            "ranks_per_node": each,
+            "graphs_per_batch": extrapolation.graphs,
+            "memory_of_a_device": extrapolation.memory,
+            "network": extrapolation.network.source,
+            "measured_layouts": len(together),
+            "warning": extrapolation.warning,
+            "layouts": extrapolation.best_first(nodes * each, extrapolation.graphs),
+            **({"curves": extrapolation.curves()} if curves else {}),
+        }
         print(json.dumps(result)) if as_json else show_plan(result)
     leave(0)
 
@@ -126,149 +168,34 @@ def check_plannable(config: "AnyConfig", source: str) -> None:
         )
 
 
-def stated(site: str, latency: float | None, bandwidth: float | None) -> "Fabric | None":
-    """Return the fabric that options state; None without any."""
-    from hydragnn.distributed.fabric import Fabric, Link, site_fabric
-
+def stated(site: str, latency: float | None, bandwidth: float | None) -> "Network | None":
+    """Return the network that options state; None without any."""
     if not site and latency is None and bandwidth is None:
         return None
-    base = site_fabric(site or "frontier")
-    seconds = base.between.latency if latency is None else 1e-6 * latency
-    between = Link(latency=seconds, bandwidth=base.between.bandwidth if bandwidth is None else 1e9 * bandwidth)
-    within = {kind: Link(latency=seconds, bandwidth=link.bandwidth) for kind, link in base.within.items()}
-    changed = latency is not None or bandwidth is not None
-    given = f"{1e6 * seconds:g} microseconds, {between.bandwidth / 1e9:g} GB/s of a node, as options say; else "
-    return Fabric(within=within, between=between, source=(given if changed else "") + base.source)
-
-
-def prepared(
-    config: "AnyConfig", machine: "MachineSize", device: "torch.device", show: "OnStep"
-) -> "tuple[RunPlan, Assembly]":
-    """Return plan and run of a process with all data."""
-    from hydragnn.distributed.ranks import Ranks
-    from hydragnn.parallel import ParallelSettings
-    from hydragnn.runs.assembly import assemble
-    from hydragnn.runs.plan import plan_run
-    from hydragnn.runs.session import DTYPES
-    from hydragnn.training.data import DevicePlacement
-
-    show("data", None)
-    run_plan = replace(plan_run(config), parallel=ParallelSettings())
-    placement = DevicePlacement(device=device, dtype=DTYPES[config.train.precision])
-    return run_plan, assemble(run_plan, placement, Ranks(), lambda: None, shared=machine.measured > 1)
-
-
-def measured(run: "Assembly", plan: "RunPlan", machine: "MachineSize", show: "OnStep", *, together: bool) -> "RunCosts":
-    """Return costs of all layouts, by processes without peers.
-
-    Ranks measure the same at the same time, since they were together just now.
-    """
-    from hydragnn.runs.layer_costs import costs_of_layers
-    from hydragnn.runs.layout_plan import layouts_on
-    from hydragnn.runs.step_costs import costs_of_layouts, is_possible
-
-    layouts = [layout for layout in layouts_on(machine) if is_possible(plan, layout)]
-    costs = costs_of_layouts(run, plan, layouts, show, followed=together)
-    return replace(costs, layers=costs_of_layers(run, plan, show) if machine.ranks > 1 else ())
-
-
-def started_layouts(plan: "RunPlan", machine: "MachineSize", ranks: "Ranks") -> "list[ParallelSettings]":
-    """Return the layouts that the ranks of this command can have."""
-    from hydragnn.runs.layout_plan import layouts_on, stages_on
-    from hydragnn.runs.step_costs import is_possible
-
-    if machine.measured != machine.ranks_per_node:
-        return []
-    own = replace(machine, nodes=ranks.nodes)
-    layers = plan.branches[0].model.model.num_layers
-    every = [*layouts_on(own), *stages_on(own, layers)]
-    return [layout for layout in every if is_possible(plan, layout)]
-
-
-def machine_of(
-    ranks: "Ranks", device: "torch.device", nodes: int, ranks_per_node: int | None, memory: str
-) -> "MachineSize":
-    """Return the machine that is planned: nodes like this one."""
-    import torch
-
-    from hydragnn.base.machine import cores, free_memory
-    from hydragnn.datasets.footprint import bytes_of
-    from hydragnn.runs.layout_plan import MachineSize
-    from hydragnn.training.memory import DEVICE_SHARE
-
-    started = max(1, ranks.size // ranks.nodes)
-    gpu = device.type == "cuda"
-    each = ranks_per_node or (torch.cuda.device_count() if gpu and started == 1 else started)
-    has = DEVICE_SHARE * torch.cuda.get_device_properties(device).total_memory if gpu else free_memory() / each
-    return MachineSize(
-        nodes=nodes,
-        ranks_per_node=each,
-        cores=0 if gpu else cores(),
-        measured=started,
-        memory=bytes_of(memory) if memory else has,
-    )
-
-
-def result_of(costs: "RunCosts", machine: "MachineSize", fabric: "Fabric", curves: bool) -> dict[str, Any]:
-    """Return the plan as plain JSON."""
-    from hydragnn.runs.layout_plan import planned_layouts, scaling_curve
-
-    layouts = planned_layouts(costs, machine, fabric)
-    graphs = layouts[0].graphs
-    devices = [count for count in (8, 64, 512, 1024, 3072) if count % machine.ranks_per_node == 0]
-    curve = scaling_curve(costs, machine, fabric, devices, max(1, round(graphs / machine.ranks))) if curves else []
-    return {
-        "simulated": True,
-        "nodes": machine.nodes,
-        "ranks_per_node": machine.ranks_per_node,
-        "graphs_per_batch": graphs,
-        "memory_of_a_device": machine.memory,
-        "network": fabric.source,
-        "steps_of_ranks": len(costs.steps),
-        "warning": disturbance(costs, layouts),
-        "layouts": [one.to_json() for one in layouts],
-        **({"curves": [asdict(one) for one in curve], "published": PUBLISHED} if curves else {}),
-    }
-
-
-def disturbance(costs: "RunCosts", layouts: "Sequence[PlannedLayout]") -> str | None:
-    """Return why times are not to be trusted; None where they are."""
-    most = max(one.efficiency for one in layouts)
-    if round(most, 3) > 1.0:
-        reason = f"an efficiency is {100 * most:.0f} %"
-    elif not all(one.agrees for one in costs.kinds.values()):
-        reason = "repeated steps differ by more than a half"
-    else:
-        return None
-    return f"the machine was busy while steps were measured ({reason}): do not trust these times, and plan again when it is idle"
+    base = site_network(site or "frontier")
+    if latency is None and bandwidth is None:
+        return base
+    seconds = base.latency if latency is None else 1e-6 * latency
+    between = base.between if bandwidth is None else 1e9 * bandwidth
+    words = f"{1e6 * seconds:g} microseconds, {between / 1e9:g} GB/s of a node, as options say; else {base.source}"
+    return replace(base, latency=seconds, between=between, source=words)
 
 
 def show_plan(result: dict[str, Any]) -> None:
-    """Print layouts, memory of the best, and sources of figures."""
-    from hydragnn.datasets.footprint import in_words
+    """Print layouts, losses of the best, and sources of figures."""
+    from hydragnn.base.machine import in_words
 
     console = PlainConsole()
     nodes, devices, graphs = result["nodes"], result["nodes"] * result["ranks_per_node"], result["graphs_per_batch"]
-    counts = f"{devices:,} device{'s' * (devices > 1)} on {nodes:,} node{'s' * (nodes > 1)}, {graphs:,.0f} graph{'s' * (graphs > 1)} a step"
-    title = f"{counts}; from steps measured here"
-    table = Table(
-        "layout",
-        "parts",
-        "memory",
-        "ms a step",
-        "graphs/s",
-        "efficiency",
-        "limited by",
-        title=title,
-        box=None,
-        pad_edge=False,
-    )
+    title = f"{devices:,} device{'s' * (devices > 1)} on {nodes:,} node{'s' * (nodes > 1)}, {graphs:,} graph{'s' * (graphs > 1)} a step"
+    columns = ("layout", "parts", "memory", "ms a step", "graphs/s", "efficiency", "limited by")
+    table = Table(*columns, title=title, box=None, pad_edge=False)
     for one in result["layouts"][:SHOWN]:
         table.add_row(
             layout_words(one["parallel"]),
             str(one["parallel"]["micro_batches"]),
             in_words(one["memory"]["total"]),
-            f"{1e3 * one['seconds']['step']:,.3g}",
+            f"{'' if one['measured'] else '~ '}{1e3 * one['seconds']['step']:,.3g}",
             f"{one['graphs_per_second']:,.0f}",
             f"{one['efficiency']:.1%}",
             one["limited_by"] if one["fits"] else "memory: does not fit",
@@ -277,21 +204,28 @@ def show_plan(result: dict[str, Any]) -> None:
     if result["warning"]:
         console.print(f"warning: {result['warning']}")
     best = result["layouts"][0]
-    parts = ", ".join(f"{name.replace('_', ' ')} {in_words(size)}" for name, size in best["memory"].items() if size)
-    times = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in best["seconds"].items())
-    console.print(f"the first takes: {parts}")
-    console.print(f"and: {times}")
-    console.print(f"network: {result['network']}")
-    if result["steps_of_ranks"]:
-        console.print(f"steps of {result['steps_of_ranks']} layouts were measured with these ranks")
+    console.print(
+        f"the first has {in_words(best['memory']['state'])} of weights and states and {in_words(best['memory']['step'])} of a step"
+    )
+    console.print(f"and loses {losses_in_words(best)}")
+    console.print(f"~ extrapolated; network: {result['network']}")
     for row in result.get("curves", ()):
-        words = [
-            f"{name} {row[name]:.1%} by {layout_words(row[f'{name}_layout'])} ({row[f'{name}_limit']})"
-            for name in ("strong", "weak")
-        ]
-        console.print(f"simulated, {row['devices']:,} devices: scaling {', '.join(words)}")
-    if "published" in result:
-        console.print(result["published"])
+        for name in ("strong", "weak"):
+            one = row[name]
+            console.print(
+                f"extrapolated, {row['devices']:,} devices, {name} scaling: {one['efficiency']:.1%} by {layout_words(one['parallel'])}; "
+                f"lost: {losses_in_words(one)}"
+            )
+
+
+def losses_in_words(layout: dict[str, Any]) -> str:
+    """Return the shares of a step that are lost.
+
+    >>> losses_in_words({"losses": {"compute": 0.0, "bytes": 0.25, "latency": 0.125}})
+    'bytes 25.0%, latency 12.5%'
+    """
+    lost = [f"{name} {share:.1%}" for name, share in layout["losses"].items() if round(share, 3) > 0]
+    return ", ".join(lost) or "nothing"
 
 
 def layout_words(parallel: dict[str, int]) -> str:

@@ -1,11 +1,14 @@
 """Cores, memory and GPUs of this process, and workers that fit."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+
+from hydragnn.base.errors import InputError
 
 Workers = int | Literal["auto"]
 """Processes of this machine; ``auto``: as many as it has room for."""
@@ -105,3 +108,32 @@ def _left(group: Path, limit: str, used: str) -> Iterator[int]:
         yield most - bytes_used + int(rows.get("total_inactive_file", rows.get("inactive_file", "0")))
     except (OSError, ValueError):  # no such group here, or "max"
         return
+
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes of a size such as ``"4 GB"`` or ``"512 MiB"``.
+
+    InputError for anything else.
+
+    >>> bytes_of("4 GB"), bytes_of("1.5MiB"), bytes_of("4096")
+    (4000000000, 1572864, 4096)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    if match is None or match[2] not in UNITS or not float(match[1]):
+        raise InputError(f"{text!r} is no amount of memory; write for example 4 GB or 512 MiB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def in_words(size: int | float) -> str:
+    """Return bytes as people write them.
+
+    >>> in_words(4_200_000_000), in_words(900)
+    ('4.2 GB', '900 bytes')
+    """
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} bytes"

@@ -162,17 +162,3 @@ def bucket_sizes(sizes: Sequence[int], repeats: Sequence[int]) -> list[int]:
             ends.append(size)
             rows, pairs, nodes = many * size**2, many * size**2, many * size
     return ends[::-1]
-
-
-def padded_sizes(size: int, graphs: int) -> list[int]:
-    """Return the sizes of graphs that need most padding.
-
-    All but the last have this size, and lie in the bucket of the last.
-
-    >>> padded_sizes(10, 4)
-    [10, 10, 10, 13]
-    """
-    largest = size
-    while graphs > 1 and len(bucket_sizes([size, largest + 1], [graphs - 1, 1])) == 1:
-        largest += 1
-    return [size] * (graphs - 1) + [largest]

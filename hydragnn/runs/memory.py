@@ -1,53 +1,52 @@
-"""Runs within limited memory: batches that fill it, parts that fit."""
+"""Runs within limited memory, by measured steps of the smallest and the largest batch.
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+A measured step is a step of the run without its update, so it is the same in every layout of ranks. It moves no parameter and no random state.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.datasets import MemoryStore, Sizes
-from hydragnn.datasets.footprint import Footprint, MemoryLimit, bytes_of, footprint_from_json, in_words
-from hydragnn.datasets.levels import pieces_of
-from hydragnn.datasets.normalisation import normalise
+from hydragnn.base.machine import bytes_of, in_words
+from hydragnn.datasets import Budget
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.coarse import Levels
-from hydragnn.graphs.joining import concatenate
-from hydragnn.graphs.levels import CLUSTERS, levels_of
-from hydragnn.graphs.padding import STEP
-from hydragnn.models import GraphModel, ModelDescription
-from hydragnn.models.replay import NotRecordable, recorder_on, replays_of
+from hydragnn.graphs.levels import known_levels, levels_of
+from hydragnn.models import ModelDescription
 from hydragnn.runs.assembly import Assembly
+from hydragnn.runs.beating import keep_beating
 from hydragnn.runs.plan import RunPlan
-from hydragnn.training.data import BranchData, Feed
-from hydragnn.training.loop import gradient_of
-from hydragnn.training.memory import DEVICE_SHARE, footprint_of, with_fixed
-from hydragnn.training.probe_levels import Shares, shares_of
+from hydragnn.runs.preparation import placed_branch
+from hydragnn.training.data import BranchData, Feed, Share
+from hydragnn.training.loop import gradient_of_share
+from hydragnn.training.memory import DEVICE_SHARE, peak_of
 
-SAMPLE = 8
-"""Graphs of the data that probes look like."""
+EPOCHS = 16
+"""Epochs, at most, among whose batches the largest is sought."""
 
-LEVELS_OF = 64
-"""Graphs whose coarser levels stand for those of all, where levels are made in every step."""
+LOOKED_AT = 500
+"""Batches after which no further epoch is looked at."""
 
-COPIES = 64
-"""Of the sample, at most, in a batch that is recorded to see what it takes."""
+RECORDED = 3.0
+"""Memory of recorded steps over that of plain ones: up to 2.5 on an H200, by padding, and recordings beside plain steps."""
 
-GAPS = 1.2
-"""What recordings of several sizes take over the largest of them: on an H200 memory grew up to 2.5 times by padding and recordings."""
+FULL = 0.9
+"""Share of the memory that batches which fill it take at least, unless they are all graphs."""
 
-HELD = 16
-"""Batches that recordings keep, of the size of the largest."""
+AIM = 0.97
+"""Share of the memory for which larger batches are tried, since batches differ."""
 
-BALANCED = 0.97
-"""Of the memory of several ranks, what a batch fills: shares are not exactly equal."""
+TRIES = 8
+"""Sizes of batches that are tried, at most, to fill memory."""
+
+GROWTH = 4.0
+"""Size of a tried batch over the one before, at most."""
 
 
 def within_memory(
@@ -62,36 +61,33 @@ def within_memory(
 
     ``earlier`` are the batches that the run began with; ``sharing`` processes share the device. InputError names a graph that does not fit.
     """
-    device = run.context.device
-    limit = memory_of(plan, device, sharing)
+    limit, models = memory_of(plan, run.context.device, sharing), [branch.model for branch in plan.branches]
     if limit is None:
         return run
-    if run.mesh.shares_model or run.mesh.size("graph") > 1:
-        raise InputError(
-            "parallel.shard, tensor, pipeline and graph let ranks compute the same parts of batches together, and parts that fill a memory differ "
-            "from rank to rank; set batch.max_graphs and parallel.micro_batches instead of batch.memory"
-        )
-    models = [branch.model for branch in plan.branches]
     fixed = size_of_state(run) + sum(map(size_of_levels, run.data.branches, models))
-    branches, budgets = [], {}
-    for number, branch in enumerate(run.data.branches):
-        heartbeat()
-        with about(f"branch {branch.name}" if branch.name else ""):
-            recorded = limit if run.context.settings.graphs == "on" else 0
-            measure = partial(footprint_in_training, run, number, models[number], recorded)
-            value = first_ranks_value(measure, ranks, device)
-            within = MemoryLimit(footprint=with_fixed(footprint_from_json(value), fixed), size=limit)
-            filled = None
+    both = torch.tensor([fixed, -limit], dtype=torch.float64, device=run.context.device)
+    fixed, limit = (abs(int(value)) for value in ranks.gather(both).amax(dim=0).tolist())
+    if fixed >= limit:
+        raise InputError(
+            f"weights, optimizer and validation part alone take {in_words(fixed)} of {in_words(limit)}; give more memory"
+        )
+    if run.context.settings.graphs == "on":
+        limit = int(fixed + (limit - fixed) / RECORDED)
+    attention = models[0].model.global_attention
+    pairs = attention is not None and attention.has_pairs
+    shown, budgets = [], dict[str, Any]()
+    for number, branch in enumerate(run.data.shown):
+        scale = Scale(run=run, ranks=ranks, number=number, pairs=pairs, fixed=fixed, limit=limit)
+        with about(f"branch {branch.name}" if branch.name else ""), keep_beating(heartbeat):
+            budget = branch.train.loader.budget
             if plan.fills_memory:
-                filled = filling(within, ranks.size, earlier.get(branch.name))
-                budgets[branch.name] = {"size": filled.size, **filled.footprint.to_json()}
-            branches.append(fitted(branch, within, filled, ranks.size))
-    replay = run.data.replay
-    data = replace(
-        run.data,
-        branches=tuple(branches),
-        replay=None if replay is None else fitted(replay, within, filled, ranks.size),
-    )
+                budget = filling(scale, branch, earlier.get(branch.name))
+                budgets[branch.name] = {"max_nodes": budget.max_nodes, "max_edges": budget.max_edges}
+            feeds = [feed.placed(feed.placement, budget) for feed in (branch.train, branch.valid_feed) if feed]
+            placement = replace(branch.train.placement, micro_batches=fitting_parts(scale, feeds))
+            shown.append(placed_branch(branch, placement, budget))
+    count = len(run.data.branches)
+    data = replace(run.data, branches=tuple(shown[:count]), replay=shown[count] if run.data.replay else None)
     return replace(run, data=data, record=replace(run.record, memory_budget=budgets))
 
 
@@ -111,139 +107,147 @@ def memory_of(plan: RunPlan, device: torch.device, sharing: int) -> int | None:
 
 def size_of_state(run: Assembly) -> int:
     """Return the bytes of weights, optimizer and validation part."""
-    tensors = run.state.parameters.bytes
     buffers = sum(buffer.nbytes for buffer in run.state.model.buffers())
-    return tensors + buffers + sum(part.size for branch in run.data.branches for part in branch.valid)
+    valid = (part.size for branch in run.data.branches if isinstance(branch.valid, tuple) for part in branch.valid)
+    return run.state.parameters.bytes + buffers + sum(valid)
 
 
 def size_of_levels(branch: BranchData, model: ModelDescription) -> int:
     """Return the bytes of the validation part's coarser levels."""
     pooling = model.model.pooling
-    if pooling is None:
+    if pooling is None or not isinstance(branch.valid, tuple):
         return 0
     of_parts = [levels_of(part, pooling.levels, model.kind_fields) for part in branch.valid]
     return sum(Levels(levels=levels, fields=frozenset()).size for levels in of_parts)
 
 
-def shares_of_levels(feed: Feed, model: ModelDescription) -> tuple[Shares, ...]:
-    """Return the sizes of the training part's coarser levels.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scale:
+    """Measures steps on a branch against the limit of the run."""
 
-    Where they are made in every step, a sample of graphs stands for all.
+    run: Assembly
+    ranks: Ranks
+    number: int
+    """Of the branch."""
+    pairs: bool
+    """Attention reads pairs of nodes, which count as edges do."""
+    fixed: int
+    """Bytes of a rank between steps."""
+    limit: int
+
+    @property
+    def room(self) -> int:
+        """Return the bytes for steps."""
+        return self.limit - self.fixed
+
+    def peak(self, feed: Feed, batch: NDArray[np.int64]) -> float:
+        """Return the most bytes of a rank for a step on a batch; collective.
+
+        Infinite where the only rank has no memory for it.
+        """
+        peak = inf
+        try:
+            parts = feed.parts_of(batch)
+            share = Share(branch=self.number, parts=parts, stand_ins=feed.stand_ins(len(parts)), graphs=len(batch))
+            peak = measured_step(self.run, share)
+        except torch.OutOfMemoryError:
+            if self.ranks.size > 1:  # peers wait in a sum
+                raise
+            torch.cuda.empty_cache()
+        return float(self.ranks.gather(torch.tensor(peak, dtype=torch.float64, device=self.run.context.device)).max())
+
+    def work(self, feed: Feed, graphs: NDArray[np.int64]) -> float:
+        """Return the work of graphs in edges."""
+        nodes = feed.loader.sizes.nodes[graphs].astype(np.float64)
+        of_nodes = feed.loader.node_cost * nodes + (nodes**2 if self.pairs else 0.0)
+        return float((feed.loader.sizes.edges[graphs] + of_nodes).sum())
+
+    def extremes(self, feed: Feed) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the smallest and the largest batch of the first epochs."""
+        batches: list[NDArray[np.int64]] = []
+        for epoch in range(EPOCHS if feed.loader.shuffle else 1):
+            batches += feed.loader.batches(epoch)
+            if len(batches) >= LOOKED_AT:
+                break
+        works = [self.work(feed, batch) for batch in batches]
+        return batches[int(np.argmin(works))], batches[int(np.argmax(works))]
+
+
+def measured_step(run: Assembly, share: Share) -> float:
+    """Return the most bytes of a step beside the run's state; collective.
+
+    The gradient is forgotten, so parameters, totals and random states are those of before.
     """
-    pooling, loader = model.model.pooling, feed.loader
-    if pooling is None:
-        return ()
-    if isinstance(loader.store, MemoryStore) and loader.store.levels is not None:
-        sizes = loader.store.sizes()
-        return shares_of(loader.store.levels.levels, sizes.nodes, sizes.edges)
-    order = loader.indices[np.argsort(loader.sizes.edges[loader.indices], kind="stable")]
-    some = np.unique(order[np.linspace(0, len(order) - 1, LEVELS_OF).astype(np.int64)])
-    graphs = loader.store.read(some, [CLUSTERS, *model.kind_fields])
-    levels = pieces_of(graphs, levels_of(graphs, pooling.levels, model.kind_fields))
-    return shares_of(levels, loader.sizes.nodes[some], loader.sizes.edges[some])
+    device = run.context.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        levels = [known_levels(part) for part in share.parts]
+        held = sum(part.size for part in share.parts) + sum(one.size for one in levels if one)
+        peak = peak_of(lambda: gradient_of_share(run.state, share, run.context), device)
+    run.state.totals.zero_()
+    run.state.parameters.zero_gradient()
+    return float(held + peak)
 
 
-def footprint_in_training(run: Assembly, number: int, model: ModelDescription, recorded: int = 0) -> dict[str, Any]:
-    """Return the footprint of steps on a branch as JSON, by probes.
+def fitting_parts(scale: Scale, feeds: Sequence[Feed]) -> int:
+    """Return the fewest parts in which the largest batch fits, on all ranks.
 
-    ``recorded`` is the limit of memory where steps are recorded.
+    The smallest batch says how many it may need. They double while these take more.
     """
-    branch, context, state = run.data.branches[number], run.context, run.state
-    scale = torch.zeros_like(context.loss_weights[context.branches[number]])  # probes leave a gradient of zero
-
-    def step(batch: GraphBatch) -> Tensor:
-        return gradient_of(state, number, batch, context, scale)[1]
-
-    devices = [context.device] if context.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        state.parameters.zero_gradient()
-        footprint = footprint_of(step, sample_of(branch.train), shares_of_levels(branch.train, model))
-        if recorded:
-            footprint = with_recordings(footprint, run, number, step, recorded)
-        state.parameters.zero_gradient()
-    return footprint.to_json()
-
-
-def with_recordings(
-    footprint: Footprint, run: Assembly, number: int, step: Callable[[GraphBatch], Tensor], limit: int
-) -> Footprint:
-    """Return the footprint with what recordings keep, if there are any.
-
-    Steps before a recording keep their memory beside it. The recordings share theirs, which is that of the largest and gaps; a batch of about an eighth of
-    the ``limit`` is recorded to see what the allocator takes for it. Each has a batch of its own.
-    """
-    model = run.state.of_branch(number)
-    assert isinstance(model, GraphModel)
-    sample = sample_of(run.data.branches[number].train)
-    copies = int(max(1, min(COPIES, limit / 8 // max(1.0, bytes_for(footprint, sample)))))
-    try:
-        record = recorder_on(run.context.device)
-        replays = replays_of(model, record)
-        batch = replays.pad(concatenate([sample] * copies))
-        step(batch)
-        before = record.reserved()
-        replays.recorded(step, batch, ())
-        share = (record.reserved() - before) / bytes_for(footprint, batch)
-    except (NotRecordable, RuntimeError):  # then with_replays will say why
-        return footprint
-    factor = (1 + STEP) * (1 + GAPS * max(1.0, share))
-    return replace(
-        footprint,
-        forms=tuple(tuple(factor * a + HELD * b for a, b in zip(form, footprint.kept)) for form in footprint.forms),
+    feed, small, large = max(
+        ((feed, *scale.extremes(feed)) for feed in feeds if len(feed.loader)),
+        key=lambda one: scale.work(one[0], one[2]),
     )
 
+    def peak(parts: int, batch: NDArray[np.int64] = large) -> float:
+        return scale.peak(feed.placed(replace(feed.placement, micro_batches=parts)), batch)
 
-def bytes_for(footprint: Footprint, batch: GraphBatch) -> float:
-    """Return the peak memory of a batch."""
-    nodes, edges = (batch.counts(location).cpu().numpy() for location in ("node", "edge"))
-    return footprint.bytes(Sizes(nodes=nodes, edges=edges), np.arange(len(nodes)))
-
-
-def sample_of(feed: Feed) -> GraphBatch:
-    """Return some of the smaller training graphs with edges."""
-    loader = feed.loader
-    edges = loader.sizes.edges[loader.indices]
-    order = np.argsort(edges, kind="stable")
-    order = order[np.searchsorted(edges[order], 1) :] if edges.any() else order
-    picks = order[np.linspace(0, len(order) // 2, SAMPLE).astype(np.int64)]
-    graphs = loader.store.read(np.unique(loader.indices[picks]), loader.fields)
-    batch = graphs if feed.normalisation is None else normalise(graphs, feed.normalisation)
-    return batch.to(feed.placement.device, feed.placement.dtype)
-
-
-def filling(limit: MemoryLimit, ranks: int, earlier: dict[str, Any] | None) -> MemoryLimit:
-    """Return the budget of batches, kept from the run's beginning."""
-    if earlier:
-        return MemoryLimit(footprint=footprint_from_json(earlier), size=earlier["size"])
-    fixed = min(form[0] for form in limit.footprint.forms)
-    if fixed >= limit.size:
+    least = feed.placement.micro_batches
+    most = max(least, len(large))
+    needed = peak(least, small) * scale.work(feed, large) / max(scale.work(feed, small), 1.0)
+    parts = int(min(most, max(least, least * needed // scale.room)))
+    while (needed := peak(parts)) > scale.room and parts < most:
+        parts = min(2 * parts, most)
+    if needed > scale.room:
+        sizes, graph = feed.loader.sizes, max(large.tolist(), key=lambda graph: scale.work(feed, np.array([graph])))
         raise InputError(
-            f"weights and optimizer alone take {in_words(fixed)} of {in_words(limit.size)}; give more memory"
+            f"graph {graph} ({sizes.nodes[graph]} nodes, {sizes.edges[graph]} edges) takes {in_words(scale.fixed + needed)} of memory, "
+            f"more than the limit of {in_words(scale.limit)}; give more memory, take a smaller model or leave the graph out"
         )
-    if ranks == 1:
-        return limit
-    return replace(limit, size=int(fixed + BALANCED * ranks * (limit.size - fixed)))
+    fewer = max(least, ceil(parts * needed / (AIM * scale.room)))
+    return fewer if fewer < parts and peak(fewer) <= scale.room else parts
 
 
-def fitted(branch: BranchData, limit: MemoryLimit, filled: MemoryLimit | None, ranks: int) -> BranchData:
-    """Return the branch with batches and parts that fit."""
-    for part in (branch.split.train, branch.split.valid):
-        check_fits(limit, branch.store.sizes(), part, 0 if filled else branch.train.loader.budget.max_graphs, ranks)
-    train = branch.train
-    loader = train.loader
-    if filled is not None:
-        loader = loader.with_budget(replace(loader.budget, max_graphs=0, memory=filled))
-    placement = replace(train.placement, memory=limit)
-    # a batch of the validation part may be smaller than memory allows
-    valid = tuple(piece for part in branch.valid for piece in placement.parts(part))
-    return replace(branch, train=Feed(loader, train.normalisation, placement), valid=valid)
+def filling(scale: Scale, branch: BranchData, earlier: dict[str, int] | None) -> Budget:
+    """Return nodes and edges of batches that fill memory, as at the run's beginning.
 
-
-def check_fits(limit: MemoryLimit, sizes: Sizes, graphs: NDArray[np.int64], most: int, ranks: int) -> None:
-    """Raise InputError for a graph that does not fit its batch.
-
-    ``most`` graphs are in it; 0: it fills memory.
+    Sizes are tried until the largest batch of one takes nearly all.
     """
-    held = np.sort(limit.footprint.each_held(sizes, graphs))[::-1]
-    share = most if ranks == 1 else min(most, 3 * -(-most // ranks))  # shares have equal costs, not equal numbers
-    limit.check(sizes, graphs, beside=float(held[:share].sum()))
+    if earlier is not None and "forms" in earlier:
+        raise InputError(
+            'the run was begun with batches that version 0.2.0 counted in another way (batch.budget = "auto"); begin a new run in another folder'
+        )
+    if earlier is not None:
+        return Budget(**earlier)
+    loader, valid = branch.train.loader, branch.store.sizes()
+    counts = loader.sizes.nodes[loader.indices], loader.sizes.edges[loader.indices]
+    others = valid.nodes[branch.split.valid], valid.edges[branch.split.valid]
+    least = [int(max(of.max(), other.max(initial=0))) for of, other in zip(counts, others)]
+    limits = loader.budget.max_nodes, loader.budget.max_edges
+
+    def budget(graphs: float) -> Budget:
+        own = [max(most, ceil(graphs * of.mean())) for most, of in zip(least, counts)]
+        nodes, edges = (min(one, limit or one) for one, limit in zip(own, limits))
+        return Budget(max_nodes=nodes, max_edges=edges)
+
+    graphs = smallest = float(min(scale.run.mesh.data_size, len(loader.indices)))
+    most, fitting = float(len(loader.indices)), smallest
+    for _ in range(TRIES):
+        feed = branch.train.placed(branch.train.placement, budget(graphs))
+        needed = scale.peak(feed, scale.extremes(feed)[1])
+        if needed <= scale.room:
+            fitting = max(fitting, graphs)
+            if graphs == most or needed >= FULL * scale.room:
+                break
+        factor = 0.5 if needed == inf else min(GROWTH, AIM * scale.room / needed)
+        graphs = min(max(smallest, factor * graphs), most)
+    return budget(fitting)

@@ -6,7 +6,7 @@ batch where a window bounds memory, or where several processes of a node read on
 memory is there once. Groups of ranks may keep the training part together (``kept_by_ranks``).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -123,7 +123,9 @@ def prepare_data(
                 scales = of_earlier_data(plan.start, scales, drafts[0].plan.model)
             train = training_feed(plan.replay, scales, batches, placement, heartbeat, ranks, shared=shared)
         own, of = branches[0], plan.replay
-        replay = replace(own, name="replay", weight=of.weight, store=of.store, split=of.split, train=train, valid=())
+        replay = replace(
+            own, name="replay", weight=of.weight, store=of.store, split=of.split, train=train, valid=(), valid_feed=None
+        )
     return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)
 
 
@@ -279,9 +281,6 @@ def branch_data(
     window = max(1, len(split.valid)) if in_memory else plan.window or None
     needed = with_elements([*plan.model.fields], normalisation)
     shares = batches(store, split.valid, shuffle=False, fields=needed, window=window)
-    parts = ValidationParts(Feed(shares, normalisation, placement))
-    valid: Iterable[GraphBatch] = tuple(parts) if in_memory else parts
-    passes = len(shares) * placement.micro_batches if placement.in_step else 0
     check_weight(plan.weight, train.steps(0))
     heartbeat()
     return BranchData(
@@ -294,13 +293,28 @@ def branch_data(
         split=split,
         normalisation=normalisation,
         train=train,
-        valid=valid,
-        valid_passes=passes,
+        **validation_of(Feed(shares, normalisation, placement), in_memory=in_memory),
         valid_moments={name: moments_from(value) for name, value in draft.valid["moments"].items()},
         trivial=draft.valid["trivial"],
         notes=draft.notes,
         labels=draft.labels,
     )
+
+
+def validation_of(feed: Feed, *, in_memory: bool) -> dict[str, Any]:
+    """Return the members of ``BranchData`` that hold a validation part."""
+    parts, placement = ValidationParts(feed), feed.placement
+    passes = len(feed.loader) * placement.micro_batches if placement.in_step else 0
+    return {"valid": tuple(parts) if in_memory else parts, "valid_feed": feed, "valid_passes": passes}
+
+
+def placed_branch(branch: BranchData, placement: DevicePlacement, budget: Budget) -> BranchData:
+    """Return a branch in other parts and batches."""
+    train = branch.train.placed(placement, budget)
+    if branch.valid_feed is None:
+        return replace(branch, train=train)
+    valid = branch.valid_feed.placed(placement, budget)
+    return replace(branch, train=train, **validation_of(valid, in_memory=isinstance(branch.valid, tuple)))
 
 
 def training_feed(

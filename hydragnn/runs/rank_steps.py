@@ -1,71 +1,199 @@
-"""Times of small steps that started ranks take together, for plans."""
+"""Measured steps of started ranks in every layout, for plans."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, log2
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget
 from hydragnn.datasets.packing import costs_of, share_of
+from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh, words
+from hydragnn.distributed.parallelize import parallelize
+from hydragnn.distributed.pipeline import make_pipeline
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.parallel import AXES, ParallelSettings
-from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.costs import Curve, RankSteps
+from hydragnn.models import GraphModel
+from hydragnn.models.checks import check_channels, check_cuttable, check_stages
+from hydragnn.parallel import AXES, Axis, ParallelSettings
+from hydragnn.runs.assembly import Assembly, build, context_of
+from hydragnn.runs.memory import measured_step
 from hydragnn.runs.plan import RunPlan
-from hydragnn.runs.step_costs import TURNS, Clock, OnStep, rank_of, seconds_of
-from hydragnn.training.data import Feed
+from hydragnn.training.data import Feed, Share
 from hydragnn.training.loop import take_step
+from hydragnn.training.state import first_state
 
-SIZES = (2, 4)
-"""Graphs for every rank in the parts that are measured; a single graph may be cut where ranks share graphs. Larger parts are predicted."""
+TURNS = 3
+"""Repeats of every measurement; layouts take turns, so that a short disturbance meets none of them alone."""
+
+LONG = 1.0
+"""Seconds, about, of the longest step that is measured."""
+
+PARTS = 4
+"""Parts of a batch for every stage, as far as there are graphs."""
+
+Seconds = NDArray[np.float64]
+"""Seconds of bytes, and seconds of latency."""
+
+Clock = Callable[[], float]
+OnStep = Callable[[str, float | None], None]
+"""Called with what is measured next, and about how many seconds are left."""
 
 
-ROUNDS = 2
-"""Steps of every size in a turn."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Latency and bandwidth of messages between ranks."""
+
+    latency: float
+    """Seconds of a message without bytes."""
+    within: float
+    """Bytes per second of a rank inside a node."""
+    between: float
+    """Bytes per second of a whole node."""
+    source: str
+
+    def sums(self, ranks: int, stride: int, per_node: int, size: float, ways: int = 2) -> Seconds:
+        """Return seconds of bytes and of latency of a sum over ranks; one of its two ``ways`` is a gather.
+
+        Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521).
+
+        >>> Network(latency=1.0, within=1.0, between=1.0, source="").sums(4, 1, 4, 8.0).tolist()
+        [12.0, 4.0]
+        """
+        if ranks == 1:
+            return np.zeros(2)
+        neighbours = min(ranks, max(1, per_node // stride))
+        bandwidth = self.within if neighbours == ranks else min(self.within, self.between * neighbours / per_node)
+        return ways * np.array([(ranks - 1) / ranks * size / bandwidth, ceil(log2(ranks)) * self.latency])
 
 
-def steps_of_ranks(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Measured steps of a layout: of half or twice a batch, and of the batch."""
+
+    sizes: Mapping[Axis, int]
+    chunks: int
+    parts: int
+    costs: tuple[float, ...]
+    """Work of the largest share in edges."""
+    repeats: tuple[tuple[float, ...], ...]
+    """Seconds of every size, repeated."""
+    memory: tuple[float, ...]
+    """Most bytes of a rank beside its weights and states."""
+    state: int
+    """Bytes of weights, gradient and states of a rank."""
+
+    @property
+    def difference(self) -> float:
+        """Return the share by which repeats differ at most."""
+        return max(max(each) / min(each) - 1.0 for each in self.repeats)
+
+    @property
+    def held(self) -> int:
+        """Return the ranks among which weights and their states are divided."""
+        return self.sizes["shard"] * self.sizes["pipeline"] * self.sizes["tensor"]
+
+    @property
+    def waiting(self) -> float:
+        """Return the share of a step in which a stage waits for others."""
+        return (self.sizes["pipeline"] - 1) / (self.chunks * self.parts + self.sizes["pipeline"] - 1)
+
+    def distance(self, sizes: Mapping[Axis, int], chunks: int) -> list[float]:
+        """Return how far another layout is, by chunks, stages, shards and copies."""
+        axes: tuple[Axis, ...] = ("pipeline", "shard", "replicate")
+        return [float(abs(self.chunks - chunks)), *(abs(log2(self.sizes[axis] / sizes[axis])) for axis in axes)]
+
+    @property
+    def least(self) -> float:
+        """Return the time of the batch."""
+        return min(self.repeats[-1])
+
+    def seconds(self, cost: float, parts: int) -> float:
+        """Return the time of a share of some cost, on the line through the measured ones."""
+        times = [min(each) for each in self.repeats]
+        fixed = max(0.0, line(self.costs, times, 0.0)) / self.parts
+        return line(self.costs, times, cost) + (parts - self.parts) * fixed
+
+
+def line(at: Sequence[float], values: Sequence[float], position: float) -> float:
+    """Return the value of the line through two points, which does not fall.
+
+    >>> line((1.0, 2.0), (3.0, 4.0), 4.0), line((2.0, 1.0), (3.0, 4.0), 4.0)
+    (6.0, 4.0)
+    """
+    slope = max(0.0, (values[1] - values[0]) / (at[1] - at[0])) if at[1] != at[0] else 0.0
+    return max(0.0, values[1] + slope * (position - at[1]))
+
+
+def measured_steps(
     run: Assembly,
     plan: RunPlan,
     layouts: Iterable[ParallelSettings],
     ranks: Ranks,
+    graphs: int,
     on_step: OnStep = lambda what, left: None,
     clock: Clock = time.perf_counter,
-) -> tuple[RankSteps, ...]:
-    """Return times of all layouts on these ranks; collective.
+) -> tuple[Steps, list[Steps]]:
+    """Return steps of one device without peers, and of all layouts; collective.
 
-    Each is measured in turns, as kinds of steps are, and the least times count.
+    ``run`` is one without peers. Batches of ``graphs`` and of half or twice as many are measured over all ranks, fewer where a step would be long.
     """
-    every = [(one, make_mesh(one, ranks), dict[tuple[float, int], float]()) for one in layouts]
-    begin, count = time.perf_counter(), TURNS * len(every)
+    device = run.context.device
+    seconds_of(step_of(run, 1)[0], ranks, device, clock)  # loads and compiles what others use
+    most = max(1, int(LONG / seconds_of(step_of(run, 1)[0], ranks, device, clock)))
+    graphs = min(max(graphs, ranks.size), most * ranks.size)
+    every = [ParallelSettings(), *layouts]
+    found: list[Steps | None] = [None] * len(every)
+    begin, count = clock(), TURNS * len(every)
     for done in range(count):
-        layout, mesh, least = every[done % len(every)]
-        remaining = (time.perf_counter() - begin) / done * (count - done) if done else None
-        on_step(f"steps of {ranks.size} ranks, {words(layout) or 'copies'} ({done + 1} of {count})", remaining)
-        for key, seconds in timed_steps(rank_of(run, plan, mesh, layout.chunks), ranks, clock):
-            least[key] = min(least.get(key, np.inf), seconds)
-    return tuple(as_curves(mesh, layout.chunks, least) for layout, mesh, least in every)
+        number = done % len(every)
+        layout = every[number]
+        remaining = (clock() - begin) / done * (count - done) if done else None
+        on_step(f"{words(layout) or ('copies' if number else 'one device')} ({done + 1} of {count})", remaining)
+        if number:
+            own, batch = rank_of(run, plan, make_mesh(layout, ranks), layout.chunks), graphs
+        else:
+            own, batch = run, ceil(graphs / ranks.size)
+        found[number] = turn_of(own, layout.chunks, batch, ranks, found[number], clock)
+    alone, *together = (steps for steps in found if steps is not None)
+    return alone, together
 
 
-def timed_steps(run: Assembly, ranks: Ranks, clock: Clock) -> Iterator[tuple[tuple[float, int], float]]:
-    """Yield cost of the largest part, number of parts, and seconds."""
-    (branch,), mesh = run.data.branches, run.mesh
-    stages, shares, peers = mesh.size("pipeline"), mesh.data_size, mesh.size("graph", "tensor")
-    budget = branch.train.loader.budget.max_graphs or len(branch.train.loader.indices)
-    most = max(1, budget // shares)
-    steps: list[tuple[Callable[[], object], tuple[float, int]]] = []
-    for count in sorted({min(size * peers, most) for size in SIZES}):
-        for parts in (stages, 2 * stages):
-            step, cost = step_of(run, count * parts * shares, parts)
-            steps.append((step, (cost, parts)))
-    for step, key in steps * ROUNDS:  # sizes alternate, as those of batches do
-        yield key, seconds_of(step, ranks, run.context.device, clock, calls=1)
+def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Steps | None, clock: Clock) -> Steps:
+    """Return the steps of a layout with those of one more turn."""
+    mesh, device, stages = run.mesh, run.context.device, run.mesh.size("pipeline")
+    parts = max(1, min(PARTS * stages, graphs // mesh.data_size)) if stages > 1 else 1
+    costs, seconds, memory = [], [], []
+    least = mesh.data_size * parts
+    graphs = max(least, graphs)
+    for count in (graphs // 2 if graphs >= 2 * least else 2 * graphs, graphs):
+        step, share, cost = step_of(run, count, parts)
+        if earlier is None:
+            seconds_of(step, ranks, device, clock)
+            memory.append(largest(measured_step(run, share), ranks, device))
+        costs.append(cost)
+        seconds.append(seconds_of(step, ranks, device, clock))
+    if earlier is not None:
+        return replace(earlier, repeats=tuple((*a, b) for a, b in zip(earlier.repeats, seconds)))
+    return Steps(
+        sizes=dict(zip(AXES, mesh.sizes)),
+        chunks=chunks,
+        parts=parts,
+        costs=tuple(costs),
+        repeats=tuple((one,) for one in seconds),
+        memory=tuple(memory),
+        state=int(largest(run.state.parameters.bytes, ranks, device)),
+    )
 
 
-def step_of(run: Assembly, graphs: int, parts: int) -> tuple[Callable[[], object], float]:
-    """Return a step over some graphs, and its largest part's cost."""
+def step_of(run: Assembly, graphs: int, parts: int = 1) -> tuple[Callable[[], object], Share, float]:
+    """Return a step over some graphs, a rank's share, and the largest share's cost."""
     (branch,), mesh = run.data.branches, run.mesh
     feed, loader = branch.train, branch.train.loader
     loader = replace(
@@ -75,28 +203,80 @@ def step_of(run: Assembly, graphs: int, parts: int) -> tuple[Callable[[], object
         rank=mesh.data_rank,
         ranks=mesh.data_size,
     )
-    own = Feed(loader, feed.normalisation, replace(feed.placement, micro_batches=parts, memory=None))
+    own = Feed(loader, feed.normalisation, replace(feed.placement, micro_batches=parts))
     data = replace(run.data, branches=(replace(branch, train=own),))
     costs = costs_of(loader.sizes, loader.node_cost)
-    shares = [share_of(loader.batches(0)[0], costs, loader.ranks, rank) for rank in range(loader.ranks)]
+    batch = loader.batches(0)[0]
+    shares = [float(costs[share_of(batch, costs, loader.ranks, rank)].sum()) for rank in range(loader.ranks)]
 
     def step() -> None:
         take_step(run.state, next(data.epoch(0)), run.context, 0.0)
 
-    return step, max(float(costs[share].sum()) for share in shares) / parts
+    return step, next(data.epoch(0)), max(shares)
 
 
-def as_curves(mesh: Mesh, chunks: int, least: Mapping[tuple[float, int], float]) -> RankSteps:
-    """Return curves through the least times of a layout."""
-    sizes = dict(zip(AXES, mesh.sizes))
-    stages = sizes["pipeline"]
-    first = {cost: seconds for (cost, parts), seconds in least.items() if parts == stages}
-    twice = {cost: seconds for (cost, parts), seconds in least.items() if parts == 2 * stages}
+def seconds_of(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock) -> float:
+    """Return the time of a call on the slowest rank."""
+    ranks.wait()
+    begin = clock()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return largest(clock() - begin, ranks, device)
 
-    def curve(values: Mapping[float, float]) -> Curve:
-        costs = tuple(sorted(values))
-        return Curve(costs=costs, values=tuple(values[cost] for cost in costs))
 
-    one = curve(first)
-    further = {cost: max(0.0, seconds - one.at(cost)) / stages for cost, seconds in twice.items()}
-    return RankSteps(sizes=sizes, chunks=chunks, first=one, further=curve(further))
+def largest(value: float, ranks: Ranks, device: torch.device) -> float:
+    """Return the largest value of all ranks."""
+    return float(ranks.gather(torch.tensor(value, dtype=torch.float64, device=device)).max())
+
+
+def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh, chunks: int = 1) -> Assembly:
+    """Return a run as a rank of a mesh; it reads whole batches."""
+    assert isinstance(run.state.model, GraphModel)
+    model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
+    placement = replace(branch.train.placement, in_step=mesh.size("shard") > 1)
+    if mesh.size("graph") > 1:
+        placement = replace(placement, cut=make_cutter(mesh, branch.train.loader.node_cost, placement.device))
+    stages = make_pipeline(model, mesh, chunks, placement.device)
+    parameters = parallelize(model, mesh, placement, plan.training)
+    data = replace(run.data, branches=(replace(branch, train=branch.train.placed(placement)),))
+    context = replace(context_of(plan, data, mesh, placement.device, frozen=False), stages=stages)
+    state = first_state(model, parameters, len(run.data.targets))
+    return replace(run, state=state, mesh=mesh, data=data, context=context)
+
+
+def possible(plan: RunPlan, layouts: Iterable[ParallelSettings]) -> Iterator[ParallelSettings]:
+    """Yield the layouts in which the model can be divided."""
+    (branch,) = plan.branches
+    for layout in layouts:
+        try:
+            check_channels(branch.model.model, layout.tensor)
+            check_stages(branch.model, layout.pipeline, layout.chunks)
+            if layout.graph > 1:
+                check_cuttable(branch.model)
+        except InputError:
+            continue
+        yield layout
+
+
+SIZES: Sequence[int] = (4 * 2**10, 4 * 2**20)
+"""Bytes of the sums over ranks by which a network is measured."""
+
+
+def measured_network(ranks: Ranks, device: torch.device, clock: Clock = time.perf_counter) -> Network:
+    """Return latency and bandwidth of sums over these ranks; collective.
+
+    Ranks of several nodes measure the network, which then stands for links inside nodes, too.
+    """
+    times = []
+    for size in SIZES:
+        add = partial(dist.all_reduce, torch.zeros(size // 4, device=device))
+        times.append(min(seconds_of(add, ranks, device, clock) for _ in range(5)))
+    moved = 2 * (ranks.size - 1) / ranks.size * (SIZES[1] - SIZES[0])
+    within = moved / max(times[1] - times[0], 1e-9)
+    return Network(
+        latency=times[0] / (2 * ceil(log2(ranks.size))),
+        within=within,
+        between=within * ranks.size / ranks.nodes,
+        source=f"measured with {ranks.size} ranks on {ranks.nodes} node(s)",
+    )

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hydragnn.datasets.normalisation import normalise
 from hydragnn.datasets.packing import NODE_COST, share_of
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_problem
@@ -16,7 +18,6 @@ from hydragnn.models import GraphModel, replay
 from hydragnn.models.replay import NotRecordable, Recorder, Replays, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.beating import keep_beating
-from hydragnn.runs.memory import sample_of
 from hydragnn.runs.preparation import ValidationParts
 from hydragnn.training.context import TrainingContext
 from hydragnn.training.data import BranchData, Feed
@@ -35,12 +36,15 @@ EPOCHS = 16
 """Epochs, at most, that these batches are of."""
 
 
-def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
-    """Return the run with recorded steps where it asks for them; collective."""
+def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, limited: bool = False) -> Assembly:
+    """Return the run with recorded steps where it asks for them; collective.
+
+    ``limited`` says that its memory has a limit.
+    """
     setting, device = run.context.settings.graphs, run.context.device
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         return run
-    reason: str | None = reason_against(run, ranks.size) if setting == "auto" else ""
+    reason: str | None = reason_against(run, ranks.size, limited=limited) if setting == "auto" else ""
     if run.context.plain_steps:
         reason = "some weights are frozen or shared by ranks, or earlier data are replayed"
     if reason:
@@ -74,12 +78,12 @@ def replaying_run(run: Assembly, replays: tuple[Replays, ...]) -> Assembly:
     )
 
 
-def reason_against(run: Assembly, ranks: int) -> str:
+def reason_against(run: Assembly, ranks: int, *, limited: bool) -> str:
     """Return why steps are not recorded, or an empty text."""
     steps = run.context.settings.epochs * run.data.steps(0)
     if steps < FEWEST:
         return f"{steps} steps are too few to gain by it"
-    if any(branch.train.placement.memory for branch in run.data.branches):
+    if limited:
         return 'batches that fill a memory keep the device busy; graphs = "on" does so all the same'
     return 'of several ranks this was not seen; graphs = "on" does so' if ranks > 1 else ""
 
@@ -109,12 +113,7 @@ def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
 
 
 def shapes_of(branch: BranchData) -> tuple[Shape, ...]:
-    """Return the shapes that pad a rank's batches least.
-
-    There are none where batches fill a memory: a shape may have the nodes of one batch and the edges of another.
-    """
-    if branch.train.placement.memory is not None:
-        return ()
+    """Return the shapes that pad a rank's batches least."""
     train = islice(chain.from_iterable(parts_of(branch.train, epoch) for epoch in range(EPOCHS)), LOOKED_AT)
     if isinstance(branch.valid, ValidationParts):
         return best_shapes([*train, *islice(parts_of(branch.valid.feed, 0), LOOKED_AT)])
@@ -155,6 +154,22 @@ def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
         error = float((theirs[name] - values).norm() / values.norm().clamp_min(1e-30))
         if not error <= tolerance:
             raise NotRecordable(f"{name} would be wrong by {error:.1e}")
+
+
+SAMPLE = 8
+"""Graphs of the batch that is compared."""
+
+
+def sample_of(feed: Feed) -> GraphBatch:
+    """Return some of the smaller training graphs with edges."""
+    loader = feed.loader
+    edges = loader.sizes.edges[loader.indices]
+    order = np.argsort(edges, kind="stable")
+    order = order[np.searchsorted(edges[order], 1) :] if edges.any() else order
+    picks = order[np.linspace(0, len(order) // 2, SAMPLE).astype(np.int64)]
+    graphs = loader.store.read(np.unique(loader.indices[picks]), loader.fields)
+    batch = graphs if feed.normalisation is None else normalise(graphs, feed.normalisation)
+    return batch.to(feed.placement.device, feed.placement.dtype)
 
 
 def numbers_of(

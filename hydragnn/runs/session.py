@@ -41,7 +41,7 @@ from hydragnn.runs.folder import (
     identities,
     table_as_begun,
 )
-from hydragnn.runs.memory import within_memory
+from hydragnn.runs.memory import memory_of, within_memory
 from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.recording import with_note, with_replays
@@ -157,7 +157,8 @@ def ready_run(
         # trials and ranks have neighbours on their node that read the same graphs
         run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
         run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat, sharing)
-        run = with_replays(run, ranks, heartbeat)
+        limited = memory_of(plan, device, sharing) is not None
+        run = with_replays(run, ranks, heartbeat, limited=limited)
         if plan.training.precision == "tf32" and device.type != "cuda":
             run = with_note(run, "precision = tf32 is fp32 on a CPU, which has no products in TF32")
         checkpoint = latest_checkpoint(out / "checkpoints")

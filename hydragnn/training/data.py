@@ -1,7 +1,7 @@
 """Data of the loop: normalised batches in parts on the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from fractions import Fraction
 from functools import cached_property
@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Loader, Normalisation, Split, normalise
-from hydragnn.datasets.footprint import MemoryLimit
+from hydragnn.datasets.packing import Budget, share_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.models import Target
 from hydragnn.training.metrics import RunningMoments
-from hydragnn.training.micro_batches import micro_batches, parts_within
+from hydragnn.training.micro_batches import micro_batches
 from hydragnn.training.uploading import upload
 
 
@@ -30,8 +30,6 @@ class DevicePlacement:
     dtype: torch.dtype
     micro_batches: int = 1
     """Parts in which a batch is computed, one after the other, so that only one needs memory."""
-    memory: MemoryLimit | None = None
-    """What a part may take; more parts are made where they take more."""
     in_step: bool = False
     """All ranks compute equally many parts of every batch, since they gather weights together."""
     pad: Callable[[GraphBatch], GraphBatch] | None = None
@@ -46,8 +44,6 @@ class DevicePlacement:
         A GPU gets them while it computes.
         """
         pieces = micro_batches(batch, self.micro_batches)
-        if self.memory is not None:
-            pieces = parts_within(pieces, batch, self.memory)
         if self.cut is not None:
             pieces = map(self.cut, pieces)
         if self.device.type != "cuda" and self.pad is None:
@@ -70,9 +66,10 @@ class Feed:
         self.placement = placement
         self._counted = (-1, 0)
 
-    def placed(self, placement: DevicePlacement) -> "Feed":
-        """Return the same batches on another placement."""
-        return Feed(self.loader, self.normalisation, placement)
+    def placed(self, placement: DevicePlacement, budget: Budget | None = None) -> "Feed":
+        """Return the same graphs on another placement, perhaps in other batches."""
+        loader = self.loader if budget in (None, self.loader.budget) else replace(self.loader, budget=budget)
+        return Feed(loader, self.normalisation, placement)
 
     @cached_property
     def stand_in(self) -> GraphBatch:
@@ -85,10 +82,17 @@ class Feed:
         """Return graphs to compute beside so many parts, for peers with more."""
         return (self.stand_in,) * (self.placement.micro_batches - parts) if self.placement.in_step else ()
 
+    def parts_of(self, graphs: NDArray[np.int64]) -> tuple[GraphBatch, ...]:
+        """Return this rank's parts of a batch of these graphs."""
+        loader = self.loader
+        share = share_of(graphs, loader.costs, loader.ranks, loader.rank)
+        batch = loader.store.read(share, loader.fields)
+        return self.placement.parts(batch if self.normalisation is None else normalise(batch, self.normalisation))
+
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
         budget = self.loader.budget
-        if not (budget.max_nodes or budget.max_edges or budget.memory):
+        if not (budget.max_nodes or budget.max_edges):
             return len(self.loader)
         if self._counted[0] != epoch:
             self._counted = (epoch, len(self.loader.batches(epoch)))
@@ -118,6 +122,8 @@ class BranchData:
     train: Feed
     valid: Iterable[GraphBatch]
     """This rank's shares of the validation part, in the parts in which they are computed."""
+    valid_feed: Feed | None = None
+    """Batches of ``valid``; None without a validation part."""
     valid_passes: int = 0
     """Parts that every rank computes in a validation, where all compute equally many."""
     valid_moments: Mapping[str, RunningMoments]

@@ -98,6 +98,17 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     only the trunk and the heads of its branch are. Errors are summed and divided by the number of labels of all ranks, so gradients only have to be added
     up, over parts and over ranks.
     """
+    loss = gradient_of_share(state, share, context)
+    norm = state.parameters.clip()
+    state.parameters.step(rate)
+    state.step += 1
+    state.steps += 1
+    state.parameters.average(state.steps)
+    return StepResult(step=state.step, loss=loss, norm=norm)
+
+
+def gradient_of_share(state: TrainState, share: Share, context: TrainingContext) -> Tensor:
+    """Compute the gradient of a batch over all ranks; return this rank's loss."""
     own = context.branches[share.branch]
     targets = context.targets[own]
     weights = context.weights_in(state.epoch)
@@ -125,17 +136,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
             part.forget_derived()  # so that the next part has the memory
     state.totals[1].add_(own_counts)
     state.parameters.sum_gradient()
-    return move(state, rate, loss)
-
-
-def move(state: TrainState, rate: float, loss: Tensor) -> StepResult:
-    """Update the weights along the gradient; finish the step."""
-    norm = state.parameters.clip()
-    state.parameters.step(rate)
-    state.step += 1
-    state.steps += 1
-    state.parameters.average(state.steps)
-    return StepResult(step=state.step, loss=loss, norm=norm)
+    return loss
 
 
 def replayed_gradient(
@@ -190,16 +191,6 @@ def add_gradient(
         total = (sums * scale.to(sums.dtype)).sum()
         state.parameters.add_gradient(total)
     return sums.detach(), total.detach()
-
-
-def gradient_of(
-    state: TrainState, branch: int, part: GraphBatch, context: TrainingContext, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Do what ``add_gradient`` does, by stages where there are some."""
-    if context.stages is not None:
-        return staged_gradient(state, branch, [(part, scale)], 1, context)
-    targets = context.targets[context.branches[branch]]
-    return add_gradient(state, context.predictor(state, branch), targets, part, context, scale)
 
 
 def staged_gradient(

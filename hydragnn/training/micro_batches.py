@@ -1,14 +1,9 @@
 """Batches in parts of nearly equal cost, to save memory."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-import numpy as np
-
-from hydragnn.datasets.footprint import MemoryLimit
-from hydragnn.datasets.packing import NODE_COST, Budget, pack
-from hydragnn.datasets.store import Sizes
+from hydragnn.datasets.packing import NODE_COST
 from hydragnn.graphs.batch import GraphBatch
 
 
@@ -23,31 +18,6 @@ def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
     cuts = even_cuts((batch.counts("edge") + NODE_COST * batch.counts("node")).tolist(), number)
     for first, last in pairwise(cuts):
         yield batch.select(slice(first, last))
-
-
-def parts_within(pieces: Iterable[GraphBatch], batch: GraphBatch, memory: MemoryLimit) -> Iterator[GraphBatch]:
-    """Return the pieces, cut further where memory requires it.
-
-    The tensors of all parts are there while one is computed. A graph that fits only without those of its peers is a part of its own.
-    """
-    whole = _sizes(batch)
-    every = np.arange(len(whole))
-    if memory.footprint.bytes(whole, every) <= memory.size:
-        yield from pieces
-        return
-    remaining = memory.size - memory.footprint.held(whole, every)
-    for piece in pieces:
-        sizes = _sizes(piece)
-        needed = memory.footprint.alone(sizes, np.arange(len(sizes))).max(initial=0.0)
-        within = replace(memory, size=int(max(remaining, needed + 1)))
-        for graphs in pack(sizes, np.arange(len(sizes)), Budget(memory=within)):
-            yield piece.select(slice(int(graphs[0]), int(graphs[-1]) + 1))
-
-
-def _sizes(batch: GraphBatch) -> Sizes:
-    """Return nodes and edges of the graphs of a batch."""
-    nodes, edges = (batch.counts(location).cpu().numpy() for location in ("node", "edge"))
-    return Sizes(nodes=nodes, edges=edges)
 
 
 def even_cuts(costs: Sequence[int], number: int) -> list[int]:

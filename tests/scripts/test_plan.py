@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.distributed.fabric import site_fabric
+from hydragnn.scripts.plan_command import site_network
 from tests.charged_rings import write_rings
 
 Call = Callable[..., tuple[int, str, str]]
@@ -38,21 +38,19 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_has_memory_time_and_limit_of_every_layout(call: Call, config: Path) -> None:
-    words = ("plan", str(config), "--nodes", "8", "--latency", "5", "--curves", "--json")
+def test_a_plan_has_memory_time_and_losses_of_every_layout(call: Call, config: Path) -> None:
+    words = ("plan", str(config), "--nodes", "8", "--latency", "5", "--curves", "--set", "model.num_layers=4", "--json")
     code, out, err = call(*words)
     assert code == 0, err
     plan = json.loads(out)
-    assert plan["simulated"] and "5 microseconds" in plan["network"]
-    first = plan["layouts"][0]
-    assert {one["parallel"]["shard"] for one in plan["layouts"]} == {1, 2, 4, 8}
+    assert "5 microseconds" in plan["network"] and plan["measured_layouts"] == 0 and "warning" in plan
+    kinds = {(one["parallel"]["shard"], one["parallel"]["pipeline"]) for one in plan["layouts"]}
+    assert kinds == {(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4)}
     assert {one["parallel"]["tensor"] for one in plan["layouts"]} == {1}  # within a node of one rank
-    assert first["memory"]["total"] == pytest.approx(
-        sum(size for name, size in first["memory"].items() if name != "total")
-    )
-    assert first["seconds"]["step"] > 0 and first["limited_by"] in ("compute", "communication", "latency")
-    assert [row["devices"] for row in plan["curves"]] == [8, 64, 512, 1024, 3072]
-    assert "warning" in plan
+    for one in [*plan["layouts"], *(row["weak"] for row in plan["curves"])]:
+        assert one["memory"]["total"] == one["memory"]["state"] + one["memory"]["step"] > 0
+        assert one["efficiency"] + sum(one["losses"].values()) == pytest.approx(1.0)
+    assert [row["devices"] for row in plan["curves"]] == [8, 64, 512, 4096, 32_768, 65_536]
 
 
 def test_the_training_of_a_campaign_is_planned_and_every_layout_is_named(
@@ -63,8 +61,10 @@ def test_the_training_of_a_campaign_is_planned_and_every_layout_is_named(
     config.write_text(f"{CONFIG}[search]\ntrials = 3\n[search.space]\n'train.learning_rate' = [1e-4, 1e-2]\n")
     code, out, err = call("plan", str(config), "--nodes", "2")
     assert code == 0, err
-    assert all(heading in out for heading in ("replicate 2", "parts", "efficiency", "limited by"))
-    assert "measuring one device (1 of 6)" in err and "measuring shard = 2 (6 of 6), about " in err
+    assert all(
+        heading in out for heading in ("replicate 2", "shard 2", "parts", "efficiency", "limited by", "measured")
+    )
+    assert "measuring one device (1 of 3)" in err and "measuring one device (3 of 3), about " in err
 
 
 def test_what_cannot_be_planned_is_one_sentence(call: Call, config: Path) -> None:
@@ -75,18 +75,7 @@ def test_what_cannot_be_planned_is_one_sentence(call: Call, config: Path) -> Non
     code, _, err = call("plan", str(config), "--set", "batch.max_graphs=8", "--set", "parallel.pipeline=2")
     assert code == 2 and "takes a layer per stage" in err
     with pytest.raises(InputError, match="did you mean frontier"):
-        site_fabric("fronteir")
-
-
-def test_stages_are_planned_where_a_run_takes_them(call: Call, config: Path) -> None:
-    deep = ("--set", "model.num_layers=4")
-    for nodes, layers, expected in ((4, deep, {1, 2, 4}), (4, (), {1})):
-        code, out, err = call("plan", str(config), "--nodes", str(nodes), *layers, "--json")
-        assert code == 0, err
-        layouts = json.loads(out)["layouts"]
-        assert {one["parallel"]["pipeline"] for one in layouts} == expected
-        stages = [one for one in layouts if one["parallel"]["pipeline"] > 1]
-        assert all(one["seconds"]["bubble"] > 0 and one["memory"]["total"] > 0 for one in stages)
+        site_network("fronteir")
 
 
 def test_ranks_that_are_started_take_steps_of_every_layout(config: Path) -> None:
@@ -95,9 +84,9 @@ def test_ranks_that_are_started_take_steps_of_every_layout(config: Path) -> None
     done = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout.splitlines()[-1])
-    kinds = {
-        (one["parallel"]["shard"], one["parallel"]["tensor"], one["parallel"]["pipeline"]) for one in plan["layouts"]
-    }
-    assert kinds == {(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)}
+    layouts = [{axis for axis, size in one["parallel"].items() if size == 2} for one in plan["layouts"]]
+    assert sorted(map(sorted, layouts)) == [["graph"], ["pipeline"], ["replicate"], ["shard"], ["tensor"]]
+    assert all(one["measured"] for one in plan["layouts"])
+    times = [one["measured_seconds"] for one in plan["layouts"]]
+    assert times == sorted(times)
     assert "measured with 2 ranks" in plan["network"]
-    assert plan["steps_of_ranks"] == 5  # those and shared graphs

@@ -113,6 +113,34 @@ def test_shards_of_copies_of_four_ranks_take_the_steps_of_one(
         assert largest_difference(alone[path.name], read_record(path)) < ROUNDING
 
 
+IN_MEMORY: dict[str, dict[str, Any]] = {
+    "copies": {},
+    "shards": {"shard": 2},
+    "channels": {"tensor": 2},
+    "stages": {"pipeline": 2, "micro_batches": 2},
+    "graphs": {"graph": 2},
+}
+
+
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_ranks_of_every_layout_compute_as_many_parts_as_memory_asks_for(
+    name: str, few: MemoryStore, make_config: Callable[..., RunConfig], start: Start, tmp_path: Path
+) -> None:
+    changes = {"batch__max_graphs": 13, "train__epochs": 3, "model__num_layers": 4, "model__repulsion": "none"}
+    configs = {
+        tmp_path / what: make_config("schnet", WITHOUT_FORCES, parallel=IN_MEMORY[name], **changes, **own)
+        for what, own in {"whole": {}, "parts": {"batch__memory": "210 kB"}, "filled": FILLED}.items()
+    }
+    finish(start(configs, 2))
+    whole, parts, filled = map(read_record, configs)
+    assert largest_difference(whole, parts) < ROUNDING
+    assert parts.curves != whole.curves  # the order of sums is another
+    assert filled.memory_budget[""]["max_nodes"] > 0
+
+
+FILLED = {"batch__memory": "210 kB", "batch__budget": "auto"}
+
+
 @pytest.fixture(scope="module")
 def moved(
     make_config: Callable[..., RunConfig], few: MemoryStore, start: Start, tmp_path_factory: pytest.TempPathFactory

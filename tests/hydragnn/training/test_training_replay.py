@@ -180,7 +180,6 @@ def test_recordings_count_where_memory_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights, the largest plain step, the pool of all recordings and their batches fit together; batches are smaller for it."""
-    monkeypatch.setattr(memory, "recorder_on", lambda device: StandIn())
     changes = {"batch__memory": "3 MB", **{f"batch__{key}": value for key, value in budget.items()}}
     parts = []
     for way in ("off", "on"):

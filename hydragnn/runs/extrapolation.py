@@ -1,0 +1,202 @@
+"""Time, memory and losses of layouts on more devices than were measured.
+
+A layout's step is that of the nearest measured layout at the cost of the largest share, with the traffic that larger groups have more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import Loader
+from hydragnn.datasets.packing import costs_of, share_of
+from hydragnn.distributed.mesh import check_layout
+from hydragnn.parallel import AXES, Axis, ParallelSettings
+from hydragnn.runs.rank_steps import PARTS, Network, Seconds, Steps, line
+from hydragnn.training.parameters import SHARDED_BLOCKS
+
+DIFFERENCE = 0.25
+"""Share by which repeats of a measurement may differ."""
+
+HIDDEN = 0.5
+"""Share of a step's computation, its backward pass, in which an accelerator sums gradients."""
+
+SUMS = 3
+"""Sums of a few numbers over all ranks in every step: labels, signals and the norm."""
+
+RANKS = 64
+"""Ranks, at most, whose shares of a batch are looked at."""
+
+LOSSES = ("compute", "imbalance", "bytes", "latency", "bubble")
+
+DEVICES = (8, 64, 512, 4096, 32_768, 65_536)
+"""Devices of curves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extrapolation:
+    """Measured steps of a run, by which larger machines are judged."""
+
+    loader: Loader
+    alone: Steps
+    """Of one device without peers."""
+    layouts: Sequence[Steps]
+    network: Network
+    ranks: int
+    """Devices of the planned machine."""
+    per_node: int
+    weights: int
+    """Bytes of all weights."""
+    sent: float
+    """Bytes of the states of a node of a graph, which stages send."""
+    layers: int
+    """Layers of the model; 0 where stages are refused."""
+    accelerator: bool
+    memory: float = inf
+    """Bytes of a device."""
+    _shares: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, init=False)
+
+    @property
+    def graphs(self) -> int:
+        """Return the graphs of a batch."""
+        return self.loader.budget.max_graphs or round(len(self.loader.indices) / len(self.loader))
+
+    def shares_of(self, graphs: int, shares: int) -> tuple[float, float]:
+        """Return the costs of the mean and the largest share of a batch, as the run packs it."""
+        if (graphs, shares) not in self._shares:
+            costs = costs_of(self.loader.sizes, self.loader.node_cost)
+            batch = np.resize(np.concatenate(self.loader.batches(0)), graphs)
+            some = np.unique(np.linspace(0, shares - 1, min(shares, RANKS)).astype(int)).tolist()
+            largest = max(int(costs[share_of(batch, costs, shares, rank)].sum()) for rank in some)
+            largest = max(largest, int(costs[batch].max()))  # of many ranks, some have no graph
+            self._shares[graphs, shares] = float(costs[batch].sum()) / shares, float(largest)
+        return self._shares[graphs, shares]
+
+    def traffic(self, sizes: Mapping[Axis, int], chunks: int, parts: int, share: float, backward: float) -> Seconds:
+        """Return seconds of bytes and of latency of a step.
+
+        The ``backward`` pass of an accelerator hides sums of gradients. A share has so many graphs.
+        """
+        shard, stages, graph, tensor = (sizes[axis] for axis in AXES[1:])
+        ranks, copies = prod(sizes.values()), sizes["replicate"] * graph
+        own, network = self.weights / (stages * tensor), self.network
+        total = network.sums(copies, ranks // copies, self.per_node, own / shard)
+        total = total * (1.0 - min(1.0, backward / max(total.sum(), 1e-12)))
+        total += SUMS * network.sums(ranks, 1, self.per_node, 0.0)
+        # in every part each block is gathered twice, and its gradient scattered
+        block = network.sums(shard, stages * graph * tensor, self.per_node, own / SHARDED_BLOCKS, ways=1)
+        total += 3 * SHARDED_BLOCKS * parts * block
+        if stages > 1:
+            size = self.sent * float(self.loader.sizes.nodes[self.loader.indices].mean()) * share / parts
+            bandwidth = min(network.within, network.between / self.per_node)
+            total += 2 * chunks * (parts + stages - 1) * np.array([size / bandwidth, network.latency])
+        return total
+
+    def judged(self, layout: ParallelSettings, ranks: int, graphs: int) -> dict[str, Any] | None:
+        """Return time, losses and memory of a layout as plain JSON.
+
+        None where ranks that share graphs or channels like this were not measured.
+        """
+        sizes: dict[Axis, int] = {axis: getattr(layout, axis) for axis in AXES}
+        sizes["replicate"] = ranks // layout.ranks_per_replica
+        inner: tuple[Axis, ...] = ("graph", "tensor")
+        like = [one for one in (*self.layouts, self.alone) if all(one.sizes[axis] == sizes[axis] for axis in inner)]
+        if not like:
+            return None
+        near = min(like, key=lambda one: one.distance(sizes, layout.chunks))
+        stages, chunks, shares = sizes["pipeline"], layout.chunks, sizes["replicate"] * sizes["shard"]
+        mean, largest = self.shares_of(graphs, shares)
+        is_like = near.sizes == sizes and near.chunks == chunks
+        most = max(1, graphs // shares)
+        parts = near.parts if is_like else min(PARTS * stages, most) if stages > 1 else 1
+        state = near.state * (near.held / (sizes["shard"] * stages * sizes["tensor"]))
+        activations = line(near.costs, near.memory, largest) * near.parts
+        while state + activations / parts > self.memory and parts < most:  # the fewest parts that fit
+            parts = min(2 * parts, most)
+        divided = ranks // shares
+        ideal = self.alone.seconds(mean * shares, 1) / ranks
+        compute = self.alone.seconds(mean, parts) / divided
+        imbalance = max(0.0, self.alone.seconds(largest, parts) / divided - compute)
+        backward = HIDDEN * compute if self.accelerator else 0.0
+        traffic = self.traffic(sizes, chunks, parts, graphs / shares, backward)
+        then = self.traffic(near.sizes, near.chunks, near.parts, graphs / shares, backward)
+        busy = near.seconds(largest, parts) * (1.0 - near.waiting) * near.sizes["pipeline"] / stages
+        bubble = busy * (stages - 1) / (chunks * parts)
+        total = max(busy + bubble + float(traffic.sum() - then.sum()), 1e-9)
+        scale = min(1.0, (total - bubble) / (compute + imbalance)) if total > bubble else 0.0
+        waits = max(0.0, total - bubble - compute - imbalance) * (traffic / max(traffic.sum(), 1e-12))
+        seconds = dict(zip(LOSSES, (compute * scale, imbalance * scale, *map(float, waits), bubble)))
+        losses = {name: value / total for name, value in seconds.items()}
+        losses["compute"] -= ideal / total
+        fits = state + activations / parts <= self.memory
+        is_measured = is_like and parts == near.parts
+        return {
+            "parallel": {**sizes, "chunks": chunks, "micro_batches": parts},
+            "measured": is_measured,
+            "measured_seconds": near.least if is_measured else None,
+            "memory": {"state": state, "step": activations / parts, "total": state + activations / parts},
+            "seconds": {"step": total, **seconds},
+            "losses": losses,
+            "efficiency": ideal / total,
+            "graphs_per_second": graphs / total,
+            "limited_by": max(losses, key=lambda name: losses[name]) if fits else "memory",
+            "fits": fits,
+        }
+
+    def best_first(self, ranks: int, graphs: int) -> list[dict[str, Any]]:
+        """Return all layouts, those that fit first; measured ones stand in the order of measured times."""
+        layouts = layouts_on(ranks, self.per_node, self.layers)
+        rows = [row for one in layouts if (row := self.judged(one, ranks, graphs)) is not None]
+        return sorted(
+            rows,
+            key=lambda row: (not row["fits"], not row["measured"], row["measured_seconds"] or row["seconds"]["step"]),
+        )
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Return the best layout on more and more devices.
+
+        Strong scaling keeps the batch, weak scaling the graphs of a device.
+        """
+        each = max(1, round(self.graphs / self.ranks))
+        return [
+            {
+                "devices": count,
+                "strong": self.best_first(count, self.graphs)[0],
+                "weak": self.best_first(count, each * count)[0],
+            }
+            for count in DEVICES
+            if count % self.per_node == 0
+        ]
+
+    @property
+    def warning(self) -> str | None:
+        """Return why times are not to be trusted; None where they are."""
+        most = max(one.difference for one in (self.alone, *self.layouts))
+        if most <= DIFFERENCE:
+            return None
+        return (
+            f"the machine was busy: repeated steps differ by {most:.0%}, more than {DIFFERENCE:.0%}; do not trust the order of layouts, "
+            "and plan again when it is idle"
+        )
+
+
+def layouts_on(ranks: int, per_node: int, layers: int = 0) -> Iterator[ParallelSettings]:
+    """Yield every layout; stages have copies alone, graphs and channels are divided within a node.
+
+    >>> [(one.shard, one.graph, one.pipeline, one.chunks) for one in layouts_on(2, per_node=1, layers=4)]
+    [(1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 1), (1, 1, 2, 2)]
+    """
+    of_ranks, of_node = ([size for size in range(1, most + 1) if most % size == 0] for most in (ranks, per_node))
+    for shard, graph, tensor in product(of_ranks, of_node, of_node):
+        settings = ParallelSettings(shard=shard, graph=graph, tensor=tensor)
+        with suppress(InputError):
+            check_layout(settings, ranks, per_node)
+            yield settings
+    for stages, chunks in product(of_ranks[1:], (1, 2)):
+        if stages * chunks <= layers:
+            yield ParallelSettings(pipeline=stages, chunks=chunks)
