@@ -34,7 +34,10 @@ SITES: Mapping[str, tuple[float, str]] = {
     "lumi": (50e9, "docs.lumi-supercomputer.eu/hardware/lumig"),
     "perlmutter": (100e9, "docs.nersc.gov/systems/perlmutter/architecture"),
 }
-"""Stated bytes per second between devices of a node; each node has four network cards of 25 GB/s."""
+"""Stated bytes per second between devices of a node.
+
+Each node has four network cards of 25 GB/s.
+"""
 
 
 def site_network(name: str) -> "Network":

@@ -14,7 +14,7 @@ Workers = int | Literal["auto"]
 """Processes of this machine; ``auto``: as many as it has room for."""
 
 ROOM = 10**9
-"""Bytes that a worker takes beside its batches: libraries, a small model and what it reads."""
+"""Bytes that a worker takes beside its batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "m
 
 
 def bytes_of(text: str) -> int:
-    """Return the bytes of a size such as ``"4 GB"`` or ``"512 MiB"``.
+    """Return the bytes of a size such as ``"4 GB"``.
 
     InputError for anything else.
 

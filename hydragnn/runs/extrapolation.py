@@ -24,10 +24,10 @@ DIFFERENCE = 0.25
 """Share by which repeats of a measurement may differ."""
 
 HIDDEN = 0.5
-"""Share of a step's computation, its backward pass, in which an accelerator sums gradients."""
+"""Share of the computation in which an accelerator sums gradients."""
 
 SUMS = 3
-"""Sums of a few numbers over all ranks in every step: labels, signals and the norm."""
+"""Sums of a few numbers in every step: labels, signals, norm."""
 
 RANKS = 64
 """Ranks, at most, whose shares of a batch are looked at."""
@@ -53,7 +53,7 @@ class Extrapolation:
     weights: int
     """Bytes of all weights."""
     sent: float
-    """Bytes of the states of a node of a graph, which stages send."""
+    """Bytes that stages send for a node of a graph."""
     layers: int
     """Layers of the model; 0 where stages are refused."""
     accelerator: bool
@@ -67,7 +67,7 @@ class Extrapolation:
         return self.loader.budget.max_graphs or round(len(self.loader.indices) / len(self.loader))
 
     def shares_of(self, graphs: int, shares: int) -> tuple[float, float]:
-        """Return the costs of the mean and the largest share of a batch, as the run packs it."""
+        """Return the costs of the mean and of the largest share."""
         if (graphs, shares) not in self._shares:
             costs = costs_of(self.loader.sizes, self.loader.node_cost)
             batch = np.resize(np.concatenate(self.loader.batches(0)), graphs)
@@ -97,10 +97,11 @@ class Extrapolation:
             total += 2 * chunks * (parts + stages - 1) * np.array([size / bandwidth, network.latency])
         return total
 
-    def judged(self, layout: ParallelSettings, ranks: int, graphs: int) -> dict[str, Any] | None:
+    def row_of(self, layout: ParallelSettings, ranks: int, graphs: int, *, weak: bool = False) -> dict[str, Any] | None:
         """Return time, losses and memory of a layout as plain JSON.
 
-        None where ranks that share graphs or channels like this were not measured.
+        None where ranks that share graphs or channels like this were not measured. Efficiency compares with one device that has the whole
+        batch, or, for ``weak`` scaling, a device's part of it.
         """
         sizes: dict[Axis, int] = {axis: getattr(layout, axis) for axis in AXES}
         sizes["replicate"] = ranks // layout.ranks_per_replica
@@ -119,7 +120,7 @@ class Extrapolation:
         while state + activations / parts > self.memory and parts < most:  # the fewest parts that fit
             parts = min(2 * parts, most)
         divided = ranks // shares
-        ideal = self.alone.seconds(mean * shares, 1) / ranks
+        ideal = self.alone.seconds(mean / divided, 1) if weak else self.alone.seconds(mean * shares, 1) / ranks
         compute = self.alone.seconds(mean, parts) / divided
         imbalance = max(0.0, self.alone.seconds(largest, parts) / divided - compute)
         backward = HIDDEN * compute if self.accelerator else 0.0
@@ -148,10 +149,13 @@ class Extrapolation:
             "fits": fits,
         }
 
-    def best_first(self, ranks: int, graphs: int) -> list[dict[str, Any]]:
-        """Return all layouts, those that fit first; measured ones stand in the order of measured times."""
+    def best_first(self, ranks: int, graphs: int, *, weak: bool = False) -> list[dict[str, Any]]:
+        """Return all layouts, those that fit first.
+
+        Measured ones come before others, in the order of measured times.
+        """
         layouts = layouts_on(ranks, self.per_node, self.layers)
-        rows = [row for one in layouts if (row := self.judged(one, ranks, graphs)) is not None]
+        rows = [row for one in layouts if (row := self.row_of(one, ranks, graphs, weak=weak)) is not None]
         return sorted(
             rows,
             key=lambda row: (not row["fits"], not row["measured"], row["measured_seconds"] or row["seconds"]["step"]),
@@ -167,7 +171,7 @@ class Extrapolation:
             {
                 "devices": count,
                 "strong": self.best_first(count, self.graphs)[0],
-                "weak": self.best_first(count, each * count)[0],
+                "weak": self.best_first(count, each * count, weak=True)[0],
             }
             for count in DEVICES
             if count % self.per_node == 0
@@ -186,7 +190,9 @@ class Extrapolation:
 
 
 def layouts_on(ranks: int, per_node: int, layers: int = 0) -> Iterator[ParallelSettings]:
-    """Yield every layout; stages have copies alone, graphs and channels are divided within a node.
+    """Yield every layout of ranks.
+
+    Stages have copies alone. Graphs and channels are divided within a node.
 
     >>> [(one.shard, one.graph, one.pipeline, one.chunks) for one in layouts_on(2, per_node=1, layers=4)]
     [(1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 1), (1, 1, 2, 2)]

@@ -91,7 +91,7 @@ def unlabelled(store: GraphStore, split: Split, targets: Sequence[Target]) -> li
 
 
 def missed_totals(store: GraphStore, train: NDArray[np.int64], name: str, total: str) -> Iterator[str]:
-    """Return a note where labels do not add up to the total of their head."""
+    """Return a note on labels that do not add up to a total."""
     batch = store.read(np.sort(train)[:LOOKED_AT], [name, total] if total else [name])
     labels = batch[name].double()
     lacking = segment_sum(labels, batch.owner("node"), batch.num_graphs)
@@ -123,7 +123,7 @@ def undetermined_references(store: GraphStore, train: NDArray[np.int64], energy:
 def open_compositions(
     store: GraphStore, train: NDArray[np.int64], energy: str
 ) -> tuple[NDArray[np.int64], Float64[ndarray, "open species"]]:
-    """Return elements of labelled training graphs, and directions in their counts that no graph has."""
+    """Return elements of labelled graphs, and directions that no graph has."""
     present = store.column(energy).present
     counts, species = species_counts(store)
     counts = counts[train[present[train]]]

@@ -1,6 +1,6 @@
-"""Runs within limited memory, by measured steps of the smallest and the largest batch.
+"""Runs within limited memory, by measured batches.
 
-A measured step is a step of the run without its update, so it is the same in every layout of ranks. It moves no parameter and no random state.
+The smallest and the largest batch are computed. A measured step is a step of the run without its update, so it is the same in every layout of ranks. It moves no parameter and no random state.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +34,16 @@ LOOKED_AT = 500
 """Batches after which no further epoch is looked at."""
 
 RECORDED = 3.0
-"""Memory of recorded steps over that of plain ones: up to 2.5 on an H200, by padding, and recordings beside plain steps."""
+"""Memory of recorded steps over that of plain ones.
+
+Up to 2.5 on an H200, by padding, and recordings beside plain steps.
+"""
 
 FULL = 0.9
-"""Share of the memory that batches which fill it take at least, unless they are all graphs."""
+"""Share of the memory that batches take at least to fill it."""
 
 AIM = 0.97
-"""Share of the memory for which larger batches are tried, since batches differ."""
+"""Share of the memory for which larger batches are tried."""
 
 TRIES = 8
 """Sizes of batches that are tried, at most, to fill memory."""
@@ -141,7 +144,7 @@ class Scale:
         return self.limit - self.fixed
 
     def peak(self, feed: Feed, batch: NDArray[np.int64]) -> float:
-        """Return the most bytes of a rank for a step on a batch; collective.
+        """Return the most bytes of a rank in a step; collective.
 
         Infinite where the only rank has no memory for it.
         """
@@ -189,7 +192,7 @@ def measured_step(run: Assembly, share: Share) -> float:
 
 
 def fitting_parts(scale: Scale, feeds: Sequence[Feed]) -> int:
-    """Return the fewest parts in which the largest batch fits, on all ranks.
+    """Return the fewest parts in which the largest batch fits.
 
     The smallest batch says how many it may need. They double while these take more.
     """
@@ -218,9 +221,9 @@ def fitting_parts(scale: Scale, feeds: Sequence[Feed]) -> int:
 
 
 def filling(scale: Scale, branch: BranchData, earlier: dict[str, int] | None) -> Budget:
-    """Return nodes and edges of batches that fill memory, as at the run's beginning.
+    """Return nodes and edges of batches that fill memory.
 
-    Sizes are tried until the largest batch of one takes nearly all.
+    They stay as at the beginning of the run. Sizes are tried until the largest batch of one takes nearly all.
     """
     if earlier is not None and "forms" in earlier:
         raise InputError(

@@ -70,7 +70,7 @@ class Draft:
     """Of the inputs that have a scale."""
     normalisation: Normalisation
     valid: Mapping[str, Any]
-    """Moments of the validation part's labels and the trivial predictor's errors there, as JSON."""
+    """Moments of the validation labels and the trivial predictor's errors."""
     notes: tuple[str, ...]
     """On the labels."""
     labels: Mapping[str, Mapping[str, int]]

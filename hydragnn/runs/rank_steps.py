@@ -30,20 +30,23 @@ from hydragnn.training.loop import take_step
 from hydragnn.training.state import first_state
 
 TURNS = 3
-"""Repeats of every measurement; layouts take turns, so that a short disturbance meets none of them alone."""
+"""Repeats of every measurement.
+
+Layouts take turns, so that a short disturbance meets none of them alone.
+"""
 
 LONG = 1.0
 """Seconds, about, of the longest step that is measured."""
 
 PARTS = 4
-"""Parts of a batch for every stage, as far as there are graphs."""
+"""Parts of a batch for every stage."""
 
 Seconds = NDArray[np.float64]
 """Seconds of bytes, and seconds of latency."""
 
 Clock = Callable[[], float]
 OnStep = Callable[[str, float | None], None]
-"""Called with what is measured next, and about how many seconds are left."""
+"""Callback with the next measurement, and about how many seconds are left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +62,9 @@ class Network:
     source: str
 
     def sums(self, ranks: int, stride: int, per_node: int, size: float, ways: int = 2) -> Seconds:
-        """Return seconds of bytes and of latency of a sum over ranks; one of its two ``ways`` is a gather.
+        """Return seconds of bytes and of latency of a sum.
 
-        Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521).
+        One of its two ``ways`` is a gather.         Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521).
 
         >>> Network(latency=1.0, within=1.0, between=1.0, source="").sums(4, 1, 4, 8.0).tolist()
         [12.0, 4.0]
@@ -75,7 +78,10 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Measured steps of a layout: of half or twice a batch, and of the batch."""
+    """Measured steps of a layout.
+
+    The batch comes last, before it one of half or twice the size.
+    """
 
     sizes: Mapping[Axis, int]
     chunks: int
@@ -101,7 +107,7 @@ class Steps:
 
     @property
     def waiting(self) -> float:
-        """Return the share of a step in which a stage waits for others."""
+        """Return the share of a step in which a stage waits."""
         return (self.sizes["pipeline"] - 1) / (self.chunks * self.parts + self.sizes["pipeline"] - 1)
 
     def distance(self, sizes: Mapping[Axis, int], chunks: int) -> list[float]:
@@ -115,14 +121,14 @@ class Steps:
         return min(self.repeats[-1])
 
     def seconds(self, cost: float, parts: int) -> float:
-        """Return the time of a share of some cost, on the line through the measured ones."""
+        """Return the time of a share of some cost, by a line."""
         times = [min(each) for each in self.repeats]
         fixed = max(0.0, line(self.costs, times, 0.0)) / self.parts
         return line(self.costs, times, cost) + (parts - self.parts) * fixed
 
 
 def line(at: Sequence[float], values: Sequence[float], position: float) -> float:
-    """Return the value of the line through two points, which does not fall.
+    """Return the value of a rising line through two points.
 
     >>> line((1.0, 2.0), (3.0, 4.0), 4.0), line((2.0, 1.0), (3.0, 4.0), 4.0)
     (6.0, 4.0)
@@ -193,7 +199,7 @@ def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Step
 
 
 def step_of(run: Assembly, graphs: int, parts: int = 1) -> tuple[Callable[[], object], Share, float]:
-    """Return a step over some graphs, a rank's share, and the largest share's cost."""
+    """Return a step, a rank's share, and the largest share's cost."""
     (branch,), mesh = run.data.branches, run.mesh
     feed, loader = branch.train, branch.train.loader
     loader = replace(
@@ -231,7 +237,7 @@ def largest(value: float, ranks: Ranks, device: torch.device) -> float:
 
 
 def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh, chunks: int = 1) -> Assembly:
-    """Return a run as a rank of a mesh; it reads whole batches."""
+    """Return a run as a rank of a mesh."""
     assert isinstance(run.state.model, GraphModel)
     model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
     placement = replace(branch.train.placement, in_step=mesh.size("shard") > 1)

@@ -25,7 +25,10 @@ from hydragnn.training.loop import replayed_gradient, replayed_predictions
 from hydragnn.training.micro_batches import even_cuts
 
 FEWEST = 500
-"""Steps of a run that records by itself: 264 steps of PaiNN and their recordings took 13 s on an H200, and 18 s without."""
+"""Steps of a run that records by itself.
+
+264 steps of PaiNN and their recordings took 13 s on an H200, and 18 s without.
+"""
 
 NOT_REPLAYED = "steps are not replayed as graphs of the device: "
 

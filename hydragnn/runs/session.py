@@ -213,7 +213,7 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
 
 
 def measure_forgetting(run: Assembly, start: Start, callback: RunCallback) -> None:
-    """Put errors on the start's data into the record, or a note; collective."""
+    """Record errors on the start's data, or a note; collective."""
     model, normalisation = run.state.model, run.data.branches[0].normalisation
     weights, mesh, device = run.state.parameters, run.mesh, run.context.device
 

@@ -29,11 +29,11 @@ class DevicePlacement:
     device: torch.device
     dtype: torch.dtype
     micro_batches: int = 1
-    """Parts in which a batch is computed, one after the other, so that only one needs memory."""
+    """Parts in which a batch is computed, one after the other."""
     in_step: bool = False
-    """All ranks compute equally many parts of every batch, since they gather weights together."""
+    """Ranks compute equally many parts, since they gather weights together."""
     pad: Callable[[GraphBatch], GraphBatch] | None = None
-    """Pads parts before they go to the device, for steps that are replayed there."""
+    """Pads parts for steps that are replayed on the device."""
 
     cut: Callable[[GraphBatch], GraphBatch] | None = None
     """Returns this rank's part of graphs that ranks share."""
@@ -121,15 +121,15 @@ class BranchData:
     normalisation: Normalisation
     train: Feed
     valid: Iterable[GraphBatch]
-    """This rank's shares of the validation part, in the parts in which they are computed."""
+    """This rank's shares of the validation part, in parts."""
     valid_feed: Feed | None = None
     """Batches of ``valid``; None without a validation part."""
     valid_passes: int = 0
-    """Parts that every rank computes in a validation, where all compute equally many."""
+    """Parts of a validation on every rank; 0 where numbers may differ."""
     valid_moments: Mapping[str, RunningMoments]
     """Moments of the whole validation part's labels, in the fields' units."""
     trivial: Mapping[str, float]
-    """Errors of the trivial predictor on the whole validation part, by their names in a run record."""
+    """Errors of the trivial predictor on the validation part, by name."""
     notes: tuple[str, ...] = ()
     """On the labels."""
     labels: Mapping[str, Mapping[str, int]] = member(default_factory=dict)
@@ -143,7 +143,7 @@ class Share:
     branch: int
     parts: tuple[GraphBatch, ...]
     stand_ins: tuple[GraphBatch, ...] = ()
-    """Graphs that are computed after them without any weight, since peers compute more parts."""
+    """Graphs without any weight, since peers compute more parts."""
     graphs: int = 0
     """Graphs of the whole batch, over all ranks."""
 

@@ -108,7 +108,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
 
 
 def gradient_of_share(state: TrainState, share: Share, context: TrainingContext) -> Tensor:
-    """Compute the gradient of a batch over all ranks; return this rank's loss."""
+    """Compute the gradient over all ranks; return this rank's loss."""
     own = context.branches[share.branch]
     targets = context.targets[own]
     weights = context.weights_in(state.epoch)

@@ -99,12 +99,12 @@ def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Flo
 
 @cache
 def class_weights_on(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the weights of classes, copied once: a recorded step copies nothing from the host."""
+    """Return the weights of classes, copied once for recorded steps."""
     return torch.tensor(weights, dtype=dtype, device=device)
 
 
 def _labelled(batch: GraphBatch, name: str) -> Tensor | None:
-    """Return a bool per label; None where all are there: stores give a mask to fields that lack some."""
+    """Return a bool per label; None where all are present."""
     return batch.labelled(name) if name in batch.masks or batch.halo is not None else None
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 DEVICE_SHARE = 0.9
-"""Share of an accelerator's memory for tensors; the rest is for libraries and gaps."""
+"""Share of an accelerator's memory for tensors, without libraries and gaps."""
 
 
 def peak_of(compute: Callable[[], object], device: torch.device) -> int:

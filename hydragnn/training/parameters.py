@@ -82,7 +82,7 @@ class Parameters(Protocol):
         """Forget the gradient of the step before."""
 
     def expect_sum(self) -> None:
-        """Let the next backward pass begin the sum over ranks, being the last of the step."""
+        """Let the next backward pass begin the sum over ranks."""
 
     def in_use(self, use: Hashable = 0) -> AbstractContextManager[None]:
         """Provide the weights for a forward pass and its derivatives.
@@ -283,7 +283,10 @@ class FlatParameters:
         return self.gathered.in_use(use) if self.gathered else nullcontext()
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
-        """Add the gradient of a loss: all weights in one operation, or one by one where blocks are summed meanwhile."""
+        """Add the gradient of a loss.
+
+        All weights in one operation, or one by one where blocks are summed meanwhile.
+        """
         if self.buckets:
             loss.backward(inputs=self.trained)
             return

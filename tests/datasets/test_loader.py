@@ -60,7 +60,7 @@ def test_the_ranks_together_hold_the_global_batch(store: MemoryStore, ranks: int
 
 
 def test_ranks_share_work_of_which_nodes_have_what_is_said(store: MemoryStore) -> None:
-    loader = Loader(store, np.arange(60), BUDGETS["graphs"], ranks=2, node_cost=3).with_budget(Budget(max_graphs=4))
+    loader = Loader(store, np.arange(60), Budget(max_graphs=4), ranks=2, node_cost=3)
     assert loader.costs.tolist() == (store.sizes().edges + 3 * store.sizes().nodes).tolist()
 
 

@@ -51,8 +51,8 @@ def extrapolation(*layouts: Steps, graphs: int = 64, **changes: Any) -> Extrapol
     return Extrapolation(loader=loader, alone=alone, layouts=layouts, **(values | changes))
 
 
-def judged(of: Extrapolation, ranks: int = 4, graphs: int = 64, **layout: int) -> dict[str, Any]:
-    row = of.judged(ParallelSettings.parse(layout), ranks, graphs)
+def row_of(of: Extrapolation, ranks: int = 4, graphs: int = 64, **layout: int) -> dict[str, Any]:
+    row = of.row_of(ParallelSettings.parse(layout), ranks, graphs)
     assert row is not None
     return row
 
@@ -70,7 +70,7 @@ def judged(of: Extrapolation, ranks: int = 4, graphs: int = 64, **layout: int) -
     ids=["nothing", "copies", "shards", "stages"],
 )
 def test_every_loss_is_named(layout: dict[str, int], network: Network, lost: dict[str, float]) -> None:
-    row = judged(extrapolation(network=network), **layout)
+    row = row_of(extrapolation(network=network), **layout)
     seconds = {name: row["seconds"][name] for name in LOSSES[1:]}
     expected = {name: lost.get(name, 0.0) for name in seconds}
     assert seconds == pytest.approx(expected, abs=1e-6)
@@ -81,7 +81,7 @@ def test_every_loss_is_named(layout: dict[str, int], network: Network, lost: dic
 
 @pytest.mark.parametrize(("stages", "chunks", "parts"), [(2, 1, 8), (4, 1, 16), (2, 2, 8)])
 def test_bubbles_are_those_of_the_schedule(stages: int, chunks: int, parts: int) -> None:
-    row = judged(extrapolation(), ranks=stages, pipeline=stages, chunks=chunks)
+    row = row_of(extrapolation(), ranks=stages, pipeline=stages, chunks=chunks)
     course = course_of([stage_schedule(stage, stages, chunks, parts) for stage in range(stages)], chunks, 1.0, 2.0)
     assert row["parallel"]["micro_batches"] == parts
     assert row["losses"]["bubble"] == pytest.approx(course.idle / course.seconds, abs=1e-6)
@@ -93,13 +93,13 @@ def test_imbalance_is_that_of_the_shares_that_the_run_packs() -> None:
     own.loader.sizes = Sizes(nodes=nodes, edges=np.zeros(64, dtype=np.int64))
     costs = costs_of(own.loader.sizes, own.loader.node_cost)
     largest = max(costs[share_of(own.loader.batches(0)[0], costs, 16, rank)].sum() for rank in range(16))
-    row = judged(own, ranks=16)
+    row = row_of(own, ranks=16)
     assert row["seconds"]["imbalance"] == pytest.approx((largest - costs.sum() / 16) * 0.1 / 80)
     assert row["losses"]["imbalance"] == pytest.approx(1 - costs.sum() / 16 / largest)
 
 
 def test_of_more_ranks_than_graphs_one_has_a_graph() -> None:
-    row = judged(extrapolation(graphs=8), ranks=32_768, graphs=8)
+    row = row_of(extrapolation(graphs=8), ranks=32_768, graphs=8)
     assert row["seconds"]["compute"] + row["seconds"]["imbalance"] == pytest.approx(0.1)
 
 
@@ -116,7 +116,7 @@ def test_measured_layouts_stand_in_the_order_of_measured_times() -> None:
 
 
 def test_a_measured_layout_is_extrapolated_with_what_larger_groups_take_more() -> None:
-    row = judged(extrapolation(COPIES, network=SLOW), ranks=64, graphs=128)
+    row = row_of(extrapolation(COPIES, network=SLOW), ranks=64, graphs=128)
     more = 2 * (63 / 64 - 3 / 4) * 1e-3 + 4 * 2 * (6 - 2) * 1e-3  # bytes, and messages of four sums
     assert row["seconds"]["step"] == pytest.approx(0.4 + more, rel=1e-6)
 
@@ -125,7 +125,7 @@ def test_a_measured_layout_is_extrapolated_with_what_larger_groups_take_more() -
     ("memory", "parts", "limit"), [(1e9, 1, "latency"), (13e3, 2, "latency"), (4.5e3, 16, "memory")]
 )
 def test_a_layout_takes_as_many_parts_as_memory_asks_for(memory: float, parts: int, limit: str) -> None:
-    row = judged(extrapolation(memory=memory, network=SLOW))
+    row = row_of(extrapolation(memory=memory, network=SLOW))
     assert (row["parallel"]["micro_batches"], row["limited_by"]) == (parts, limit)
     assert row["fits"] == (limit != "memory")
 
@@ -138,7 +138,7 @@ def test_repeats_that_differ_are_a_busy_machine(repeats: tuple[float, ...], word
 
 
 def test_channels_and_graphs_are_not_extrapolated_from_others() -> None:
-    assert extrapolation(COPIES).judged(ParallelSettings(tensor=2), 4, 8) is None
+    assert extrapolation(COPIES).row_of(ParallelSettings(tensor=2), 4, 8) is None
 
 
 def test_curves_go_to_the_most_devices() -> None:
@@ -146,4 +146,5 @@ def test_curves_go_to_the_most_devices() -> None:
     assert [row["devices"] for row in rows] == [*DEVICES] and DEVICES[-1] == 65_536
     weak = [row["weak"]["efficiency"] for row in rows]
     assert weak == sorted(weak, reverse=True) and weak[0] > 0.7
-    assert rows[-1]["strong"]["losses"]["imbalance"] + rows[-1]["strong"]["losses"]["latency"] > 0.9
+    lost = rows[-1]["strong"]["losses"]
+    assert lost["imbalance"] + lost["latency"] + lost["bubble"] > 0.9
