@@ -113,6 +113,8 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             raise TypeError("data and selection are no tables")
         if not are_shares([entry["weight"] for entry in value["members"]]):
             raise ValueError("the weights of its members do not add up to 1")
+        if not 0 < (nominal := float(value["nominal"])) < 1:
+            raise ValueError(f"intervals that hold a share of {nominal}")
         targets = tuple(target_from_json(target) for target in value["targets"])
         inputs = tuple(field_from_json(field) for field in value["inputs"])
         fields = {field.name: field for field in inputs} | {target.name: target.field for target in targets}
@@ -121,7 +123,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             targets=targets,
             inputs=inputs,
             dim=value["dim"],
-            nominal=float(value["nominal"]),
+            nominal=nominal,
             weights=_weights(value.get("weights", {}), {target.name for target in targets}, len(value["members"])),
             calibration={
                 name: _calibration(item, name, targets, [entry["weight"] for entry in value["members"]])
