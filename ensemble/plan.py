@@ -57,12 +57,6 @@ class Chunks:
         load, reason = float(self.loads[number]), self.reasons.get(number, "")
         return Chunk(graphs=graphs, numbers=numbers, load=load, reason=reason)
 
-    def counts(self) -> Int[np.ndarray, " chunks"]:
-        """Return the number of graphs of every chunk, built or not."""
-        graphs = np.diff(self.stops, prepend=0)
-        graphs[list(self.unbuilt)] = 1
-        return graphs
-
 
 NODES, EDGES = 16_384, 100_000
 """Nodes and edges of a batch on a CPU: thousands of small molecules, and within a second or so, so that ranks stay balanced. Time per edge hardly

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Never
 
-import h5py
 import numpy as np
 import pytest
 
@@ -34,6 +33,7 @@ from hydragnn.hpo.submit import submit_campaign
 from hydragnn.runs import preparation, statistics_cache, train
 from hydragnn.runs.folder import decisive
 from hydragnn.scripts.report.collect import collect
+from tests.ensemble.finished import arrays_of
 
 FLIPS = 110
 GRAPHS, SIZE = 16, 5
@@ -232,10 +232,7 @@ def searched_on(campaign: Path) -> str:
 def predicted_on(prediction: Path) -> str:
     """What the interrupted prediction comes to."""
     predict(prediction)
-    arrays: dict[str, Any] = {}
-    with h5py.File(prediction / "out.h5") as file:
-        file.visititems(lambda name, one: arrays.update({name: one[()]}) if isinstance(one, h5py.Dataset) else None)
-    return bits(arrays)
+    return bits(arrays_of(prediction / "out.h5"))
 
 
 Door = Callable[[Path], str]
