@@ -4,8 +4,7 @@ The stages of ``torch.distributed.pipelining`` exchange tensors of fixed shapes,
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -21,6 +20,7 @@ from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel
 from hydragnn.models.graph_model import tied
+from hydragnn.training.executor import Eager, Part
 
 Travellers = dict[str, Tensor]
 """States by layer and degree, and what layers share, by name."""
@@ -95,7 +95,7 @@ LINKS = ((False, False), (True, False), (False, True), (True, True))
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Pipeline:
-    """This rank's stage, and the micro-batches on their way through it."""
+    """This rank's stage, and its messages to others."""
 
     chunks: Sequence[range]
     """Layers of each."""
@@ -122,31 +122,6 @@ class Pipeline:
     def is_last(self, chunk: int) -> bool:
         """Return True for the chunk before the heads."""
         return self.stage == self.stages - 1 and chunk == len(self.chunks) - 1
-
-    def train(
-        self,
-        model: nn.Module,
-        parts: Sequence[GraphBatch],
-        loss_of: Callable[[Predictions, int], Tensor],
-        autocast: Callable[[], AbstractContextManager[object]],
-        expect_sum: Callable[[], None],
-    ) -> None:
-        """Add the gradients of all parts by ``stage_schedule``; see ``Stages``."""
-        order = stage_schedule(self.stage, self.stages, len(self.chunks), len(parts))
-        waiting: dict[tuple[int, int], tuple[Travellers, list[Tensor]]] = {}
-        for position, (back, chunk, number) in enumerate(order, start=1):
-            if not back:
-                with autocast():
-                    received, sent, predictions = self.forward(model, parts[number], chunk)
-                ends = [loss_of(predictions, number)] if self.is_last(chunk) else list(sent.values())
-                waiting[chunk, number] = received, ends
-                continue
-            if position == len(order):
-                expect_sum()
-            self.backward(chunk, *waiting.pop((chunk, number)))
-            if chunk == 0:
-                parts[number].forget_derived()
-        self.finish()
 
     def forward(self, model: nn.Module, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
         """Receive, compute and send; return what came, what went, and predictions."""
@@ -181,18 +156,6 @@ class Pipeline:
         if not self.is_first(chunk):
             own = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in received.items()}
             self.send(own, back=True)
-
-    def predict(self, model: nn.Module, batch: GraphBatch) -> Predictions:
-        """Return predictions on the last stage, nothing on others."""
-        for chunk in range(len(self.chunks)):
-            _, _, predictions = self.forward(model, batch, chunk)
-        self.finish()
-        return predictions
-
-    def share(self, values: Tensor) -> Tensor:
-        """Add up values of all stages; all but the last have zeros."""
-        dist.all_reduce(values, group=self.group)
-        return values
 
     def link(self, step: int, *, back: bool) -> tuple[dist.ProcessGroup, int]:
         """Return group and number of the stage so many ``step`` further."""
@@ -232,6 +195,52 @@ class Pipeline:
         for work, _ in self.sent:
             work.wait()
         self.sent.clear()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shared(Eager):
+    """Executor of a rank that has some of the layers."""
+
+    pipeline: Pipeline
+
+    def gradient(self, parts: Sequence[Part], counted: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Add the gradients of all parts; yield their summed errors and loss.
+
+        By ``stage_schedule``, with the same results on all stages.
+        """
+        stages, values = self.pipeline, torch.zeros(len(self.targets) + 1, dtype=torch.float64, device=self.device)
+        order = stage_schedule(stages.stage, stages.stages, len(stages.chunks), len(parts))
+        waiting: dict[tuple[int, int], tuple[Travellers, list[Tensor]]] = {}
+        with self.arithmetic(), self.parameters.in_use((self.branch, len(parts))):
+            for position, (back, chunk, number) in enumerate(order, start=1):
+                batch, scale = parts[number]
+                if back:
+                    if position == len(order):
+                        self.expect_sum()
+                    stages.backward(chunk, *waiting.pop((chunk, number)))
+                    if chunk == 0:
+                        batch.forget_derived()
+                    continue
+                with self.autocast():
+                    received, sent, predictions = stages.forward(self.model, batch, chunk)
+                ends = [*sent.values()]
+                if stages.is_last(chunk):
+                    sums, total = self.loss(predictions, batch, scale)
+                    ends = [total]
+                    if number < counted:
+                        values.add_(torch.cat([sums.detach(), total.detach().unsqueeze(0)]))
+                waiting[chunk, number] = received, ends
+            stages.finish()
+        dist.all_reduce(values, group=stages.group)
+        yield values[:-1], values[-1]
+
+    def predict(self, batch: GraphBatch) -> Predictions:
+        """Return predictions on the last stage, nothing on others."""
+        with self.parameters.in_use(self.branch), self.arithmetic(), self.autocast():
+            for chunk in range(len(self.pipeline.chunks)):
+                _, _, predictions = self.pipeline.forward(self.model, batch, chunk)
+            self.pipeline.finish()
+        return predictions
 
 
 def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:

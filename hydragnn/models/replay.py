@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.base.errors import print_note
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import Location
 from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size, real_items
 from hydragnn.layers.attention import GraphAttention
 from hydragnn.layers.field_tokens import LatentAttention
@@ -276,27 +278,38 @@ class ReplayedPrediction:
 
     on_host: ClassVar = True  # what is replayed is padded where it lies, and copied into the memory of the recording
 
-    def __init__(self, model: GraphModel, record: Recorder) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: GraphModel,
+        record: Recorder,
+        compute: Callable[[GraphBatch], Predicted] | None = None,
+        copies: int = 1,
+    ) -> None:
+        """Record ``compute``, by itself the model; it gives ``copies`` of all rows."""
+        self.record, self.copies = record, copies
+        self.compute = partial(eager_prediction, model) if compute is None else compute
+        self.locations = {target.name: target.field.on for target in model.description.targets}
         self.replays: Replays | None = replays_of(model, record)
         self.device = self.replays.device
 
     def __call__(self, batch: GraphBatch) -> Predicted:
         """Predictions by field name and states, without gradients."""
-
-        def predict(batch: GraphBatch) -> Predicted:
-            return eager_prediction(self.model, batch.to(self.device))
-
         if self.replays is None:
-            return predict(batch)
+            return self.on_device(batch)
         try:
-            predictions, states = self.replays("prediction", predict, batch)
+            predictions, states = self.replays("prediction", self.on_device, batch)
         except (NotRecordable, RuntimeError) as error:
             print_note(f"predictions are not replayed as graphs of the device: {error}")
             self.replays = None
-            return predict(batch)
-        own = {target.name: slice(real_items(batch, target.field.on)) for target in self.model.description.targets}
-        # tensors of their own, since the next replay overwrites these
-        return {name: values.rows(own[name]).mapped(torch.clone) for name, values in predictions.items()}, states[
-            : real_items(batch, "node")
-        ].clone()
+            return self.on_device(batch)
+
+        def own(values: Tensor, location: Location) -> Tensor:
+            """Return rows without padding, which no later replay overwrites."""
+            return values.unflatten(0, (self.copies, -1))[:, : real_items(batch, location)].flatten(0, 1).clone()
+
+        results = {name: one.mapped(partial(own, location=self.locations[name])) for name, one in predictions.items()}
+        return results, own(states, "node")
+
+    def on_device(self, batch: GraphBatch) -> Predicted:
+        """Return the predictions of a batch that lies anywhere."""
+        return self.compute(batch.to(self.device))

@@ -1,6 +1,5 @@
 """Trained models of one shape that predict a batch as one."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from hydragnn.layers.stacked import NotStackable
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.prediction import Predicted, eager_prediction
 from hydragnn.models.random_batch import random_batch
-from hydragnn.models.replay import NotRecordable, ReplayedPrediction, Replays, brings_sizes, replays_of
+from hydragnn.models.replay import ReplayedPrediction, brings_sizes
 from hydragnn.models.stacked import check_alike, copies_of, inputs_of, of_inputs, stacked_copy
 from hydragnn.models.trained import TrainedModel, denormalise
 
@@ -40,11 +39,10 @@ class TrainedStack:
         self.inputs = inputs_of(first.model)
         scales = [{name: one.normalisation.scales.get(name) for name in self.inputs} for one in models]
         self.share_inputs = all(of_model == scales[0] for of_model in scales)
-        self.replays: Replays | None = None
+        self.function: ReplayedPrediction | None = None
         self.check(models)
-        of_first = first.function.replays if isinstance(first.function, ReplayedPrediction) else None
-        if of_first is not None and self.share_inputs and not brings_sizes(first.model):
-            self.replays = replays_of(first.model, of_first.record)
+        if isinstance(first.function, ReplayedPrediction) and self.share_inputs and not brings_sizes(first.model):
+            self.function = ReplayedPrediction(first.model, first.function.record, self.of_one, len(models))
 
     def check(self, models: Sequence[TrainedModel]) -> None:
         """Raise NotStackable unless members and stack agree to rounding, on a batch."""
@@ -75,36 +73,20 @@ class TrainedStack:
         return self.results(batch, self.compute(self.prepare(batch)))
 
     def prepare(self, batch: GraphBatch) -> GraphBatch:
-        """Return the normalised inputs of all members; of one where replayed.
-
-        All that batches share with others is made here, since ``compute`` may run on another stream.
-        """
+        """Return the normalised inputs of all members; of one where replayed."""
         batch = self.first.seen(batch)
         scales = self.normalisations[:1] if self.share_inputs else self.normalisations
         models = [replace(self.first, normalisation=one) for one in scales]
         inputs = [of_inputs(model.normalised(batch), self.inputs) for model in models]
-        if self.replays is not None:
-            try:
-                return self.replays.pad(inputs[0])
-            except (NotRecordable, RuntimeError) as error:
-                self.stop_replays(error)
-        return self.joined(inputs)
+        return self.joined(inputs) if self.function is None else inputs[0]
 
     def compute(self, inputs: GraphBatch) -> Predicted:
         """Return normalised predictions and states of all members, without waiting."""
-        if self.replays is None:
-            return eager_prediction(self.model, inputs)
+        return eager_prediction(self.model, inputs) if self.function is None else self.function(inputs)
 
-        def predict(batch: GraphBatch) -> Predicted:
-            return eager_prediction(self.model, self.joined([batch]))
-
-        try:
-            predictions, states = self.replays("stacked prediction", predict, inputs)
-        except (NotRecordable, RuntimeError) as error:
-            self.stop_replays(error)
-            return predict(inputs)
-        # tensors of their own, since the next replay overwrites these
-        return {name: values.mapped(torch.clone) for name, values in predictions.items()}, states.clone()
+    def of_one(self, inputs: GraphBatch) -> Predicted:
+        """Return what ``compute`` gives, from inputs that members share."""
+        return eager_prediction(self.model, self.joined([inputs]))
 
     def results(
         self, batch: GraphBatch, predicted: Predicted
@@ -139,12 +121,6 @@ class TrainedStack:
             numbers = [name for name in self.inputs if not whole.fields[name].classes]
             whole = whole.with_fields({name: torch.cat([one[name] for one in inputs]) for name in numbers})
         return whole
-
-    def stop_replays(self, error: Exception) -> None:
-        """Compute all that follows as it is, and say why."""
-        note = f"note: predictions of members as one are not replayed as graphs of the device: {error}"
-        print(note, file=sys.stderr, flush=True)
-        self.replays = None
 
 
 def part(whole: Distribution, number: int, count: int, rows: int | None = None) -> Distribution:

@@ -11,7 +11,7 @@ from hydragnn.base.files import digest
 from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
-from hydragnn.distributed.pipeline import make_pipeline
+from hydragnn.distributed.pipeline import Pipeline, Shared, make_pipeline
 from hydragnn.distributed.ranks import Ranks, number_of
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
@@ -22,7 +22,7 @@ from hydragnn.runs.graph_statistics import training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.runs.provenance import first_record, notes_on
-from hydragnn.training.context import TrainingContext, training_context
+from hydragnn.training.context import TrainingContext, training_context, with_executors
 from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.state import TrainState, first_state
 
@@ -70,13 +70,13 @@ def assemble(
         notes = [*notes, *start.notes, *reasons]
     stages = make_pipeline(model, mesh, plan.parallel.chunks, device)
     parameters = parallelize(model, mesh, placement, plan.training, factors)
-    context = replace(context_of(plan, data, mesh, device, frozen=0.0 in factors.values()), stages=stages)
+    state = first_state(model, parameters, fields=len(data.targets))
     count = mesh.sum_in_place(torch.tensor(parameters.count, device=device), "pipeline")
     record = first_record(plan, data, int(count), placement.device, notes)
     return Assembly(
-        state=first_state(model, parameters, fields=len(data.targets)),
+        state=state,
         data=data,
-        context=context,
+        context=context_of(plan, data, mesh, state, stages, frozen=0.0 in factors.values()),
         record=replace(record, start=start.to_json() if start else {}),
         start=start,
         mesh=mesh,
@@ -120,16 +120,30 @@ def statistics_of(
     return merged_ranges(start.description.statistics, own)  # its layers have their own
 
 
-def context_of(plan: RunPlan, data: RunData, mesh: Mesh, device: torch.device, *, frozen: bool) -> TrainingContext:
+def context_of(
+    plan: RunPlan, data: RunData, mesh: Mesh, state: TrainState, stages: Pipeline | None, *, frozen: bool
+) -> TrainingContext:
     """Return the loop's constants; ``frozen`` says that some weights are."""
     # ranks with the same graphs, nodes and layers draw the same random numbers
     number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
-    sums = mesh.sum_in_place, mesh.ranks.sum_in_place
-    context = training_context(plan.training, [branch.targets for branch in data.branches], device, number, *sums)
+    context = training_context(
+        plan.training,
+        [branch.targets for branch in data.branches],
+        state.totals.device,
+        number,
+        mesh.sum_in_place,
+        mesh.ranks.sum_in_place,
+        lambda values: mesh.sum_in_place(mesh.sum_in_place(values, "pipeline")),  # the last stage has predictions
+    )
     if data.replay is not None:
         context = replace(context, branches=(*context.branches, context.branches[0]))
     plain = data.replay is not None or frozen or mesh.shares_model or mesh.size("graph") > 1
-    return replace(context, plain_steps=plain)
+    context = with_executors(
+        context, state, "some weights are frozen or shared by ranks, or earlier data are replayed" if plain else ""
+    )
+    if stages is None:
+        return context
+    return replace(context, executors=tuple(Shared(**vars(one), pipeline=stages) for one in context.executors))
 
 
 def begun_model(

@@ -246,8 +246,8 @@ def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh, chunks: int = 1) -> Assemb
     stages = make_pipeline(model, mesh, chunks, placement.device)
     parameters = parallelize(model, mesh, placement, plan.training)
     data = replace(run.data, branches=(replace(branch, train=branch.train.placed(placement)),))
-    context = replace(context_of(plan, data, mesh, placement.device, frozen=False), stages=stages)
     state = first_state(model, parameters, len(run.data.targets))
+    context = context_of(plan, data, mesh, state, stages, frozen=False)
     return replace(run, state=state, mesh=mesh, data=data, context=context)
 
 

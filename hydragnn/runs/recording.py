@@ -15,13 +15,12 @@ from hydragnn.distributed.sharing import shared_problem
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.padding import Shape, best_shapes
 from hydragnn.models import GraphModel, replay
-from hydragnn.models.replay import NotRecordable, Recorder, Replays, has_dropout, recorder_on, replays_of
+from hydragnn.models.replay import NotRecordable, Recorder, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.beating import keep_beating
 from hydragnn.runs.preparation import ValidationParts
-from hydragnn.training.context import TrainingContext
 from hydragnn.training.data import BranchData, Feed
-from hydragnn.training.loop import replayed_gradient, replayed_predictions
+from hydragnn.training.executor import Eager, Recorded
 from hydragnn.training.micro_batches import even_cuts
 
 FEWEST = 500
@@ -48,24 +47,24 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, 
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         return run
     reason: str | None = reason_against(run, ranks.size, limited=limited) if setting == "auto" else ""
-    if run.context.plain_steps:
-        reason = "some weights are frozen or shared by ranks, or earlier data are replayed"
+    reason = next((one.unrecorded for one in run.context.executors), "") or reason
     if reason:
         return with_note(run, NOT_REPLAYED + reason)
-    replays: tuple[Replays, ...] = ()
+    executors: tuple[Recorded, ...] = ()
     with keep_beating(heartbeat):
         try:
-            replays, reason = recorded_branches(run, recorder_on(device)), None
+            executors, reason = recorded_branches(run, recorder_on(device)), None
         except (NotRecordable, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
         reason = shared_problem(reason, ranks, device)
-    return with_note(run, NOT_REPLAYED + reason) if reason is not None else replaying_run(run, replays)
+    return with_note(run, NOT_REPLAYED + reason) if reason is not None else replaying_run(run, executors)
 
 
-def replaying_run(run: Assembly, replays: tuple[Replays, ...]) -> Assembly:
-    """Return the run with these replays and with padded batches."""
+def replaying_run(run: Assembly, executors: tuple[Recorded, ...]) -> Assembly:
+    """Return the run with these executors and with padded batches."""
     branches = []
-    for branch, own in zip(run.data.branches, replays, strict=True):
+    for branch, executor in zip(run.data.branches, executors, strict=True):
+        own = executor.replays
         own.lenient = True
         padding = replace(branch.train.placement, pad=own.pad)
         if isinstance(branch.valid, ValidationParts):
@@ -76,7 +75,7 @@ def replaying_run(run: Assembly, replays: tuple[Replays, ...]) -> Assembly:
     return replace(
         run,
         data=replace(run.data, branches=tuple(branches)),
-        context=replace(run.context, replays=replays),
+        context=replace(run.context, executors=executors),
         record=replace(run.record, graphs=True),
     )
 
@@ -97,22 +96,14 @@ def with_note(run: Assembly, note: str) -> Assembly:
     return replace(run, record=replace(run.record, notes=notes))
 
 
-def recorded_branches(run: Assembly, record: Recorder) -> tuple[Replays, ...]:
-    """Return the replays of every branch.
-
-    Each is compared with a step on a small batch.
-    """
-    count = len(run.data.branches)
-    models = [run.state.of_branch(number) for number in range(count)]
-    replays = tuple(
-        replays_of(model, record, shapes_of(branch))
-        for branch, model in zip(run.data.branches, models, strict=True)
-        if isinstance(model, GraphModel)
-    )
-    replaying = replace(run.context, replays=replays)
-    for number in range(count):
-        check_equal(run, number, replaying)
-    return replays
+def recorded_branches(run: Assembly, record: Recorder) -> tuple[Recorded, ...]:
+    """Return executors that record, each compared on a small batch."""
+    recorded = []
+    for branch, plain in zip(run.data.branches, run.context.executors, strict=True):
+        assert isinstance(plain, Eager) and isinstance(plain.model, GraphModel)
+        recorded.append(Recorded(**vars(plain), replays=replays_of(plain.model, record, shapes_of(branch))))
+        check_equal(run, branch, plain, recorded[-1])
+    return tuple(recorded)
 
 
 def shapes_of(branch: BranchData) -> tuple[Shape, ...]:
@@ -135,23 +126,22 @@ def parts_of(feed: Feed, epoch: int) -> Iterator[Shape]:
             yield int(nodes[first:last].sum()), int(edges[first:last].sum()), last - first
 
 
-def check_equal(run: Assembly, number: int, replaying: TrainingContext) -> None:
+def check_equal(run: Assembly, branch: BranchData, plain: Eager, recorded: Recorded) -> None:
     """Raise NotRecordable unless replays and steps give the same numbers.
 
     The tolerance is the root of the arithmetic's step. Without dropout, which draws others for a padded batch.
     """
-    state, own = run.state, run.context.branches[number]
-    batch = sample_of(run.data.branches[number].train)
-    scale = run.context.loss_weights[own] / len(batch)
+    state, batch = run.state, sample_of(branch.train)
+    scale = run.context.loss_weights[run.context.branches[plain.branch]] / len(batch)
     state.model.train(not has_dropout(state.model))
     try:
-        ours = numbers_of(run, number, batch, run.context, scale)
+        ours = numbers_of(run, plain, batch, scale)
         for _ in range(replay.USES + 1):
-            theirs = numbers_of(run, number, batch, replaying, scale)
+            theirs = numbers_of(run, recorded, batch, scale)
     finally:
         state.model.train()
         state.parameters.zero_gradient()
-    half = run.context.settings.precision == "bf16"
+    half = plain.precision == "bf16"
     tolerance = torch.finfo(torch.bfloat16 if half else batch.positions.dtype).eps ** 0.5
     for name, values in ours.items():
         error = float((theirs[name] - values).norm() / values.norm().clamp_min(1e-30))
@@ -175,18 +165,16 @@ def sample_of(feed: Feed) -> GraphBatch:
     return batch.to(feed.placement.device, feed.placement.dtype)
 
 
-def numbers_of(
-    run: Assembly, number: int, batch: GraphBatch, context: TrainingContext, scale: Tensor
-) -> dict[str, Tensor]:
+def numbers_of(run: Assembly, executor: Eager, batch: GraphBatch, scale: Tensor) -> dict[str, Tensor]:
     """Return losses, gradient and predictions of a batch by name."""
     state = run.state
     state.parameters.zero_gradient()
-    sums, _ = replayed_gradient(state, number, batch, context, scale)
+    sums, _ = executor.add_gradient(batch, scale)
     numbers = {"losses": sums.double().clone()}
     gradients = [weight.grad.double().flatten() for weight in state.model.parameters() if weight.grad is not None]
     numbers["gradient"] = torch.cat(gradients)
     with torch.no_grad():
-        predictions = replayed_predictions(state, number, batch, context)
+        predictions = executor.predict(batch)
     for name, prediction in predictions.items():
         numbers |= {f"{name} ({part})": values.double().clone() for part, values in prediction.tensors().items()}
     return numbers

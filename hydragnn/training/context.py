@@ -1,21 +1,18 @@
 """Context of the training loop and its callback protocol."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydragnn.config import TrainSettings
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import Distribution, Target
-from hydragnn.models.replay import Replays
+from hydragnn.models import Target
+from hydragnn.training.executor import Eager, Executor
 from hydragnn.training.state import TrainState
 
 
@@ -64,30 +61,6 @@ class Callback(Protocol):
         """Write a checkpoint now."""
 
 
-@runtime_checkable
-class Stages(Protocol):
-    """Ranks with consecutive layers; the last has the heads."""
-
-    def train(
-        self,
-        model: nn.Module,
-        parts: Sequence[GraphBatch],
-        loss_of: Callable[[dict[str, Distribution], int], Tensor],
-        autocast: Callable[[], AbstractContextManager[object]],
-        expect_sum: Callable[[], None],
-    ) -> None:
-        """Add the gradients of all parts of this rank's model.
-
-        ``loss_of`` is called on the last stage with predictions and number of a part, ``expect_sum`` before the last backward pass.
-        """
-
-    def predict(self, model: nn.Module, batch: GraphBatch) -> dict[str, Distribution]:
-        """Return predictions on the last stage, nothing on others."""
-
-    def share(self, values: Tensor) -> Tensor:
-        """Add up values of all stages in place."""
-
-
 def alone(values: Tensor) -> Tensor:
     """Return the values: the sum over ranks where there is one."""
     return values
@@ -114,45 +87,15 @@ class TrainingContext:
     """Sums a tensor over the processes that have different graphs or nodes, in place, and gives it back; the same bits on each."""
     reduce_all: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over all processes of the run, also those that compute the same."""
-    replays: tuple[Replays, ...] = ()
-    """The recorded steps of each branch; empty where every step is computed anew."""
-
-    stages: Stages | None = None
-    """Where this rank has some layers only."""
-    plain_steps: bool = False
-    """Steps are computed one by one, and not recorded."""
+    reduce_predicted: Callable[[Tensor], Tensor] = alone
+    """Sums a tensor over the processes with predictions of different graphs or nodes, in place; all get the same bits."""
+    executors: tuple[Executor, ...] = ()
+    """How each branch computes."""
 
     @property
     def device(self) -> torch.device:
         """Return where steps are computed."""
         return self.loss_weights.device
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """bf16 runs under autocast; fp32 and fp64 are what the weights are."""
-        if self.settings.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
-
-    @contextmanager
-    def arithmetic(self) -> Iterator[None]:
-        """Compute products of matrices in TF32, where requested."""
-        before = torch.get_float32_matmul_precision()
-        if self.settings.precision == "tf32" and self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    def share(self, values: Tensor) -> Tensor:
-        """Return values that the last stage has, the same on all."""
-        return values if self.stages is None else self.stages.share(values)
-
-    def predictor(self, state: TrainState, branch: int) -> Callable[[GraphBatch], dict[str, Distribution]]:
-        """Return the function that predicts a branch with the state's weights."""
-        if self.stages is not None:
-            return partial(self.stages.predict, state.of_branch(branch))
-        return state.of_branch(branch)
 
     def weights_in(self, epoch: int) -> Float64[Tensor, " fields"]:
         """Return the loss weights of the epoch after so many finished ones."""
@@ -174,6 +117,7 @@ def training_context(
     rank: int = 0,
     reduce: Callable[[Tensor], Tensor] = alone,
     reduce_all: Callable[[Tensor], Tensor] = alone,
+    reduce_predicted: Callable[[Tensor], Tensor] = alone,
 ) -> TrainingContext:
     """Return the context of the targets of all branches."""
     targets = tuple(target for branch in branches for target in branch)
@@ -191,4 +135,22 @@ def training_context(
         rank=rank,
         reduce=reduce,
         reduce_all=reduce_all,
+        reduce_predicted=reduce_predicted,
     )
+
+
+def with_executors(context: TrainingContext, state: TrainState, unrecorded: str = "") -> TrainingContext:
+    """Return the context with eager executors of the state's model."""
+    executors = tuple(
+        Eager(
+            model=state.of_branch(number),
+            parameters=state.parameters,
+            targets=context.targets[own],
+            branch=number,
+            precision=context.settings.precision,
+            device=context.device,
+            unrecorded=unrecorded,
+        )
+        for number, own in enumerate(context.branches)
+    )
+    return replace(context, executors=executors)

@@ -1,7 +1,7 @@
 """The training loop: epochs of steps, each epoch followed by validation."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Literal
 
@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.errors import Interrupted
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import Distribution, Target
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData, Share
 from hydragnn.training.evaluate import flat_metrics
@@ -121,106 +119,13 @@ def gradient_of_share(state: TrainState, share: Share, context: TrainingContext)
     state.parameters.zero_gradient()
     loss = torch.zeros_like(counts[0])
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
-    passes = [*((part, scale[own]) for part in share.parts), *((one, 0 * scale[own]) for one in share.stand_ins)]
-    if context.stages is not None:
-        sums, loss = staged_gradient(state, share.branch, passes, len(share.parts), context)
+    parts = [*((part, scale[own]) for part in share.parts), *((one, 0 * scale[own]) for one in share.stand_ins)]
+    for sums, part_loss in context.executors[share.branch].gradient(parts, len(share.parts)):
+        loss += part_loss
         state.totals[0, own].add_(sums)
-    for number, (part, factors) in enumerate(passes if context.stages is None else [], start=1):
-        if number == len(passes) and not context.replays:  # a recording of collectives was not seen
-            state.parameters.expect_sum()
-        sums, part_loss = replayed_gradient(state, share.branch, part, context, factors)
-        if number <= len(share.parts):
-            loss += part_loss
-            state.totals[0, own].add_(sums)
-        if len(passes) > 1:
-            part.forget_derived()  # so that the next part has the memory
     state.totals[1].add_(own_counts)
     state.parameters.sum_gradient()
     return loss
-
-
-def replayed_gradient(
-    state: TrainState, branch: int, part: GraphBatch, context: TrainingContext, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Do what ``add_gradient`` does, by a recording where the run has some."""
-    predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
-
-    def add(part: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
-        return add_gradient(state, predict, targets, part, context, scale, branch)
-
-    if not context.replays:
-        return add(part, scale)
-    sums, loss = context.replays[branch](("gradient", state.model.training), add, part, scale)
-    return sums, loss
-
-
-def replayed_predictions(
-    state: TrainState, branch: int, batch: GraphBatch, context: TrainingContext
-) -> dict[str, Distribution]:
-    """Predict a branch, by a recording where the run has some."""
-    predict, targets = context.predictor(state, branch), context.targets[context.branches[branch]]
-
-    def compute(batch: GraphBatch) -> dict[str, Distribution]:
-        with state.parameters.in_use(branch), context.arithmetic(), context.autocast():
-            return predict(batch)
-
-    if not context.replays:
-        return compute(batch)
-    values = context.replays[branch](("predictions", state.model.training), compute, batch)
-    # tensors of their own, since the next replay overwrites these
-    return {t.name: values[t.name].rows(slice(batch.num_items(t.field.on))).mapped(torch.clone) for t in targets}
-
-
-def add_gradient(
-    state: TrainState,
-    predict: Callable[[GraphBatch], dict[str, Distribution]],
-    targets: Sequence[Target],
-    part: GraphBatch,
-    context: TrainingContext,
-    scale: Tensor,
-    branch: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Add a part's gradient; return its errors and its loss.
-
-    ``scale`` is the weight of every target over the number of its labels ``[targets]``. All that a step needs of memory it needs here.
-    """
-    with context.arithmetic(), state.parameters.in_use(branch):
-        with context.autocast():
-            predictions = predict(part)
-        sums = loss_sums(targets, predictions, part)
-        total = (sums * scale.to(sums.dtype)).sum()
-        state.parameters.add_gradient(total)
-    return sums.detach(), total.detach()
-
-
-def staged_gradient(
-    state: TrainState,
-    branch: int,
-    passes: Sequence[tuple[GraphBatch, Tensor]],
-    counted: int,
-    context: TrainingContext,
-) -> tuple[Tensor, Tensor]:
-    """Add the gradients of all parts by stages.
-
-    Return errors and loss of the first ``counted``, the same on all stages.
-    """
-    assert context.stages is not None
-    model, targets = state.of_branch(branch), context.targets[context.branches[branch]]
-    values = torch.zeros(len(targets) + 1, dtype=torch.float64, device=context.device)
-
-    def loss_of(predictions: dict[str, Distribution], number: int) -> Tensor:
-        part, factors = passes[number]
-        sums = loss_sums(targets, predictions, part)
-        total = (sums * factors.to(sums.dtype)).sum()
-        if number < counted:
-            values.add_(torch.cat([sums.detach(), total.detach().unsqueeze(0)]))
-        return total
-
-    with context.arithmetic(), state.parameters.in_use((branch, len(passes))):
-        parts = [part for part, _ in passes]
-        context.stages.train(model, parts, loss_of, context.autocast, state.parameters.expect_sum)
-    context.share(values)
-    return values[:-1], values[-1]
 
 
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
@@ -233,20 +138,20 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
     state.model.eval()
     with torch.no_grad(), state.parameters.swap_in_eval_parameters():
         for number, branch in enumerate(data.branches):
-            own, passes = context.branches[number], 0
+            own, executor, passes = context.branches[number], context.executors[number], 0
             for batch in branch.valid:
                 callback.heartbeat()
                 passes += 1
-                predictions = replayed_predictions(state, number, batch, context)
-                if not predictions:  # another stage has them
+                predictions = executor.predict(batch)
+                if not predictions:  # a peer has them
                     continue
                 sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)
                 totals[:, own] += torch.stack([sums, label_counts(branch.targets, batch)])
                 for target in branch.targets:
                     errors.add(target, predictions[target.name], batch, branch.normalisation)
             for _ in range(branch.valid_passes - passes):
-                replayed_predictions(state, number, branch.train.stand_in, context)
+                executor.predict(branch.train.stand_in)
     state.model.train()
-    context.reduce(context.share(errors.sums))
-    loss = context.weighted_mean(context.stage_two_weights, context.reduce(context.share(totals)))
+    context.reduce_predicted(errors.sums)
+    loss = context.weighted_mean(context.stage_two_weights, context.reduce_predicted(totals))
     return {"valid/loss": loss, **flat_metrics(errors.values(data.valid_moments), "valid")}

@@ -142,7 +142,7 @@ def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str,
         if options.device != "cpu":
             result[f"GB, {way}"] = round(torch.cuda.max_memory_reserved() / 1e9, 3)
         if way != "off":
-            result["recordings"] = sum(len(replays.recordings) for replays in run.context.replays)
+            result["recordings"] = sum(len(one.replays.recordings) for one in run.context.executors)
         result[f"busy ms, {way}"], result[f"launches, {way}"] = (0.0, 0.0)
         if options.device != "cpu":
             step = partial(take_step, run.state, shares[0], run.context, 1e-4)

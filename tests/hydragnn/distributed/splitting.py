@@ -7,6 +7,7 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from hydragnn.config import RunConfig
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.distributed.channels import Channels, split_channels
 from hydragnn.distributed.mesh import Mesh, make_mesh
-from hydragnn.distributed.pipeline import make_pipeline
+from hydragnn.distributed.pipeline import Shared, make_pipeline
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import GraphModel
 from hydragnn.parallel import ParallelSettings
@@ -129,12 +130,13 @@ def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh, chunks: int =
         weight.grad = None
     pipeline = make_pipeline(model, mesh, chunks, torch.device("cpu"))
     assert pipeline is not None
-    pipeline.train(
-        model, parts, lambda found, n: loss_sums(run.data.targets, found, parts[n]).sum(), nullcontext, lambda: None
-    )
+    parameters: Any = SimpleNamespace(in_use=lambda use: nullcontext(), expect_sum=lambda: None)
+    targets, unit = run.data.targets, torch.ones(len(run.data.targets))
+    executor = Shared(model=model, parameters=parameters, targets=targets, device=placement.device, pipeline=pipeline)
+    [*executor.gradient([(part, unit) for part in parts], len(parts))]
     own = {name: weight.grad for name, weight in model.named_parameters()}
     with torch.no_grad():
-        found = pipeline.predict(model, parts[0])
+        found = executor.predict(parts[0])
     scale = max(float(one.abs().max()) for one in whole.values() if one is not None)
     errors = [abs(float((one - own[name]).abs().max())) for name, one in whole.items() if own.get(name) is not None]
     names = mesh.ranks.gather(torch.tensor([float(name in own) for name in whole]))

@@ -26,6 +26,7 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
 from hydragnn.training.data import DevicePlacement, Share
+from hydragnn.training.executor import Recorded
 from hydragnn.training.loop import take_step
 from hydragnn.training.memory import allocations
 from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS
@@ -192,11 +193,11 @@ def test_recordings_count_where_memory_is_limited(
     recorder.pool = 0
     steps = [partial(take_step, run.state, Share(branch=0, parts=(part,)), run.context, 0.0) for part in parts[1]]
     monkeypatch.setattr(replay, "USES", 1)
-    run.context.replays[0].recordings.clear()
+    run.context.executors[0].replays.recordings.clear()
     plain = max(int(allocations(step, CPU).cumsum().max()) for step in steps)
     for step in steps:
         step()
-    held = sum(one.nbytes for each in run.context.replays[0].recordings.values() for one in each.inputs)
+    held = sum(one.nbytes for each in run.context.executors[0].replays.recordings.values() for one in each.inputs)
     assert recorder.recorded and memory.size_of_state(run) + plain + recorder.pool + held <= 3_000_000
 
 
@@ -245,7 +246,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(
     heads = [WITHOUT_FORCES, CHARGE]
     run = run_of(make_config(model, heads, train__graphs="on", **changes), material.clusters(40, related=True))
     assert not run.record.graphs and reason in run.record.notes[-1]
-    assert not run.context.replays
+    assert not any(isinstance(one, Recorded) for one in run.context.executors)
 
 
 def test_a_network_for_each_node_is_replayed(make_config: Configs, recorder: StandIn, material: ModuleType) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import RunConfig, TrainSettings
+from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.graphs.batch import GraphBatch
@@ -19,8 +19,9 @@ from hydragnn.models.replay import NotRecordable, NoWaiting
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
-from hydragnn.training.context import Diverged, TrainingContext
+from hydragnn.training.context import Diverged
 from hydragnn.training.data import DevicePlacement, Share
+from hydragnn.training.executor import Eager
 from hydragnn.training.loop import numbers_of, read_step, take_step
 from tests.hydragnn.training.conftest import ENERGY
 from tests.hydragnn.training.launches import launches_of
@@ -126,9 +127,9 @@ def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(
     [("tf32", "cuda", "high"), ("tf32", "cpu", "highest"), ("fp32", "cuda", "highest"), ("bf16", "cuda", "highest")],
 )
 def test_products_are_in_tf32_inside_steps_of_a_gpu_that_ask_for_it(precision: str, device: str, expected: str) -> None:
-    context: Any = SimpleNamespace(settings=TrainSettings(precision=precision), device=torch.device(device))
+    executor: Any = SimpleNamespace(precision=precision, device=torch.device(device))
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(ZeroDivisionError), TrainingContext.arithmetic(context):
+    with pytest.raises(ZeroDivisionError), Eager.arithmetic(executor):
         assert torch.get_float32_matmul_precision() == expected
         raise ZeroDivisionError
     assert torch.get_float32_matmul_precision() == before == "highest"
