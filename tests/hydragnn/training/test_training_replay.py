@@ -231,7 +231,6 @@ def test_validation_by_replays_gives_the_same_metrics(
     "model, changes, reason",
     [
         ("gin", {**POOLING, "model__global_attention": ATTENDING["multihead"]}, "makes the host wait"),
-        ("relational", {**KINDS, "model__schedule": [0, 1], "model__level": "relation"}, "makes the host wait"),
         ("schnet", {"model__checkpoint_activations": True, "model__dropout": 0.1}, "dropout is drawn twice"),
     ],
 )
@@ -266,11 +265,21 @@ def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for(store: MemoryS
     assert not silent.graphs and not any("graphs of the device" in note for note in silent.notes)
 
 
-def test_a_run_records_by_itself_where_it_is_long_enough_and_alone(store: MemoryStore, make_config: Configs) -> None:
-    assert "too few" in recording.reason_against(run_of(make_config(), store), ranks=1)
-    long = run_of(make_config(train__epochs=1000), store)
-    assert recording.reason_against(long, ranks=1) == ""
-    assert "several ranks" in recording.reason_against(long, ranks=2)
+@pytest.mark.parametrize(
+    ("epochs", "ranks", "limited", "reason"),
+    [
+        (3, 1, False, "too few"),
+        (1000, 1, False, ""),
+        (1000, 2, False, "several ranks"),
+        (1000, 1, True, "fill a memory"),
+    ],
+)
+def test_a_run_records_by_itself_where_it_is_long_enough_alone_and_without_limit(
+    epochs: int, ranks: int, limited: bool, reason: str, store: MemoryStore, make_config: Configs
+) -> None:
+    run = run_of(make_config(train__epochs=epochs), store)
+    found = recording.reason_against(run, ranks, limited=limited)
+    assert reason in found and bool(reason) == bool(found)
 
 
 @pytest.mark.parametrize("attention", [None, {"kind": "multihead", "heads": 2}])
