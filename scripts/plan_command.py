@@ -66,8 +66,10 @@ def plan(
         str,
         typer.Option(metavar="NAME", help="Stated network of frontier, lumi or perlmutter, instead of a measured one."),
     ] = "",
-    latency: Annotated[float | None, typer.Option(min=0, help="Microseconds of a message, instead.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(min=1e-3, help="GB/s of a node's network, instead.")] = None,
+    latency: Annotated[float | None, typer.Option(min=0, max=1e6, help="Microseconds of a message, instead.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(min=1e-3, max=1e6, help="GB/s of a node's network, instead.")
+    ] = None,
     memory: Annotated[
         str, typer.Option(help='Memory of a device, such as "64 GB". Default: that of this machine.')
     ] = "",
@@ -103,7 +105,8 @@ def plan(
     settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
     check_plannable(settings, str(config))
     begin, place, folder = time.monotonic(), select_device(None), config.absolute().parent
-    network = stated(site, latency, bandwidth)
+    network, limit = stated(site, latency, bandwidth), memory or settings.batch.memory
+    given = bytes_of(limit) if limit else None
 
     def show(what: str, left: float | None) -> None:
         if ranks.first and not as_json and time.monotonic() - begin > QUIET:
@@ -124,7 +127,6 @@ def plan(
         alone, together = measured_steps(run, run_plan, layouts, ranks, graphs, show)
         if network is None and ranks.size > 1:
             network = measured_network(ranks, own)
-    limit = memory or settings.batch.memory
     gpu = own.type == "cuda"
     has = DEVICE_SHARE * torch.cuda.get_device_properties(own).total_memory if gpu else free_memory() / each
     weights = sum(parameter.nbytes for parameter in run.state.model.parameters())
@@ -140,7 +142,7 @@ def plan(
         sent=float(model.hidden_dim * placement.dtype.itemsize),
         layers=model.num_layers if staged else 0,
         accelerator=gpu,
-        memory=float(bytes_of(limit) if limit else has),
+        memory=float(given or has),
     )
     if ranks.first:
         result = {
