@@ -106,7 +106,7 @@ def plan(
     check_plannable(settings, str(config))
     begin, place, folder = time.monotonic(), select_device(None), config.absolute().parent
     network, limit = stated(site, latency, bandwidth), memory or settings.batch.memory
-    given = bytes_of(limit) if limit else None
+    most = bytes_of(limit) if limit else None
 
     def show(what: str, left: float | None) -> None:
         if ranks.first and not as_json and time.monotonic() - begin > QUIET:
@@ -142,7 +142,7 @@ def plan(
         sent=float(model.hidden_dim * placement.dtype.itemsize),
         layers=model.num_layers if staged else 0,
         accelerator=gpu,
-        memory=float(given or has),
+        memory=float(most or has),
     )
     if ranks.first:
         result = {
