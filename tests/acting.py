@@ -1,4 +1,4 @@
-"""Functions that do something more when they are first called."""
+"""Functions that do something more at one of their calls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 
-def first_acts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], None]) -> list[None]:
-    """The first call of a function does something more; gives the list of all calls."""
+def first_acts(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], Any], after: int = 0
+) -> list[None]:
+    """Act before the first call of a function, or ``after`` so many calls; gives the list of all calls."""
     original, calls = getattr(owner, name), list[None]()
 
     def acting(*arguments: Any, **named: Any) -> Any:
         calls.append(None)
-        if len(calls) == 1:
+        if len(calls) == after + 1:
             act()
         return original(*arguments, **named)
 

@@ -11,6 +11,32 @@ from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 
+RUN = """
+[data]
+store = "rings.h5"
+[model]
+kind = "schnet"
+hidden_dim = 4
+num_layers = 1
+num_radial = 4
+envelope = "none"
+[[heads]]
+kind = "scalar"
+field = "moment"
+[train]
+epochs = 2
+checkpoint_seconds = 0
+"""
+SEARCH = """
+[search]
+trials = 2
+[search.space."model.hidden_dim"]
+type = "int"
+low = 4
+high = 8
+"""
+"""Configurations of a run and a search on ``rings.h5``."""
+
 
 def ring(size: int, random: np.random.Generator, fields: Sequence[Field] = FIELDS, **values: Any) -> GraphBatch:
     """Return a ring on the unit circle; ``values`` are those of further fields of the graph."""

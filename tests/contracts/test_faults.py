@@ -136,18 +136,7 @@ def _fail_at(folder: Path, final: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(files, "flush_directory", flush)
 
 
-NEW = (
-    "append",
-    "merge",
-    "fine-tune",
-    "export",
-    "report",
-    "label",
-    "md",
-    "relax",
-    "predict csv",
-    "predict files",
-)
+NEW = ("append", "merge", "fine-tune", "export", "report", "label", "md", "relax", "predict csv", "predict files")
 
 
 def test_a_fault_at_any_write_of_a_command_leaves_its_output_whole_or_absent_and_a_repeat_completes_it(

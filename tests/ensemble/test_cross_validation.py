@@ -18,7 +18,8 @@ from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.estimates import FoldLabels, Labelled
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.graphs import Field
-from hydragnn.models import Categorical, Distribution, Point, Target
+from hydragnn.models import Categorical, Target
+from tests.ensemble.conftest import points
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target")
@@ -75,17 +76,9 @@ def draw(seed: int, field: Field, *, each: int, folds: int = 5, train: int = 40,
 def labelled(one: Draw, graphs: Array, members: Sequence[int], field: Field) -> Labelled:
     """What these members say about these graphs."""
     items = one.truth.shape[1]
-    return Labelled(
-        part="held-out",
-        labels=one.truth[graphs].reshape(-1, *field.shape),
-        members=said(one, graphs, members, field),
-        graph=np.repeat(graphs, items),
-        nodes=np.full(len(graphs) * items, items),
-    )
-
-
-def said(one: Draw, graphs: Array, members: Sequence[int], field: Field) -> list[Distribution]:
-    return [Point(mean=torch.from_numpy(one.words[m][graphs].reshape(-1, *field.shape))) for m in members]
+    means = [one.words[m][graphs].reshape(-1, *field.shape) for m in members]
+    labels, nodes = one.truth[graphs].reshape(-1, *field.shape), np.full(len(graphs) * items, items)
+    return points(labels, means, np.repeat(graphs, items), nodes, "held-out")
 
 
 def covered(one: Draw, field: Field, members_of: Callable[[int], tuple[int, ...]]) -> float:

@@ -14,6 +14,7 @@ from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
+from tests.ensemble.conftest import points
 
 FORCES = Target(
     field=Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
@@ -30,15 +31,9 @@ def drawn(seed: int, p_values: np.ndarray, power: float = POWER) -> Labelled:
     generator = np.random.default_rng(seed)
     shape = (len(p_values) * ITEMS, 3)
     size = np.repeat(np.maximum(0.1 / p_values, 1.0) ** power, ITEMS)[:, None]
-    members = [Point(mean=torch.from_numpy(generator.normal(size=shape))) for _ in range(MEMBERS)]
-    return Labelled(
-        part="valid",
-        labels=size * generator.normal(size=shape),
-        members=members,
-        graph=np.repeat(np.arange(len(p_values)), ITEMS),
-        nodes=np.full(len(p_values) * ITEMS, ITEMS),
-        p_values=np.repeat(p_values, ITEMS),
-    )
+    means = generator.normal(size=(MEMBERS, *shape))
+    graph, nodes = np.repeat(np.arange(len(p_values)), ITEMS), np.full(len(p_values) * ITEMS, ITEMS)
+    return points(size * generator.normal(size=shape), means, graph, nodes, p_values=np.repeat(p_values, ITEMS))
 
 
 def fitted(rows: Labelled, distance: Distance) -> Calibration:

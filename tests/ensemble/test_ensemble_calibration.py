@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
@@ -99,16 +99,6 @@ def part(moments: MixtureMoments, rows: slice) -> MixtureMoments:
     return MixtureMoments(mean=moments.mean[rows], epistemic=moments.epistemic[rows], aleatoric=moments.aleatoric[rows])
 
 
-def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution() -> None:
-    target, moments, graph = synthetic(FORCES, 200, 8, 1)
-    calibration = fit_calibration(FORCES, target, moments, graph)
-    assert calibration.method == "spread"
-    far, spread, _ = synthetic(FORCES, 200, 8, 2)
-    far, wider = 5 * far, MixtureMoments(mean=spread.mean, epistemic=25 * spread.epistemic, aleatoric=spread.aleatoric)
-    width = of_single_nodes(FORCES, calibration, wider).half_width
-    assert np.mean(np.abs(far) <= width) > 0.85
-
-
 def test_the_calibrated_spread_is_honest() -> None:
     generator = np.random.default_rng(5)
     std = generator.uniform(0.5, 2.0, size=3000)
@@ -154,29 +144,11 @@ def test_a_perfect_model_still_has_finite_calibration() -> None:
     assert np.isfinite(of_single_nodes(ENERGY, calibration, part(exact, slice(3))).half_width).all()
 
 
-def test_too_few_graphs_are_told() -> None:
-    target, moments, graph = synthetic(ENERGY, 5, 1, 0)
-    assert not fit_calibration(ENERGY, target, moments, graph, nominal=0.9).guaranteed
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 1000))
-def test_json_gives_the_same_calibration_back(seed: int) -> None:
-    target, moments, graph = synthetic(FORCES, 10, 3, seed)
-    calibration = fit_calibration(FORCES, target, moments, graph)
-    assert calibration_from_json(calibration.to_json()) == calibration
-
-
 @pytest.mark.parametrize(
     "call, says",
     [
         (lambda t, m, g: fit_calibration(ENERGY, t, m, g, nominal=90.0), "fraction between 0 and 1"),
-        (
-            lambda t, m, g: fit_calibration(
-                ENERGY, t[:0], MixtureMoments(mean=t[:0], epistemic=t[:0], aleatoric=t[:0]), g[:0]
-            ),
-            "labelled",
-        ),
+        (lambda t, m, g: fit_calibration(ENERGY, t[:0], part(m, slice(0)), g[:0]), "labelled"),
         (lambda t, m, g: calibration_from_json({"method": "spread"}), "damaged"),
     ],
     ids=["nominal in percent", "no labels", "damaged"],

@@ -1,7 +1,6 @@
 """Classes from training to prediction files: mixtures, temperature, conformal sets, and the report."""
 
 import csv
-import json
 from pathlib import Path
 
 import h5py
@@ -20,7 +19,6 @@ from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibration.classes import fit_classes, temper
 from hydragnn.ensemble.classes import ClassEstimate, auroc
-from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
@@ -193,13 +191,6 @@ def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: t
         assert {"accuracy", "balanced_accuracy", "brier", "ece"} <= set(scores.ensemble)
     confusion = np.array(evaluation.parts["test"]["site"].confusion)
     assert np.trace(confusion) / confusion.sum() == pytest.approx(scores.ensemble["accuracy"])
-
-
-def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, Evaluation]) -> None:
-    folder, _ = ensemble
-    for calibration in Ensemble.load(folder).manifest.calibration.values():
-        assert calibration_from_json(json.loads(json.dumps(calibration.to_json()))) == calibration
-        assert calibration.method == "temperature"
 
 
 def test_prediction_files_hold_probabilities_labels_and_sets(

@@ -1,7 +1,6 @@
 """Factors by thirds carry the promise of intervals to the large and the small where no form can say how errors grow."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +18,7 @@ from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
+from tests.ensemble.conftest import points
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target")
 FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
@@ -32,8 +32,7 @@ def labelled(part: str, graphs: int, generator: np.random.Generator) -> Labelled
     mean = generator.uniform(0.0, 3.0, graphs) * generator.choice([-1.0, 1.0], graphs)
     sigma = np.where(np.abs(np.abs(mean) - 1.5) < 0.5, 2.0, 1.0) * np.where(nodes > 134, 0.5, 1.0)
     truth = mean + sigma * generator.normal(size=graphs)
-    members = [Point(mean=torch.from_numpy(mean))]
-    return Labelled(part=part, labels=truth, members=members, graph=np.arange(graphs), nodes=nodes)
+    return points(truth, [mean], np.arange(graphs), nodes, part)
 
 
 def moments(items: Labelled) -> MixtureMoments:
@@ -129,16 +128,8 @@ def test_vectors_are_corrected_by_their_length() -> None:
     graph, nodes = np.repeat(np.arange(30), 3), np.repeat(generator.integers(2, 9, 30), 3)
     widths = []
     for rotation in (np.eye(3), turn):
-        parts = [
-            Labelled(
-                part=part,
-                labels=(mean + error) @ rotation,
-                members=[Point(mean=torch.from_numpy(mean @ rotation))],
-                graph=graph,
-                nodes=nodes,
-            )
-            for part in ("valid", "calibration")
-        ]
+        rows = (mean + error) @ rotation, [mean @ rotation], graph, nodes
+        parts = [points(*rows, part) for part in ("valid", "calibration")]
         target = Target(field=FORCES)
         fitted = NumberEstimate.calibration(target, parts[0], parts[1], np.ones(1), 0.9)
         assert fitted.components[0].corrections != NONE
@@ -201,19 +192,18 @@ def test_factors_come_back_from_json_and_manifests_without_them_have_none() -> N
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda one: one | {"knots": [2.0, 1.0], "factors": [1.0, 1.0]},
-        lambda one: one | {"knots": [], "factors": []},
-        lambda one: one | {"knots": [1.0], "factors": [1.0, 2.0]},
-        lambda one: one | {"knots": [1.0], "factors": [0.0]},
-        lambda one: one | {"knots": [float("nan")], "factors": [1.0]},
-        lambda one: one | {"knots": ["here"], "factors": [1.0]},
+        {"knots": [2.0, 1.0], "factors": [1.0, 1.0]},
+        {"knots": [], "factors": []},
+        {"knots": [1.0], "factors": [1.0, 2.0]},
+        {"knots": [1.0], "factors": [0.0]},
+        {"knots": [float("nan")], "factors": [1.0]},
+        {"knots": ["here"], "factors": [1.0]},
     ],
     ids=["falling", "none", "too many", "zero", "not a number", "words"],
 )
-def test_damaged_factors_are_refused(damage: Callable[[dict[str, object]], dict[str, object]]) -> None:
+def test_damaged_factors_are_refused(damage: dict[str, object]) -> None:
     valid, apart = two_members(60)
     written = NumberEstimate.calibration(HUMP, valid, apart, np.full(2, 0.5), 0.9).to_json()
-    corrections = written["components"][0]["corrections"]
-    corrections["magnitude"] = damage(corrections["magnitude"])
+    written["components"][0]["corrections"]["magnitude"] |= damage
     with pytest.raises(InputError, match="damaged or from a newer version"):
         calibration_from_json(written)

@@ -37,44 +37,45 @@ def replace_tensors(folder: Path, content: bytes) -> None:
 
 
 HOSTILE: tuple[Any, ...] = (None, "x", [], [[1]], {}, {"a": 1}, -1, float("nan"), float("inf"))
-
-
-OF_CALIBRATIONS: list[tuple[str, Any]] = [
-    *((key, HOSTILE) for key in ("scale", "floor", "quantile", "reference", "typical")),
-    *(("nominal", [2.0]), ("graphs", ["x"]), ("guaranteed", [[1]]), ("part", ["test"]), ("method", [[]]), ("b", [1])),
-    *(("components", [5]), ("form", [{"kind": "cubic"}, {"kind": {}}, {"growth": -1.0}, {"growth": "x"}, 3])),
+ENERGY = ("calibration", "energy")
+OF_CLASSES = {"method": "temperature", "temperature": 1.0, "threshold": 0.1}
+OF_CLASSES |= {"nominal": 0.9, "graphs": 9, "guaranteed": True}
+DAMAGED = "a calibration is damaged"
+OTHER_TARGET = "is for another target"
+NO_DOMAIN = "the training domain is damaged"
+IMPOSSIBLE: list[tuple[tuple[Any, ...], str, Sequence[Any], str]] = [
+    *(((*ENERGY, "components", 0), key, HOSTILE, DAMAGED) for key in ("scale", "floor", "quantile", "reference")),
+    ((*ENERGY, "components", 0), "typical", HOSTILE, DAMAGED),
+    *((ENERGY, key, [value], DAMAGED) for key, value in (("nominal", 2.0), ("graphs", "x"), ("guaranteed", [1]))),
+    *((ENERGY, key, [value], DAMAGED) for key, value in (("part", "test"), ("method", []), ("b", 1))),
+    (ENERGY, "components", [5], DAMAGED),
+    (ENERGY, "form", [{"kind": "cubic"}, {"kind": {}}, {"growth": -1.0}, {"growth": "x"}, 3], DAMAGED),
+    ((), "calibration", [{"energy": OF_CLASSES}], OTHER_TARGET),
+    (("members", 0), "weight", [*HOSTILE, 0.0, 2.0, 10**400], r"ensemble\.json is damaged"),
+    (("domain", "detectors", -2), "targets", [{"x": "std"}, 5], NO_DOMAIN),
+    (("domain", "detectors", -2), "per_node", [None], NO_DOMAIN),
+    (("domain", "detectors", -1), "members", [2, 4, "3"], "damaged|other members"),
 ]
+"""Where in the manifest, the key, impossible values of it, and the words of the refusal."""
 
 
-@pytest.mark.parametrize(("key", "values"), OF_CALIBRATIONS, ids=[key for key, _ in OF_CALIBRATIONS])
-def test_a_calibration_with_an_impossible_value_is_refused(received: Path, key: str, values: Sequence[Any]) -> None:
-    where = ("components", 0) if values is HOSTILE else ()
+@pytest.mark.parametrize(
+    ("where", "key", "values", "words"), IMPOSSIBLE, ids=[f"{where} {key}" for where, key, *_ in IMPOSSIBLE]
+)
+def test_a_manifest_with_an_impossible_value_is_refused(
+    received: Path, where: Sequence[Any], key: str, values: Sequence[Any], words: str
+) -> None:
     for value in values:
-        damage(received, {key: value}, "calibration", "energy", *where)
-        with pytest.raises(InputError, match="a calibration is damaged"):
+        damage(received, {key: value}, *where)
+        with pytest.raises(InputError, match=words):
             Ensemble.load(received)
 
 
-def test_weights_of_members_that_are_no_shares_are_refused(received: Path) -> None:
-    for value in (None, "x", [], -1.0, 0.0, 2.0, float("nan"), float("inf"), 10**400):
-        damage(received, {"weight": value}, "members", 0)
-        with pytest.raises(InputError, match=r"ensemble\.json is damaged"):
-            Ensemble.load(received)
-
-
-def test_a_calibration_of_another_kind_or_number_of_components_is_refused(received: Path) -> None:
+def test_a_calibration_of_another_number_of_components_or_field_is_refused(received: Path) -> None:
     good = json.loads((received / "ensemble.json").read_text())["calibration"]["energy"]
-    of_classes = {
-        "method": "temperature",
-        "temperature": 1.0,
-        "threshold": 0.1,
-        "nominal": 0.9,
-        "graphs": 9,
-        "guaranteed": True,
-    }
-    for name, bad in (("energy", of_classes), ("energy", {**good, "components": good["components"] * 2}), ("x", good)):
+    for name, bad in (("energy", {**good, "components": good["components"] * 2}), ("x", good)):
         damage(received, {"calibration": {name: bad}})
-        with pytest.raises(InputError, match="is for another target"):
+        with pytest.raises(InputError, match=OTHER_TARGET):
             Ensemble.load(received)
 
 
@@ -108,10 +109,7 @@ def test_a_tensor_of_the_domain_that_does_not_fit_is_refused_or_computed_with(re
                 assert "the training domain is damaged" in str(error)
             else:
                 fits = variant.shape == values.shape and np.isfinite(variant).all()
-                assert fits or name.startswith("kinds/") or name in FREE, (
-                    name,
-                    variant.shape,
-                )
+                assert fits or name.startswith("kinds/") or name in FREE, (name, variant.shape)
     assert refused > len(sound)
 
 
@@ -122,13 +120,6 @@ def test_numbers_of_a_type_that_numpy_has_not_are_refused(received: Path, dtype:
     content = len(header).to_bytes(8, "little") + header + bytes(3 * size)
     replace_tensors(received, content)
     with pytest.raises(InputError, match="domain"):
-        Ensemble.load(received)
-
-
-@pytest.mark.parametrize("change", [{"targets": {"x": "std"}}, {"targets": 5}, {"per_node": None}])
-def test_a_detector_of_a_target_that_there_is_not_is_refused(received: Path, change: dict[str, Any]) -> None:
-    damage(received, change, "domain", "detectors", -2)
-    with pytest.raises(InputError, match="the training domain is damaged"):
         Ensemble.load(received)
 
 

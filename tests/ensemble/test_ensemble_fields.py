@@ -100,12 +100,6 @@ def test_noise_and_disagreement_add_up_above_the_floor(ensemble: tuple[Path, Eva
     assert (stiffness.aleatoric < stiffness.std * (1 + 1e-9)).all() or above.any()
 
 
-def test_components_that_do_not_turn_have_their_own_calibration(ensemble: tuple[Path, Evaluation]) -> None:
-    calibration = Ensemble.load(ensemble[0]).manifest.calibration["pull"]
-    assert len(calibration.components) == 2
-    assert calibration.components[1].reference > 2 * calibration.components[0].reference
-
-
 def test_a_member_without_edges_never_sees_them(members: list[Path], plates: Path) -> None:
     store = open_store(plates)
     blind = Ensemble.load(members[2])
@@ -126,8 +120,8 @@ def test_a_load_that_training_never_saw_is_flagged(ensemble: tuple[Path, Evaluat
     batch = open_store(plates).read(np.arange(3))
     batch.nodes["load"][0] = 50.0
     flags = Ensemble.load(ensemble[0]).predict(batch).domain
-    assert "load is outside its range" in flags[0]
-    assert "load is outside" not in flags[1] + flags[2]
+    assert "final states of its nodes are unlike those of training" in flags[0]
+    assert flags[1] == flags[2] == ""
 
 
 def test_runs_with_the_same_folder_name_become_members_with_different_names(

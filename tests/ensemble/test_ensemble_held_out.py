@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,8 +87,15 @@ def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store:
     assert tested == set(split.test.tolist()) and not tested & set(split.calibration.tolist())
 
 
+def without_labels(store: MemoryStore, name: str, graphs: np.ndarray) -> MemoryStore:
+    """Return a store whose graphs with these numbers lack a field."""
+    one_by_one = [store.read(np.array([number])) for number in range(len(store))]
+    bare = [one.with_fields(drop={name}) if k in graphs else one for k, one in enumerate(one_by_one)]
+    return MemoryStore(bare, store.attributes)
+
+
 def test_a_field_without_labels_in_the_calibration_part_is_calibrated_on_validation(
-    calibrated_runs: list[Path], store: MemoryStore, tmp_path: Path, without_labels: Callable[..., MemoryStore]
+    calibrated_runs: list[Path], store: MemoryStore, tmp_path: Path
 ) -> None:
     split = make_split(store, load_run(calibrated_runs[0]).config.split)
     bare = without_labels(store, "forces", split.calibration)
@@ -105,15 +111,3 @@ def test_a_field_without_labels_in_the_calibration_part_is_calibrated_on_validat
     assert (calibration["energy"].part, calibration["energy"].graphs) == ("calibration", 10)
     assert (calibration["forces"].part, calibration["forces"].graphs) == ("valid", 20)
     assert "20 validation graphs, which also chose the epoch" in calibration["forces"].sentence
-
-
-@pytest.fixture
-def without_labels() -> Callable[..., MemoryStore]:
-    """A store whose graphs with these numbers lack a field."""
-
-    def made(store: MemoryStore, name: str, graphs: np.ndarray) -> MemoryStore:
-        one_by_one = [store.read(np.array([number])) for number in range(len(store))]
-        bare = [one.with_fields(drop={name}) if k in graphs else one for k, one in enumerate(one_by_one)]
-        return MemoryStore(bare, store.attributes)
-
-    return made

@@ -22,19 +22,12 @@ from hydragnn.ensemble.uncertainty import MixtureMoments, isotropic, total_varia
 def test_crps_is_the_integral_of_the_squared_difference_of_distributions(
     target: float, mean: float, std: float
 ) -> None:
-    def below(y: float) -> float:
-        return stats.norm.cdf(y, mean, std) ** 2
-
-    def above(y: float) -> float:
-        return stats.norm.sf(y, mean, std) ** 2
-
     far = 40 * std + abs(target - mean)
-    numeric = (
-        integrate.quad(below, mean - far, target, limit=500, points=[p for p in (mean,) if mean - far < p < target])[0]
-        + integrate.quad(above, target, mean + far, limit=500, points=[p for p in (mean,) if target < p < mean + far])[
-            0
-        ]
-    )
+    numeric = 0.0
+    for distribution, low, high in ((stats.norm.cdf, mean - far, target), (stats.norm.sf, target, mean + far)):
+        points = [mean] if low < mean < high else []
+        square = lambda y, of=distribution: of(y, mean, std) ** 2  # noqa: E731
+        numeric += integrate.quad(square, low, high, limit=500, points=points)[0]
     closed = gaussian_crps(np.array([target]), np.array([mean]), np.array([std]))[0]
     assert closed == pytest.approx(numeric, rel=1e-6)
 

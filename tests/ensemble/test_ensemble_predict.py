@@ -27,9 +27,9 @@ from hydragnn.ensemble.prediction import rules, work
 from hydragnn.ensemble.prediction.formats.structures import as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.screening import outcome_of
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.models import Target
+from tests.acting import first_acts
 from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.forked import SERVER
 from tests.graphs.geometry import assert_same_geometry
@@ -268,16 +268,13 @@ def test_a_resumed_prediction_has_the_batches_of_the_device_that_it_began_on(
 
     predict("whole.h5", (20, 300))
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        calls = iter(range(3))
-        patch.setattr(
-            work, "outcome_of", lambda *given: outcome_of(*given) if next(calls, None) is not None else stop()
-        )
+        first_acts(patch, work, "outcome_of", stop, 3)
         predict("parts.h5", (20, 300))
     predict("parts.h5", (1000, 10_000), resume=True)
     assert (tmp_path / "parts.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
-def stop() -> None:
+def stop() -> Never:
     raise KeyboardInterrupt
 
 
@@ -333,18 +330,11 @@ def test_structures_with_any_texts_are_read_again(ensemble: Path, frames: list[A
         assert set(atoms.calc.results) == {"energy", "forces"}  # no stress of the input among what is predicted
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".csv"])
-def test_predictions_have_the_names_of_their_graphs(
-    suffix: str, ensemble: Path, frames: list[Atoms], tmp_path: Path
-) -> None:
+def test_tables_have_the_names_of_their_graphs(ensemble: Path, frames: list[Atoms], tmp_path: Path) -> None:
     labelled(frames, tmp_path / "in.xyz")
-    predict_to_file(ensemble, tmp_path / "in.xyz", tmp_path / f"out{suffix}")
-    if suffix == ".csv":
-        with (tmp_path / "out.csv").open() as file:
-            names = [row["name"] for row in csv.DictReader(file)]
-    else:
-        names = [str(name) for name in arrays_of(tmp_path / f"out{suffix}")["name"]]
-    assert names == ["mp-7", "in.xyz#1", "in.xyz#2"]
+    predict_to_file(ensemble, tmp_path / "in.xyz", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["mp-7", "in.xyz#1", "in.xyz#2"]
 
 
 def test_structures_come_back_with_energies_forces_and_their_uncertainties(
@@ -394,25 +384,19 @@ class Killed(BaseException):
     """Stands for the end of the process in the middle of the work."""
 
 
+def die() -> Never:
+    raise Killed
+
+
 @pytest.mark.parametrize("after", [0, 7, 14])
 def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=BATCH)
-    counted = {"units": 0}
-    original = work.outcome_of
-
-    def dying(member: Any, batch: GraphBatch) -> Any:
-        if counted["units"] == after:
-            raise Killed
-        counted["units"] += 1
-        return original(member, batch)
-
-    monkeypatch.setattr(work, "outcome_of", dying)
-    with pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        first_acts(patch, work, "outcome_of", die, after)
         predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
     assert not (tmp_path / "out.h5").exists()
-    monkeypatch.setattr(work, "outcome_of", original)
     with pytest.raises(InputError, match="--resume"):
         predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
     result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH, resume=True)
@@ -466,15 +450,10 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
 ) -> None:
     whole, out = tmp_path / "whole.h5", tmp_path / "out.h5"
     predict_to_file(ensemble, stored, whole, batch=BATCH)
-
-    def dying(*arguments: Any) -> Never:
-        raise Killed
-
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(work, "KEEP_BYTES", 1)
-        patch.setattr(work.Joiner, "finish", dying)
-        with pytest.raises(Killed):
-            predict_to_file(ensemble, stored, out, batch=BATCH)
+        first_acts(patch, work.Joiner, "finish", die)
+        predict_to_file(ensemble, stored, out, batch=BATCH)
     assert finished_units(tmp_path / f"{out.name}.parts") == 5
     first, second, *_ = sorted((tmp_path / f"{out.name}.parts").glob("0*.h5"))
     first.write_bytes(first.read_bytes()[:-9])
@@ -531,13 +510,9 @@ def test_part_files_that_stay_are_read_as_one_file(
 def test_parts_of_another_prediction_are_not_mixed_in(
     ensemble: Path, runs: list[Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dying(member: Any, batch: GraphBatch) -> Never:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(work, "outcome_of", dying)
-        with pytest.raises(Killed):
-            predict_to_file(ensemble, stored, tmp_path / "out.h5")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        first_acts(patch, work, "outcome_of", die)
+        predict_to_file(ensemble, stored, tmp_path / "out.h5")
     with pytest.raises(InputError, match="begun with another ensemble;"):
         predict_to_file(runs[0], stored, tmp_path / "out.h5", resume=True)
     with pytest.raises(InputError, match="begun with another batch budget;"):
@@ -546,8 +521,14 @@ def test_parts_of_another_prediction_are_not_mixed_in(
 
 @pytest.mark.parametrize(
     "out, says",
-    [("out.txt", "use one of"), ("out", "use one of"), ("there.h5", "exists already")],
-    ids=["foreign suffix", "no suffix", "file that is there"],
+    [
+        ("out.txt", "use one of"),
+        ("out", "use one of"),
+        ("there.h5", "exists already"),
+        ("/", r"name a file, such as predictions\.h5"),
+        (f"{240 * 'x'}.h5", "a name of 243 bytes is too long"),
+    ],
+    ids=["foreign suffix", "no suffix", "file that is there", "no name", "long name"],
 )
 def test_impossible_outputs_are_refused_before_any_work(
     ensemble: Path, stored: Path, tmp_path: Path, out: str, says: str

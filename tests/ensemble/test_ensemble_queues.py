@@ -1,8 +1,10 @@
-"""Every unit is given out exactly once, however many ranks take and in whatever order."""
+"""Every unit is given out exactly once, however many ranks take; idle ones hardly look."""
 
 import json
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,12 +13,13 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import FileStore
+from torch.distributed import FileStore, HashStore
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed import group as groups
-from hydragnn.distributed.group import Group
-from hydragnn.ensemble.prediction.schedule import make_schedule, tasks_of
+from hydragnn.distributed.group import Group, Table
+from hydragnn.ensemble.prediction import schedule
+from hydragnn.ensemble.prediction.schedule import Late, finish_together, make_schedule, once, tasks_of
 
 
 @pytest.fixture
@@ -45,19 +48,6 @@ def test_ranks_that_run_at_once_share_all_positions(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(position for own in taken for position in own) == list(range(200))
-
-
-def test_ranks_share_claims_signals_notes_and_counts(pair: list[Group]) -> None:
-    one, other = pair
-    assert one.first_to("merge") and not other.first_to("merge")
-    assert other.owner("merge") == 0 and other.owner("nothing") is None
-    assert not other.is_signalled("unit")
-    one.signal("unit")
-    assert other.is_signalled("unit")
-    one.note("done", {"a": 1})
-    other.note("done", {"a": 2})
-    assert one.notes("done") == [{"a": 1}, {"a": 2}]
-    assert not one.is_last_at("unit") and other.is_last_at("unit")
 
 
 @pytest.mark.parametrize(
@@ -118,3 +108,80 @@ def test_tasks_shrink_towards_the_end_and_large_batches_come_first() -> None:
     assert [(task.first, task.stop) for task in tasks[:2]] == [(20, 21), (150, 151)]
     lengths = [task.stop - task.first for task in tasks[2:]]
     assert lengths[0] == 6 and lengths[-1] == 1 and len(tasks) < 120
+
+
+class Pair(Group):
+    """Rank 1 of two, of which rank 0 is dead or alive."""
+
+    def __init__(self, dead: bool) -> None:
+        super().__init__(1, 2)
+        self.dead = dead
+
+    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
+        return make()
+
+    def owner(self, name: str) -> int:
+        return 0
+
+    def gone(self, rank: int) -> bool:
+        return self.dead
+
+
+def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "HESITATION", 0.1)
+    done = []
+    begin = time.monotonic()
+    assert once(Pair(dead=False), "merge", lambda: bool(done), lambda: done.append(1))
+    assert time.monotonic() - begin > schedule.HESITATION
+    pair = Pair(dead=False)
+    assert pair.first_to("merge")  # by rank 0, as ``owner`` says
+    looks = iter([False] * 20)
+    assert not once(pair, "merge", lambda: next(looks, True), lambda: done.append(2))
+    died = Pair(dead=True)
+    assert died.first_to("merge")
+    assert once(died, "merge", lambda: False, lambda: done.append(3))
+    assert done == [1, 3]
+
+
+class StandIn(Group):
+    """One of a thousand ranks."""
+
+    def __init__(self, rank: int, size: int, store: HashStore) -> None:
+        super().__init__(rank, size)
+        self.store = store
+
+    def owner(self, name: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize("what", ["units", "the file"])
+def test_a_thousand_idle_ranks_hardly_look_at_the_file_system(what: str) -> None:
+    looks, store, ready, ended = list[float](), HashStore(), threading.Event(), list[int]()
+
+    def missing() -> list[Late]:
+        looks.append(time.monotonic())
+        return [] if ready.is_set() else [Late(number=1, claim="rest-0-1", seconds=1000.0)]
+
+    def wait_for(rank: int) -> None:
+        group = StandIn(rank, 1000, store)
+        if what == "units":
+            finish_together(group, "unit", missing, lambda number: None)
+        elif rank:
+            assert not once(group, "merge", lambda: not missing(), lambda: None)
+        else:  # writes the file
+            ready.wait()
+            group.signal("merge")
+        ended.append(rank)
+
+    begin = time.monotonic()
+    ranks = [threading.Thread(target=wait_for, args=(rank,), daemon=True) for rank in range(1000)]
+    for one in ranks:
+        one.start()
+    time.sleep(2.0)
+    ready.set()
+    for one in ranks:
+        one.join(timeout=60)
+    assert len(ended) == 1000
+    assert len(looks) < 50 * (time.monotonic() - begin)

@@ -10,23 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import psutil
 import pytest
-from ase import Atoms
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble import members
 from hydragnn.ensemble.prediction import rules as blocks
-from hydragnn.ensemble.prediction import schedule, work
+from hydragnn.ensemble.prediction import schedule, sources, work
 from hydragnn.ensemble.prediction.formats import hdf5
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
 from hydragnn.ensemble.prediction.rules import blocks_of, frames_of
+from tests.acting import first_acts
 from tests.ensemble.finished import assert_same, finished_units
-from tests.ensemble.test_ensemble_together import Pair
+from tests.ensemble.test_ensemble_queues import Pair
 from tests.forked import Forked
 
 BIN = Path(sys.executable).parent
@@ -101,6 +101,20 @@ def test_ranks_of_mpi_make_the_file_that_one_process_makes(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"{name}.h5{suffix}" for name in ("store", "structures") for suffix in ("", ".plan.json")
     ]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_ranks_of_launchers_make_the_same_file(
+    launcher: str, ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """By torchrun, and as a job step of a real Slurm on two nodes."""
+    words, environment = TORCHRUN, dict[str, str]()
+    if launcher == "srun":
+        words = ["srun", "-N2", "-n2", "--mpi=none", "--chdir", str(tmp_path), sys.executable]
+        environment = request.getfixturevalue("slurm").environment
+    result = counts(finish(started(ensemble, stored, tmp_path / "out.h5", launcher=words, **environment)))
+    assert (result["ranks"], result["ranks_lost"]) == (2, 0)
+    assert_same(tmp_path / "out.h5", whole["store"])
 
 
 @needs_mpirun
@@ -192,21 +206,6 @@ def test_a_rank_that_comes_when_the_others_have_written_the_file_ends_well(
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_torchrun_makes_the_same_file(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
-    output = finish(started(ensemble, stored, tmp_path / "out.h5", launcher=TORCHRUN))
-    assert (counts(output)["ranks"], counts(output)["ranks_lost"]) == (2, 0)
-    assert_same(tmp_path / "out.h5", whole["store"])
-
-
-def test_a_job_step_of_a_real_slurm_on_two_nodes_makes_the_same_file(
-    slurm: Any, ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
-) -> None:
-    srun = ["srun", "-N2", "-n2", "--mpi=none", "--chdir", str(tmp_path), sys.executable]
-    output = finish(started(ensemble, stored, tmp_path / "out.h5", launcher=srun, **slurm.environment))
-    assert counts(output)["ranks"] == 2
-    assert_same(tmp_path / "out.h5", whole["store"])
-
-
 def test_local_workers_make_the_same_file_even_if_one_is_killed(
     ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -286,41 +285,40 @@ def test_members_that_do_not_fit_into_memory_are_refused_with_what_they_take(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_was_cut_off_says_which_structure_is_torn(
-    structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks, "FRAMES", 4)
-    monkeypatch.setattr(blocks, "BYTES", 1)
-    torn = tmp_path / "torn.xyz"
-    torn.write_bytes(structures.read_bytes())
-    *_, (first, start, stop) = blocks_of(torn)
-    count = first + len(list(frames_of(torn, (first, start, stop))))
-    lines = torn.read_text().splitlines(keepends=True)
-    torn.write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match=rf"structure {count - 1}: the file ends before"):
-        blocks_of(torn)
-
-
-def test_a_number_of_atoms_that_no_file_has_is_refused_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "many.xyz"
-    path.write_text("1000000000000000\n\nH 0 0 0\n")
-    with pytest.raises(InputError, match="structure 0: the file ends before its 1000000000000000 atoms"):
-        blocks_of(path)
-    path.write_text(f"{'9' * 5000}\n\nH 0 0 0\n")
-    with pytest.raises(InputError, match="neither a store nor a file that ASE can read"):
-        list(frames_of(path, blocks_of(path)[0]))
-
-
-def test_blocks_of_a_file_hold_every_structure_once_and_the_same(
-    structures: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of seven structures."""
     monkeypatch.setattr(blocks, "FRAMES", 7)
     monkeypatch.setattr(blocks, "BYTES", 1)
+
+
+ATOM = "H 0 0 0\n"
+TORN: dict[str, tuple[Callable[[str], str], str]] = {
+    "cut off": (lambda text: text[: text.rindex("\n", 0, -1) + 1], "structure 39: the file ends before"),
+    "many atoms": (
+        lambda text: f"1000000000000000\n\n{ATOM}",
+        "structure 0: the file ends before its 1000000000000000 atoms",
+    ),
+    "a number of 5000 digits": (lambda text: f"{'9' * 5000}\n\n{ATOM}", "neither a store nor a file that ASE can"),
+    "an empty line": (lambda text: f"{text}\n{text}", "before structure 40"),
+}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", TORN)
+def test_structures_of_a_torn_file_are_not_left_out_without_a_word(name: str, structures: Path, tmp_path: Path) -> None:
+    change, words = TORN[name]
+    (tmp_path / "torn.xyz").write_text(change(structures.read_text()))
+    with pytest.raises(InputError, match=words):
+        list(frames_of(tmp_path / "torn.xyz", blocks_of(tmp_path / "torn.xyz")[0]))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_of_a_file_hold_every_structure_once_and_the_same(structures: Path) -> None:
     actual = blocks_of(structures)
     assert [first for first, _, _ in actual] == [0, 7, 14, 21, 28, 35]
     back = [atoms for block in actual for atoms in frames_of(structures, block)]
-    together_ = list(frames_of(structures, (0, 0, structures.stat().st_size)))
-    assert len(back) == 40 and back == together_
+    assert len(back) == 40 and back == list(frames_of(structures, (0, 0, structures.stat().st_size)))
 
 
 @pytest.mark.parametrize("text", ["2\n\nH 0 0 0\nH 0 0 1\nVEC1 1 0 0\n", "not a structure\n", ""])
@@ -329,33 +327,22 @@ def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path: Path, 
     assert len(blocks_of(tmp_path / "odd.xyz")) == 1
 
 
-def test_structures_behind_an_empty_line_are_not_left_out_without_a_word(structures: Path, tmp_path: Path) -> None:
-    (tmp_path / "gap.xyz").write_text(f"{structures.read_text()}\n{structures.read_text()}")
-    with pytest.raises(InputError, match="before structure 40"):
-        blocks_of(tmp_path / "gap.xyz")
-
-
+@pytest.mark.usefixtures("small_blocks")
 def test_blocks_that_are_built_survive_an_interruption(
     ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "FRAMES", 7)
-    monkeypatch.setattr(blocks, "BYTES", 1)
-    monkeypatch.setattr(work, "outcome_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    def stop() -> Never:
+        raise KeyboardInterrupt
+
     out = tmp_path / "out.h5"
-    with pytest.raises(Exception, match="--resume"):
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="--resume"):
+        first_acts(patch, work, "outcome_of", stop)
         predict_to_file(ensemble, structures, out, batch=BATCH)
     parts = Job(model=ensemble, source=structures, out=out).parts.folder
     (parts / "graphs.json").unlink()
-    before = (parts / "graphs.h5" / "block-00003" / "notes.json").stat().st_mtime_ns
-    monkeypatch.undo()
-    monkeypatch.setattr(blocks, "FRAMES", 7)
-    monkeypatch.setattr(blocks, "BYTES", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(schedule, "PAUSES", (0.0, 0.0))
-        built_blocks = []
-        patch.setattr(
-            "hydragnn.ensemble.prediction.job.Building.build", lambda self, number: built_blocks.append(number)
-        )
-        predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
-    assert built_blocks == [] and not parts.exists() and before
+    assert (parts / "graphs.h5" / "block-00003" / "notes.json").exists()
+    monkeypatch.setattr(schedule, "PAUSES", (0.0, 0.0))
+    built = first_acts(monkeypatch, sources.Building, "build", lambda: None)
+    predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
+    assert built == [] and not parts.exists()
     assert_same(out, whole["structures"])

@@ -23,6 +23,7 @@ from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
+from tests.ensemble.conftest import points
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target")
 FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
@@ -46,8 +47,7 @@ def drawn(kind: str, graphs: int, generator: np.random.Generator) -> tuple[np.nd
 
 def labelled(part: str, kind: str, graphs: int, generator: np.random.Generator) -> Labelled:
     truth, moments, nodes = drawn(kind, graphs, generator)
-    members = [Point(mean=torch.from_numpy(moments.mean))]
-    return Labelled(part=part, labels=truth, members=members, graph=np.arange(graphs), nodes=nodes)
+    return points(truth, [moments.mean], np.arange(graphs), nodes, part)
 
 
 def covered(calibration: Calibration, fresh: tuple[np.ndarray, MixtureMoments, np.ndarray]) -> np.ndarray:

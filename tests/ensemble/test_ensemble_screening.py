@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import h5py
 import numpy as np
@@ -21,16 +21,16 @@ from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.prediction import work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.runs import train
+from tests.acting import first_acts
 from tests.ensemble.finished import arrays_of, assert_same
 
 BAD = 5
 """The graph that is spoiled."""
+Spoil = Callable[[h5py.File, slice, slice], None]
 BATCH = BatchSettings(max_graphs=16)
 
 
-def spoiled(
-    stored: Path, place: Path, spoil: Callable[[h5py.File, slice, slice], None], graphs: Sequence[int] = (BAD,)
-) -> Path:
+def spoiled(stored: Path, place: Path, spoil: Spoil, graphs: Sequence[int] = (BAD,)) -> Path:
     """A copy of the store with graphs spoiled, whose manifest fits, as one that another program has written."""
     shutil.copytree(stored, place)
     part = place / "part-00000.h5"
@@ -50,54 +50,38 @@ def spoiled(
     return place
 
 
-def into_the_next_graph(file: h5py.File, nodes: slice, edges: slice) -> None:
-    file["senders"][edges.start] = nodes.stop - nodes.start + 1
+def put(name: str, items: str, value: Callable[[Any, int], Any]) -> Spoil:
+    """Return a change of the first number of the graph: ``value`` gets it and how many nodes the graph has."""
 
+    def spoil(file: h5py.File, nodes: slice, edges: slice) -> None:
+        place = {"node": nodes.start, "edge": edges.start, "graph": BAD}[items]
+        file[name][place] = value(file[name][place], nodes.stop - nodes.start)
 
-def far_away(file: h5py.File, nodes: slice, edges: slice) -> None:
-    file["senders"][edges.start] = 2**31 - 1
-
-
-def negative(file: h5py.File, nodes: slice, edges: slice) -> None:
-    file["receivers"][edges.start] = -1
+    return spoil
 
 
 def in_disorder(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["receivers"][edges] = file["receivers"][edges][::-1]
 
 
-def nowhere(file: h5py.File, nodes: slice, edges: slice) -> None:
-    file["positions"][nodes.start] = np.nan
-
-
-def no_element(file: h5py.File, nodes: slice, edges: slice) -> None:
-    file["node/atomic_numbers"][nodes.start] = 200
-
-
 def no_node(file: h5py.File, nodes: slice, edges: slice) -> None:
-    stops = file["node_stops"][:]
-    stops[BAD] = stops[BAD - 1]
-    file["node_stops"][:] = stops
+    file["node_stops"][BAD] = nodes.start
 
 
-def moved(file: h5py.File, nodes: slice, edges: slice) -> None:
-    file["positions"][nodes.start] += 1e-3
-
-
-def relabelled(file: h5py.File, nodes: slice, edges: slice) -> None:
-    file["graph/energy"][BAD] += 1.0
-
-
-FAULTS = {
-    into_the_next_graph: "graph 5, senders: node index [0-9]+ is out of range; the graph has [0-9] nodes",
-    far_away: "graph 5, senders: node index 2147483647 is out of range",
-    negative: "graph 5, receivers: node index -1 is out of range",
-    in_disorder: "graph 5: edges are not sorted by receiver",
-    nowhere: "graph 5, positions: nan in row 0",
-    no_element: "graph 5, field atomic_numbers: class 200 is out of range",
-    moved: "graph 5 is not as it was written",
-    relabelled: "graph 5 is not as it was written",
-}
+INTO_THE_NEXT_GRAPH = put("senders", "edge", lambda before, nodes: nodes + 1)
+FAR_AWAY = put("senders", "edge", lambda before, nodes: 2**31 - 1)
+NO_ELEMENT = put("node/atomic_numbers", "node", lambda before, nodes: 200)
+FAULTS: list[tuple[str, Spoil]] = [
+    ("graph 5, senders: node index [0-9]+ is out of range; the graph has [0-9] nodes", INTO_THE_NEXT_GRAPH),
+    ("graph 5, senders: node index 2147483647 is out of range", FAR_AWAY),
+    ("graph 5, receivers: node index -1 is out of range", put("receivers", "edge", lambda before, nodes: -1)),
+    ("graph 5: edges are not sorted by receiver", in_disorder),
+    ("graph 5, positions: nan in row 0", put("positions", "node", lambda before, nodes: np.nan)),
+    ("graph 5, field atomic_numbers: class 200 is out of range", NO_ELEMENT),
+    ("graph 5 is not as it was written", put("positions", "node", lambda before, nodes: before + 1e-3)),
+    ("graph 5 is not as it was written", put("graph/energy", "graph", lambda before, nodes: before + 1.0)),
+]
+"""Words that are said of a graph, and what is wrong with it."""
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +92,21 @@ def fine(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path)
     return arrays_of(out)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("words", "fault"), FAULTS, ids=[words for words, _ in FAULTS])
 def test_the_bad_graph_has_its_reason_in_predictions_trainings_and_checks_and_all_others_their_prediction(
-    fault: Callable, ensemble: Path, runs: list[Path], stored: Path, fine: dict[str, np.ndarray], tmp_path: Path
+    words: str,
+    fault: Spoil,
+    ensemble: Path,
+    runs: list[Path],
+    stored: Path,
+    fine: dict[str, np.ndarray],
+    tmp_path: Path,
 ) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", fault)
     result = predict_to_file(ensemble, store, tmp_path / "out.h5", batch=BATCH)
     out = arrays_of(tmp_path / "out.h5")
     status = str(out["status"][BAD])
-    assert result.failed == 1 and re.match(FAULTS[fault], status)
+    assert result.failed == 1 and re.match(words, status)
     assert set(out["status"][np.arange(len(out["status"])) != BAD]) == {"ok"}
     owners = np.repeat(out["graph"], out["nodes"])
     for name, rows in (("energy", out["graph"]), ("forces", owners)):
@@ -127,7 +117,7 @@ def test_the_bad_graph_has_its_reason_in_predictions_trainings_and_checks_and_al
     table = json.loads((runs[0] / "config.json").read_text())
     table["data"]["store"] = str(store)
     table["split"] |= {"train": 0.7, "valid": 0.3}
-    with pytest.raises(InputError, match=FAULTS[fault]):
+    with pytest.raises(InputError, match=words):
         train(RunConfig.parse(table), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -146,21 +136,16 @@ def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(
 def test_workers_and_a_prediction_that_is_resumed_say_the_same(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = spoiled(stored, tmp_path / "spoiled.h5", into_the_next_graph, graphs=(5, 6, 40))
+    store = spoiled(stored, tmp_path / "spoiled.h5", INTO_THE_NEXT_GRAPH, graphs=(5, 6, 40))
     predict_to_file(ensemble, store, tmp_path / "alone.h5", batch=BATCH)
     predict_to_file(ensemble, store, tmp_path / "three.h5", batch=BATCH, workers=3)
-    original, done = work.outcome_of, []
 
-    def dying(member: Any, read: Any) -> Any:
-        done.append(member)
-        if len(done) == 4:
-            raise RuntimeError("gone")
-        return original(member, read)
+    def fail() -> Never:
+        raise RuntimeError("gone")
 
-    monkeypatch.setattr(work, "outcome_of", dying)
-    with pytest.raises(RuntimeError, match="gone"):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="gone"):
+        first_acts(patch, work, "outcome_of", fail, 3)
         predict_to_file(ensemble, store, tmp_path / "again.h5", batch=BATCH)
-    monkeypatch.setattr(work, "outcome_of", original)
     predict_to_file(ensemble, store, tmp_path / "again.h5", batch=BATCH, resume=True)
     assert np.flatnonzero(arrays_of(tmp_path / "alone.h5")["status"] != "ok").tolist() == [5, 6, 40]
     for name in ("three.h5", "again.h5"):
@@ -172,7 +157,7 @@ def test_a_store_without_any_valid_graph_is_told_in_every_format(
     ensemble: Path, stored: Path, tmp_path: Path, suffix: str
 ) -> None:
     count = len(open_store(stored))
-    store = spoiled(stored, tmp_path / "spoiled.h5", no_element, graphs=range(count))
+    store = spoiled(stored, tmp_path / "spoiled.h5", NO_ELEMENT, graphs=range(count))
     result = predict_to_file(ensemble, store, tmp_path / f"out{suffix}", batch=BATCH)
     assert (result.graphs, result.failed) == (count, count)
     if suffix == ".xyz":
@@ -182,7 +167,7 @@ def test_a_store_without_any_valid_graph_is_told_in_every_format(
 
 
 def test_what_members_said_about_a_part_leaves_bad_graphs_out(ensemble: Path, stored: Path, tmp_path: Path) -> None:
-    store = open_store(spoiled(stored, tmp_path / "spoiled.h5", far_away))
+    store = open_store(spoiled(stored, tmp_path / "spoiled.h5", FAR_AWAY))
     together = Ensemble.load(ensemble)
     output = member_outputs(together.members, store, np.arange(10), together.needed(store))
     assert list(output.failures) == [BAD]

@@ -148,43 +148,6 @@ def test_labels_go_on_where_they_were_interrupted(
     assert (tmp_path / "parts.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
 
 
-class Faulty(EMT):
-    """EMT with results that are not those of a structure."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self.fault = fault
-
-    def calculate(self, *args: Any, **named: Any) -> None:
-        super().calculate(*args, **named)
-        if self.fault == "exit":
-            raise SystemExit(5)
-        energy, forces = self.results["energy"], self.results["forces"]
-        faults = {
-            "energy": np.nan,
-            "row": forces[:-1],
-            "turned": forces.T,
-            "infinite": forces * np.inf,
-            "many": np.ones(2) * energy,
-        }
-        self.results["energy" if self.fault in ("energy", "many") else "forces"] = faults[self.fault]
-
-
-@pytest.mark.parametrize(
-    "fault, words",
-    [
-        ("energy", "energy of the calculator is not finite"),
-        ("infinite", "forces of the calculator is not finite"),
-        ("row", r"forces of the calculator has shape \(3, 3\), not \(4, 3\)"),
-        ("turned", r"forces of the calculator has shape \(3, 4\), not \(4, 3\)"),
-        ("exit", r"the calculator ended the program \(5\)"),
-    ],
-)
-def test_results_that_are_none_of_a_structure_are_refused(fault: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        results_of(bulk("Cu", cubic=True), Faulty(fault))
-
-
 def test_structures_that_it_refuses_are_left_out_and_named(
     runs: list[Path], store: MemoryStore, frames: list[Atoms], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,15 +12,11 @@ from ase.calculators.emt import EMT
 from hydragnn.base import imports
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import build_ensemble
-from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
-from tests.ensemble.conftest import TARGETS, config_of
+from tests.ensemble.conftest import STRESS, TARGETS, config_of
 
 HERE = "tests.benchmarks.foreign_potentials"
-STRESS = Field(
-    name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target", dtype="float64"
-)
 
 
 def crystals(count: int) -> list[Any]:

@@ -194,9 +194,27 @@ class Relaxing(EMT):
         super().calculate(atoms, *args, **more)
 
 
-def test_a_calculator_that_moves_atoms_is_refused() -> None:
-    with pytest.raises(InputError, match="the calculator changes the structure"):
-        results_of(alloy(), Relaxing())
+def ended(*_: Any) -> Any:
+    raise SystemExit(5)
+
+
+@pytest.mark.parametrize(
+    ("calculator", "words"),
+    [
+        (Relaxing(), "the calculator changes the structure"),
+        (Changed(lambda *_: {"energy": np.nan}), "energy of the calculator is not finite"),
+        (Changed(times(np.inf, "forces")), "forces of the calculator is not finite"),
+        (Changed(lambda results, _: {"forces": results["forces"][:-1]}), r"has shape \(3, 3\), not \(4, 3\)"),
+        (Changed(lambda results, _: {"forces": results["forces"].T}), r"has shape \(3, 4\), not \(4, 3\)"),
+        (Changed(ended), r"the calculator ended the program \(5\)"),
+    ],
+    ids=["moves atoms", "energy", "forces", "a row less", "turned", "exit"],
+)
+def test_results_that_are_none_of_a_structure_are_refused(calculator: EMT, words: str) -> None:
+    atoms = alloy()
+    atoms.rattle(0.1, seed=0)
+    with pytest.raises(InputError, match=words):
+        results_of(atoms, calculator)
 
 
 @pytest.mark.parametrize("constraint", [FixAtoms([0, 1]), Hookean(a1=0, a2=1, rt=1.0, k=10.0)])

@@ -19,6 +19,7 @@ from hydragnn.ensemble import build_ensemble, predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
+from tests.ensemble.conftest import STRESS, TARGETS
 from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.ensemble.test_ensemble_ranks import MPIRUN, TORCHRUN, counts, finish, needs_mpirun, started, steps
 from tests.graphs.test_cutting import grid
@@ -28,12 +29,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 ENERGY = {"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress", "references": True}
 CHARGE = {"kind": "scalar", "field": "charge"}
-FIELDS = (
-    Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
-    Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
-    Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target"),
-    Field(name="charge", on="node", role="target"),
-)
+FIELDS = (*TARGETS, STRESS, Field(name="charge", on="node", role="target"))
 LOAD = Field(name="load", on="node")
 
 

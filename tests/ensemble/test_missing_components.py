@@ -14,7 +14,8 @@ from hydragnn.ensemble.estimates import FoldLabels, Labelled
 from hydragnn.ensemble.metrics import coverage, gaussian_crps, point_metrics
 from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.graphs import Field
-from hydragnn.models import Point, Target
+from hydragnn.models import Target
+from tests.ensemble.conftest import points
 
 GRAPHS, ITEMS, WEIGHTS = 60, 4, np.full(3, 1 / 3)
 BOTH = Target(field=Field(name="y", on="node", shape=(2,), role="target", dtype="float64"))
@@ -29,27 +30,17 @@ def rows(seed: int = 0) -> Labelled:
     labels = np.where(generator.random(truth.shape) < 1 / 3, np.nan, truth)
     labels[:, 1][:ITEMS] = np.nan
     labels[~np.isfinite(labels).any(axis=1)] = 0.5
-    return Labelled(
-        part="valid",
-        labels=labels,
-        members=[Point(mean=torch.from_numpy(mean)) for mean in means],
-        graph=np.repeat(np.arange(GRAPHS), ITEMS),
-        nodes=np.full(GRAPHS * ITEMS, ITEMS),
-        p_values=np.repeat(generator.uniform(0.02, 1.0, GRAPHS), ITEMS),
-    )
+    graph, nodes = np.repeat(np.arange(GRAPHS), ITEMS), np.full(GRAPHS * ITEMS, ITEMS)
+    p_values = np.repeat(generator.uniform(0.02, 1.0, GRAPHS), ITEMS)
+    return points(labels, means, graph, nodes, p_values=p_values)
 
 
 def present(of: Labelled, component: int) -> Labelled:
     """The rows of one component that have a label."""
     known = np.isfinite(of.labels[:, component])
-    return Labelled(
-        part=of.part,
-        labels=of.labels[known, component],
-        members=[Point(mean=one.mean[torch.from_numpy(known), component]) for one in of.members],
-        graph=of.graph[known],
-        nodes=of.nodes[known],
-        p_values=of.p_values[known],
-    )
+    means = [one.mean[torch.from_numpy(known), component].numpy() for one in of.members]
+    own = of.graph[known], of.nodes[known], of.part, of.p_values[known]
+    return points(of.labels[known, component], means, *own)
 
 
 @pytest.mark.parametrize("component", [0, 1])

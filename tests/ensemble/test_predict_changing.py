@@ -126,17 +126,3 @@ def test_a_store_that_is_written_over_while_it_is_predicted_ends_the_prediction(
     with pytest.raises(InputError, match="changed while it was read"):
         predict_to_file(ensemble, store, tmp_path / "out.h5", batch=SMALL)
     assert not (tmp_path / "out.h5").exists()
-
-
-@pytest.mark.parametrize("out", ["", ".", "/"])
-def test_a_path_that_names_no_file_is_refused(out: str, ensemble: Path, stored: Path) -> None:
-    with pytest.raises(InputError, match=r"name a file, such as predictions\.h5"):
-        predict_to_file(ensemble, stored, Path(out))
-
-
-def test_a_name_that_leaves_no_room_for_those_beside_it_is_refused(
-    ensemble: Path, stored: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=r"a name of 243 bytes is too long"):
-        predict_to_file(ensemble, stored, tmp_path / f"{240 * 'x'}.h5")
-    assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ from tests.acting import first_acts
 from tests.ensemble.conftest import config_of
 from tests.ensemble.finished import assert_same
 
-SMALL = BatchSettings(max_graphs=16)
+SMALL = BatchSettings(max_graphs=4)
 
 
 class Doomed:
@@ -64,45 +64,46 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path) -> Path:
-    """Return the file of an undisturbed prediction."""
-    out = tmp_path_factory.mktemp("whole") / "out.h5"
-    predict_to_file(ensemble, stored, out, batch=SMALL)
-    return out
+def structures(structures_file: Callable[[int], Path]) -> Path:
+    return structures_file(20)
 
 
 @pytest.mark.parametrize(
-    ("way", "kind"),
+    ("owner", "name", "way", "kind"),
     [
-        ("weak reference", signal.SIGTERM),
-        ("weak reference", signal.SIGINT),
-        ("weak reference", signal.SIGHUP),
-        ("__del__", signal.SIGTERM),
+        (work, "outcome_of", "weak reference", signal.SIGTERM),
+        (work, "outcome_of", "weak reference", signal.SIGINT),
+        (work, "outcome_of", "weak reference", signal.SIGHUP),
+        (work, "outcome_of", "__del__", signal.SIGTERM),
+        (sources.Building, "build", "weak reference", signal.SIGTERM),
+        (sink.Sink, "append", "weak reference", signal.SIGTERM),
     ],
 )
 def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
+    owner: Any,
+    name: str,
     way: str,
     kind: signal.Signals,
     ensemble: Path,
-    stored: Path,
-    whole: Path,
+    structures: Path,
     tmp_path: Path,
     dropped: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out.h5"
     with monkeypatch.context() as patch:
-        calls = first_acts(patch, work, "outcome_of", lambda: WAYS[way](kind))
+        calls = first_acts(patch, owner, name, lambda: WAYS[way](kind))
         with pytest.raises(Interrupted, match="add --resume"):
-            predict_to_file(ensemble, stored, out, batch=SMALL)
+            predict_to_file(ensemble, structures, out, batch=SMALL)
     assert dropped == [KeyboardInterrupt] and len(calls) == 1 and not out.exists()
-    predict_to_file(ensemble, stored, out, batch=SMALL, resume=True)
-    assert_same(out, whole)
+    predict_to_file(ensemble, structures, out, batch=SMALL, resume=True)
+    predict_to_file(ensemble, structures, tmp_path / "whole.h5", batch=SMALL)
+    assert_same(out, tmp_path / "whole.h5")
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_works(
-    resume: bool, ensemble: Path, stored: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resume: bool, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, refusals = tmp_path / "out.h5", list[str]()
 
@@ -114,7 +115,8 @@ def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_w
     first_acts(monkeypatch, work, "outcome_of", second)
     predict_to_file(ensemble, stored, out, batch=SMALL)
     assert refusals == [f"another prediction works in {out}.parts; wait for it, or choose another --out"]
-    assert_same(out, whole)
+    predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=SMALL)
+    assert_same(out, tmp_path / "whole.h5")
     assert not out.with_name("out.h5.parts").exists()
 
 
@@ -129,23 +131,6 @@ def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
     result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=SMALL, workers=2)
     assert result is not None and (tmp_path / "out.h5").exists()
     assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
-
-
-@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (sink.Sink, "append")])
-def test_a_dropped_signal_ends_building_and_writing(
-    owner: Any,
-    name: str,
-    ensemble: Path,
-    structures_file: Callable[[int], Path],
-    tmp_path: Path,
-    dropped: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out = tmp_path / "out.h5"
-    first_acts(monkeypatch, owner, name, lambda: in_weak_callback(signal.SIGTERM))
-    with pytest.raises(Interrupted, match="add --resume"):
-        predict_to_file(ensemble, structures_file(20), out, batch=BatchSettings(max_graphs=4))
-    assert dropped == [KeyboardInterrupt] and not out.exists()
 
 
 @pytest.mark.parametrize(

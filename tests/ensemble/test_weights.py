@@ -1,12 +1,15 @@
-"""Weights of members per field."""
+"""Weights of members per field, and their diversity."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.ensemble.building.weights import SECOND, errors_alone, errors_of, mixed, optimum, worst_ratio
-from hydragnn.ensemble.numbers import NumberEvidence
+from hydragnn.ensemble.numbers import NumberEstimate, NumberEvidence
+from hydragnn.graphs import Field
+from hydragnn.models import Point, Target
 
 
 def evidence(errors: np.ndarray, seed: int = 0) -> NumberEvidence:
@@ -64,3 +67,29 @@ def test_the_member_beside_a_much_better_one_costs_two_percent_at_most() -> None
     energy = evidence(np.concatenate([shared, 3.0 * shared]))
     weights = np.array([1 - SECOND, SECOND])
     assert energy.row_errors(weights).mean() <= 1.02 * energy.row_errors(np.array([1.0, 0.0])).mean() + 1e-12
+
+
+def test_diversity_of_copies_is_none_and_of_independent_members_half() -> None:
+    errors, weights = noise(1.0, 1.0, rows=4000, seed=3), np.array([0.5, 0.5])
+    copies = evidence(errors[[0, 0]]).diversity(weights)
+    assert copies["error_correlation"] == pytest.approx(1.0)
+    assert copies["ambiguity"] == pytest.approx(0.0)
+    independent = evidence(errors, seed=1).diversity(weights)
+    assert abs(independent["error_correlation"]) < 0.06
+    assert independent["ambiguity"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_ambiguity_is_what_averaging_takes_off_the_squared_error() -> None:
+    case = evidence(noise(*np.random.default_rng(7).uniform(0.2, 2.0, size=5), rows=60))
+    weights = np.full(5, 0.2)
+    mean_of_members = np.mean((case.means - case.target) ** 2)
+    of_ensemble = np.mean((weights @ case.means - case.target) ** 2)
+    assert case.diversity(weights)["ambiguity"] == pytest.approx(1 - of_ensemble / mean_of_members)
+
+
+def test_diversity_on_a_single_labelled_vector_is_a_number() -> None:
+    field = Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target")
+    target = Target(field=field, loss="mse", weight=1.0)
+    members = [Point(mean=torch.tensor([row], dtype=torch.float64)) for row in ([0.1, 0.2, 0.3], [0.3, 0.1, 0.0])]
+    found = NumberEstimate.evidence(target, np.array([[1.0, 2.0, 3.0]]), members).diversity(np.array([0.5, 0.5]))
+    assert all(np.isfinite(value) for value in found.values()), found
