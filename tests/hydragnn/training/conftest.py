@@ -1,22 +1,35 @@
-"""Small graphs and configurations for the tests of training."""
+"""Small graphs, configurations and comparisons for the tests of training."""
 
 import importlib.util
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hydragnn.base.settings import with_value
-from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore
-from hydragnn.record import RunRecord
+from hydragnn.config import AnyConfig, RunConfig
+from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.distributed import Ranks
+from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.plan import plan_run
+from hydragnn.training.data import DevicePlacement
 from tests.forked import Forked
+
+Configs = Callable[..., RunConfig]
+Trained = Callable[..., RunRecord]
+Process = subprocess.Popen[str] | Forked
+Launch = Callable[..., Process]
 
 WORKER = Path(__file__).with_name("worker.py")
 GEOMETRIC: dict[str, Any] = {"hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0}
@@ -40,6 +53,101 @@ ENERGY = {
     "hidden_dims": [8],
 }
 CHARGE = {"kind": "scalar", "field": "charge", "hidden_dims": [8], "loss": "huber"}
+HARD = {
+    "model__dropout": 0.2,
+    "train__ema_decay": 0.9,
+    "train__warmup_epochs": 1.5,
+    "train__epochs": 4,
+    "train__precision": "fp32",
+}
+"""A run whose bits depend on more than its weights."""
+WITHOUT_FORCES = [
+    {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]},
+    CHARGE,
+]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", sys.executable]
+needs_mpirun = pytest.mark.skipif(not Path(MPIRUN[0]).exists(), reason="no mpirun beside this Python; install mpich")
+
+
+def assembled(config: AnyConfig, store: Any = None, dtype: torch.dtype = torch.float64, **options: Any) -> Assembly:
+    """Return a run on one rank of a CPU before its first step; options are those of the placement."""
+    placement = DevicePlacement(device=torch.device("cpu"), dtype=dtype, **options)
+    return assemble(plan_run(config, store), placement, Ranks(), lambda: None)
+
+
+def written(path: Path, graphs: Any, **attributes: Any) -> Path:
+    """Write a store, or graphs with attributes of a store, to a file."""
+    store = MemoryStore(graphs, attributes) if isinstance(graphs, list) else graphs
+    with StoreWriter(path, store.fields(), dim=store.dim, attributes=dict(store.attributes)) as writer:
+        writer.write(store.read(range(len(store))))
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of all files below a folder."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def finish(*processes: Process, code: int = 0) -> str:
+    """Return the output of processes, which must end with this code."""
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [code] * len(processes), outputs
+    return "".join(outputs)
+
+
+def assert_same_curves(one: RunRecord, other: RunRecord, rel: float = 1e-6, absolute: float = 1e-12) -> None:
+    """Compare all curves of two runs."""
+    assert one.curves.keys() == other.curves.keys()
+    for name, curve in one.curves.items():
+        assert other.curves[name] == pytest.approx(curve, rel=rel, abs=absolute), name
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    """Compare the models of two runs."""
+    models = [load_file(run / "model" / "weights.safetensors") for run in (one, other)]
+    assert models[0].keys() == models[1].keys()
+    for key, value in models[0].items():
+        # AdamW divides by the size of a gradient, which is rounding where nothing depends on a weight
+        assert (models[1][key] - value).abs().max() <= 1e-8, key
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Compare records, newest checkpoints and models of two runs bit for bit."""
+    before, after = read_record(one), read_record(other)
+    assert after.status == before.status and after.curves == before.curves and after.best == before.best
+    assert bits(other) == bits(one)
+
+
+def bits(run: Path) -> dict[str, bytes]:
+    """Return the last weights, the best weights and everything else of the newest checkpoint, and the model."""
+    newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
+    tensors = load_file(newest / "tensors.safetensors")
+    model = (run / "model" / "weights.safetensors").read_bytes()
+    return {"model": model, **{name: value.numpy().tobytes() for name, value in tensors.items()}}
+
+
+class At:
+    """A progress display that does something once a run has come to a moment."""
+
+    def __init__(self, moment: float, action: Callable[[], object]) -> None:
+        self.moment, self.action = moment, action
+
+    def begin(self, epochs: float, total: int) -> None: ...
+
+    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
+        if self.moment <= epochs:
+            self.moment = 1e9
+            self.action()
+
+    def epoch(self, number: int, values: dict[str, float | None]) -> None: ...
+
+    def end(self, sentence: str) -> None: ...
+
+
+def signal_at(moment: float, number: signal.Signals) -> At:
+    """Return a progress display that sends this process a signal when a run has come to a moment."""
+    return At(moment, lambda: signal.raise_signal(number))
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +167,13 @@ def store(material: ModuleType) -> MemoryStore:
 
 
 @pytest.fixture(scope="session")
-def make_config() -> Callable[..., RunConfig]:
+def stored(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clusters on disk, for reading only."""
+    return written(tmp_path_factory.mktemp("stored") / "clusters.h5", store)
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Configs:
     """Makes a configuration; keyword arguments with __ for . change it (train__epochs=3)."""
 
     def make(model: str = "schnet", heads: list[dict[str, Any]] | None = None, **changes: Any) -> RunConfig:
@@ -80,14 +194,14 @@ def make_config() -> Callable[..., RunConfig]:
 
 
 @pytest.fixture
-def trained(store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., RunRecord]:
+def trained(store: MemoryStore, make_config: Configs, tmp_path: Path) -> Trained:
     """Trains a run in a folder of this name; after that come a configuration, or the arguments of ``make_config``.
 
     Keyword arguments with __ change the configuration, others are those of ``train``.
     """
 
     def run(
-        name: str = "run", model: str | RunConfig = "schnet", heads: list[dict[str, Any]] | None = None, **options: Any
+        name: str = "run", model: str | AnyConfig = "schnet", heads: list[dict[str, Any]] | None = None, **options: Any
     ) -> RunRecord:
         changes = {key: options.pop(key) for key in [*options] if "__" in key}
         config = make_config(model, heads, **changes) if isinstance(model, str) else model
@@ -103,12 +217,12 @@ def environment(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def launch(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str] | Forked]:
+def launch(environment: dict[str, str]) -> Launch:
     """Starts the worker for runs (folder: configuration), alone or behind a launcher command."""
 
     def start(
-        runs: dict[Path, RunConfig], *options: str, launcher: list[str] | None = None, **variables: str
-    ) -> subprocess.Popen[str] | Forked:
+        runs: Mapping[Path, AnyConfig], *options: str, launcher: list[str] | None = None, **variables: str
+    ) -> Process:
         arguments: list[str] = []
         for out, config in runs.items():
             path = out.with_name(f"{out.name}.json")
@@ -132,14 +246,17 @@ def launch(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str] |
 
 
 @pytest.fixture(scope="session")
-def train_on_ranks(launch: Callable[..., Forked]) -> Callable[..., None]:
-    """Trains a run to the end on so many ranks of a job step."""
+def start_ranks(launch: Launch) -> Callable[..., list[Process]]:
+    """Starts ranks of a job step, which train runs (folder: configuration) one after the other."""
 
-    def run(config: RunConfig, out: Path, ranks: int, *options: str) -> None:
+    def start(runs: Mapping[Path, AnyConfig], ranks: int, *options: str) -> list[Process]:
         step = {"SLURM_JOB_ID": "79", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(ranks)}
-        processes = [launch({out: config}, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
-        for process in processes:
-            output, _ = process.communicate(timeout=600)
-            assert process.returncode == 0, output
+        return [launch(runs, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
 
-    return run
+    return start
+
+
+@pytest.fixture(scope="session")
+def train_on_ranks(start_ranks: Callable[..., list[Process]]) -> Callable[..., str]:
+    """Trains runs to the end on so many ranks of a job step."""
+    return lambda runs, ranks, *options: finish(*start_ranks(runs, ranks, *options))

@@ -29,9 +29,8 @@ from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.executor import Recorded
 from hydragnn.training.loop import take_step
 from hydragnn.training.memory import allocations
-from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS
+from tests.hydragnn.training.conftest import CHARGE, ENERGY, HARD, MODELS, assert_same_end, signal_at
 from tests.hydragnn.training.recorder import StandIn, watched
-from tests.hydragnn.training.test_checkpoint_resume import HARD, SignalAt, assert_same_end
 
 Configs = Callable[..., RunConfig]
 CPU = torch.device("cpu")
@@ -112,7 +111,7 @@ def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
     cut = tmp_path / "cut"
     assert train(config, cut, store=store, until=1).status == "paused"
     with pytest.raises(Interrupted, match="a checkpoint was written"):
-        train(config, cut, store=store, resume=True, progress=SignalAt(1.5, signal.SIGTERM))
+        train(config, cut, store=store, resume=True, progress=signal_at(1.5, signal.SIGTERM))
     assert train(config, cut, store=store, resume=True).status == "finished"
     assert_same_end(tmp_path / "whole", cut)
 
