@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +14,12 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
-from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore
-from hydragnn.record import RunRecord, read_record, write_record
-from hydragnn.runs import train
+from hydragnn.record import read_record, write_record
 from hydragnn.runs.attempt import BEAT_SECONDS, Attempt, Fenced, Heartbeat, shown_epochs
 from hydragnn.runs.checkpoint import _remove_old
+from tests.hydragnn.training.conftest import TORCHRUN, At, Configs, Launch, Process, Trained, files
 
-Trained = Callable[..., RunRecord]
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+Started = Callable[[int], tuple[Process, Path]]
 
 
 def take_over(folder: Path, number: int) -> None:
@@ -34,37 +29,13 @@ def take_over(folder: Path, number: int) -> None:
     (folder / "attempt.json.new").replace(folder / "attempt.json")
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def complete(actual: dict[str, bytes]) -> dict[str, bytes]:
     """Without what the attempt was just writing under another name when it was stopped."""
     return {name: content for name, content in actual.items() if not name.endswith(".tmp")}
 
 
-class At:
-    """A progress display that does something once a run has come to a moment."""
-
-    def __init__(self, moment: float, action: Callable[[], None]) -> None:
-        self.moment, self.action = moment, action
-
-    def begin(self, epochs: float, total: int) -> None: ...
-
-    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
-        if self.moment <= epochs:
-            self.moment = 1e9
-            self.action()
-
-    def epoch(self, number: int, values: dict[str, float | None]) -> None: ...
-
-    def end(self, sentence: str) -> None: ...
-
-
 @pytest.mark.parametrize("moment", [1.2, 3.0], ids=["in an epoch", "at the last step"])
-def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(
-    moment: float, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(moment: float, trained: Trained, tmp_path: Path) -> None:
     run, before = tmp_path / "run", {}
 
     def a_successor_comes() -> None:
@@ -73,15 +44,15 @@ def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(
 
     take_over(run, 1)
     with pytest.raises(Fenced, match="belongs to attempt 2 now; attempt 1 leaves"):
-        train(make_config(), run, store=store, attempt=1, progress=At(moment, a_successor_comes))
+        trained(attempt=1, progress=At(moment, a_successor_comes))
     assert files(run) == before and read_record(run).attempt == 1 and read_record(run).status == "running"
-    again = train(make_config(), run, store=store, attempt=2, resume=True)
+    again = trained(attempt=2, resume=True)
     assert (again.attempt, again.status) == (2, "finished")
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[", '{"attempt": "1"}', '{"attempt": 3}'])
 def test_an_attempt_that_its_folder_does_not_name_never_begins(
-    content: str | None, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    content: str | None, trained: Trained, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -89,45 +60,35 @@ def test_an_attempt_that_its_folder_does_not_name_never_begins(
         (run / "attempt.json").write_text(content)
     before = files(run)
     with pytest.raises(Fenced):
-        train(make_config(), run, store=store, attempt=1)
+        trained(attempt=1)
     assert files(run) == before
 
 
-def test_where_nobody_counts_nothing_is_fenced(trained: Trained, tmp_path: Path) -> None:
-    take_over(tmp_path / "run", 7)
+def test_where_nobody_counts_nothing_is_fenced_and_records_without_attempt_are_of_attempt_0(
+    trained: Trained, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    take_over(run, 7)
     record = trained(train__epochs=1)
-    assert record.status == "finished" and read_record(tmp_path / "run").attempt == 0
-
-
-def test_a_record_without_attempt_is_read_as_attempt_0(trained: Trained, tmp_path: Path) -> None:
-    record = trained(train__epochs=1)
-    path = tmp_path / "run" / "record.json"
-    old = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("attempt", "checksum")}
-    path.write_text(json.dumps(old))
-    assert read_record(tmp_path / "run") == record
-    write_record(record, tmp_path / "run")
-    assert json.loads(path.read_text())["version"] == 1
-
-
-def test_what_a_check_raises_at_the_last_moment_leaves_the_old_file(trained: Trained, tmp_path: Path) -> None:
-    record = trained(train__epochs=1)
-    before = files(tmp_path / "run")
-    with pytest.raises(Fenced):
-        write_record(record, tmp_path / "run", Attempt(folder=tmp_path / "run", number=1).check)
-    assert files(tmp_path / "run") == before
+    assert record.status == "finished" and read_record(run).attempt == 0
+    before = files(run)
+    with pytest.raises(Fenced):  # at the last moment of writing
+        write_record(record, run, Attempt(folder=run, number=1).check)
+    assert files(run) == before
+    table = json.loads((run / "record.json").read_text())
+    old = {name: value for name, value in table.items() if name not in ("attempt", "checksum")}
+    (run / "record.json").write_text(json.dumps(old))
+    assert read_record(run) == record
+    write_record(record, run)
+    assert json.loads((run / "record.json").read_text())["version"] == 1
 
 
 @pytest.fixture
-def started(
-    store: MemoryStore,
-    make_config: Callable[..., RunConfig],
-    launch: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
-) -> Iterator[Callable[[int], tuple[subprocess.Popen[str], Path]]]:
+def started(make_config: Configs, launch: Launch, tmp_path: Path) -> Iterator[Started]:
     """A long run that attempt 1 has begun on one or two ranks, once it has a checkpoint."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Process] = []
 
-    def start(ranks: int) -> tuple[subprocess.Popen[str], Path]:
+    def start(ranks: int) -> tuple[Process, Path]:
         run = tmp_path / "run"
         take_over(run, 1)
         launcher = TORCHRUN if ranks == 2 else None
@@ -143,22 +104,17 @@ def started(
         process.communicate()
 
 
-def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(
-    started: Callable[[int], tuple[subprocess.Popen[str], Path]],
-    store: MemoryStore,
-    make_config: Callable[..., RunConfig],
-    tmp_path: Path,
-) -> None:
-    process, run = started(ranks=1)
+def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(started: Started, trained: Trained) -> None:
+    process, run = started(1)
     process.send_signal(signal.SIGSTOP)
     take_over(run, 2)
     until = read_record(run).epochs + 2
-    record = train(make_config(train__epochs=4000), run, store=store, attempt=2, resume=True, until=until)
-    files_before = files(run)
+    record = trained(train__epochs=4000, attempt=2, resume=True, until=until)
+    before = files(run)
     process.send_signal(signal.SIGCONT)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 4, output
-    assert complete(files(run)) == complete(files_before)
+    assert complete(files(run)) == complete(before)
     assert read_record(run) == record
 
 
@@ -177,7 +133,7 @@ def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path: Path) ->
 
 
 def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, before = tmp_path / "run", {}
 
@@ -190,17 +146,12 @@ def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
     take_over(run, 1)
     monkeypatch.setattr("hydragnn.base.files.os.fsync", overtaken_at_new_weights)
     with pytest.raises(Fenced):
-        train(make_config(train__epochs=4), run, store=store, attempt=1)
+        trained(train__epochs=4, attempt=1)
     assert complete(files(run / "model")) == complete(before) and complete(before)
 
 
-def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(
-    started: Callable[[int], tuple[subprocess.Popen[str], Path]],
-    trained: Trained,
-    store: MemoryStore,
-    make_config: Callable[..., RunConfig],
-) -> None:
-    process, run = started(ranks=2)
+def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(started: Started, trained: Trained) -> None:
+    process, run = started(2)
     take_over(run, 2)
     output, _ = process.communicate(timeout=600)
     assert process.returncode != 0 and "FENCED" in output, output
@@ -208,45 +159,50 @@ def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(
     assert (fenced.attempt, fenced.status) == (1, "running")
     assert not list(run.glob(".failure*"))
     until = fenced.epochs + 1
-    again = train(make_config(train__epochs=4000), run, store=store, attempt=2, resume=True, until=until)
+    again = trained(train__epochs=4000, attempt=2, resume=True, until=until)
     whole = trained("whole", train__epochs=4000, until=until)
     assert again.attempt == 2 and again.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
 
 
-def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path: Path) -> None:
-    now = [0.0]
-    take_over(tmp_path, 1)
-    heart = Heartbeat(Attempt(folder=tmp_path, number=1), first=True, clock=lambda: now[0])
-    written = []
-    for now[0] in (0.0, 0.4, 0.9, 1.1, 2.0, 2.2):
-        (tmp_path / "heartbeat").unlink(missing_ok=True)
-        heart.beat()
-        written.append((tmp_path / "heartbeat").exists())
-    assert written == [True, False, False, True, False, True]
-    assert abs(float((tmp_path / "heartbeat").read_text().split()[0]) - time.time()) < 60
-    take_over(tmp_path, 2)
-    (tmp_path / "heartbeat").unlink()
-    now[0] = 9.0
-    with pytest.raises(Fenced):
-        heart.beat()
-    Heartbeat(Attempt(folder=tmp_path, number=2), first=False).beat()
-    assert not (tmp_path / "heartbeat").exists()
+def beats_of(heart: Heartbeat, files: list[Path], now: list[float], last: float) -> list[list[float]]:
+    """Return the moments, half seconds apart, at which a heart writes each of its files."""
+    moments: list[list[float]] = [[] for _ in files]
+    while now[0] <= last:
+        heart.beat(now[0])
+        for file, found in zip(files, moments):
+            if file.exists():
+                found.append(now[0])
+                file.unlink()
+        now[0] += 0.5
+    return moments
+
+
+EVERY_SECOND = [float(second) for second in range(33)]
 
 
 @pytest.mark.parametrize(
-    ("asked", "beats"), [(30.0, [0.0, 30.0, 60.0]), (0.01, [0.0, 1.0, 2.0, 3.0]), ("often", [0.0, 1.0, 2.0, 3.0])]
+    ("asked", "beats"), [(30.0, [0.0, 30.0]), (0.01, EVERY_SECOND), ("often", EVERY_SECOND), (None, EVERY_SECOND)]
 )
-def test_the_heart_beats_as_rarely_as_its_starter_asks(tmp_path: Path, asked: Any, beats: list[float]) -> None:
-    now, felt = [0.0], []
-    write_sealed(tmp_path / "attempt.json", {"attempt": 1, BEAT_SECONDS: asked})
-    heart = Heartbeat(Attempt(folder=tmp_path, number=1), first=True, clock=lambda: now[0])
-    while now[0] <= max(beats) + 0.9:
-        heart.beat()
-        if (tmp_path / "heartbeat").exists():
-            felt.append(now[0])
-            (tmp_path / "heartbeat").unlink()
-        now[0] += 0.5
-    assert felt == beats
+def test_the_heart_beats_as_rarely_as_its_starter_asks_and_every_second_on_its_node(
+    tmp_path: Path, asked: Any, beats: list[float]
+) -> None:
+    now, run, node = [0.0], tmp_path / "heartbeat", tmp_path / "node"
+    write_sealed(tmp_path / "attempt.json", {"attempt": 1, **({BEAT_SECONDS: asked} if asked else {})})
+    heart = Heartbeat(Attempt(folder=tmp_path, number=1, beats=node), first=True, clock=lambda: now[0])
+    assert beats_of(heart, [run, node], now, 32.9) == [beats, EVERY_SECOND]
+
+
+def test_only_the_owners_heart_beats_and_only_on_the_first_rank(tmp_path: Path) -> None:
+    beat = tmp_path / "heartbeat"
+    take_over(tmp_path, 2)
+    with pytest.raises(Fenced):
+        Heartbeat(Attempt(folder=tmp_path, number=1), first=True).beat()
+    Heartbeat(Attempt(folder=tmp_path, number=2), first=False).beat()
+    assert not beat.exists()
+    Heartbeat(Attempt(folder=tmp_path, number=2), first=True).beat()
+    assert abs(float(beat.read_text().split()[0]) - time.time()) < 60
+    Heartbeat(Attempt(folder=tmp_path / "gone"), first=True).beat()  # a full disk does not stop the heart
+    assert not (tmp_path / "gone").exists()
 
 
 def test_a_heart_beats_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
@@ -261,20 +217,6 @@ def test_a_heart_beats_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
     os.mkfifo(beat)
     with pytest.raises(InputError, match="is no regular file"):
         Heartbeat(Attempt(folder=tmp_path, number=1), first=True).beat()
-
-
-def test_a_heart_beats_every_second_on_its_node_however_rarely_in_its_folder(tmp_path: Path) -> None:
-    now, felt, run, node = [0.0], dict[Path, list[float]](), tmp_path / "heartbeat", tmp_path / "node"
-    write_sealed(tmp_path / "attempt.json", {"attempt": 1, BEAT_SECONDS: 30.0})
-    heart = Heartbeat(Attempt(folder=tmp_path, number=1, beats=node), first=True, clock=lambda: now[0])
-    while now[0] <= 31.0:
-        heart.beat(now[0])
-        for file in (run, node):
-            if file.exists():
-                felt.setdefault(file, []).append(now[0])
-                file.unlink()
-        now[0] += 0.5
-    assert felt == {run: [0.0, 30.0], node: [float(second) for second in range(32)]}
 
 
 def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path: Path) -> None:
@@ -315,8 +257,3 @@ def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(
     monkeypatch.setattr(Heartbeat, "beat", beat)
     trained("run", "pna", train__epochs=1)
     assert {"prepare_data", "_row", "row", "on_step_end", "heartbeat"} <= set(moments)
-
-
-def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path) -> None:
-    Heartbeat(Attempt(folder=tmp_path / "gone"), first=True).beat()
-    assert not (tmp_path / "gone").exists()
