@@ -70,10 +70,12 @@ MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", sys.executab
 needs_mpirun = pytest.mark.skipif(not Path(MPIRUN[0]).exists(), reason="no mpirun beside this Python; install mpich")
 
 
-def assembled(config: AnyConfig, store: Any = None, dtype: torch.dtype = torch.float64, **options: Any) -> Assembly:
-    """Return a run on one rank of a CPU before its first step; options are those of the placement."""
-    placement = DevicePlacement(device=torch.device("cpu"), dtype=dtype, **options)
-    return assemble(plan_run(config, store), placement, Ranks(), lambda: None)
+def assembled(
+    config: AnyConfig, store: Any = None, dtype: torch.dtype = torch.float64, *, shared: bool = False, parts: int = 1
+) -> Assembly:
+    """Return a run on one rank of a CPU before its first step."""
+    placement = DevicePlacement(device=torch.device("cpu"), dtype=dtype, micro_batches=parts)
+    return assemble(plan_run(config, store), placement, Ranks(), lambda: None, shared=shared)
 
 
 def written(path: Path, graphs: Any, **attributes: Any) -> Path:

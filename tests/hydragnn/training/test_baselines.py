@@ -69,28 +69,27 @@ def targets(*fields: Field, **options: Any) -> list[Target]:
     return [Target(field=field, **options) for field in fields or TARGETS]
 
 
+def errors_of(
+    store: MemoryStore, wanted: list[Target], train: np.ndarray = TRAIN, inputs: list[str] = INPUTS
+) -> dict[str, Any]:
+    """Return the errors on the test part of baselines that are fitted to a training part."""
+    return baseline_errors([(fitted_baselines(store, train, wanted, inputs), TEST)], store, wanted)
+
+
 def test_ridge_is_exact_where_labels_are_linear_in_statistics_of_inputs(store: MemoryStore) -> None:
-    fitted = fitted_baselines(store, TRAIN, targets(), INPUTS)
-    errors = baseline_errors([(fitted, TEST)], store, targets())
+    errors = errors_of(store, targets())
     for name in ("stiffness", "diffused"):
         assert errors[name]["ridge"]["rmse"] == pytest.approx(0.0, abs=1e-4)  # the smallest penalty is 1e-6
         assert 0.5 < errors[name]["boosting"]["r2"] < 1.0
 
 
 def test_the_linear_fit_to_composition_is_exact_for_sums_and_means_of_elements(store: MemoryStore) -> None:
-    wanted = [*targets(SUM, extensive=True), *targets(MEAN)]
-    errors = baseline_errors([(fitted_baselines(store, TRAIN, wanted, INPUTS), TEST)], store, wanted)
+    errors = errors_of(store, [*targets(SUM, extensive=True), *targets(MEAN)])
     for name in ("total", "mean"):
         assert errors[name]["composition"]["mae"] == pytest.approx(0.0, abs=1e-7)
         assert errors[name]["ridge"]["mae"] == pytest.approx(0.0, abs=1e-7)  # it learns what composition leaves
-
-
-def test_composition_is_left_out_where_it_is_the_trivial_predictor(store: MemoryStore) -> None:
-    wanted = targets(SUM, extensive=True, references=True)
-    assert set(baseline_errors([(fitted_baselines(store, TRAIN, wanted, INPUTS), TEST)], store, wanted)["total"]) == {
-        "ridge",
-        "boosting",
-    }
+    of_references = errors_of(store, targets(SUM, extensive=True, references=True))  # the trivial predictor
+    assert set(of_references["total"]) == {"ridge", "boosting"}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_composition_is_left_out_where_it_is_the_trivial_predictor(store: Memory
     ids=["vectors", "derivatives", "nine labels", "no training part"],
 )
 def test_some_fields_have_none(store: MemoryStore, wanted: list[Target], train: np.ndarray) -> None:
-    assert baseline_errors([(fitted_baselines(store, train, wanted, INPUTS), TEST)], store, wanted) == {}
+    assert errors_of(store, wanted, train) == {}
 
 
 def predictions(store: MemoryStore, train: np.ndarray, test: np.ndarray) -> dict[str, torch.Tensor]:
@@ -135,7 +134,7 @@ def test_missing_labels_are_neither_fitted_nor_judged(store: MemoryStore) -> Non
     lacking = np.concatenate([TRAIN[::2], TEST[::3]])
     other = changed(store, lacking, lambda one: one.with_fields(drop=["stiffness"]))
     wanted = targets(STIFFNESS)
-    errors = baseline_errors([(fitted_baselines(other, TRAIN, wanted, INPUTS), TEST)], other, wanted)
+    errors = errors_of(other, wanted)
     assert errors["stiffness"]["ridge"]["count"] == 40
     known = fitted_baselines(store, TRAIN[1::2], wanted, INPUTS)
     expected = baseline_errors([(known, np.setdiff1d(TEST, lacking))], store, wanted)
@@ -164,12 +163,11 @@ def test_ridge_on_means_by_volume_is_exact_for_their_products_and_finds_larger_g
     generator, names = np.random.default_rng(5), ["volume", "mass", "load"]
     store = MemoryStore([grains(generator, int(generator.integers(4, 12)) * (1 + 4 * (n >= 200))) for n in range(260)])
     wanted = targets(STIFFNESS, label("own", "node"))
-    errors = baseline_errors([(fitted_baselines(store, TRAIN, wanted, names), TEST)], store, wanted)
+    errors = errors_of(store, wanted, inputs=names)
     assert errors["stiffness"]["mixture"]["rmse"] == pytest.approx(0.0, abs=1e-6)
     assert errors["stiffness"]["mixture"]["rmse"] < 0.05 * errors["stiffness"]["ridge"]["rmse"]
     assert set(errors["own"]) == {"ridge", "boosting"}  # nodes are no mixtures
-    without = baseline_errors([(fitted_baselines(store, TRAIN, wanted, names[1:]), TEST)], store, wanted)
-    assert set(without["stiffness"]) == {"ridge", "boosting"}
+    assert set(errors_of(store, wanted, inputs=names[1:])["stiffness"]) == {"ridge", "boosting"}
 
 
 def test_features_do_not_change_under_rotations_and_neighbouring_graphs(store: MemoryStore) -> None:
@@ -192,9 +190,8 @@ def test_folds_are_judged_together_each_by_the_baseline_that_has_not_seen_it(sto
     ]
     together = baseline_errors(folds, store, wanted)["stiffness"]["ridge"]
     alone = [baseline_errors([fold], store, wanted)["stiffness"]["ridge"] for fold in folds]
-    assert together["count"] == 160
     mean = sum(one["mae"] * one["count"] for one in alone) / 160
-    assert together["mae"] == pytest.approx(mean, rel=1e-12)
+    assert together["count"] == 160 and together["mae"] == pytest.approx(mean, rel=1e-12)
 
 
 def test_classes_have_baselines_that_pass_over_missing_labels(store: MemoryStore) -> None:
@@ -215,4 +212,4 @@ def test_classes_have_baselines_that_pass_over_missing_labels(store: MemoryStore
         output = fitted.predictor("boosting", wanted)(batch)["kind"]
         assert isinstance(output, Categorical) and float(output.probabilities[:, 3].max()) < 1e-5
     alone = MemoryStore(unbatch(batch.with_fields({"kind": torch.ones_like(truth)}, fields=[kind])), {})
-    assert baseline_errors([(fitted_baselines(alone, TRAIN, wanted, INPUTS), TEST)], alone, wanted) == {}
+    assert errors_of(alone, wanted) == {}

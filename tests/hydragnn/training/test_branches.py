@@ -15,17 +15,13 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.settings import with_value
 from hydragnn.config import BranchedConfig, RunConfig
-from hydragnn.datasets import MemoryStore
-from hydragnn.distributed import Ranks
+from hydragnn.datasets import Loader, MemoryStore
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import load_model
-from hydragnn.runs import train
-from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.plan import plan_run
-from hydragnn.training.data import DevicePlacement
+from hydragnn.training.data import DevicePlacement, Feed
 from hydragnn.training.loop import take_step
+from tests.hydragnn.training.conftest import Trained, assembled
 
-CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
 Configs = Callable[..., BranchedConfig]
 
 
@@ -55,26 +51,22 @@ def make(make_config: Callable[..., RunConfig]) -> Configs:
     return branched
 
 
-def assembled(config: BranchedConfig, stores: dict[str, MemoryStore], ranks: Ranks | None = None) -> Assembly:
-    return assemble(plan_run(config, stores), CPU, ranks or Ranks(), lambda: None)
-
-
 @pytest.mark.parametrize("model", ["painn", "pna"])
 def test_each_branch_learns_and_predicts_in_its_own_units(
-    model: str, stores: dict[str, MemoryStore], make: Configs, tmp_path: Path
+    model: str, stores: dict[str, MemoryStore], make: Configs, trained: Trained, tmp_path: Path
 ) -> None:
-    record = train(make(model, train__epochs=12), tmp_path / "run", store=stores)
+    record = trained("run", make(model, train__epochs=12), store=stores)
     assert record.status == "finished"
     assert record.parts == {"train": 36, "valid": 11, "calibration": 0, "test": 5}
     assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "calibration": 0, "test": 1}
     assert record.branches["oxides"].data_hash == stores["oxides"].fingerprint
     assert record.curves["valid/loss"][-1] < record.curves["valid/loss"][0]
     for name, store in stores.items():
-        trained = load_model(tmp_path / "run" / "model", torch.float64, branch=name)
+        model_of = load_model(tmp_path / "run" / "model", torch.float64, branch=name)
         batch = store.read(range(len(store)))
-        actual = trained.predict(batch)[f"energy@{name}"].mean
+        actual = model_of.predict(batch)[f"energy@{name}"].mean
         assert (actual - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
-    assert {target.name for target in trained.targets} == {"energy@oxides"}
+    assert {target.name for target in model_of.targets} == {"energy@oxides"}
     assert "valid/charge@metals/mae" in record.best and "valid/charge@oxides/mae" not in record.best
     assert "valid/energy@oxides/mae" in record.trivial
 
@@ -145,17 +137,15 @@ def test_an_epoch_can_be_entered_at_any_step(
 
 
 def test_ranks_share_every_batch_of_every_branch(stores: dict[str, MemoryStore], make: Configs) -> None:
-    from hydragnn.datasets import Loader
-    from hydragnn.training.data import Feed
-
     run = assembled(make(branches__1__weight=1.5), stores)
+    place = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
 
     def of_rank(rank: int) -> list[Any]:
         branches = []
         for branch in run.data.branches:
             old = branch.train.loader
             loader = Loader(old.store, old.indices, old.budget, seed=old.seed, rank=rank, ranks=2)
-            branches.append(replace(branch, train=Feed(loader, None, CPU)))
+            branches.append(replace(branch, train=Feed(loader, None, place)))
         return list(replace(run.data, branches=tuple(branches)).epoch(1))
 
     for whole, first, second in zip(run.data.epoch(1), of_rank(0), of_rank(1), strict=True):
@@ -165,52 +155,57 @@ def test_ranks_share_every_batch_of_every_branch(stores: dict[str, MemoryStore],
 
 
 def test_a_run_in_segments_has_the_bits_of_one_in_one_go(
-    stores: dict[str, MemoryStore], make: Configs, tmp_path: Path
+    stores: dict[str, MemoryStore], make: Configs, trained: Trained, tmp_path: Path
 ) -> None:
     config = make(branches__1__weight=1.5)
-    whole = train(config, tmp_path / "whole", store=stores)
-    train(config, tmp_path / "parts", store=stores, until=1)
-    parts = train(config, tmp_path / "parts", store=stores, resume=True)
+    whole = trained("whole", config, store=stores)
+    trained("parts", config, store=stores, until=1)
+    parts = trained("parts", config, store=stores, resume=True)
     assert parts.curves == whole.curves
     weights = [(tmp_path / name / "model" / "weights.safetensors").read_bytes() for name in ("whole", "parts")]
     assert weights[0] == weights[1]
     elsewhere = make(branches__1__weight=1.5, branches__0__data__store="moved.h5")
-    assert train(elsewhere, tmp_path / "parts", store=stores, resume=True).status == "finished"
+    assert trained("parts", elsewhere, store=stores, resume=True).status == "finished"
     with pytest.raises(InputError, match="another configuration"):
-        train(make(branches__1__weight=2.0), tmp_path / "parts", store=stores, resume=True)
+        trained("parts", make(branches__1__weight=2.0), store=stores, resume=True)
 
 
 def test_equal_inputs_look_equal_to_the_trunk_whatever_the_data_set(material: ModuleType, make: Configs) -> None:
     def with_heat(count: int, seed: int, around: float) -> MemoryStore:
         graphs = material.clusters(count, seed).read(range(count))
-        field = material.FIELDS[1]
         heat = torch.full((count,), around, dtype=torch.float64) + torch.arange(count)
-        return MemoryStore(
-            graphs.with_fields({"heat": heat}, fields=[replace(field, name="heat", role="input", unit="K")])
-        )
+        field = replace(material.FIELDS[1], name="heat", role="input", unit="K")
+        return MemoryStore(graphs.with_fields({"heat": heat}, fields=[field]))
 
     stores = {"metals": with_heat(20, 0, 300.0), "oxides": with_heat(20, 1, 900.0)}
     inputs = ["atomic_numbers", "heat"]
     run = assembled(make(branches__0__data__inputs=inputs, branches__1__data__inputs=inputs[::-1]), stores)
     cold, hot = (branch.normalisation for branch in run.data.branches)
     assert cold.scales["heat"] == hot.scales["heat"]
-    train_parts = [stores[b.name].read(b.split.train)["heat"] for b in run.data.branches]
-    together = torch.cat(train_parts)
+    together = torch.cat([stores[one.name].read(one.split.train)["heat"] for one in run.data.branches])
     assert cold.scales["heat"].mean[0] == pytest.approx(together.mean().item())
     assert cold.scales["heat"].std[0] == pytest.approx(together.std(unbiased=False).item())
     assert cold.scales["energy"] != hot.scales["energy"]
 
 
-def test_what_one_trunk_cannot_read_is_refused_with_a_sentence(stores: dict[str, MemoryStore], make: Configs) -> None:
-    with pytest.raises(InputError, match="branch metals reads the input length, and branch oxides does not"):
-        assembled(make(branches__0__data__inputs=["atomic_numbers", "length"]), stores)
-    with pytest.raises(InputError, match=r"branch oxides: data.inputs: the store has no field lenght"):
-        assembled(make(branches__1__data__inputs=["lenght"]), stores)
-    with pytest.raises(InputError, match=r"branch oxides: weight = 0.1 leaves an epoch less than one"):
-        assembled(make(branches__1__weight=0.1), stores)
-    renamed = [{"kind": "scalar", "field": "enrgy"}]
-    with pytest.raises(InputError, match="branch oxides: heads: the store has no field enrgy; did you mean energy"):
-        assembled(make(branches__1__heads=renamed), stores)
+UNREADABLE: list[tuple[str, Any, str]] = [
+    ("0__data__inputs", ["atomic_numbers", "length"], "metals reads the input length, and branch oxides does not"),
+    ("1__data__inputs", ["lenght"], r"branch oxides: data.inputs: the store has no field lenght"),
+    ("1__weight", 0.1, "branch oxides: weight = 0.1 leaves an epoch less than one"),
+    (
+        "1__heads",
+        [{"kind": "scalar", "field": "enrgy"}],
+        "branch oxides: heads: .* no field enrgy; did you mean energy",
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), UNREADABLE)
+def test_what_one_trunk_cannot_read_is_refused_with_a_sentence(
+    key: str, value: Any, words: str, stores: dict[str, MemoryStore], make: Configs
+) -> None:
+    with pytest.raises(InputError, match=words):
+        assembled(make(**{f"branches__{key}": value}), stores)
 
 
 def test_a_configuration_says_what_its_branches_are(make: Configs, make_config: Callable[..., RunConfig]) -> None:
@@ -232,12 +227,11 @@ def test_a_configuration_says_what_its_branches_are(make: Configs, make_config: 
 
 
 def test_a_model_with_branches_asks_for_one_of_them(
-    stores: dict[str, MemoryStore], make: Configs, tmp_path: Path
+    stores: dict[str, MemoryStore], make: Configs, trained: Trained, tmp_path: Path
 ) -> None:
-    train(make(), tmp_path, store=stores, until=1)
-    model = tmp_path / "model"
+    trained("run", make(), store=stores, until=1)
+    model = tmp_path / "run" / "model"
     assert read_json(model / "model.json")["version"] == 3
-    with pytest.raises(InputError, match="several branches, and none was named; name one of metals, oxides"):
-        load_model(model)
-    with pytest.raises(InputError, match="no branch metal; name one of metals, oxides"):
-        load_model(model, branch="metal")
+    for branch, words in ((None, "several branches, and none was named"), ("metal", "no branch metal")):
+        with pytest.raises(InputError, match=f"{words}; name one of metals, oxides"):
+            load_model(model, branch=branch)

@@ -11,26 +11,24 @@ from typing import Any
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.runs import train
+from tests.hydragnn.training.conftest import Configs, Trained
 
 
 @pytest.fixture(scope="module")
-def saved_run(
-    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[RunConfig, Path]:
-    """A run of one epoch, and its configuration."""
-    config, run = make_config(), tmp_path_factory.mktemp("begun") / "run"
-    train(config, run, store=store, until=1)
-    return config, run
+def saved_run(store: MemoryStore, make_config: Configs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch."""
+    run = tmp_path_factory.mktemp("begun") / "run"
+    train(make_config(), run, store=store, until=1)
+    return run
 
 
-def copy_run(saved_run: tuple[RunConfig, Path], tmp_path: Path) -> tuple[RunConfig, Path, Path]:
-    """The configuration, a copy of the run, and the newest checkpoint in it."""
-    config, run = saved_run
-    shutil.copytree(run, tmp_path / "run")
-    return config, tmp_path / "run", tmp_path / "run" / "checkpoints" / "000001-000000"
+@pytest.fixture
+def checkpoint(saved_run: Path, tmp_path: Path) -> Path:
+    """The newest checkpoint in a copy of the run."""
+    shutil.copytree(saved_run, tmp_path / "run")
+    return tmp_path / "run" / "checkpoints" / "000001-000000"
 
 
 def rewritten(checkpoint: Path, **changes: Any) -> None:
@@ -43,9 +41,8 @@ def rewritten(checkpoint: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused_with_a_sentence(
-    name: str, saved_run: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
+    name: str, checkpoint: Path, trained: Trained
 ) -> None:
-    config, run, checkpoint = copy_run(saved_run, tmp_path)
     sound, generator = (checkpoint / name).read_bytes(), random.Random(3)
     for place in [0, 7, 8, len(sound) - 1, *generator.choices(range(len(sound)), k=6)]:
         damaged = bytearray(sound)
@@ -53,12 +50,11 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused_with_a_sentence(
         if json_value(bytes(damaged)) == json_value(sound):  # a blank that became another blank
             continue
         (checkpoint / name).write_bytes(damaged)
-        with pytest.raises(
-            InputError, match=rf"{name}.*(damaged|is not valid JSON|unknown key|missing key|has no version)"
-        ):
-            train(config, run, store=store, resume=True)
+        words = rf"{name}.*(damaged|is not valid JSON|unknown key|missing key|has no version)"
+        with pytest.raises(InputError, match=words):
+            trained(resume=True)
     (checkpoint / name).write_bytes(sound)
-    assert train(config, run, store=store, resume=True).status == "finished"
+    assert trained(resume=True).status == "finished"
 
 
 def json_value(content: bytes) -> Any:
@@ -104,11 +100,8 @@ def with_index(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_checkpoint_that_is_not_what_was_written_is_refused(
-    damage: str, saved_run: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
-) -> None:
-    config, run, checkpoint = copy_run(saved_run, tmp_path)
+def test_a_checkpoint_that_is_not_what_was_written_is_refused(damage: str, checkpoint: Path, trained: Trained) -> None:
     change, message = DAMAGES[damage]
     change(checkpoint)
     with pytest.raises(InputError, match=message):
-        train(config, run, store=store, resume=True)
+        trained(resume=True)

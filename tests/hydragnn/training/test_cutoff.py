@@ -13,8 +13,8 @@ from ase.calculators.emt import EMT
 from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.base.errors import InputError
 from hydragnn.config import BranchedConfig, RunConfig
-from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, from_ase, from_labels, graph_from_arrays
+from hydragnn.datasets import MemoryStore
+from hydragnn.graphs import Field, from_ase, from_labels, graph_from_arrays
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import space_of
@@ -23,20 +23,14 @@ from hydragnn.runs import train
 from hydragnn.runs.cutoff import check_pairs
 from hydragnn.runs.plan import plan_run
 from hydragnn.scripts.showing import run_summary
+from tests.hydragnn.training.conftest import written
 
 CUTOFF = 4.2
 LABELS = (
     Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
     Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
 )
-HEAD = {
-    "kind": "energy",
-    "field": "energy",
-    "references": True,
-    "forces": "forces",
-    "hidden_dims": [8],
-    "loss": "mse",
-}
+HEAD = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8], "loss": "mse"}
 THIRD_SHELL = CUTOFF / 1.5**0.5
 """Lattice constant of an fcc crystal whose third shell lies at the cutoff."""
 
@@ -53,11 +47,10 @@ def crystal(lattice: float, generator: np.random.Generator | None = None) -> Ato
 @pytest.fixture(scope="module")
 def copper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve cells of copper with neighbours up to 4.2 Angstrom."""
-    path, generator = tmp_path_factory.mktemp("stores") / "copper.h5", np.random.default_rng(0)
-    with StoreWriter(path, [ATOMIC_NUMBERS_FIELD, *LABELS], dim=3, attributes={"cutoff": CUTOFF}) as writer:
-        for lattice in np.linspace(3.35, 3.75, 12):
-            writer.write(from_ase(crystal(float(lattice), generator), CUTOFF, fields=LABELS))
-    return path
+    generator = np.random.default_rng(0)
+    crystals = [crystal(float(lattice), generator) for lattice in np.linspace(3.35, 3.75, 12)]
+    graphs = [from_ase(one, CUTOFF, fields=LABELS) for one in crystals]
+    return written(tmp_path_factory.mktemp("stores") / "copper.h5", graphs, cutoff=CUTOFF)
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +65,10 @@ def grains() -> MemoryStore:
         labels = (np.minimum(apart, 40 - apart) ** 2).sum(-1).argmin(-1)
         _, labels = np.unique(labels, return_inverse=True)
         graph = from_labels(labels.reshape(40, 40), 1.0, True)
-        graphs.append(
-            graph_from_arrays(
-                graph.positions,
-                graph.senders,
-                graph.receivers,
-                fields=fields,
-                nodes={"volume": graph["volume"].float()},
-                graphs={"grains": torch.tensor([float(graph.num_nodes)])},
-                edge_shifts=graph.edge_shifts,
-                cell=graph.cell[0],
-                periodic=graph.periodic[0],
-            )
-        )
+        periodic = {"edge_shifts": graph.edge_shifts, "cell": graph.cell[0], "periodic": graph.periodic[0]}
+        values = {"nodes": {"volume": graph["volume"].float()}, "graphs": {"grains": [float(graph.num_nodes)]}}
+        place = (graph.positions, graph.senders, graph.receivers)
+        graphs.append(graph_from_arrays(*place, fields=fields, **values, **periodic))
     return MemoryStore(graphs)
 
 
@@ -95,13 +79,10 @@ def config_of(store: Path | str, head: dict[str, Any], **model: Any) -> RunConfi
 
 
 def energy_step(run: Path) -> float:
-    """How much the energy of an fcc crystal changes as its third shell enters, eV per atom; the shell moves by 8e-6 Angstrom."""
+    """Return how much the energy of an fcc crystal changes as its third shell enters, which moves by 8e-6 Angstrom; eV per atom."""
     model = load_model(run / "model", dtype=torch.float64)
-    energies = [
-        float(model.predict(from_ase(crystal(THIRD_SHELL * factor), CUTOFF))["energy"].mean[0])
-        for factor in (1 - 1e-6, 1 + 1e-6)
-    ]
-    return abs(energies[1] - energies[0]) / 4
+    ends = [from_ase(crystal(THIRD_SHELL * factor), CUTOFF) for factor in (1 - 1e-6, 1 + 1e-6)]
+    return float(np.ptp([float(model.predict(one)["energy"].mean[0]) for one in ends])) / 4
 
 
 def test_what_is_left_out_is_the_cutoff_of_the_store_and_energies_are_continuous_there(
@@ -121,9 +102,8 @@ def test_attention_among_all_pairs_of_a_crystal_is_refused_before_anything_start
     def config(**attention: Any) -> RunConfig:
         return config_of(copper, HEAD, global_attention={"kind": "equivariant", "heads": 2, **attention})
 
-    with pytest.raises(
-        InputError, match=r"sees all pairs of nodes, and graphs of the store are periodic.*give it a cut"
-    ):
+    words = r"sees all pairs of nodes, and graphs of the store are periodic.*give it a cut"
+    with pytest.raises(InputError, match=words):
         train(config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     plan_run(config(cutoff=6.0))
@@ -145,9 +125,8 @@ def test_crystals_among_molecules_are_found_wherever_they_lie(place: int) -> Non
 
 
 def test_where_a_store_keeps_the_nearest_neighbours_alone_energies_jump_and_the_run_says_so(tmp_path: Path) -> None:
-    graphs = cells_of(CUTOFF, max_neighbours=2)
-    attributes = {"cutoff": CUTOFF, "max_neighbours": 2}
-    record = train(config_of("in memory", HEAD), tmp_path / "run", store=MemoryStore(graphs, attributes))
+    store = MemoryStore(cells_of(CUTOFF, max_neighbours=2), {"cutoff": CUTOFF, "max_neighbours": 2})
+    record = train(config_of("in memory", HEAD), tmp_path / "run", store=store)
     (note,) = record.notes
     assert "energies jump and forces are not smooth where another neighbour becomes one of the 2 nearest" in note
     assert note in run_summary(record, tmp_path / "run")["notes"]
@@ -162,19 +141,15 @@ def test_where_a_store_keeps_the_nearest_neighbours_alone_energies_jump_and_the_
     )
     assert jump > 1e-5 > 1e-8 > smooth  # both have moved by 2e-7 Angstrom
     energies = {key: value for key, value in HEAD.items() if key != "forces"}
-    assert (
-        train(config_of("in memory", energies), tmp_path / "energies", store=MemoryStore(graphs, attributes)).notes
-        == []
-    )
+    assert train(config_of("in memory", energies), tmp_path / "energies", store=store).notes == []
 
 
 def test_a_cutoff_beyond_that_of_the_store_is_refused_unless_the_run_began_with_it(
     copper: Path, tmp_path: Path
 ) -> None:
     config = config_of(copper, HEAD, cutoff=5.0)
-    with pytest.raises(
-        InputError, match=r"model.cutoff = 5, but the edges of the store end at its cutoff of 4\.2.*at most"
-    ):
+    words = r"model.cutoff = 5, but the edges of the store end at its cutoff of 4\.2.*at most"
+    with pytest.raises(InputError, match=words):
         train(config, tmp_path / "run")
     assert plan_run(config, begun=True).branches[0].model.model.to_json()["cutoff"] == 5.0
     data = config.data.model_copy(update={"edges": False})
@@ -185,9 +160,8 @@ def test_branches_share_the_smallest_cutoff_and_errors_name_the_branch(copper: P
     table = config_of(copper, HEAD).to_json()
     own = {key: table.pop(key) for key in ("data", "split", "heads")}
     branches = [{"name": name, **own} for name in ("near", "far")]
-    longer = MemoryStore(cells_of(5.0), {"cutoff": 5.0})
-    shorter = MemoryStore(cells_of(4.0), {"cutoff": 4.0})
-    stores = {"near": shorter, "far": longer}
+    cutoffs = {"near": 4.0, "far": 5.0}
+    stores = {name: MemoryStore(cells_of(cutoff), {"cutoff": cutoff}) for name, cutoff in cutoffs.items()}
     plan = plan_run(BranchedConfig.parse({**table, "branches": branches}), stores)
     assert [branch.model.model.to_json()["cutoff"] for branch in plan.branches] == [4.0, 4.0]
     asked = {**table, "model": {**table["model"], "cutoff": 4.5}, "branches": branches}
@@ -228,17 +202,10 @@ def test_edges_that_an_envelope_silences_are_counted_and_without_a_cutoff_there_
     assert default.notes == []
     record = train(config_of("in memory", head, cutoff=5.0, envelope="polynomial"), tmp_path / "run", store=grains)
     (note,) = record.notes
-    lengths = torch.cat([edge_lengths(grains, number) for number in plan_of(grains, head)])
+    train_part = plan_run(config_of("in memory", head), grains).branches[0].split.train
+    batch = grains.read(train_part)
+    vectors = batch.positions[batch.senders] + batch.edge_shifts - batch.positions[batch.receivers]
+    lengths = vectors.norm(dim=1)
     share = float((lengths >= 5.0).double().mean())
     assert 0.5 < share < 1 and f"of the {len(lengths)} edges of the training part ({share:.1%})" in note
     assert note in run_summary(record, tmp_path / "run")["notes"]
-
-
-def plan_of(store: MemoryStore, head: dict[str, Any]) -> list[int]:
-    return plan_run(config_of("in memory", head), store).branches[0].split.train.tolist()
-
-
-def edge_lengths(store: MemoryStore, number: int) -> torch.Tensor:
-    batch = store.read([number])
-    vectors = batch.positions[batch.senders] + batch.edge_shifts - batch.positions[batch.receivers]
-    return vectors.norm(dim=1)

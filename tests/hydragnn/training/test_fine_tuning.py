@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 import hydragnn
 from hydragnn.base.errors import InputError, words_of
-from hydragnn.config import RunConfig, config_from_table
-from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.distributed.ranks import Ranks
+from hydragnn.config import config_from_table
+from hydragnn.datasets import open_store
 from hydragnn.graphs import Field, from_ase
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
@@ -29,13 +29,12 @@ from hydragnn.models import GraphModel, TrainedModel, load_model
 from hydragnn.record import read_record
 from hydragnn.runs import callback, session
 from hydragnn.runs import train as train_run
-from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.fine_tuning import rate_factors
-from hydragnn.runs.plan import plan_run
 from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.start import StartSettings, folder_of
-from hydragnn.training.data import DevicePlacement
 from hydragnn.training.evaluate import evaluate
+from tests.hydragnn.training.conftest import Configs, assembled, written
 
 CUTOFF = 3.5
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
@@ -55,12 +54,9 @@ def crystal(symbols: str, number: int) -> Atoms:
     return atoms
 
 
-def make_store(path: Path, symbols: str, frames: int = 30, first: int = 0) -> Path:
-    graphs = [from_ase(crystal(symbols, first + number), CUTOFF, fields=(ENERGY, FORCES)) for number in range(frames)]
-    fields = list(graphs[0].fields.values())
-    with StoreWriter(path, fields, dim=3, attributes={"cutoff": CUTOFF, "source": "ase"}) as writer:
-        writer.write_graphs(graphs)
-    return path
+def make_store(path: Path, frames: list[Atoms], energy: Field = ENERGY) -> Path:
+    graphs = [from_ase(atoms, CUTOFF, fields=(energy, FORCES)) for atoms in frames]
+    return written(path, graphs, cutoff=CUTOFF, source="ase")
 
 
 def table_of(store: Path, start: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
@@ -78,15 +74,14 @@ def table_of(store: Path, start: dict[str, Any] | None = None, **train: Any) -> 
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stores of copper and copper with gold, and a run on the first."""
     folder = tmp_path_factory.mktemp("tuning")
-    make_store(folder / "cu.h5", "Cu")
-    make_store(folder / "cuau.h5", "Cu-Au", first=100)
+    make_store(folder / "cu.h5", [crystal("Cu", number) for number in range(30)])
+    make_store(folder / "cuau.h5", [crystal("Cu-Au", 100 + number) for number in range(30)])
     hydragnn.train(table_of(folder / "cu.h5", epochs=4, seed=3), folder / "cu")
     return folder
 
 
 def begun(table: dict[str, Any], place: Path) -> Assembly:
-    plan = plan_run(config_from_table(table, place / "CONFIG.toml"))
-    return assemble(plan, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks(), lambda: None)
+    return assembled(config_from_table(table, place / "CONFIG.toml"))
 
 
 def first_function(run: Assembly) -> TrainedModel:
@@ -124,9 +119,8 @@ def test_frozen_layers_keep_their_bits_and_slower_ones_move_less(place: Path) ->
     before, frozen = (weights_of(place / name) for name in ("cu", "frozen"))
 
     def moved(after: dict[str, torch.Tensor], prefix: str) -> float:
-        return max(
-            float((value - before[name]).abs().max()) for name, value in after.items() if name.startswith(prefix)
-        )
+        names = [name for name in after if name.startswith(prefix)]
+        return max(float((after[name] - before[name]).abs().max()) for name in names)
 
     for prefix in ("node_inputs", "encoder.layers.0", "encoder.layers.1"):
         assert moved(frozen, prefix) == 0.0
@@ -135,10 +129,8 @@ def test_frozen_layers_keep_their_bits_and_slower_ones_move_less(place: Path) ->
     assert isinstance(run.state.model, GraphModel) and run.start is not None
     of_weights = rate_factors(run.state.model, run.start)
     factors = {tuple(name.removeprefix("encoder.").split(".")[:2]): rate for name, rate in of_weights.items()}
-    rates = [
-        factors[name] for name in (("node_inputs", "origin"), *(("layers", str(n)) for n in range(3)), ("heads", "0"))
-    ]
-    assert rates == pytest.approx([0.0005, 0.005, 0.05, 0.5, 1.0])
+    places = [("node_inputs", "origin"), *(("layers", str(n)) for n in range(3)), ("heads", "0")]
+    assert [factors[name] for name in places] == pytest.approx([0.0005, 0.005, 0.05, 0.5, 1.0])
 
 
 def test_embeddings_of_new_elements_learn_in_a_frozen_encoder(place: Path) -> None:
@@ -150,14 +142,7 @@ def test_embeddings_of_new_elements_learn_in_a_frozen_encoder(place: Path) -> No
 
 
 def test_species_of_mace_get_weights_of_the_nearest_element(place: Path) -> None:
-    mace: dict[str, Any] = {
-        "kind": "mace",
-        "hidden_dim": 4,
-        "num_layers": 2,
-        "num_radial": 4,
-        "max_ell": 1,
-        "cutoff": CUTOFF,
-    }
+    mace = {**MODEL, "kind": "mace", "hidden_dim": 4, "num_layers": 2, "max_ell": 1}
     hydragnn.train({**table_of(place / "cu.h5", epochs=1), "model": mace}, place / "mace")
     run = begun(table_of(place / "cuau.h5", {"model": str(place / "mace")}), place)
     assert run.state.model.description.statistics.species == (29, 79)
@@ -170,16 +155,18 @@ def test_species_of_mace_get_weights_of_the_nearest_element(place: Path) -> None
 
 
 def test_heads_of_other_networks_are_new_and_the_record_says_why(place: Path) -> None:
-    start = {"model": str(place / "cu/model")}
-    other = begun({**table_of(place / "cu.h5", start), "heads": [{**HEAD, "hidden_dims": [4]}]}, place)
-    assert other.record.start["heads"] == {"energy": "new: its hidden_dims is [8] in the start"}
     plain = {key: value for key, value in HEAD.items() if key != "hidden_dims"}
-    run = begun({**table_of(place / "cu.h5", start), "heads": [{**plain, "weight": 3.0, "loss": "huber"}]}, place)
-    assert run.record.start["heads"] == {"energy": "kept"}  # with the start's hidden_dims
-    scalar = {"kind": "scalar", "field": "energy", "extensive": True, "pool": "sum"}
-    run = begun({**table_of(place / "cu.h5", start), "heads": [scalar]}, place)
-    assert run.record.start["heads"] == {"energy": "new: its kind is 'energy' in the start"}
-    assert "the head of energy is new: its kind is 'energy' in the start" in run.record.notes
+    for head, outcome in (
+        ({**HEAD, "hidden_dims": [4]}, "new: its hidden_dims is [8] in the start"),
+        ({**plain, "weight": 3.0, "loss": "huber"}, "kept"),  # with the start's hidden_dims
+        (
+            {"kind": "scalar", "field": "energy", "extensive": True, "pool": "sum"},
+            "new: its kind is 'energy' in the start",
+        ),
+    ):
+        run = begun({**table_of(place / "cu.h5", {"model": str(place / "cu/model")}), "heads": [head]}, place)
+        assert run.record.start["heads"] == {"energy": outcome}
+        assert outcome == "kept" or f"the head of energy is {outcome}" in run.record.notes
 
 
 @pytest.mark.parametrize(
@@ -220,16 +207,12 @@ def test_replay_repeats_itself_and_an_interruption_changes_no_bit(place: Path) -
     assert train_run(config, place / "cut", until=1).status == "paused"
     cut = hydragnn.train(place / "cut", resume=True)
     assert cut.curves == whole.curves
-    assert all(torch.equal(one, weights_of(place / "cut")[name]) for name, one in weights_of(place / "whole").items())
+    one, other = weights_of(place / "whole"), weights_of(place / "cut")
+    assert all(torch.equal(one[name], other[name]) for name in one)
     assert whole.start["replayed_per_epoch"] == 7  # of 18
     run = begun(table, place)
-    assert [run.data.turns(epoch).sum() for epoch in range(5)] == [
-        2,
-        2,
-        2,
-        2,
-        2,
-    ]  # of 5 batches: each is shown twice in 5 epochs
+    # of 5 batches: each is shown twice in 5 epochs
+    assert [run.data.turns(epoch).sum() for epoch in range(5)] == [2] * 5
 
 
 def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Path) -> None:
@@ -253,12 +236,7 @@ def test_another_zero_of_energy_is_neither_learned_by_replay_nor_called_forgotte
         frames = [crystal("Cu", 50 + number) for number in range(15)]
         for atoms in frames:
             atoms.calc.results["energy"] += shift * len(atoms)
-        graphs = [from_ase(atoms, CUTOFF, fields=(ENERGY, FORCES)) for atoms in frames]
-        path = place / f"shifted{shift}.h5"
-        with StoreWriter(
-            path, list(graphs[0].fields.values()), dim=3, attributes={"cutoff": CUTOFF, "source": "ase"}
-        ) as writer:
-            writer.write_graphs(graphs)
+        path = make_store(place / f"shifted{shift}.h5", frames)
         table = table_of(path, {"model": str(place / "cu"), "replay": 1.0}, epochs=1, learning_rate=1e-12)
         record = hydragnn.train(table, place / f"zero{shift}")
         energy = record.start["forgetting"]["errors"]["energy/mae"]
@@ -283,25 +261,19 @@ def test_a_run_goes_on_with_its_own_start_only(place: Path) -> None:
 
 
 def test_two_ranks_take_the_steps_of_one(
-    material: ModuleType, make_config: Callable[..., RunConfig], train_on_ranks: Callable[..., None], tmp_path: Path
+    material: ModuleType, make_config: Configs, train_on_ranks: Callable[..., str], tmp_path: Path
 ) -> None:
-    graphs = list(material.clusters(40))
-    with StoreWriter(
-        tmp_path / "old.h5", list(material.FIELDS), dim=3, attributes=material.clusters(1).attributes
-    ) as writer:
-        writer.write_graphs(graphs)
-    head = [{**HEAD, "hidden_dims": [8]}]
-    old = make_config("painn", head, train__epochs=1, data__store=str(tmp_path / "old.h5"))
-    train_run(old, tmp_path / "old")
+    store = material.clusters(40)
+    path = str(written(tmp_path / "old.h5", store))
+    train_run(make_config("painn", [HEAD], train__epochs=1, data__store=path), tmp_path / "old")
     start = {"model": str(tmp_path / "old"), "replay": 0.5, "freeze": 1, "encoder_rate": 0.5}
-    config = make_config("painn", head, train__epochs=1, train__seed=1, start=start)
-    one = train_run(config, tmp_path / "one", store=material.clusters(40))
-    train_on_ranks(config, tmp_path / "two", 2)
+    config = make_config("painn", [HEAD], train__epochs=1, train__seed=1, start=start)
+    one = train_run(config, tmp_path / "one", store=store)
+    train_on_ranks({tmp_path / "two": config}, 2)
     two = read_record(tmp_path / "two")
     assert two.curves["valid/loss"] == pytest.approx(one.curves["valid/loss"], rel=1e-9)
-    assert two.start["forgetting"]["errors"]["forces/mae"] == pytest.approx(
-        one.start["forgetting"]["errors"]["forces/mae"], rel=1e-9
-    )
+    errors = [record.start["forgetting"]["errors"]["forces/mae"] for record in (one, two)]
+    assert errors[1] == pytest.approx(errors[0], rel=1e-9)
 
 
 def test_an_ensemble_gives_its_best_member_or_the_one_that_is_named(place: Path) -> None:
@@ -316,12 +288,16 @@ def test_an_ensemble_gives_its_best_member_or_the_one_that_is_named(place: Path)
 def test_searches_from_a_start_leave_its_architecture_alone(place: Path) -> None:
     rates = {"train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-3}}
     table = table_of(place / "cuau.h5", {"model": "cu"})
-    settings = campaign_settings({**table, "search": {"trials": 2, "space": rates}}, place / "CAMPAIGN.toml")
-    check_campaign(settings, Space(parameters=settings.search.space))
-    for path in ("model.hidden_dim", "start.model"):
-        space = {path: {"type": "categorical", "choices": [4, 8]}}
+    for space, words in (
+        (rates, ""),
+        (
+            {"model.hidden_dim": {"type": "categorical", "choices": [4, 8]}},
+            "the architecture; search settings of train",
+        ),
+        ({"start.model": {"type": "categorical", "choices": [4, 8]}}, "cannot be compared"),
+    ):
         settings = campaign_settings({**table, "search": {"trials": 2, "space": space}}, place / "CAMPAIGN.toml")
-        with pytest.raises(InputError, match=r"the architecture; search settings of train|cannot be compared"):
+        with pytest.raises(InputError, match=words) if words else nullcontext():
             check_campaign(settings, Space(parameters=settings.search.space))
     settings = campaign_settings({**table, "search": {"space": "default"}}, place / "CAMPAIGN.toml")
     assert not [path for path in settings.search.space if path.startswith(("model", "heads"))]
@@ -337,26 +313,6 @@ def test_data_that_changed_since_are_not_replayed(place: Path) -> None:
             begun(table_of(place / "cuau.h5", {"model": str(place / "changed"), **start}), place)
     run = begun(table_of(place / "cuau.h5", {"model": str(place / "changed")}), place)
     assert run.record.start["earlier_data"]
-
-
-class Broken:
-    """A writer or a bar that fails in the end."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def add_scalar(self, *_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    def begin(self, *_: Any) -> None:
-        pass
-
-    step = epoch = begin
-
-    def close(self, *_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    end = close
 
 
 def failing(error: BaseException, after: int = 0) -> Any:
@@ -418,6 +374,21 @@ def test_a_kill_or_a_full_disk_after_the_last_epoch_leaves_a_finished_run(
     assert "note: the record: cannot write record.json" in capsys.readouterr().err
 
 
+class Broken:
+    """A writer or a bar that fails in the end."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def begin(self, *_: Any) -> None: ...
+
+    step = epoch = begin
+
+    def add_scalar(self, *_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    close = end = add_scalar
+
+
 def test_pictures_and_bars_end_no_training(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callback, "summary_writer", Broken)
     config = config_from_table(table_of(place / "cu.h5", epochs=2, tensorboard=True), place / "CONFIG.toml")
@@ -434,10 +405,7 @@ def test_errors_of_fields_that_both_predict_are_measured_beside_an_energy_of_ano
     frames = [crystal("Cu", number) for number in range(20)]
     for atoms in frames:
         atoms.info["REF_energy"] = atoms.get_potential_energy()
-    graphs = [from_ase(atoms, CUTOFF, fields=(replace(ENERGY, name="REF_energy"), FORCES)) for atoms in frames]
-    attributes = {"cutoff": CUTOFF, "source": "ase"}
-    with StoreWriter(tmp_path / "cu.h5", [*graphs[0].fields.values()], dim=3, attributes=attributes) as writer:
-        writer.write_graphs(graphs)
+    make_store(tmp_path / "cu.h5", frames, replace(ENERGY, name="REF_energy"))
     table = table_of(tmp_path / "cu.h5", {"model": str(tmp_path / "start")}, epochs=1)
     table["heads"] = [{**HEAD, "field": "REF_energy"}]
     record = hydragnn.train(table, tmp_path / "tuned")

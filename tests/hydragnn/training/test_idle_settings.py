@@ -1,6 +1,6 @@
 """A setting that was given and cannot act is refused; one that is taken changes something."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -11,12 +11,11 @@ import torch
 from hydragnn.architectures import ArchitectureSettings, architecture_of, architectures
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Settings, idle_settings
-from hydragnn.config import RunConfig, config_from_table
+from hydragnn.config import config_from_table
 from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, TENSORS, VECTORS, make_graph, small_settings
-from hydragnn.datasets import MemoryStore
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import HeadSettings, build_model, degree_statistics, parse_head
-from hydragnn.runs import train
+from tests.hydragnn.training.conftest import Configs, Trained
 
 GRAPH = replace(make_graph(1, 7), graphs={})
 BARE = replace(
@@ -68,20 +67,16 @@ def other_value(settings: Settings, key: str) -> Any:
     if key in OTHER:
         return OTHER[key]
     now, annotation = getattr(settings, key), type(settings).model_fields[key].annotation
-    choices = [
-        one for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal for one in get_args(part)
-    ]
-    if choices:
-        return next((one for one in reversed(choices) if one != now), now)
-    match now:
-        case bool():
-            return not now
-        case int():
-            return now + 2
-        case float():
-            return now + 0.25
-        case list():
-            return now[:-1]
+    parts = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal]
+    choices = [one for part in parts for one in get_args(part) if one != now]
+    if choices or parts:
+        return choices[-1] if choices else now
+    if isinstance(now, list):
+        return now[:-1]
+    if isinstance(now, bool):
+        return not now
+    if isinstance(now, int | float):
+        return now + (2 if isinstance(now, int) else 0.25)
     raise AssertionError(f"{key} = {now!r}: name another value")
 
 
@@ -153,16 +148,8 @@ def test_a_setting_of_a_head_acts_or_is_refused(table: dict[str, Any]) -> None:
         assert acts == (key not in idle_settings(after)), key
 
 
-WITHOUT_TRACE = {
-    "patience",
-    "calibration",
-    "checkpoint_epochs",
-    "checkpoint_seconds",
-    "tensorboard",
-    "compile",
-    "graphs",
-    "precision",
-}
+FILES = {"checkpoint_epochs", "checkpoint_seconds", "tensorboard"}
+WITHOUT_TRACE = {"patience", "calibration", "compile", "graphs", "precision", *FILES}
 """Graphs that calibrate an ensemble, when files are written, and how the same steps are computed."""
 ALLOWED: dict[str, Any] = {
     "train.schedule": "constant",
@@ -177,7 +164,7 @@ ALLOWED: dict[str, Any] = {
 
 @pytest.mark.parametrize("section", ["train", "split", "batch"])
 def test_a_setting_of_training_changes_the_curves_or_is_refused(
-    section: str, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+    section: str, trained: Trained, make_config: Configs
 ) -> None:
     heads = [{"kind": "scalar", "field": "charge", "hidden_dims": [8]}]
     table = make_config("gin", heads).to_json()
@@ -187,8 +174,7 @@ def test_a_setting_of_training_changes_the_curves_or_is_refused(
 
     def curves(changes: dict[str, Any]) -> Any:
         config = config_from_table({**table, section: {**table.get(section, {}), **changes}}, Path("c.toml"))
-        folder = tmp_path / "-".join(map(str, [section, *changes]))
-        return {k: v for k, v in train(config, folder, store=store).curves.items() if "seconds" not in k}
+        return {k: v for k, v in trained("-".join(["run", *changes]), config).curves.items() if "seconds" not in k}
 
     settings = getattr(config_from_table(table, Path("c.toml")), section)
     known, idle = curves({}), set()

@@ -49,9 +49,8 @@ def run(store: MemoryStore, out: Path, seed: int = 0, **head: Any) -> RunRecord:
 
 def store_of(frames: list[Atoms], *fields: Field, optional: tuple[str, ...] = ()) -> MemoryStore:
     graphs = [from_ase(atoms, CUTOFF, fields=fields, optional=optional) for atoms in frames]
-    return MemoryStore(
-        [graph.with_texts({"name": [f"frame {i}"]}) for i, graph in enumerate(graphs)], {"cutoff": CUTOFF}
-    )
+    named = [graph.with_texts({"name": [f"frame {i}"]}) for i, graph in enumerate(graphs)]
+    return MemoryStore(named, {"cutoff": CUTOFF})
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -130,14 +129,9 @@ def test_energies_that_float32_rounds_are_noted_and_refused(tmp_path: Path) -> N
 
 def test_a_stress_without_a_volume_is_refused_whatever_its_source(tmp_path: Path) -> None:
     graphs = [from_ase(copper(number), CUTOFF, fields=[ENERGY, FORCES, STRESS]) for number in range(10)]
-    flat = graph_from_arrays(
-        graphs[0].positions,
-        graphs[0].senders,
-        graphs[0].receivers,
-        fields=graphs[0].fields.values(),
-        nodes=graphs[0].nodes,
-        graphs=graphs[0].graphs,
-    )
+    whole = graphs[0]
+    place, values = (whole.positions, whole.senders, whole.receivers), {"nodes": whole.nodes, "graphs": whole.graphs}
+    flat = graph_from_arrays(*place, fields=whole.fields.values(), **values)
     store = MemoryStore([flat.with_texts({"name": ["slab"]}), *[one.with_texts({"name": ["x"]}) for one in graphs]])
     with pytest.raises(InputError, match=r"graph 'slab' has a label of stress and no volume"):
         for seed in range(50):  # until a split uses it
@@ -151,17 +145,14 @@ def test_labels_are_counted_in_every_part(tmp_path: Path) -> None:
     record = run(store_of(frames, ENERGY, FORCES, STRESS, optional=("stress",)), tmp_path / "run", stress="stress")
     assert record.labels["energy"] == record.parts
     assert sum(record.labels["stress"].values()) == 10
-    shown = run_summary(record, tmp_path)["labels"]
     counts = record.labels["stress"]
-    assert shown == {
-        "stress": ", ".join(f"{part} {counts[part]} of {total}" for part, total in record.parts.items() if total)
-    }
+    words = ", ".join(f"{part} {counts[part]} of {total}" for part, total in record.parts.items() if total)
+    assert run_summary(record, tmp_path)["labels"] == {"stress": words}
 
 
 def test_extensive_fields_count_per_node_unless_somebody_says_otherwise() -> None:
     head = {"kind": "scalar", "field": "energy", "pool": "sum", "extensive": True}
-    fields = {"energy": ENERGY}
     for table, expected in ((head, True), ({**head, "per_node": False}, False), ({**head, "extensive": False}, False)):
-        (target,) = parse_head(table).targets(fields)
+        (target,) = parse_head(table).targets({"energy": ENERGY})
         assert target.per_node is expected
     assert parse_head(parse_head(head).to_json()) == parse_head(head)

@@ -26,6 +26,7 @@ FIELDS = [
     {"name": "x", "on": "node", "shape": [3], "dtype": "float64"},
     {"name": "y", "on": "node", "role": "target", "classes": 3, "dtype": "int64"},
 ]
+TABLE = {"kind": "pyg", "files": ["one.pt"], "fields": FIELDS, "node_split": MASKS}
 HEADS = [{"kind": "classes", "field": "y"}]
 
 
@@ -44,8 +45,7 @@ def citations(**changes: Any) -> Any:
 
 def built(folder: Path, data: Any, **more: Any) -> Path:
     torch.save(data, folder / "one.pt")
-    table = {"kind": "pyg", "files": ["one.pt"], "fields": FIELDS, "node_split": MASKS, **more}
-    build_store(read_build_settings(table, folder / "BUILD.toml"), folder / "out.h5")
+    build_store(read_build_settings({**TABLE, **more}, folder / "BUILD.toml"), folder / "out.h5")
     return folder / "out.h5"
 
 
@@ -78,9 +78,8 @@ def test_one_graph_trains_on_the_nodes_of_its_training_mask_alone(
             by_hand = torch.nn.functional.cross_entropy(logits[chosen], labels[chosen]).item()
             metrics = evaluate(model, store, np.array([part]))["y"]
             assert metrics["count"] == chosen.sum() and metrics["nll"] == pytest.approx(by_hand, rel=1e-12)
-        assert records[name].best["valid/y/nll"] == pytest.approx(
-            evaluate(model, store, np.array([1]))["y"]["nll"], rel=1e-12
-        )
+            if part == 1:
+                assert records[name].best["valid/y/nll"] == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_counts_of_masks_are_those_by_hand(tmp_path: Path) -> None:
@@ -101,45 +100,25 @@ def test_masks_work_in_python_and_count_for_several_processes(tmp_path: Path) ->
     assert [part.labelled("y").sum().item() for part in parts] == [20, 10, 20] and MASKS[0] not in parts[0].fields
     assert all(torch.equal(part.labelled("y"), data[mask]) for part, mask in zip(parts, MASKS))
     built(tmp_path, [data, data])
-    settings = read_build_settings(
-        {"kind": "pyg", "files": ["one.pt"], "fields": FIELDS, "node_split": MASKS}, tmp_path / "BUILD.toml"
-    )
+    settings = read_build_settings(TABLE, tmp_path / "BUILD.toml")
     assert first_and_count(settings, makers_of(settings))[1] == len(open_store(tmp_path / "out.h5")) == 6
 
 
-WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "masks that nothing uses": (
-        {},
-        {"node_split": None},
-        r"one.pt, graph 0 has train_mask, val_mask, test_mask; say node_split = \[",
-    ),
-    "a node in two masks": (
-        {"val_mask": np.arange(NODES) < 40},
-        {},
-        "node [0-9]+ is in train_mask and in val_mask, so that errors",
-    ),
-    "ten masks in one": (
-        {"test_mask": np.zeros((NODES, 10), dtype=bool)},
-        {},
-        r"test_mask: shape \(60, 10\) is not \(60,\)",
-    ),
-    "a mask that is not there": (
-        {},
-        {"node_split": ["train_mask", "valid_mask"]},
-        "no attribute valid_mask; did you mean val_mask",
-    ),
-    "one mask": ({}, {"node_split": ["train_mask"]}, "node_split"),
-    "a target of the graph": (
-        {"gap": np.array([1.0])},
-        {"fields": [*FIELDS, {"name": "gap", "on": "graph", "role": "target"}]},
-        "the target gap lives on graphs, and masks part the labels of nodes",
-    ),
-}
+GAP = {"name": "gap", "on": "graph", "role": "target"}
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"node_split": None}, r"one.pt, graph 0 has train_mask, val_mask, test_mask; say node_split = \["),
+    ({"val_mask": np.arange(NODES) < 40}, {}, "node [0-9]+ is in train_mask and in val_mask, so that errors"),
+    ({"test_mask": np.zeros((NODES, 10), dtype=bool)}, {}, r"test_mask: shape \(60, 10\) is not \(60,\)"),
+    ({}, {"node_split": ["train_mask", "valid_mask"]}, "no attribute valid_mask; did you mean val_mask"),
+    ({}, {"node_split": ["train_mask"]}, "node_split"),
+    ({"gap": np.ones(1)}, {"fields": [*FIELDS, GAP]}, "target gap lives on graphs, and masks part the labels of nodes"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_masks_that_cannot_part_nodes_are_refused(case: str, tmp_path: Path) -> None:
-    changes, settings, sentence = WRONG[case]
-    with pytest.raises(InputError, match=sentence):
+@pytest.mark.parametrize(("changes", "settings", "words"), WRONG)
+def test_masks_that_cannot_part_nodes_are_refused(
+    changes: dict[str, Any], settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
         built(tmp_path, citations(**changes), **settings)
     assert not (tmp_path / "out.h5").exists()

@@ -75,17 +75,13 @@ def test_per_node_errors_are_divided_by_the_nodes_of_their_graph(batch: GraphBat
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_the_error_of_a_stress_per_node_is_that_of_the_virial_per_atom_in_a_cell_of_any_size(copies: int) -> None:
-    crystal = Atoms("Cu2", positions=[[0, 0, 0], [1.8, 1.8, 1.8]], cell=[3.6, 3.6, 4.0], pbc=True).repeat(
-        (copies, 1, 1)
-    )
+    cell = Atoms("Cu2", positions=[[0, 0, 0], [1.8, 1.8, 1.8]], cell=[3.6, 3.6, 4.0], pbc=True)
+    crystal = cell.repeat((copies, 1, 1))
     crystal.info["stress"] = np.diag([0.01, 0.02, 0.03])
-    target = Target(field=STRESS, loss="mae", derivative="stress", per_node=True)
-    error = loss_sum(target, Point(mean=torch.zeros(1, 3, 3)), from_ase(crystal, 3.0, fields=[STRESS]))
-    assert error.item() == pytest.approx(0.06 * 3.6 * 3.6 * 4.0 / 2)
-    whole = loss_sum(
-        replace(target, per_node=False), Point(mean=torch.zeros(1, 3, 3)), from_ase(crystal, 3.0, fields=[STRESS])
-    )
-    assert whole.item() == pytest.approx(0.06)
+    nothing, batch = Point(mean=torch.zeros(1, 3, 3)), from_ase(crystal, 3.0, fields=[STRESS])
+    for per_node, expected in ((True, 0.06 * 3.6 * 3.6 * 4.0 / 2), (False, 0.06)):
+        target = Target(field=STRESS, loss="mae", derivative="stress", per_node=per_node)
+        assert loss_sum(target, nothing, batch).item() == pytest.approx(expected)
 
 
 def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch: GraphBatch) -> None:
@@ -108,7 +104,38 @@ def test_vectors_count_by_component_and_missing_labels_do_not_count(batch: Graph
 def test_shares_of_a_batch_add_up_to_the_loss_of_the_whole(batch: GraphBatch) -> None:
     parts = [concatenate([graph(2, 3.0), graph(4, None)]), graph(5, -1.0)]
     whole = loss_sum(energy_loss(), prediction([1.0, 2.0, 3.0]), batch)
-    shares = loss_sum(energy_loss(), prediction([1.0, 2.0]), parts[0]) + loss_sum(
-        energy_loss(), prediction([3.0]), parts[1]
-    )
-    assert whole.item() == pytest.approx(shares.item())
+    shares = [loss_sum(energy_loss(), prediction(of), part) for of, part in zip(([1.0, 2.0], [3.0]), parts)]
+    assert whole.item() == pytest.approx(sum(shares).item())
+
+
+DISPLACEMENT = Field(name="displacement", on="node", shape=(2,), role="target")
+RELATIVE = (Target(field=DISPLACEMENT, loss="relative"),)
+
+
+def displaced(values: list[list[float]]) -> GraphBatch:
+    places = torch.arange(2.0 * len(values)).reshape(-1, 2)
+    return graph_from_arrays(places, [0], [1], fields=[DISPLACEMENT], nodes={"displacement": values})
+
+
+def test_relative_errors_count_a_graph_by_the_ratio_of_norms_and_not_by_its_size() -> None:
+    batch = concatenate([displaced([[3.0, 4.0], [0.0, 0.0]]), displaced([[300.0, 400.0], [0.0, 0.0], [0.0, 0.0]])])
+    prediction = Point(mean=batch["displacement"] * 1.1)
+    assert label_counts(RELATIVE, batch).tolist() == [2.0]
+    assert loss_sums(RELATIVE, {"displacement": prediction}, batch).item() == pytest.approx(0.2, rel=1e-5)
+
+
+def test_a_graph_whose_label_is_zero_has_no_relative_error() -> None:
+    batch = concatenate([displaced([[0.0, 0.0], [0.0, 0.0]]), displaced([[1.0, 0.0], [0.0, 0.0]])])
+    mean = (batch["displacement"] * 2.0 + 1.0).requires_grad_()
+    total = loss_sums(RELATIVE, {"displacement": Point(mean=mean)}, batch)
+    (gradient,) = torch.autograd.grad(total.sum(), mean)
+    assert label_counts(RELATIVE, batch).tolist() == [1.0]
+    assert torch.isfinite(gradient).all()
+    assert gradient[:2].abs().max() == 0
+
+
+def test_a_share_without_graphs_adds_nothing() -> None:
+    whole = concatenate([displaced([[3.0, 4.0], [0.0, 0.0]]), displaced([[1.0, 0.0], [0.0, 0.0]])])
+    empty = whole.select(torch.zeros(0, dtype=torch.int64))
+    assert label_counts(RELATIVE, empty).tolist() == [0.0]
+    assert loss_sums(RELATIVE, {"displacement": Point(mean=empty["displacement"])}, empty).tolist() == [0.0]

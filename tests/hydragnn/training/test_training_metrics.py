@@ -1,7 +1,6 @@
 """Errors are gathered as sums; parts and ranks merge without loss."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-from hydragnn.config import RunConfig
-from hydragnn.datasets import Budget, Loader, MemoryStore, SplitSettings, make_split
+from hydragnn.datasets import Budget, MemoryStore
 from hydragnn.graphs import GraphBatch
 from hydragnn.models import Point, Target
-from hydragnn.runs.plan import plan_run
-from hydragnn.runs.preparation import prepare_data
 from hydragnn.training import errors_on, trivial_metrics, trivial_predictor
 from hydragnn.training.metrics import Errors, moments_of, target_moments
+from tests.hydragnn.training.conftest import Configs, assembled
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
 
@@ -45,39 +42,22 @@ def test_merging_with_nothing_changes_nothing() -> None:
 
 
 def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store: MemoryStore) -> None:
-    targets = [target_of(store, "forces"), target_of(store, "charge")]
-    split = make_split(store, settings())
+    targets, part = [target_of(store, "forces"), target_of(store, "charge")], np.arange(28)
 
     def predict(batch: GraphBatch) -> dict[str, Point]:
-        generator = torch.Generator().manual_seed(batch.num_nodes)
-        return {
-            target.name: Point(
-                mean=batch[target.name]
-                + torch.randn(batch[target.name].shape, generator=generator, dtype=torch.float64)
-            )
-            for target in targets
-        }
+        """Wrong by a sine of each label."""
+        return {one.name: Point(mean=batch[one.name] + (1e3 * batch[one.name]).sin()) for one in targets}
 
-    metrics = errors_on(predict, store, split.train, targets, Budget(max_graphs=5))
-    pairs = {target.name: ([], []) for target in targets}
-
-    for _, batch in Loader(store, split.train, Budget(max_graphs=5), shuffle=False).epoch(0):
-        values = predict(batch)
-        for target in targets:
-            present = batch.present(target.name)[batch.owner("node")]
-            pairs[target.name][0].append(batch[target.name][present].reshape(-1, target.field.width))
-            pairs[target.name][1].append(values[target.name].mean[present].reshape(-1, target.field.width))
+    metrics, batch = errors_on(predict, store, part, targets, Budget(max_graphs=5)), store.read(part)
     for target in targets:
-        truth, guess = (torch.cat(values).numpy() for values in pairs[target.name])
+        present = batch.present(target.name)[batch.owner("node")]
+        values = (batch[target.name], predict(batch)[target.name].mean)
+        truth, guess = (one[present].reshape(-1, target.field.width).numpy() for one in values)
         actual = metrics[target.name]
         assert actual["count"] == truth.size
         assert actual["mae"] == pytest.approx(mean_absolute_error(truth, guess))
         assert actual["rmse"] == pytest.approx(root_mean_squared_error(truth.ravel(), guess.ravel()))
         assert actual["r2"] == pytest.approx(r2_score(truth, guess, multioutput="variance_weighted"))
-
-
-def settings() -> SplitSettings:
-    return SplitSettings(train=0.7, valid=0.2)
 
 
 def test_extensive_fields_have_errors_per_node(store: MemoryStore) -> None:
@@ -96,28 +76,19 @@ def test_a_field_without_labels_or_spread_has_no_r2(store: MemoryStore) -> None:
     target = target_of(store, "energy")
     batch = store.read([0])
     errors = Errors([target])
-    assert errors.values({"energy": moments_of(torch.zeros(0, 1))})["energy"] == {
-        "mae": None,
-        "rmse": None,
-        "r2": None,
-        "count": 0.0,
-    }
+    nothing = {"mae": None, "rmse": None, "r2": None, "count": 0.0}
+    assert errors.values({"energy": moments_of(torch.zeros(0, 1))})["energy"] == nothing
     errors.add(target, Point(mean=batch["energy"] + 1.0), batch)
     assert errors.values(target_moments([target], batch))["energy"]["r2"] is None
 
 
 @pytest.mark.parametrize("references", [False, True, {"H": -1.0, "O": 2.0}], ids=["none", "fitted", "given"])
 def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
-    references: bool | dict[str, float], store: MemoryStore, make_config: Callable[..., RunConfig]
+    references: bool | dict[str, float], store: MemoryStore, make_config: Configs
 ) -> None:
-    from hydragnn.distributed.mesh import Mesh
-    from hydragnn.training.data import DevicePlacement
-
     energy_head = {"kind": "energy", "field": "energy", "references": references, "forces": "forces"}
     config = make_config(heads=[energy_head, {"kind": "scalar", "field": "charge"}])
-    (data,) = prepare_data(
-        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Mesh()
-    ).branches
+    (data,) = assembled(config, store).data.branches
     on_training = trivial_metrics(store, data.split.train, data.split.train, data.targets, data.normalisation)
     assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
     predict = trivial_predictor(store, data.split.train, data.targets, data.normalisation)
@@ -125,23 +96,16 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
     assert predict(batch)["forces"].mean.abs().max() == 0
     energy, nodes = predict(batch)["energy"].mean, batch.counts("node")
     if references:  # one value per species
-        kinds = torch.stack(
-            [torch.bincount(batch.owner("node")[batch["atomic_numbers"] == z], minlength=8) for z in (1, 8)]
-        )
+        owners, species = batch.owner("node"), batch["atomic_numbers"]
+        kinds = torch.stack([torch.bincount(owners[species == one], minlength=8) for one in (1, 8)])
         fitted = torch.linalg.lstsq(kinds.T.double(), energy.unsqueeze(1)).solution
         torch.testing.assert_close((kinds.T.double() @ fitted).squeeze(1), energy)
     else:  # one value per node
         torch.testing.assert_close(energy / nodes, (energy / nodes)[:1].expand(len(nodes)))
 
 
-def test_normalisation_sees_the_training_part_only(store: MemoryStore, make_config: Callable[..., RunConfig]) -> None:
-    from hydragnn.distributed.mesh import Mesh
-    from hydragnn.training.data import DevicePlacement
-
-    config = make_config()
-    (data,) = prepare_data(
-        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Mesh()
-    ).branches
+def test_normalisation_sees_the_training_part_only(store: MemoryStore, make_config: Configs) -> None:
+    (data,) = assembled(make_config(), store).data.branches
     charges = store.read(data.split.train, ["charge"])
     present = charges.present("charge")[charges.owner("node")]
     assert data.normalisation.scales["charge"].mean[0] == pytest.approx(charges["charge"][present].mean().item())
