@@ -9,19 +9,19 @@ preparation makes for itself are no settings, so they need no exception.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import pytest
 
 import hydragnn
 from hydragnn.base.settings import Settings
-from hydragnn.config import BranchedConfig, RunConfig
-from hydragnn.datasets import StoreWriter
+from hydragnn.config import BranchedConfig
+from tests.hydragnn.training.conftest import Configs
 
 MOST = 39
 """The layout of ranks takes two of them, what an architecture asks of inputs six."""
@@ -66,11 +66,8 @@ def is_counted(frame: FrameType) -> bool:
     while caller and (module_of(caller).partition(".")[0] in ("jaxtyping", "beartype") or is_check(caller)):
         caller = caller.f_back
     called_by_pydantic = caller is not None and module_of(caller).startswith("pydantic.")
-    if module_of(frame) in (
-        "hydragnn.base.settings",
-        "hydragnn.base.arguments",
-    ):  # questions about settings take them nowhere
-        return False
+    if module_of(frame) in ("hydragnn.base.settings", "hydragnn.base.arguments"):
+        return False  # questions about settings take them nowhere
     in_package = module_of(frame).startswith("hydragnn.") and not code.co_filename.startswith("<")
     return in_package and not code.co_name.startswith("<") and not called_by_pydantic
 
@@ -113,43 +110,25 @@ def listed(calls: list[Call]) -> str:
     return "\n".join([f"{len(calls)} calls:", *lines])
 
 
-@pytest.fixture(scope="module")
-def path(material: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of twenty clusters."""
-    clusters, path = material.clusters(20), tmp_path_factory.mktemp("stores") / "clusters.h5"
-    with StoreWriter(path, list(clusters.fields()), dim=clusters.dim, attributes=clusters.attributes) as writer:
-        for number in range(len(clusters)):
-            writer.write(clusters.read([number]))
-    return path
-
-
-def test_the_count_sees_settings_wherever_they_stand(make_config: Callable[..., RunConfig]) -> None:
+def test_the_count_sees_settings_wherever_they_stand(make_config: Configs) -> None:
     config = make_config()
     assert settings_in(config) == [config]
     assert settings_in([config.data, (config.split, 3)]) == [config.data, config.split]
     assert settings_in({"batch": 6}) == []
 
 
-def test_a_configuration_comes_to_the_loop_in_few_calls(
-    path: Path, make_config: Callable[..., RunConfig], tmp_path: Path
+@pytest.mark.parametrize("branched", [False, True])
+def test_a_configuration_comes_to_the_loop_in_few_calls_and_its_branches_are_taken_apart_once(
+    branched: bool, stored: Path, make_config: Configs, tmp_path: Path
 ) -> None:
-    config = make_config(heads=[HEAD], train__epochs=1, data__store=str(path))
+    config: Any = make_config(heads=[HEAD], train__epochs=1, data__store=str(stored))
+    if branched:
+        table = config.to_json()
+        own = {key: table.pop(key) for key in ("data", "split", "heads")}
+        config = BranchedConfig.parse({**table, "branches": [{"name": name, **own} for name in ("metals", "oxides")]})
     with traced_calls() as calls:
         hydragnn.train(config, tmp_path / "run")
-    assert 0 < len(calls) <= MOST, listed(calls)
-    whole = [name for name, actual in calls if config in actual]
-    assert whole == [f"hydragnn.{name}" for name in BEGIN]
-
-
-def test_the_configuration_of_branches_is_taken_apart_once(
-    path: Path, make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    table = make_config(heads=[HEAD], train__epochs=1, data__store=str(path)).to_json()
-    own = {key: table.pop(key) for key in ("data", "split", "heads")}
-    config = BranchedConfig.parse({**table, "branches": [{"name": name, **own} for name in ("metals", "oxides")]})
-    with traced_calls() as calls:
-        hydragnn.train(config, tmp_path / "run")
-    whole = [name for name, actual in calls if config in actual]
-    assert whole == [f"hydragnn.{name}" for name in BEGIN]
-    split_off = [name for name, actual in calls if any(one in config.branches for one in actual)]
+    assert len(calls) <= MOST or branched, listed(calls)
+    assert [name for name, actual in calls if config in actual] == [f"hydragnn.{name}" for name in BEGIN]
+    split_off = [name for name, actual in calls if branched and any(one in config.branches for one in actual)]
     assert split_off == [], listed(calls)

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,15 @@ import pytest
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.base.files import digest, read_json, write_json, write_sealed
-from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore
-from hydragnn.record import RunRecord, read_record, write_record
-from hydragnn.runs import train
+from hydragnn.record import read_record, write_record
 from hydragnn.runs.folder import decisive
-from tests.hydragnn.training.test_checkpoint_resume import SignalAt, assert_same_end
+from tests.hydragnn.training.conftest import Configs, Trained, assert_same_end, signal_at
 
-Trained = Callable[..., RunRecord]
-Make = Callable[..., RunConfig]
 CONSTANT: dict[str, Any] = {"train__schedule": "constant", "train__ema_decay": 0.9, "model__dropout": 0.2}
 
 
 def test_more_epochs_at_a_constant_rate_give_the_bits_of_a_run_that_had_them_from_the_start(
-    trained: Trained, make_config: Make, tmp_path: Path
+    trained: Trained, make_config: Configs, tmp_path: Path
 ) -> None:
     trained("whole", make_config(**CONSTANT, train__epochs=4))
     assert trained("longer", make_config(**CONSTANT, train__epochs=2)).status == "finished"
@@ -34,15 +28,15 @@ def test_more_epochs_at_a_constant_rate_give_the_bits_of_a_run_that_had_them_fro
 
 
 def test_more_epochs_follow_the_schedule_of_the_longer_run_and_an_interruption_changes_no_bit(
-    trained: Trained, store: MemoryStore, make_config: Make, tmp_path: Path
+    trained: Trained, make_config: Configs, tmp_path: Path
 ) -> None:
     short, long = make_config(train__epochs=2), make_config(train__epochs=5)
     for name in ("through", "cut"):
         trained(name, short)
     trained("through", long, resume=True)
     with pytest.raises(Interrupted):
-        train(long, tmp_path / "cut", store=store, resume=True, progress=SignalAt(3.5, signal.SIGTERM))
-    record = train(long, tmp_path / "cut", store=store, resume=True)
+        trained("cut", long, resume=True, progress=signal_at(3.5, signal.SIGTERM))
+    record = trained("cut", long, resume=True)
     assert record.continued == ["after epoch 2 with train.epochs: 2, now 5"]
     assert_same_end(tmp_path / "through", tmp_path / "cut")
     rates, whole = record.curves["learning_rate"], trained("whole", long).curves["learning_rate"]
@@ -50,7 +44,7 @@ def test_more_epochs_follow_the_schedule_of_the_longer_run_and_an_interruption_c
 
 
 def test_a_checkpoint_of_an_earlier_version_is_continued_too(
-    trained: Trained, make_config: Make, tmp_path: Path
+    trained: Trained, make_config: Configs, tmp_path: Path
 ) -> None:
     trained("new", make_config(**CONSTANT, train__epochs=2))
     trained("old", make_config(**CONSTANT, train__epochs=2))
@@ -65,7 +59,7 @@ def test_a_checkpoint_of_an_earlier_version_is_continued_too(
 
 
 def test_a_run_whose_checkpoint_is_gone_does_not_begin_anew_over_its_model(
-    trained: Trained, make_config: Make, tmp_path: Path
+    trained: Trained, make_config: Configs, tmp_path: Path
 ) -> None:
     trained("run", make_config(train__epochs=2))
     model = (tmp_path / "run" / "model" / "weights.safetensors").read_bytes()
@@ -76,17 +70,16 @@ def test_a_run_whose_checkpoint_is_gone_does_not_begin_anew_over_its_model(
 
 
 def test_a_killed_run_without_a_checkpoint_says_that_it_began_anew(
-    trained: Trained, make_config: Make, tmp_path: Path
+    trained: Trained, make_config: Configs, tmp_path: Path
 ) -> None:
     record = trained("run", make_config(train__epochs=2))
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     write_record(replace(record, status="running"), tmp_path / "run")
-    assert trained("run", make_config(train__epochs=3), resume=True).continued == [
-        "after epoch 0 with train.epochs: 2, now 3"
-    ]
+    again = trained("run", make_config(train__epochs=3), resume=True)
+    assert again.continued == ["after epoch 0 with train.epochs: 2, now 3"]
 
 
-def test_a_diverged_run_goes_on_with_a_lower_rate(trained: Trained, make_config: Make) -> None:
+def test_a_diverged_run_goes_on_with_a_lower_rate(trained: Trained, make_config: Configs) -> None:
     hot = {"train__learning_rate": 1e30, "train__clip_norm": 0.0, "train__epochs": 3}
     failed = trained("run", make_config(**hot))
     assert failed.failure is not None and failed.failure.kind == "diverged"
@@ -96,18 +89,18 @@ def test_a_diverged_run_goes_on_with_a_lower_rate(trained: Trained, make_config:
     assert "continued" in record._repr_html_()
 
 
-def test_what_the_state_depends_on_is_not_changed(trained: Trained, make_config: Make, tmp_path: Path) -> None:
+def test_what_the_state_depends_on_is_not_changed(trained: Trained, make_config: Configs, tmp_path: Path) -> None:
     trained("run", make_config())
-    for change in (
-        {"train__optimizer": "sgd"},
-        {"train__weight_decay": 0.1},
-        {"train__seed": 1},
-        {"batch__max_graphs": 3},
+    anew = "begun with another configuration"
+    for change, words in (
+        ({"train__optimizer": "sgd"}, anew),
+        ({"train__weight_decay": 0.1}, anew),
+        ({"train__seed": 1}, anew),
+        ({"batch__max_graphs": 3}, anew),
+        ({"train__epochs": 2}, r"has trained 3 epochs, more than train.epochs = 2; ask for more"),
     ):
-        with pytest.raises(InputError, match="begun with another configuration"):
+        with pytest.raises(InputError, match=words):
             trained("run", make_config(**change), resume=True)
-    with pytest.raises(InputError, match=r"has trained 3 epochs, more than train.epochs = 2; ask for more"):
-        trained("run", make_config(train__epochs=2), resume=True)
     write_json(tmp_path / "run" / "attempt.json", {})
     with pytest.raises(InputError, match=r"is a trial of a campaign.*train.epochs: 3, now 9"):
         trained("run", make_config(train__epochs=9), resume=True)

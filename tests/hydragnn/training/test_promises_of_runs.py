@@ -1,7 +1,6 @@
 """What every run owes; numbers are those of ``tests/contracts/test_silent_failures.py``."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,19 +11,10 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore, make_split
-from hydragnn.distributed import Ranks
 from hydragnn.models.heads.kinds import NumberLoss
-from hydragnn.record import RunRecord
-from hydragnn.runs import train
-from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.plan import plan_run
-from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
+from tests.hydragnn.training.conftest import Configs, Trained, assembled
 
-Trained = Callable[..., RunRecord]
-
-Configs = Callable[..., RunConfig]
-CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
 ENERGY = {"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}
 
 
@@ -38,15 +28,6 @@ def branched(config: RunConfig, heads: dict[str, list[dict[str, Any]]]) -> Branc
     own = {key: one.pop(key) for key in ("data", "split", "heads")}
     branches = [{"name": name, **own, "heads": of} for name, of in heads.items()]
     return BranchedConfig.parse({**one, "branches": branches})
-
-
-def moved_in_an_epoch(run: Assembly) -> tuple[set[str], set[str]]:
-    """Names of all weights, and of those that are others after an epoch without weight decay."""
-    before = {name: value.detach().clone() for name, value in run.state.model.named_parameters()}
-    for share in run.data.epoch(0):
-        take_step(run.state, share, run.context, 1e-2)
-    moved = {name for name, value in run.state.model.named_parameters() if not torch.equal(value, before[name])}
-    return set(before), moved
 
 
 EQUIVARIANT = {"kind": "equivariant", "heads": 2, "cutoff": 7.0}
@@ -66,61 +47,55 @@ def test_an_epoch_moves_every_weight_of_the_trunk_and_of_all_branches(
     one = make_config(model, train__weight_decay=0.0, model__global_attention=attention)
     charge = {"kind": "scalar", "field": "charge", "hidden_dims": [8]}
     config = branched(one, {"metals": [ENERGY, charge], "oxides": [ENERGY]})
-    run = assemble(plan_run(config, {"metals": store, "oxides": store}), CPU, Ranks(), lambda: None)
-    every, moved = moved_in_an_epoch(run)
-    assert {name.split(".")[0] for name in every} >= {"trunk", "heads"}
-    assert every - moved == set()
+    run = assembled(config, {"metals": store, "oxides": store})
+    before = {name: value.detach().clone() for name, value in run.state.model.named_parameters()}
+    for share in run.data.epoch(0):
+        take_step(run.state, share, run.context, 1e-2)
+    assert {name.split(".")[0] for name in before} >= {"trunk", "heads"}
+    assert [name for name, one in run.state.model.named_parameters() if torch.equal(one, before[name])] == []
 
 
 @pytest.mark.parametrize("layers", [0, 1])
 def test_branches_that_have_heads_on_nodes_only_learn_each_their_own(
-    layers: int, make_config: Configs, store: MemoryStore, tmp_path: Path
+    layers: int, make_config: Configs, store: MemoryStore, trained: Trained
 ) -> None:
     """7 and 8. The second branch has the charges of the first with another sign, which one head for both could not learn."""
     head = {"kind": "scalar", "field": "charge", "hidden_dims": [8], "conv_layers": layers}
     graphs = store.read([number for number in range(len(store)) if number % 5 != 4])  # those that have charges
     turned = MemoryStore(graphs.with_fields({"charge": -graphs["charge"]}), dict(store.attributes))
     config = branched(make_config(train__epochs=15), {"metals": [head], "oxides": [head]})
-    record = train(config, tmp_path / "run", store={"metals": store, "oxides": turned})
+    record = trained("run", config, store={"metals": store, "oxides": turned})
     for branch in ("metals", "oxides"):
         assert record.best[f"valid/charge@{branch}/mae"] < record.trivial[f"valid/charge@{branch}/mae"]
 
 
 def test_in_double_precision_a_million_electronvolts_on_every_atom_change_no_curve(
-    make_config: Configs, store: MemoryStore, tmp_path: Path
+    trained: Trained, store: MemoryStore
 ) -> None:
     """9. References take the million off; in single precision it would have taken the last 0.06 eV of every label."""
     graphs = store.read(range(len(store)))
     high = with_labels(store, energy=graphs["energy"] + 1e6 * graphs.counts("node"))
-    config = make_config(heads=[ENERGY])
-    curves = [
-        train(config, tmp_path / name, store=data).curves["valid/energy/mae"]
-        for name, data in (("low", store), ("high", high))
-    ]
+    runs = [trained(name, heads=[ENERGY], store=data) for name, data in (("low", store), ("high", high))]
+    curves = [run.curves["valid/energy/mae"] for run in runs]
     # 7e6 has 16 digits in float64, and what is learned is of order 0.1: 1e-8 of it is rounding
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [name for name in get_args(NumberLoss) if name != "nll"])
-def test_every_loss_trains_and_one_that_there_is_not_is_refused(
-    loss: str, make_config: Configs, trained: Trained
-) -> None:
+def test_every_loss_trains_and_one_that_there_is_not_is_refused(loss: str, trained: Trained) -> None:
     """10."""
     head = {"kind": "scalar", "field": "charge", "loss": loss}
-    record = trained("run", make_config(heads=[head]))
-    assert record.curves["train/loss"][-1] < record.curves["train/loss"][0]
+    curve = trained(heads=[head]).curves["train/loss"]
+    assert curve[-1] < curve[0]
     with pytest.raises(InputError, match=r"loss.*smooth_l1"):
-        make_config(heads=[{**head, "loss": "smooth_l1"}])
+        trained("refused", heads=[{**head, "loss": "smooth_l1"}])
 
 
 @pytest.mark.parametrize("optimizer", [None, "adamw", "sgd"])
 def test_what_a_configuration_leaves_out_trains(optimizer: str | None, trained: Trained) -> None:
     """11."""
-    table: dict[str, Any] = {
-        "data": {"store": "in memory"},
-        "model": {"kind": "schnet"},
-        "heads": [{"kind": "scalar", "field": "energy"}],
-    }
+    heads = [{"kind": "scalar", "field": "energy"}]
+    table: dict[str, Any] = {"data": {"store": "in memory"}, "model": {"kind": "schnet"}, "heads": heads}
     config = RunConfig.parse(table if optimizer is None else {**table, "train": {"optimizer": optimizer}})
     assert np.isfinite(trained("run", config, until=1).curves["valid/loss"]).all()
 
@@ -139,18 +114,14 @@ def test_variables_of_the_environment_turn_nothing_off(
 
 
 def test_labels_of_the_test_part_change_no_bit_of_a_run(
-    make_config: Configs, store: MemoryStore, tmp_path: Path
+    make_config: Configs, trained: Trained, store: MemoryStore
 ) -> None:
     """21."""
-    config = make_config()
-    split = make_split(store, config.split)
+    split = make_split(store, make_config().split)
     assert len(split.test)
     energy = store.read(range(len(store)))["energy"].clone()
     energy[torch.from_numpy(split.test)] += 1e3
-    plain, spoiled = (
-        train(config, tmp_path / name, store=data)
-        for name, data in (("plain", store), ("spoiled", with_labels(store, energy=energy)))
-    )
-    assert plain.curves["train/loss"] == spoiled.curves["train/loss"]
-    assert plain.curves["valid/loss"] == spoiled.curves["valid/loss"]
+    plain, spoiled = trained("plain"), trained("spoiled", store=with_labels(store, energy=energy))
+    for name in ("train/loss", "valid/loss"):
+        assert plain.curves[name] == spoiled.curves[name]
     assert not [name for name in spoiled.curves if name.startswith("test/")]

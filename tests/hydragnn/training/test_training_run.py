@@ -14,12 +14,11 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.models import TrainedModel, load_model
-from hydragnn.record import RunRecord, read_record
+from hydragnn.record import read_record
 from hydragnn.runs import console_progress
 from hydragnn.runs.progress import Bar
 from hydragnn.training import evaluate
-
-Trained = Callable[..., RunRecord]
+from tests.hydragnn.training.conftest import Configs, Trained
 
 
 def model_in(run: Path) -> TrainedModel:
@@ -27,7 +26,7 @@ def model_in(run: Path) -> TrainedModel:
 
 
 @pytest.fixture
-def metrics_of(store: MemoryStore, make_config: Callable[..., Any], tmp_path: Path) -> Callable[[str], Any]:
+def metrics_of(store: MemoryStore, make_config: Configs, tmp_path: Path) -> Callable[[str], Any]:
     """Metrics of the validation part for the model of a run, computed again."""
     return lambda name: evaluate(model_in(tmp_path / name), store, make_split(store, make_config().split).valid)
 
@@ -115,11 +114,16 @@ def test_without_edges_the_neighbours_are_not_seen(trained: Trained, metrics_of:
     assert metrics_of("blind")["charge"]["rmse"] == pytest.approx(blind.best["valid/charge/rmse"])
 
 
+SUM = {"kind": "scalar", "extensive": True, "per_node": False, "field": "energy", "pool": "sum"}
 BAD = {
     "a target that the store lacks": ({"heads__0__field": "enrgy"}, "no field enrgy; did you mean energy"),
     "an input that the store lacks": ({"data__inputs": ["atomic_number"]}, "did you mean atomic_numbers"),
     "an input that is predicted": ({"data__inputs": ["charge"]}, "charge is also predicted"),
     "a graph beyond the budget": ({"batch__max_nodes": 2}, "raise batch.max_nodes"),
+    "an input that some graphs lack": (
+        {"heads": [SUM], "data__inputs": ["charge"], "split__seed": 3},
+        "graph 4 has no charge, which the model reads",
+    ),
     "an empty test part": ({"split__train": 0.98, "split__valid": 0.01}, "empty"),
     "a group field that is missing": ({"split__kind": "group", "split__field": "cell_name"}, "cell_name"),
 }
@@ -137,7 +141,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_a_segment_ends_within_the_budget(trained: Trained) -> None:
     with pytest.raises(InputError, match="until epoch 0 has nothing to train"):
         trained(until=0)
-    assert trained(until=99).epochs == 3
 
 
 def test_labels_that_are_infinite_are_refused_with_their_graph(trained: Trained, store: MemoryStore) -> None:
@@ -145,12 +148,6 @@ def test_labels_that_are_infinite_are_refused_with_their_graph(trained: Trained,
     batch["charge"][batch.node_offsets[7]] = math.inf
     with pytest.raises(InputError, match="graph 7, field charge: inf in row 0"):
         trained(store=MemoryStore(batch))
-
-
-def test_an_input_that_some_graphs_lack_is_refused(trained: Trained) -> None:
-    heads = [{"kind": "scalar", "extensive": True, "per_node": False, "field": "energy", "pool": "sum"}]
-    with pytest.raises(InputError, match="graph 4 has no charge, which the model reads"):
-        trained(heads=heads, data__inputs=["charge"], split__seed=3)
 
 
 def test_tensorboard_curves_are_written_on_request(trained: Trained, tmp_path: Path) -> None:
@@ -165,15 +162,12 @@ def test_a_missing_tensorboard_is_named_with_its_extra(trained: Trained, monkeyp
         trained(train__tensorboard=True)
 
 
-def test_lines_say_epoch_losses_speed_and_time_left(trained: Trained) -> None:
-    console = PlainConsole(file=io.StringIO())
-    trained(progress=console_progress(console))
-    first, *_, last = console.file.getvalue().splitlines()
+def test_lines_and_bars_say_epoch_losses_speed_and_time_left(trained: Trained) -> None:
+    lines = PlainConsole(file=io.StringIO())
+    terminal = PlainConsole(file=io.StringIO(), force_terminal=True, width=120)
+    trained("lines", progress=console_progress(lines))
+    trained("bar", progress=Bar(terminal), until=99)  # which the budget ends before
+    first, *_, last = lines.file.getvalue().splitlines()
     assert first.startswith("epoch 1/3  train ") and "graphs/s" in first and "s left" in first
     assert last.startswith("finished after 3 epochs")
-
-
-def test_a_terminal_gets_a_bar(trained: Trained) -> None:
-    console = PlainConsole(file=io.StringIO(), force_terminal=True, width=120)
-    trained(progress=Bar(console))
-    assert "epoch 3/3" in console.file.getvalue() and "finished after 3 epochs" in console.file.getvalue()
+    assert "epoch 3/3" in terminal.file.getvalue() and "finished after 3 epochs" in terminal.file.getvalue()

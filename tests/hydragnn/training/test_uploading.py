@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.errors import Interrupted
-from hydragnn.datasets import MemoryStore
 from hydragnn.graphs import Field
 from hydragnn.graphs.batch import LOCATIONS, GraphBatch
 from hydragnn.graphs.validate import graph_from_arrays
-from hydragnn.runs import train
 from hydragnn.training import data, uploading
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.uploading import ahead, upload
-from tests.hydragnn.training.test_checkpoint_resume import HARD, SignalAt, assert_same_end
+from tests.hydragnn.training.conftest import HARD, Configs, Trained, assert_same_end, signal_at
 
 CPU = torch.device("cpu")
 FIELDS = [
@@ -115,6 +113,7 @@ def test_copies_run_beside_the_steps_and_later_steps_wait_for_them(
     batch: GraphBatch, calls: list[tuple[Any, ...]]
 ) -> None:
     there = upload(batch, CPU)
+    same(there, batch)
     kinds = [call[0] for call in calls]
     last_copy, wait = max(i for i, kind in enumerate(kinds) if kind == "copy"), kinds.index("wait")
     assert last_copy < wait and kinds.count("wait") == 1
@@ -126,10 +125,6 @@ def test_copies_run_beside_the_steps_and_later_steps_wait_for_them(
     in_use = {(call[1], call[2]) for call in calls if call[0] == "in use"}
     assert in_use == {(tensor.data_ptr(), "computing") for tensor in tensors_of(there)}
     assert len(copies) == len(tensors_of(batch)) == len(in_use)
-
-
-def test_what_comes_is_what_went(batch: GraphBatch, calls: list[tuple[Any, ...]]) -> None:
-    same(upload(batch, CPU), batch)
 
 
 def test_what_is_on_the_gpu_already_is_not_pinned(batch: GraphBatch, calls: list[tuple[Any, ...]]) -> None:
@@ -191,15 +186,15 @@ def test_a_thread_is_one_item_ahead_and_leaves_errors_to_who_asks(on_threads: No
 
 
 def test_runs_with_a_thread_have_the_same_bits_and_stop_when_they_are_asked(
-    on_threads: None, store: MemoryStore, make_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_threads: None, trained: Trained, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(**{**HARD, "train__epochs": 2}, data__window=10)
-    train(config, tmp_path / "thread", store=store, until=1)
+    trained("thread", config, until=1)
     with pytest.raises(Interrupted, match="a checkpoint was written"):
-        train(config, tmp_path / "thread", store=store, resume=True, progress=SignalAt(1.4, signal.SIGINT))
-    train(config, tmp_path / "thread", store=store, resume=True)
+        trained("thread", config, resume=True, progress=signal_at(1.4, signal.SIGINT))
+    trained("thread", config, resume=True)
     monkeypatch.setattr(uploading, "AHEAD", frozenset())
-    train(config, tmp_path / "no thread", store=store)
+    trained("no thread", config)
     assert_same_end(tmp_path / "no thread", tmp_path / "thread")
 
 
