@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,23 +31,16 @@ def main(stores: Path, folder: Path, nodes: int, dies: bool) -> None:
             store = open_store(path)
             graphs, names = np.arange(0, len(store), 2 if len(store) > 6 else 1), [one.name for one in store.fields()]
             group = ranks.size * (nodes > 1)
-            pairs.append(
-                (
-                    kept_by_ranks(store, graphs, names, ranks, torch.device("cpu"), group=group, machine=machine),
-                    store,
-                    graphs,
-                )
-            )
+            kept = kept_by_ranks(store, graphs, names, ranks, torch.device("cpu"), group=group, machine=machine)
+            pairs.append((kept, store, graphs))
         if dies and ranks.rank == ranks.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.5 * dies)  # its memory and its connections are gone
         for kept, store, graphs in pairs:
             compare(kept, store, graphs)
             if not dies:
-                loaders = [
-                    Loader(one, graphs, Budget(max_graphs=3), rank=ranks.rank, ranks=ranks.size)
-                    for one in (kept, store)
-                ]
+                share: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.size}
+                loaders = [Loader(one, graphs, Budget(max_graphs=3), **share) for one in (kept, store)]
                 for (_, a), (_, b) in zip(*(loader.epoch(0) for loader in loaders), strict=True):
                     assert_same(a, b)
                     ranks.wait()  # as steps do, while the next batch is fetched

@@ -19,17 +19,12 @@ from hydragnn.distributed import join_ranks, leave
 from hydragnn.distributed.channels import Channels, split_channels
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.pipeline import Shared, make_pipeline
-from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import GraphModel
 from hydragnn.parallel import ParallelSettings
-from hydragnn.runs.assembly import assemble
-from hydragnn.runs.plan import plan_run
-from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loss import loss_sums
-from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS
+from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS, WITHOUT_FORCES, assembled
 from tests.hydragnn.training.worker import clusters
 
-WITHOUT_FORCES = [{**ENERGY, "forces": None, "forces_weight": 1.0}, CHARGE]
 MULTIHEAD = {"global_attention": {"kind": "multihead", "heads": 2}}
 LINEAR = {"global_attention": {"kind": "linear", "heads": 2}}
 EQUIVARIANT = {"global_attention": {"kind": "equivariant", "heads": 2}}
@@ -68,16 +63,14 @@ def gradients(model: GraphModel, batch: Any, targets: Any) -> tuple[float, dict[
     sums = loss_sums(targets, model(batch), batch)
     names = dict(model.named_parameters())
     found = torch.autograd.grad(sums.sum(), list(names.values()), allow_unused=True)
-    return float(sums.detach().sum()), {
-        name: torch.zeros_like(weight) if one is None else one for (name, weight), one in zip(names.items(), found)
-    }
+    whole = [torch.zeros_like(weight) if one is None else one for weight, one in zip(names.values(), found)]
+    return float(sums.detach().sum()), dict(zip(names, whole))
 
 
 def compare(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Return relative errors of losses and gradients, and the share of weights that a rank holds."""
     store = clusters(12, related=True)
-    plan = plan_run(configuration(kind, changes), store)
-    run = assemble(plan, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks(), lambda: None)
+    run = assembled(configuration(kind, changes), store)
     model, batch = run.state.model, next(iter(run.data.epoch(0))).parts[0]
     loss, whole = gradients(model, batch, run.data.targets)
     for weight in model.parameters():
@@ -116,8 +109,7 @@ def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh, chunks: int =
     """Return relative errors of losses and gradients of two stages, and the share of weights that the larger one holds."""
     store = clusters(12, related=True)
     config = configuration(kind, changes, heads=WITHOUT_FORCES)
-    placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64, micro_batches=3)
-    run = assemble(plan_run(config, store), placement, Ranks(), lambda: None)
+    run = assembled(config, store, parts=3)
     model, parts = run.state.model, next(iter(run.data.epoch(0))).parts
     assert len(parts) == 3
     for weight in model.parameters():
@@ -132,7 +124,9 @@ def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh, chunks: int =
     assert pipeline is not None
     parameters: Any = SimpleNamespace(in_use=lambda use: nullcontext(), expect_sum=lambda: None)
     targets, unit = run.data.targets, torch.ones(len(run.data.targets))
-    executor = Shared(model=model, parameters=parameters, targets=targets, device=placement.device, pipeline=pipeline)
+    executor = Shared(
+        model=model, parameters=parameters, targets=targets, device=torch.device("cpu"), pipeline=pipeline
+    )
     [*executor.gradient([(part, unit) for part in parts], len(parts))]
     own = {name: weight.grad for name, weight in model.named_parameters()}
     with torch.no_grad():
@@ -140,10 +134,7 @@ def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh, chunks: int =
     scale = max(float(one.abs().max()) for one in whole.values() if one is not None)
     errors = [abs(float((one - own[name]).abs().max())) for name, one in whole.items() if own.get(name) is not None]
     names = mesh.ranks.gather(torch.tensor([float(name in own) for name in whole]))
-    sizes = [
-        sum(one.numel() for name, one in model.named_parameters()),
-        sum(p.numel() for p in whole.values() if p is not None),
-    ]
+    sizes = [sum(one.numel() for one in of if one is not None) for of in (model.parameters(), whole.values())]
     missing = [n for n, one in whole.items() if one is not None and n in own and own[n] is None]
     assert not missing, missing
     return {

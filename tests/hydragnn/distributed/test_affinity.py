@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,11 +31,7 @@ def bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[set[int]]:
     ids=["whole node", "some beside it", "others", "just these"],
 )
 def test_only_a_rank_that_may_use_all_cores_beside_its_gpu_is_bound(
-    bound: list[set[int]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    allowed: list[int],
-    expected: list[set[int]],
+    bound: list[set[int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: Any, expected: list[set[int]]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
     bind_near(GPU, tmp_path)

@@ -16,6 +16,7 @@ from tests.hydragnn.training.worker import clusters
 WORKER = Path(__file__).with_name("splitting.py")
 ROUNDING = 1e-12
 """Sums of some dozen numbers in another order, in double precision, through two derivatives and ten layers."""
+ATTENTION = {"global_attention": {"kind": "linear", "heads": 3}}
 SPLIT = {
     "equivariant_transformer": 0.75,
     "field_tokens": 0.7,
@@ -41,18 +42,11 @@ def comparisons(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_that_share_channels_have_the_losses_and_gradients_of_one(
+def test_two_ranks_that_share_channels_have_the_losses_and_gradients_of_one_and_bit_for_bit_where_both_hold_weights(
     name: str, comparisons: dict[str, dict[str, Any]]
 ) -> None:
     result = comparisons[name]
-    assert result["loss"] <= ROUNDING and result["gradient"] <= ROUNDING, result
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_weights_that_both_ranks_hold_have_the_same_gradients_bit_for_bit(
-    name: str, comparisons: dict[str, dict[str, Any]]
-) -> None:
-    assert comparisons[name]["same bits"]
+    assert result["loss"] <= ROUNDING and result["gradient"] <= ROUNDING and result["same bits"], result
 
 
 @pytest.mark.parametrize("name", SPLIT)
@@ -65,11 +59,7 @@ def test_what_is_wide_is_split(name: str, comparisons: dict[str, dict[str, Any]]
     [
         ({"kind": "schnet", "hidden_dim": 6}, 4, "parallel.tensor = 4 does not divide model.hidden_dim = 6"),
         ({"kind": "equivariant_transformer", "hidden_dim": 12, "heads": 3}, 2, "does not divide model.heads = 3"),
-        (
-            {"kind": "painn", "hidden_dim": 12, "global_attention": {"kind": "linear", "heads": 3}},
-            2,
-            "does not divide model.global_attention.heads = 3",
-        ),
+        ({"kind": "painn", "hidden_dim": 12, **ATTENTION}, 2, "does not divide model.global_attention.heads = 3"),
     ],
 )
 def test_channels_that_do_not_divide_are_one_sentence(model: dict[str, Any], ranks: int, words: str) -> None:
@@ -79,16 +69,12 @@ def test_channels_that_do_not_divide_are_one_sentence(model: dict[str, Any], ran
 
 
 @pytest.mark.parametrize("name", [*STAGES, *CHUNKS])
-def test_two_stages_have_the_gradients_and_predictions_of_one_rank(
+def test_two_stages_have_the_gradients_and_predictions_of_one_rank_and_every_weight_once(
     name: str, comparisons: dict[str, dict[str, Any]]
 ) -> None:
     result = comparisons["stages"][name]
     assert result["gradient"] <= ROUNDING and result["predictions"] <= ROUNDING, result
-
-
-@pytest.mark.parametrize("name", [*STAGES, *CHUNKS])
-def test_every_weight_is_on_one_stage(name: str, comparisons: dict[str, dict[str, Any]]) -> None:
-    assert comparisons["stages"][name]["held once"] and comparisons["stages"][name]["share"] < 0.85
+    assert result["held once"] and result["share"] < 0.85
 
 
 @pytest.mark.parametrize(
@@ -101,16 +87,14 @@ def test_every_weight_is_on_one_stage(name: str, comparisons: dict[str, dict[str
             {"pooling": {"levels": 1}},
             WITHOUT_FORCES,
             1,
-            "model.pooling exchanges levels of whole graphs between layers, so that stages",
+            "model.pooling exchanges levels of whole graphs between layers",
         ),
     ],
 )
 def test_a_pipeline_that_cannot_be_is_one_sentence(
     changes: dict[str, Any], heads: list[dict[str, Any]] | None, chunks: int, words: str
 ) -> None:
-    more = {"heads": heads} if heads else {}
+    more: dict[str, Any] = {"heads": heads} if heads else {}
+    config = configuration("schnet", changes, parallel={"pipeline": 2, "chunks": chunks}, **more)
     with pytest.raises(InputError, match=words):
-        plan_run(
-            configuration("schnet", changes, parallel={"pipeline": 2, "chunks": chunks}, **more),
-            clusters(12, related=True),
-        )
+        plan_run(config, clusters(12, related=True))

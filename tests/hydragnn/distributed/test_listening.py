@@ -16,11 +16,9 @@ import psutil
 import pytest
 
 from tests.forked import Forked
+from tests.hydragnn.training.conftest import MPIRUN, TORCHRUN, needs_mpirun
 
 SCRIPT = Path(__file__).with_name("listening.py")
-BIN = Path(sys.executable).parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 STEP = {"SLURM_JOB_ID": "91", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "2"}
 LOOPBACK_OF_UCX = {"UCX_NET_DEVICES": "lo"}  # sockets of MPI itself; docs/training.md
 
@@ -76,14 +74,15 @@ def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only_and_garbage
                     stranger.sendall(garbage)
 
 
-@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
-def test_ranks_of_mpirun_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
-    with met(root, tmp_path, (MPIRUN, LOOPBACK_OF_UCX)) as ranks:
-        assert_on_the_loopback(ranks)
-
-
-def test_ranks_of_torchrun_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
-    with met(root, tmp_path, (TORCHRUN, {})) as ranks:
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param((MPIRUN, LOOPBACK_OF_UCX), marks=needs_mpirun), (TORCHRUN, {})],
+    ids=["mpirun", "torchrun"],
+)
+def test_ranks_of_a_launcher_on_one_node_listen_on_the_loopback_only(
+    command: tuple[list[str], dict[str, str]], root: Path, tmp_path: Path
+) -> None:
+    with met(root, tmp_path, command) as ranks:
         assert_on_the_loopback(ranks)
 
 
@@ -104,12 +103,8 @@ def test_ranks_on_two_nodes_meet_at_the_interface_of_the_job(root: Path, tmp_pat
     with socket.socket() as free:
         free.bind(("", 0))
         port = str(free.getsockname()[1])
-    variables = {
-        "SLURM_STEP_NUM_NODES": "2",
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-        "GLOO_SOCKET_IFNAME": interface,
-    }
+    place = {"MASTER_ADDR": address, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": interface}
+    variables = {"SLURM_STEP_NUM_NODES": "2", **place}
     ranks = [step_of(rank, *named, f"node-{rank}", **variables) for rank in range(2)]
     with met(root, tmp_path, *ranks) as actual:
         assert [rank["nodes"] for rank in actual] == [2, 2]

@@ -5,10 +5,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,12 +70,15 @@ def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_dead_attempt_left_misleads_nobody(tmp_path: Path, place: Path) -> None:
+def test_what_a_dead_attempt_left_misleads_nobody_and_ranks_that_come_in_time_say_nothing(
+    tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place.mkdir(mode=0o700)
     old = file_store(str(place / "store"))
     for key in ("rank 1", "all", "word"):
         old.set(key, "old")
     assert values_after_meeting(tmp_path, "fresh") == [b"fresh", b"fresh"]
+    assert not capsys.readouterr().err
 
 
 def test_meetings_at_one_server_share_no_keys() -> None:
@@ -97,42 +100,38 @@ def test_ranks_that_never_come_are_named(rank: int, why: str, tmp_path: Path) ->
         meet(rank_of_step(rank, size=3), tmp_path, timedelta(seconds=0.2))
 
 
-def planted_open(place: Path) -> None:
-    """A folder in which everybody may write."""
-    place.mkdir()
-    place.chmod(0o777)
-
-
-def planted_link(place: Path) -> None:
-    """A link to somewhere else."""
-    elsewhere = place.with_name("elsewhere")
-    elsewhere.mkdir(mode=0o700)
-    place.symlink_to(elsewhere)
-
-
-def planted_by_another_user(place: Path) -> None:
-    """A folder of somebody else."""
-    if os.geteuid():
+def plant(what: str, place: Path) -> None:
+    """Put something where ranks would meet."""
+    if what == "of another user" and os.geteuid():
         pytest.skip("only root can make a folder of another user")
-    place.mkdir(mode=0o700)
-    os.chown(place, 12345, -1)
+    if what == "a file":
+        place.write_text("{}")
+    elif what == "a link":
+        place.with_name("elsewhere").mkdir(mode=0o700)
+        place.symlink_to(place.with_name("elsewhere"))
+    else:
+        place.mkdir(mode=0o700)
+    if what == "open to all":
+        place.chmod(0o777)
+    elif what == "of another user":
+        os.chown(place, 12345, -1)
+    if what != "a file":
+        (place / "store").touch()
 
 
-@pytest.mark.parametrize("plant", [planted_open, planted_link, planted_by_another_user])
-@pytest.mark.parametrize("rank", [0, 1])
+TOLD = "where others than this user could tell them where to connect"
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "words"),
+    [*product(["open to all", "a link", "of another user"], [0, 1], [TOLD]), ("a file", 0, "cannot meet in")],
+)
 def test_ranks_do_not_meet_where_others_could_tell_them_where_to_connect(
-    plant: Callable, rank: int, tmp_path: Path, place: Path
+    what: str, rank: int, words: str, tmp_path: Path, place: Path
 ) -> None:
-    plant(place)
-    (place / "store").touch()
-    with pytest.raises(LaunchError, match="where others than this user could tell them where to connect"):
+    plant(what, place)
+    with pytest.raises(LaunchError, match=words):
         meet(rank_of_step(rank), tmp_path, PATIENCE)
-
-
-def test_a_file_where_ranks_would_meet_is_refused(tmp_path: Path, place: Path) -> None:
-    place.write_text("{}")
-    with pytest.raises(LaunchError, match="cannot meet in"):
-        meet(rank_of_step(0), tmp_path, PATIENCE)
 
 
 STEP = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "n[03-04]"}
@@ -192,11 +191,6 @@ def test_a_rank_that_waits_says_for_whom_and_which_variables_say_so(
         assert why.format(rank) in said and why.format(rank) in str(error.value)
 
 
-def test_ranks_that_come_in_time_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert values_after_meeting(tmp_path, "word") == [b"word"] * 2
-    assert not capsys.readouterr().err
-
-
 SHELL = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711", "SLURM_TASK_PID": "50"}
 """What Slurm 22.05 gives the shell of ``srun -n 3 --pty bash``, as far as it concerns ranks."""
 HYDRA = {"PMI_SIZE": "3", "PMI_RANK": "1", "PMI_FD": "9", "MPI_LOCALRANKID": "1"}
@@ -220,9 +214,7 @@ def test_the_shell_of_an_interactive_step_is_alone_and_what_is_launched_from_it_
     assert (launch.by, launch.rank) == (by, rank)
 
 
-@pytest.mark.parametrize(
-    "rank", [SHELL, HYDRA, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "LOCAL_RANK": "1"}]
-)
+@pytest.mark.parametrize("rank", [SHELL, HYDRA, {**TORCHRUN, "LOCAL_RANK": "1"}])
 def test_what_a_rank_starts_beside_its_launcher_is_alone(rank: dict[str, str]) -> None:
     own = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "OMPI_MCA_btl": "self", "FLUX_URI": "x"}
     assert environment_alone({**own, **rank}) == own
@@ -235,14 +227,8 @@ def test_the_shell_of_a_real_interactive_step_is_alone_and_its_tasks_are_ranks(s
     for option, expected in (("--pty", "alone 1"), ("--label", "slurm 3")):
         shell = f"srun -N1 -n3 --overcommit --mpi=none {option} bash -c '{sys.executable} -c \"{program}\"; true'"
         environment = {**os.environ, **slurm.environment, "PYTHONPATH": str(root)}
-        done = subprocess.run(
-            ["script", "-qec", shell, "/dev/null"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
+        done = subprocess.run(["script", "-qec", shell, "/dev/null"], env=environment, **options)
         assert done.stdout.count(expected) == (1 if option == "--pty" else 3), done.stdout
 
 

@@ -17,10 +17,10 @@ from hydragnn.record import read_record
 from tests.benchmarks.bench_data import write
 from tests.contracts.test_stores import CORNERS, written
 from tests.forked import Forked
+from tests.hydragnn.training.conftest import needs_mpirun
 
 SCRIPT = Path(__file__).with_name("keeping.py")
 MPIRUN = Path(sys.executable).with_name("mpirun")
-needs_mpirun = pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun beside this Python; install mpich")
 needs_linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory without a name is Linux's")
 
 
@@ -33,9 +33,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def without_mpi(ranks: int, root: Path, *words: object) -> list[tuple[int, str]]:
-    """Exit codes and words of ranks of the script that meet in a folder."""
-    return started(ranks, root, [str(SCRIPT), *map(str, words)])
+def kept_of(*words: object) -> list[str]:
+    return [str(SCRIPT), *map(str, words)]
 
 
 def started(ranks: int, root: Path, words: list[str]) -> list[tuple[int, str]]:
@@ -51,16 +50,7 @@ def with_mpi(ranks: int, root: Path, *words: object) -> str:
     """Words of ranks of mpirun, which talk as if on several machines, and outlive each other."""
     # mpirun ends all ranks where it sees one die, and signals them where it notices the loss
     alone = ["bash", "-c", 'trap "" USR1; "$@"; exit 0', "rank"]
-    command = [
-        str(MPIRUN),
-        "-disable-auto-cleanup",
-        "-n",
-        str(ranks),
-        *alone,
-        sys.executable,
-        str(SCRIPT),
-        *map(str, words),
-    ]
+    command = [str(MPIRUN), "-disable-auto-cleanup", "-n", str(ranks), *alone, sys.executable, *kept_of(*words)]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "MPIR_CVAR_NOLOCAL": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     return done.stdout + done.stderr
@@ -68,32 +58,28 @@ def with_mpi(ranks: int, root: Path, *words: object) -> str:
 
 @needs_linux
 def test_ranks_of_a_node_read_the_disks_bits_in_one_memory(stores: Path, root: Path, tmp_path: Path) -> None:
-    results = without_mpi(3, root, stores, tmp_path, 1)
+    results = started(3, root, kept_of(stores, tmp_path, 1))
     assert [code for code, _ in results] == [0, 0, 0], results
 
 
 @needs_linux
 def test_memory_outlives_the_rank_that_filled_it(stores: Path, root: Path, tmp_path: Path) -> None:
     names = set(Path("/dev/shm").iterdir())
-    results = without_mpi(3, root, stores, tmp_path, 1, "dies")
+    results = started(3, root, kept_of(stores, tmp_path, 1, "dies"))
     assert [code for code, _ in results] == [0, 0, -9], results
     assert not [path for path in set(Path("/dev/shm").iterdir()) - names if "hydragnn" in path.name]
 
 
 @needs_linux
 @needs_mpirun
-def test_ranks_of_several_nodes_read_each_others_memory(stores: Path, root: Path, tmp_path: Path) -> None:
-    said = with_mpi(4, root, stores, tmp_path, 2)
-    assert said.count("has read all") == 4, said
-    assert "does not answer" not in said
-
-
-@needs_linux
-@needs_mpirun
-def test_the_share_of_a_node_that_died_is_read_from_the_disk(stores: Path, root: Path, tmp_path: Path) -> None:
-    said = with_mpi(3, root, stores, tmp_path, 3, "dies")
-    assert said.count("has read all") == 2, said
-    assert said.count("rank 2 does not answer") == 2
+@pytest.mark.parametrize("dies", [False, True])
+def test_ranks_of_several_nodes_read_each_others_memory_and_the_share_of_one_that_died_from_the_disk(
+    dies: bool, stores: Path, root: Path, tmp_path: Path
+) -> None:
+    ranks, nodes = (3, 3) if dies else (4, 2)
+    said = with_mpi(ranks, root, stores, tmp_path, nodes, *["dies"] * dies)
+    assert said.count("has read all") == ranks - dies, said
+    assert said.count("does not answer") == said.count("rank 2 does not answer") == 2 * dies
 
 
 @needs_linux

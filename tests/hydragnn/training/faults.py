@@ -92,20 +92,7 @@ def signal_in_preparation() -> None:
     after(assembly, "prepare_data", 1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
 
-FAULTS = {
-    function.__name__: function
-    for function in (
-        in_preparation,
-        in_a_step,
-        limited,
-        in_a_step_while_the_first_hangs,
-        stopped,
-        killed_before_the_end,
-        signal_in_preparation,
-    )
-}
-
 if __name__ == "__main__":
     if sys.argv[2] in ("all", str(this_launch().rank)):
-        FAULTS[sys.argv[1]]()
+        globals()[sys.argv[1]]()
     leave(run.main(sys.argv[3:]), seconds=0.0)

@@ -10,27 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.record import read_record
 
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 RUN = """
-[data]
-store = "clusters.h5"
-
-[model]
-kind = "schnet"
-hidden_dim = 8
-num_layers = 1
-
-[[heads]]
-kind = "scalar"
-field = "charge"
-
-[train]
-epochs = 4000
-patience = 0
-checkpoint_seconds = 0
+data.store = "{store}"
+model = {{ kind = "schnet", hidden_dim = 8, num_layers = 1 }}
+heads = [{{ kind = "scalar", field = "charge" }}]
+train = {{ epochs = 4000, patience = 0, checkpoint_seconds = 0 }}
 """
 
 
@@ -55,14 +42,13 @@ class Terminal:
         os.close(self._theirs)
 
 
+Start = Callable[..., Terminal]
+
+
 @pytest.fixture
-def run_in_terminal(
-    store: MemoryStore, environment: dict[str, str], tmp_path: Path
-) -> Iterator[Callable[..., Terminal]]:
+def run_in_terminal(stored: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
     """Starts a long run in a terminal, and returns once it has a checkpoint."""
-    with StoreWriter(tmp_path / "clusters.h5", store.fields(), dim=3, attributes=dict(store.attributes)) as writer:
-        writer.write(store.read(range(len(store))))
-    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "run.toml").write_text(RUN.format(store=stored))
     terminals: list[Terminal] = []
 
     def start(*before: str) -> Terminal:
@@ -77,18 +63,14 @@ def run_in_terminal(
         terminal.process.wait()
 
 
-def test_a_run_whose_terminal_is_closed_saves_its_state_and_leaves(
-    run_in_terminal: Callable[..., Terminal], tmp_path: Path
-) -> None:
+def test_a_run_whose_terminal_is_closed_saves_its_state_and_leaves(run_in_terminal: Start, tmp_path: Path) -> None:
     terminal = run_in_terminal()
     terminal.close()
     assert terminal.process.wait(timeout=PATIENCE) == 130
     assert read_record(tmp_path / "run").status == "paused"
 
 
-def test_a_run_under_nohup_goes_on_without_its_terminal(
-    run_in_terminal: Callable[..., Terminal], tmp_path: Path
-) -> None:
+def test_a_run_under_nohup_goes_on_without_its_terminal(run_in_terminal: Start, tmp_path: Path) -> None:
     terminal, latest = run_in_terminal("nohup"), tmp_path / "run" / "checkpoints" / "latest.json"
     terminal.close()
     before = latest.read_text()

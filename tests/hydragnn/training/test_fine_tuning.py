@@ -1,12 +1,10 @@
 """A run that begins with a trained model computes its function until the first step, and says what it kept and what it forgot."""
 
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,7 @@ from hydragnn.runs.fine_tuning import rate_factors
 from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.start import StartSettings, folder_of
 from hydragnn.training.evaluate import evaluate
-from tests.hydragnn.training.conftest import Configs, assembled, written
+from tests.hydragnn.training.conftest import assembled, written
 
 CUTOFF = 3.5
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
@@ -258,22 +256,6 @@ def test_a_run_goes_on_with_its_own_start_only(place: Path) -> None:
         hydragnn.train(table, place / "going", resume=True)
     shutil.copy(place / "cu/model/weights.safetensors", weights)
     assert hydragnn.train(table, place / "going", resume=True).status == "finished"
-
-
-def test_two_ranks_take_the_steps_of_one(
-    material: ModuleType, make_config: Configs, train_on_ranks: Callable[..., str], tmp_path: Path
-) -> None:
-    store = material.clusters(40)
-    path = str(written(tmp_path / "old.h5", store))
-    train_run(make_config("painn", [HEAD], train__epochs=1, data__store=path), tmp_path / "old")
-    start = {"model": str(tmp_path / "old"), "replay": 0.5, "freeze": 1, "encoder_rate": 0.5}
-    config = make_config("painn", [HEAD], train__epochs=1, train__seed=1, start=start)
-    one = train_run(config, tmp_path / "one", store=store)
-    train_on_ranks({tmp_path / "two": config}, 2)
-    two = read_record(tmp_path / "two")
-    assert two.curves["valid/loss"] == pytest.approx(one.curves["valid/loss"], rel=1e-9)
-    errors = [record.start["forgetting"]["errors"]["forces/mae"] for record in (one, two)]
-    assert errors[1] == pytest.approx(errors[0], rel=1e-9)
 
 
 def test_an_ensemble_gives_its_best_member_or_the_one_that_is_named(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that share states, weights and channels take the steps of one, and go on from each other's checkpoints."""
+"""Ranks in every layout take the steps of one, and go on from each other's checkpoints."""
 
 import shutil
 import time
@@ -9,108 +9,150 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from hydragnn.config import RunConfig
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import digest
+from hydragnn.config import AnyConfig, RunConfig, config_from_table
 from hydragnn.datasets import MemoryStore
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
-from tests.forked import Forked
+from hydragnn.runs.plan import plan_run
+from tests.hydragnn.training.conftest import (
+    WITHOUT_FORCES,
+    Configs,
+    Process,
+    assert_same_curves,
+    assert_same_model,
+    finish,
+    written,
+)
+
+Start = Callable[..., list[Process]]
+
+GRAPHS = 20
+COMMON = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 2}
+"""Batches of thirteen graphs leave one in the last step, which the second rank has not; charges are missing here and there."""
+FOUR = {"model__num_layers": 4, "heads": WITHOUT_FORCES}
+"""Layers for two stages of two chunks, which take no forces."""
+ROUNDING = 1e-10
+"""Relative: sums in another order, over some dozen steps in double precision."""
 
 KINDS = ("painn", "mace", "schnet", "equivariant_transformer", "field_tokens")
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "copies that share states": {"states": "shared"},
-    "shards": {"shard": 2, "micro_batches": 2},
-    "channels": {"tensor": 2},
+POOLING = {"model__pooling": {"levels": 1}, "heads": WITHOUT_FORCES}
+RELATIONS = {"data__inputs": ["atomic_numbers", "relation"], "heads": WITHOUT_FORCES}
+CHUNKS = {"pipeline": 2, "chunks": 2}
+Row = tuple[str, dict[str, int | str], dict[str, Any]]
+PAIRS: dict[str, Row] = {
+    "copies of dimenet": ("dimenet", {}, {}),
+    "copies of pna": ("pna", {}, {}),
+    "copies with attention": ("painn", {}, {"model__global_attention": {"kind": "multihead", "heads": 2}}),
+    "copies of relational": ("relational", {}, RELATIONS),
+    "copies of painn with pooling": ("painn", {}, POOLING),
+    "copies of gin with pooling": ("gin", {}, POOLING),
+    **{f"copies of {kind} that share states": (kind, {"states": "shared"}, {}) for kind in KINDS},
+    **{f"shards of {kind}": (kind, {"shard": 2, "micro_batches": 2}, {}) for kind in KINDS},
+    **{f"channels of {kind}": (kind, {"tensor": 2}, {}) for kind in KINDS},
+    **{f"stages of {kind}": (kind, {"pipeline": 2, "micro_batches": 3}, FOUR) for kind in ("painn", "mace")},
+    **{f"chunks of {kind}": (kind, {**CHUNKS, "micro_batches": 3}, FOUR) for kind in KINDS},
+    "whole graphs": ("schnet", {"graph": 2}, {}),
+    "every graph cut": ("painn", {"graph": 2}, {"batch__max_graphs": 1}),
+    "graphs in parts": ("mace", {"graph": 2, "micro_batches": 3}, {}),
 }
-"""Layouts of two ranks."""
-MOVED: dict[str, tuple[int, dict[str, Any]]] = {
-    "one": (1, {}),
-    "copies that share states": (2, {"states": "shared"}),
-    "shards": (2, {"shard": 2, "micro_batches": 2}),
-    "channels": (2, {"tensor": 2}),
-    "stages": (2, {"pipeline": 2, "micro_batches": 3}),
-    "chunks": (2, {"pipeline": 2, "chunks": 2, "micro_batches": 3}),
-    "graphs": (2, {"graph": 2, "micro_batches": 3}),
-    "shards of channels": (4, {"tensor": 2, "shard": 2}),
+"""Models, layouts and other settings of two ranks. Every architecture's gradients of shares are under a promise of conformance."""
+FOURS: dict[str, Row] = {
+    **{f"shards of copies of {kind}": (kind, {"shard": 2, "states": "shared"}, {}) for kind in ("painn", "mace")},
+    "shards of chunks": ("schnet", {**CHUNKS, "shard": 2, "micro_batches": 3}, FOUR),
+    "channels of chunks": ("painn", {**CHUNKS, "tensor": 2, "micro_batches": 3}, FOUR),
+    "chunks of copies": ("mace", {**CHUNKS, "states": "shared", "micro_batches": 5}, FOUR),
+    "graphs of stages": ("egnn", {"pipeline": 2, "graph": 2, "micro_batches": 3}, FOUR),
+    "graphs of chunks": ("pna", {**CHUNKS, "graph": 2, "micro_batches": 3}, FOUR),
+    "four stages": ("equivariant_transformer", {"pipeline": 4, "micro_batches": 3}, FOUR),
+    "channels of chunks of tokens": ("field_tokens", {**CHUNKS, "tensor": 2, "micro_batches": 2}, FOUR),
 }
-"""Ranks and layouts between which checkpoints move."""
-PAIRS = list(product(MOVED, MOVED))
-WITHOUT_FORCES = [
-    {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]},
-    {"kind": "scalar", "field": "charge", "hidden_dims": [8], "loss": "huber"},
-]
-GRAPHS = 20
-ROUNDING = 1e-10
-"""Sums in another order, over 15 steps in double precision: the largest seen was 5e-14."""
-
-Start = Callable[..., list[Forked]]
-
-
-@pytest.fixture(scope="session")
-def start(launch: Callable[..., Forked]) -> Start:
-    """Starts ranks that train runs one after the other."""
-
-    def begin(runs: dict[Path, RunConfig], ranks: int, *options: str) -> list[Forked]:
-        options = (*options, "--graphs", str(GRAPHS))
-        step = {"SLURM_JOB_ID": "80", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(ranks)}
-        return [launch(runs, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
-
-    return begin
-
-
-def finish(processes: list[Forked]) -> None:
-    for process in processes:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
+"""Those of four."""
 
 
 @pytest.fixture(scope="module")
 def few(material: ModuleType) -> MemoryStore:
     """What the ranks train on."""
-    return material.clusters(GRAPHS)
-
-
-def config_of(make_config: Callable[..., RunConfig], kind: str, layout: dict[str, Any]) -> RunConfig:
-    """Batches of thirteen graphs leave one in the last step, which the second rank has not."""
-    changes = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 2}
-    changes |= {"model__angles": 2} if kind == "field_tokens" else {}
-    return make_config(kind, parallel=layout, **changes)
-
-
-def largest_difference(one: RunRecord, other: RunRecord) -> float:
-    assert one.curves.keys() == other.curves.keys() and one.epochs == other.epochs
-    pairs = [pair for name, curve in one.curves.items() for pair in zip(curve, other.curves[name])]
-    return max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs if a is not None and b is not None)
+    return material.clusters(GRAPHS, related=True)
 
 
 @pytest.fixture(scope="module")
-def alone(
-    make_config: Callable[..., RunConfig], few: MemoryStore, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, RunRecord]:
-    """Every model trained by one rank."""
+def start(start_ranks: Start) -> Start:
+    """Starts ranks that train runs on few graphs one after the other."""
+    return lambda runs, ranks, *options: start_ranks(runs, ranks, *options, "--graphs", str(GRAPHS), "--related")
+
+
+@pytest.fixture(scope="module")
+def config_of(make_config: Configs) -> Configs:
+    """Makes the configuration of a row."""
+
+    def make(kind: str, layout: dict[str, Any], changes: dict[str, Any]) -> RunConfig:
+        angles = {"model__angles": 2} if kind == "field_tokens" else {}
+        return make_config(kind, parallel=layout, **{**COMMON, **angles, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def alone(few: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Path]:
+    """Trains a configuration by one rank, once for all layouts."""
     folder = tmp_path_factory.mktemp("alone")
-    return {kind: train(config_of(make_config, kind, {}), folder / kind, store=few) for kind in KINDS}
+
+    def run(config: RunConfig) -> Path:
+        table = {key: value for key, value in config.to_json().items() if key != "parallel"}
+        out = folder / digest(table)
+        if not out.exists():
+            train(RunConfig.parse(table), out, store=few)
+        return out
+
+    return run
 
 
-@pytest.mark.parametrize("name", ["copies that share states", "shards"])
-def test_every_layout_takes_the_steps_of_one_rank(
-    name: str, alone: dict[str, RunRecord], make_config: Callable[..., RunConfig], start: Start, tmp_path: Path
+@pytest.fixture(scope="module")
+def together(config_of: Configs, start: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every row by its ranks, one after the other in the same processes."""
+    folder = tmp_path_factory.mktemp("together")
+    for ranks, rows in ((2, PAIRS), (4, FOURS)):
+        finish(*start({folder / name: config_of(*row) for name, row in rows.items()}, ranks))
+    return {name: folder / name for name in [*PAIRS, *FOURS]}
+
+
+@pytest.mark.parametrize("name", [*PAIRS, *FOURS])
+def test_ranks_of_every_layout_have_the_curves_and_the_model_of_one(
+    name: str, together: dict[str, Path], alone: Callable[[RunConfig], Path], config_of: Configs
 ) -> None:
-    finish(start({tmp_path / kind: config_of(make_config, kind, LAYOUTS[name]) for kind in KINDS}, 2))
-    for kind in KINDS:
-        assert largest_difference(alone[kind], read_record(tmp_path / kind)) < ROUNDING, kind
+    run, one = together[name], alone(config_of(*{**PAIRS, **FOURS}[name]))
+    assert read_record(run).cost.ranks == (2 if name in PAIRS else 4) and read_record(run).status == "finished"
+    assert_same_run(one, run)
 
 
-def test_shards_of_copies_of_four_ranks_take_the_steps_of_one(
-    alone: dict[str, RunRecord], make_config: Callable[..., RunConfig], start: Start, tmp_path: Path
+def assert_same_run(one: Path, other: Path) -> None:
+    first, second = read_record(one), read_record(other)
+    assert first.epochs == second.epochs and first.parameters == second.parameters
+    assert_same_curves(first, second, ROUNDING, 1e-13)
+    assert_same_model(one, other)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "words"),
+    [
+        ("dimenet", {}, "model dimenet reads pairs of consecutive edges"),
+        (
+            "schnet",
+            {"model__global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 2.0}},
+            "looks at all pairs of nodes",
+        ),
+        ("schnet", {"heads": [{"kind": "scalar", "field": "charge", "loss": "relative"}]}, 'loss = "relative"'),
+    ],
+)
+def test_a_model_whose_graphs_cannot_be_cut_is_refused_in_one_sentence(
+    store: MemoryStore, make_config: Configs, model: str, changes: dict[str, Any], words: str
 ) -> None:
-    runs = {
-        tmp_path / kind: config_of(make_config, kind, {"shard": 2, "states": "shared"}) for kind in ("painn", "mace")
-    }
-    finish(start(runs, 4))
-    for path in runs:
-        assert largest_difference(alone[path.name], read_record(path)) < ROUNDING
+    plan_run(make_config(model, **changes), store)
+    with pytest.raises(InputError, match=words):
+        plan_run(make_config(model, parallel__graph=2, **changes), store)
 
 
 IN_MEMORY: dict[str, dict[str, Any]] = {
@@ -120,85 +162,88 @@ IN_MEMORY: dict[str, dict[str, Any]] = {
     "stages": {"pipeline": 2, "micro_batches": 2},
     "graphs": {"graph": 2},
 }
+LIMITS = {
+    "whole": {},
+    "parts": {"batch__memory": "210 kB"},
+    "filled": {"batch__memory": "210 kB", "batch__budget": "auto"},
+}
 
 
 @pytest.mark.parametrize("name", IN_MEMORY)
 def test_ranks_of_every_layout_compute_as_many_parts_as_memory_asks_for(
-    name: str, few: MemoryStore, make_config: Callable[..., RunConfig], start: Start, tmp_path: Path
+    name: str, make_config: Configs, start_ranks: Start, tmp_path: Path
 ) -> None:
-    changes = {"batch__max_graphs": 13, "train__epochs": 3, "model__num_layers": 4, "model__repulsion": "none"}
+    changes = {"batch__max_graphs": 13, "train__epochs": 3, "model__repulsion": "none", **FOUR}
     configs = {
-        tmp_path / what: make_config("schnet", WITHOUT_FORCES, parallel=IN_MEMORY[name], **changes, **own)
-        for what, own in {"whole": {}, "parts": {"batch__memory": "210 kB"}, "filled": FILLED}.items()
+        tmp_path / what: make_config("schnet", parallel=IN_MEMORY[name], **changes, **own)
+        for what, own in LIMITS.items()
     }
-    finish(start(configs, 2))
+    finish(*start_ranks(configs, 2, "--graphs", str(GRAPHS)))
     whole, parts, filled = map(read_record, configs)
-    assert largest_difference(whole, parts) < ROUNDING
+    assert_same_curves(whole, parts, ROUNDING)
     assert parts.curves != whole.curves  # the order of sums is another
     assert filled.memory_budget[""]["max_nodes"] > 0
 
 
-FILLED = {"batch__memory": "210 kB", "batch__budget": "auto"}
+MOVED: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "copies that share states": (2, {"states": "shared"}),
+    "shards": (2, {"shard": 2, "micro_batches": 2}),
+    "channels": (2, {"tensor": 2}),
+    "stages": (2, {"pipeline": 2, "micro_batches": 3}),
+    "chunks": (2, {**CHUNKS, "micro_batches": 3}),
+    "graphs": (2, {"graph": 2, "micro_batches": 3}),
+    "shards of channels": (4, {"tensor": 2, "shard": 2}),
+}
+"""Ranks and layouts between which checkpoints move."""
+MOVES = list(product(MOVED, MOVED))
 
 
 @pytest.fixture(scope="module")
-def moved(
-    make_config: Callable[..., RunConfig], few: MemoryStore, start: Start, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def moved(config_of: Configs, few: MemoryStore, start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of all layouts, to the end and to the middle, and from there to the end in every layout."""
     folder = tmp_path_factory.mktemp("moved")
-    changes = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 2, "model__num_layers": 4}
-    configs = {
-        name: make_config("painn", WITHOUT_FORCES, parallel=layout, **changes) for name, (_, layout) in MOVED.items()
-    }
+    configs = {name: config_of("painn", layout, FOUR) for name, (_, layout) in MOVED.items()}
 
     def train_all(runs: dict[Path, str], *options: str, **arguments: Any) -> None:
         """Train each in its layout, those of equally many ranks in the same processes."""
         for ranks in (2, 4):
             own = {path: configs[name] for path, name in runs.items() if MOVED[name][0] == ranks}
-            finish(start(own, ranks, *options))
+            finish(*start(own, ranks, *options))
         for path in (path for path, name in runs.items() if MOVED[name][0] == 1):
             train(configs["one"], path, store=few, **arguments)
 
     train_all({folder / name: name for name in MOVED})
     train_all({folder / f"{name} half": name for name in MOVED}, "--until", "1", until=1)
-    for source, target in PAIRS:
+    for source, target in MOVES:
         shutil.copytree(folder / f"{source} half", folder / f"{source} to {target}")
-    train_all({folder / f"{source} to {target}": target for source, target in PAIRS}, "--resume", resume=True)
+    train_all({folder / f"{source} to {target}": target for source, target in MOVES}, "--resume", resume=True)
     return folder
 
 
-@pytest.mark.parametrize(("source", "target"), PAIRS)
+@pytest.mark.parametrize(("source", "target"), MOVES)
 def test_a_checkpoint_of_any_layout_goes_on_in_any_other(source: str, target: str, moved: Path) -> None:
     """With averaged weights and states of the optimizer; in its own with the same bits."""
     path = moved / f"{source} to {target}"
-    assert (
-        read_record(path).epochs == 2 and largest_difference(read_record(moved / "one"), read_record(path)) < ROUNDING
-    )
-    models = [load_file(run / "model" / "weights.safetensors") for run in (moved / "one", path)]
-    assert models[0].keys() == models[1].keys()
-    for key, value in models[0].items():
-        # AdamW divides by the size of a gradient, which is rounding where nothing depends on a weight
-        assert (models[1][key] - value).abs().max() <= 1e-8, key
-    assert source != target or same_model(path, moved / source)
+    assert_same_run(moved / "one", path)
+    assert source != target or same_bits(path, moved / source)
 
 
-def same_model(one: Path, other: Path) -> bool:
+def same_bits(one: Path, other: Path) -> bool:
     first, second = ((path / "model" / "weights.safetensors").read_bytes() for path in (one, other))
     return first == second and read_record(one).curves == read_record(other).curves
 
 
 @pytest.mark.parametrize(
     ("layout", "heads"),
-    [({"shard": 2}, None), ({"pipeline": 2, "chunks": 2, "micro_batches": 3}, WITHOUT_FORCES)],
+    [({"shard": 2}, None), ({**CHUNKS, "micro_batches": 3}, WITHOUT_FORCES)],
     ids=["shards", "chunks"],
 )
 def test_ranks_that_are_killed_go_on_with_the_same_bits(
-    layout: dict[str, Any], heads: Any, make_config: Callable[..., RunConfig], start: Start, tmp_path: Path
+    layout: dict[str, Any], heads: Any, config_of: Configs, start: Start, tmp_path: Path
 ) -> None:
-    changes = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 8, "model__num_layers": 4}
-    config = make_config("schnet", heads, parallel=layout, **changes)
-    finish(start({tmp_path / "whole": config}, 2))
+    config = config_of("schnet", layout, {"train__epochs": 8, "model__num_layers": 4, "heads": heads})
+    finish(*start({tmp_path / "whole": config}, 2))
     latest = tmp_path / "cut" / "checkpoints" / "latest.json"
     processes = start({tmp_path / "cut": config}, 2)
     while not latest.exists() and processes[0].poll() is None:
@@ -206,5 +251,45 @@ def test_ranks_that_are_killed_go_on_with_the_same_bits(
     for process in processes:
         process.kill()
         process.wait(60)
-    finish(start({tmp_path / "cut": config}, 2, "--resume"))
-    assert same_model(tmp_path / "cut", tmp_path / "whole")
+    finish(*start({tmp_path / "cut": config}, 2, "--resume"))
+    assert same_bits(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("layout", [{}, {"pipeline": 2}, CHUNKS], ids=["copies", "stages", "chunks"])
+def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(
+    layout: dict[str, Any], config_of: Configs, start_ranks: Start, material: ModuleType, tmp_path: Path
+) -> None:
+    """With earlier data replayed and two of four layers frozen, all that the first of two stages has; what was forgotten is the same, too."""
+    table = config_of("painn", {}, {**FOUR, "heads": WITHOUT_FORCES[:1]}).to_json()
+    own = {key: table.pop(key) for key in ("data", "split", "heads")}
+    parts = []
+    for seed in (0, 7):
+        clusters = material.clusters(24, seed)  # all with the same labels
+        graphs = [clusters.read([number], ["atomic_numbers", "energy"]) for number in range(len(clusters))]
+        path = written(tmp_path / f"{seed}.h5", graphs, **clusters.attributes)
+        parts.append({**own, "data": {**own["data"], "store": str(path)}})
+
+    def parsed(one: dict[str, Any]) -> AnyConfig:
+        return config_from_table(one, tmp_path, stored=True)
+
+    train(parsed({**table, **parts[0]}), tmp_path / "first")
+    rest = {key: value for key, value in table.items() if key != "model"}
+    start = {"model": str(tmp_path / "first"), "freeze": 2, "replay": 0.5, "encoder_rate": 0.5}
+    tables = {
+        "start": {**rest, **parts[1], "start": start},
+        "branches": {**table, "branches": [{"name": "a", **parts[0]}, {"name": "b", **parts[1]}]},
+    }
+    shared = {**layout, "micro_batches": 3}
+    finish(*start_ranks({tmp_path / name: parsed({**one, "parallel": shared}) for name, one in tables.items()}, 2))
+    for name, one in tables.items():
+        alone, run = train(parsed(one), tmp_path / "alone" / name), read_record(tmp_path / name)
+        assert_same_run(tmp_path / "alone" / name, tmp_path / name)
+        before, after = errors_of(alone), errors_of(run)
+        assert bool(before) == (name == "start") and before.keys() == after.keys()
+        for key, values in before.items():
+            assert after[key] == pytest.approx(values, rel=1e-8), key
+
+
+def errors_of(record: RunRecord) -> dict[str, Any]:
+    errors: dict[str, Any] = record.start.get("forgetting", {}).get("errors", {})
+    return errors

@@ -1,6 +1,5 @@
 """Runs within limited memory: measured batches, parts that fit and batches that fill."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +17,15 @@ from hydragnn.distributed import Ranks
 from hydragnn.graphs import Field, graph_from_arrays, with_contracted_levels
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.levels import known_levels
-from hydragnn.record import read_record, write_record
-from hydragnn.runs import train
-from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.record import write_record
+from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.memory import memory_of, size_of_state, within_memory
 from hydragnn.runs.plan import plan_run
-from hydragnn.training.data import DevicePlacement, Share
+from hydragnn.training.data import Share
 from hydragnn.training.loop import take_step
 from hydragnn.training.memory import allocations, peak_of
+from tests.hydragnn.training.conftest import Configs, Trained, assembled
 
-Configs = Callable[..., RunConfig]
 CPU = torch.device("cpu")
 
 SMALL = {"model__repulsion": "none"}
@@ -38,10 +36,6 @@ def test_allocations_are_those_of_the_tensors_that_were_made() -> None:
     changes = allocations(lambda: torch.empty(1000) + torch.empty(1000), CPU)
     assert changes[changes > 0].tolist() == [4000, 4000, 4000] and changes.sum() == 0
     assert peak_of(lambda: torch.empty(5, dtype=torch.float64), CPU) == 40
-
-
-def assembled(config: RunConfig, store: MemoryStore) -> Assembly:
-    return assemble(plan_run(config, store), DevicePlacement(device=CPU, dtype=torch.float64), Ranks(), lambda: None)
 
 
 def within(config: RunConfig, store: MemoryStore) -> Assembly:
@@ -65,8 +59,8 @@ def peak_of_step(run: Assembly, share: Share) -> int:
 def test_no_step_takes_more_than_the_limit(
     kind: str, changes: dict[str, Any], limit: int, parts: bool, store: MemoryStore, make_config: Configs
 ) -> None:
-    config = make_config(kind, **{f"batch__{key}": value for key, value in changes.items()})
-    run = within(config.model_copy(update={"batch": config.batch.model_copy(update={"memory": str(limit)})}), store)
+    batch = {f"batch__{key}": value for key, value in changes.items()}
+    run = within(make_config(kind, batch__memory=str(limit), **batch), store)
     shares = list(run.data.epoch(0))
     assert sum(part.num_graphs for share in shares for part in share.parts) == 28
     peaks = [peak_of_step(run, share) for share in shares]
@@ -75,24 +69,24 @@ def test_no_step_takes_more_than_the_limit(
     assert (len(shares[0].parts) > 1) == parts
 
 
-def test_a_measured_batch_moves_nothing(store: MemoryStore, make_config: Configs, tmp_path: Path) -> None:
+def test_a_measured_batch_moves_nothing(store: MemoryStore, make_config: Configs, trained: Trained) -> None:
     config = make_config("painn", train__epochs=2, **SMALL)
     run = assembled(config, store)
     before = {name: value.clone() for name, value in run.state.model.state_dict().items()}
     states = {name: value.clone() for name, value in run.state.tensors().items()}
     random = torch.random.get_rng_state()
-    limited = config.model_copy(update={"batch": config.batch.model_copy(update={"memory": "1 GB"})})
+    limited = make_config("painn", train__epochs=2, batch__memory="1 GB", **SMALL)
     within_memory(run, plan_run(limited, store), Ranks(), {}, lambda: None)
     assert torch.equal(random, torch.random.get_rng_state()) and not run.state.totals.any()
     assert all(torch.equal(value, before[name]) for name, value in run.state.model.state_dict().items())
     assert all(torch.equal(value, states[name]) for name, value in run.state.tensors().items())
-    whole = train(config, tmp_path / "whole", store=store)
-    assert train(config, tmp_path / "limited", store=store, memory="1 GB").curves == whole.curves  # the same bits
+    whole = trained("whole", config)
+    assert trained("limited", config, memory="1 GB").curves == whole.curves  # the same bits
 
 
 @pytest.mark.parametrize("number", [2, 3, 8, 20])
 def test_processes_that_share_a_device_divide_its_memory(
-    number: int, store: MemoryStore, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, store: MemoryStore, make_config: Configs, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The allocator gets a part that leaves room for as many contexts of the driver; batches fill less than that."""
 
@@ -107,7 +101,7 @@ def test_processes_that_share_a_device_divide_its_memory(
     config = make_config("schnet", batch__budget="auto", **SMALL)
     plan, cuda = plan_run(config, store), torch.device("cuda")
     with pytest.raises(Limited) as caught:
-        train(config, tmp_path / "run", store=store, device=cuda, sharing=number)
+        trained("run", config, device=cuda, sharing=number)
     (fraction,) = caught.value.args
     filled = memory_of(plan, cuda, number)
     assert filled is not None
@@ -115,57 +109,45 @@ def test_processes_that_share_a_device_divide_its_memory(
     assert memory_of(plan, cuda, 1) == 72 * 10**9
 
 
-def test_parts_that_fit_take_the_same_steps(store: MemoryStore, make_config: Configs, tmp_path: Path) -> None:
+def test_parts_that_fit_take_the_same_steps(trained: Trained, make_config: Configs) -> None:
     config = make_config("schnet", batch__max_graphs=28, train__epochs=2, **SMALL)
-    whole = train(config, tmp_path / "whole", store=store)
-    parts = train(config, tmp_path / "parts", store=store, memory="400 kB")
+    whole, parts = trained("whole", config), trained("parts", config, memory="400 kB")
     assert parts.config == whole.config
     np.testing.assert_allclose(parts.curves["train/loss"], whole.curves["train/loss"], rtol=1e-9)
     assert parts.curves != whole.curves  # the order of sums is another: they were parts
 
 
-def test_batches_that_fill_memory_stay_when_a_run_resumes_with_less(
-    store: MemoryStore, make_config: Configs, tmp_path: Path
+def test_batches_that_fill_memory_stay_when_a_run_resumes_with_less_and_those_of_an_earlier_version_are_refused(
+    trained: Trained, make_config: Configs, tmp_path: Path
 ) -> None:
     config = make_config("schnet", batch__budget="auto", batch__memory="900 kB", **SMALL)
-    whole = train(config, tmp_path / "whole", store=store)
-    train(config, tmp_path / "cut", store=store, until=1)
-    begun = read_record(tmp_path / "cut").memory_budget
-    again = train(config, tmp_path / "cut", store=store, until=2, resume=True)
+    whole, begun = trained("whole", config), trained("cut", config, until=1)
+    earlier = {"": {"size": 900_000, "forms": [[1.0] * 5], "kept": [0.0] * 5}}
+    write_record(replace(begun, memory_budget=earlier), tmp_path / "cut")
+    with pytest.raises(InputError, match=r"version 0\.2\.0 counted in another way"):
+        trained("cut", config, resume=True)
+    write_record(begun, tmp_path / "cut")
+    again = trained("cut", config, until=2, resume=True)
     assert again.curves["train/loss"] == whole.curves["train/loss"][:2]  # the same bits
-    less = train(config, tmp_path / "cut", store=store, resume=True, memory="500 kB")
-    assert less.memory_budget == begun == whole.memory_budget and begun[""].keys() == {"max_nodes", "max_edges"}
+    less = trained("cut", config, resume=True, memory="500 kB")
+    assert less.memory_budget == begun.memory_budget == whole.memory_budget
+    assert less.memory_budget[""].keys() == {"max_nodes", "max_edges"}
     np.testing.assert_allclose(less.curves["train/loss"], whole.curves["train/loss"], rtol=1e-9)
 
 
-def test_batches_of_an_earlier_version_that_filled_memory_are_refused(
-    store: MemoryStore, make_config: Configs, tmp_path: Path
+A_GRAPH = r"graph \d+ \(\d+ nodes, \d+ edges\) takes .* more than the limit of 230 kB"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"batch__memory": "230 kB"}, A_GRAPH),
+    ({"batch__memory": "230 kB", "batch__budget": "auto"}, A_GRAPH),
+    ({"batch__memory": "20 kB"}, "weights, optimizer and validation part alone take .* of 20 kB"),
+    ({"batch__budget": "auto"}, r"set batch\.memory"),  # no limit on a CPU
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_what_does_not_fit_is_named_before_training(
+    changes: dict[str, Any], words: str, store: MemoryStore, make_config: Configs
 ) -> None:
-    config = make_config("schnet", batch__budget="auto", batch__memory="900 kB", **SMALL)
-    train(config, tmp_path, store=store, until=1)
-    earlier = {"": {"size": 900_000, "forms": [[1.0] * 5], "kept": [0.0] * 5}}
-    write_record(replace(read_record(tmp_path), memory_budget=earlier), tmp_path)
-    with pytest.raises(InputError, match=r"version 0\.2\.0 counted in another way"):
-        train(config, tmp_path, store=store, resume=True)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a graph": (
-        {"batch__memory": "230 kB"},
-        r"graph \d+ \(\d+ nodes, \d+ edges\) takes .* more than the limit of 230 kB",
-    ),
-    "a graph of batches that fill": (
-        {"batch__memory": "230 kB", "batch__budget": "auto"},
-        r"graph \d+ \(\d+ nodes, \d+ edges\) takes .* more than the limit of 230 kB",
-    ),
-    "the weights": ({"batch__memory": "20 kB"}, "weights, optimizer and validation part alone take .* of 20 kB"),
-    "no limit on a CPU": ({"batch__budget": "auto"}, r"set batch\.memory"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_does_not_fit_is_named_before_training(what: str, store: MemoryStore, make_config: Configs) -> None:
-    changes, words = REFUSED[what]
     with pytest.raises(InputError, match=words):
         within(make_config("painn", **changes, **SMALL), store)
 

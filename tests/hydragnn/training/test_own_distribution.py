@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -14,32 +13,22 @@ from torch.distributions import Laplace as Reference
 
 import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.graphs import Field
 from hydragnn.models import Distribution, Point, Target, concatenate_distributions, load_model
 from hydragnn.runs import train
 from tests.forked import Forked
-from tests.hydragnn.training.conftest import ENERGY
+from tests.hydragnn.training.conftest import ENERGY, Configs, Trained
 from tests.laplace import Laplace, LaplaceHead
 
 HEAD = {"kind": "tests.laplace:LaplaceHead", "field": "charge"}
 
 
 @pytest.fixture(scope="module")
-def stored(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The clusters on disk."""
-    path = tmp_path_factory.mktemp("laplace") / "graphs.h5"
-    with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes) as writer:
-        writer.write(store.read(range(len(store))))
-    return path
-
-
-@pytest.fixture(scope="module")
-def runs(make_config: Callable[..., RunConfig], stored: Path) -> list[Path]:
+def runs(make_config: Configs, stored: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs that predict Laplace distributions of charges beside energies."""
-    folders = [stored.with_name(f"run{seed}") for seed in (0, 1)]
+    folders = [tmp_path_factory.mktemp("laplace") / f"run{seed}" for seed in (0, 1)]
     for seed, folder in enumerate(folders):
         config = make_config("schnet", [ENERGY, HEAD], data__store=str(stored), train__seed=seed)
         record = train(config, folder)
@@ -49,10 +38,10 @@ def runs(make_config: Callable[..., RunConfig], stored: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def ensemble(runs: list[Path], stored: Path) -> Path:
+def ensemble(runs: list[Path]) -> Path:
     """The ensemble of both runs."""
-    build_ensemble(runs, stored.with_name("ensemble"))
-    return stored.with_name("ensemble")
+    build_ensemble(runs, runs[0].with_name("ensemble"))
+    return runs[0].with_name("ensemble")
 
 
 def test_the_loss_is_the_likelihood_per_label(runs: list[Path], store: MemoryStore) -> None:
@@ -66,10 +55,10 @@ def test_the_loss_is_the_likelihood_per_label(runs: list[Path], store: MemorySto
 
 
 def test_an_ensemble_is_the_mixture_and_is_written_and_read(
-    runs: list[Path], ensemble: Path, stored: Path, store: MemoryStore
+    runs: list[Path], ensemble: Path, stored: Path, store: MemoryStore, tmp_path: Path
 ) -> None:
-    batch, trained = store.read(range(40)), [load_model(run / "model", torch.float64) for run in runs]
-    members = [one.predict(batch)["charge"] for one in trained]
+    batch = store.read(range(40))
+    members = [load_model(run / "model", torch.float64).predict(batch)["charge"] for run in runs]
     mean, variance = (torch.stack([getattr(one, what) for one in members]) for what in ("mean", "variance"))
     estimate = Ensemble.load(ensemble, dtype=torch.float64).predict(batch)["charge"]
     np.testing.assert_allclose(estimate["mean"], mean.mean(0), rtol=1e-9)
@@ -77,8 +66,8 @@ def test_an_ensemble_is_the_mixture_and_is_written_and_read(
     np.testing.assert_allclose(ratio, mean.var(0, correction=0) / variance.mean(0), rtol=1e-6)
     evaluation = json.loads((ensemble / "evaluation.json").read_text())
     assert {"crps", "nll", "coverage"} <= evaluation["parts"]["valid"]["charge"]["ensemble"].keys()
-    hydragnn.predict(ensemble, stored, stored.with_name("out.h5"))
-    with h5py.File(stored.with_name("out.h5")) as file:
+    hydragnn.predict(ensemble, stored, tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as file:
         for quantity in estimate.quantities:
             np.testing.assert_allclose(file[f"fields/charge/{quantity}"][:], estimate[quantity], rtol=1e-3, atol=1e-5)
 
@@ -122,7 +111,7 @@ class Foreign(Distribution):
     ],
 )
 def test_a_distribution_that_later_steps_cannot_use_is_refused_at_once(
-    distribution: type[Distribution], words: str, trained: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    distribution: type[Distribution], words: str, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     def targets(head: LaplaceHead, fields: Mapping[str, Field]) -> tuple[Target, ...]:

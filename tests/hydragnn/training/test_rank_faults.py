@@ -9,30 +9,22 @@ from typing import Any
 
 import pytest
 
-from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.record import read_record
 from tests.forked import Forked
+from tests.hydragnn.training.conftest import WORKER, Configs, finish
 
+Outcome = Callable[..., tuple[Path, str]]
 FAULTY = Path(__file__).with_name("faults.py")
-WORKER = Path(__file__).with_name("worker.py")
 STEP = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 
 
-@pytest.fixture(scope="module")
-def outcome(
-    store: MemoryStore,
-    make_config: Callable[..., RunConfig],
-    environment: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., tuple[Path, str]]:
+@pytest.fixture
+def outcome(stored: Path, make_config: Configs, environment: dict[str, str], tmp_path: Path) -> Outcome:
     """Runs two ranks with a fault, as a job step; gives the run's folder and what was printed."""
 
     def run(fault: str, rank: int | str, **changes: Any) -> tuple[Path, str]:
-        folder = tmp_path_factory.mktemp("run")
-        with StoreWriter(folder / "clusters.h5", store.fields(), dim=3, attributes=store.attributes) as writer:
-            writer.write(store.read(range(len(store))))
-        config = make_config(**{"data__store": str(folder / "clusters.h5"), **changes})
+        folder, config = tmp_path / "run", make_config(**{"data__store": str(stored), **changes})
+        folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config.to_json()))
         (folder / "attempt.json").write_text('{"attempt": 3}')
         words = [str(FAULTY), fault, str(rank), str(folder), "--attempt", "3", "--ranks", "2"]
@@ -48,40 +40,38 @@ def outcome(
     return run
 
 
-@pytest.mark.parametrize("fault", ["in_preparation", "in_a_step_while_the_first_hangs"])
+@pytest.mark.parametrize(
+    ("fault", "rank", "changes"),
+    [
+        ("in_preparation", 1, {}),
+        ("in_a_step_while_the_first_hangs", "all", {}),
+        ("limited", 1, {"model__hidden_dim": 128, "model__num_radial": 64, "batch__max_graphs": 28}),
+    ],
+)
 def test_one_rank_without_memory_is_out_of_memory_and_not_a_lost_node(
-    fault: str, outcome: Callable[..., tuple[Path, str]]
+    fault: str, rank: int | str, changes: dict[str, Any], outcome: Outcome
 ) -> None:
-    folder, output = outcome(fault, "all" if "hangs" in fault else 1)
+    folder, output = outcome(fault, rank, **changes)
     record = read_record(folder)
     assert (record.status, record.attempt) == ("failed", 3), output
     assert record.failure.kind == "out_of_memory", (record.failure, output)
 
 
-def test_a_rank_that_the_system_gives_no_more_memory_is_out_of_memory(outcome: Callable[..., tuple[Path, str]]) -> None:
-    folder, output = outcome("limited", 1, model__hidden_dim=128, model__num_radial=64, batch__max_graphs=28)
-    assert read_record(folder).failure.kind == "out_of_memory", f"{read_record(folder).failure}\n{output}"
-
-
-def test_a_run_whose_rank_dies_right_before_the_end_has_not_finished(outcome: Callable[..., tuple[Path, str]]) -> None:
+def test_a_run_whose_rank_dies_right_before_the_end_has_not_finished(outcome: Outcome) -> None:
     folder, output = outcome("killed_before_the_end", 1)
     record = read_record(folder)
     assert record.status == "failed" and record.failure.kind == "lost_node", output
     assert (folder / "checkpoints" / "000003-000000").is_dir()
 
 
-def test_ranks_that_are_told_to_leave_while_data_are_read_leave_a_paused_record(
-    outcome: Callable[..., tuple[Path, str]],
-) -> None:
+def test_ranks_that_are_told_to_leave_while_data_are_read_leave_a_paused_record(outcome: Outcome) -> None:
     folder, output = outcome("signal_in_preparation", "all")
     record = read_record(folder)
     assert (record.status, record.attempt, record.failure) == ("paused", 3, None), output
     assert "stopped by SIGUSR1 before the first step" in output and "Traceback" not in output
 
 
-def test_a_rank_that_is_stopped_for_long_is_named_and_ended_and_the_run_with_it(
-    outcome: Callable[..., tuple[Path, str]],
-) -> None:
+def test_a_rank_that_is_stopped_for_long_is_named_and_ended_and_the_run_with_it(outcome: Outcome) -> None:
     folder, output = outcome("stopped", "all")
     record = read_record(folder)
     assert (record.status, record.failure.kind) == ("failed", "lost_node"), output
@@ -91,15 +81,13 @@ def test_a_rank_that_is_stopped_for_long_is_named_and_ended_and_the_run_with_it(
 
 @pytest.mark.parametrize("what", ["other data", "another configuration"])
 def test_ranks_that_read_different_files_end_with_a_sentence_before_the_first_step(
-    what: str, make_config: Callable[..., RunConfig], environment: dict[str, str], tmp_path: Path
+    what: str, make_config: Configs, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    of_ranks = [make_config(), make_config(train__seed=int(what == "another configuration"))]
     pair = []
-    for rank, config in enumerate(of_ranks):
+    for rank in range(2):
         path, graphs = tmp_path / f"{rank}.json", 20 + rank * (what == "other data")
+        config = make_config(train__seed=rank * (what == "another configuration"))
         path.write_text(json.dumps(config.to_json()))
         words = [str(WORKER), str(tmp_path / "run"), str(path), "--graphs", str(graphs)]
         pair.append(Forked(words, {**environment, **STEP, "SLURM_PROCID": str(rank)}))
-    outputs = [process.communicate(timeout=600)[0] for process in pair]
-    assert [process.returncode for process in pair] == [2, 2], outputs
-    assert f"rank 1 of 2 reads {what} than rank 0" in "".join(outputs)
+    assert f"rank 1 of 2 reads {what} than rank 0" in finish(*pair, code=2)

@@ -1,7 +1,6 @@
 """What is measured on the data at the start: each block by one rank, and the same bits for any number of ranks."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,26 +10,23 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
-from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, Survey
 from hydragnn.datasets import survey as survey_module
 from hydragnn.distributed import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.record import read_record
-from hydragnn.runs import train
 from hydragnn.runs.preparation import check_values
+from tests.hydragnn.training.conftest import TORCHRUN, Configs, Trained
 
-Configs = Callable[..., RunConfig]
 SHARING = Path(__file__).with_name("sharing.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def test_two_ranks_measure_the_data_with_the_bits_of_one(
-    store: MemoryStore, make_config: Configs, train_on_ranks: Callable[..., None], tmp_path: Path
+    trained: Trained, make_config: Configs, train_on_ranks: Callable[..., str], tmp_path: Path
 ) -> None:
     config = make_config("pna", train__epochs=1)
-    alone = train(config, tmp_path / "alone", store=store)
-    train_on_ranks(config, tmp_path / "pair", 2)
+    alone = trained("alone", config)
+    train_on_ranks({tmp_path / "pair": config}, 2)
     for key in ("normalisation", "statistics"):
         here, there = (read_json(tmp_path / name / "model" / "model.json").get(key) for name in ("alone", "pair"))
         assert here == there, key
@@ -74,7 +70,6 @@ class OtherRankFoundDamage(Ranks):
 
 
 def test_damage_that_only_another_rank_sees_ends_the_run(store: MemoryStore) -> None:
+    ranks = OtherRankFoundDamage(size=2)
     with pytest.raises(InputError, match="and the first rank none; copy the store anew"):
-        check_values(
-            store, np.arange(10), ["energy"], [], [], OtherRankFoundDamage(size=2), torch.device("cpu"), lambda: None
-        )
+        check_values(store, np.arange(10), ["energy"], [], [], ranks, torch.device("cpu"), lambda: None)

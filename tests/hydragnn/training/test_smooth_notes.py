@@ -1,17 +1,12 @@
 """Records note forces that are not smooth."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore
 from hydragnn.record import read_record
-from hydragnn.runs import train
 from hydragnn.scripts.showing import run_summary
-
-Config = Callable[..., RunConfig]
+from tests.hydragnn.training.conftest import Trained
 
 
 @pytest.mark.parametrize(
@@ -19,11 +14,10 @@ Config = Callable[..., RunConfig]
     [("painn", "smooth", ""), ("painn", "paper", "force constants of perfect crystals"), ("pna", "", "energies jump")],
 )
 def test_forces_that_are_not_smooth_are_noted(
-    model: str, norm: str, note: str, store: MemoryStore, make_config: Config, tmp_path: Path
+    model: str, norm: str, note: str, trained: Trained, tmp_path: Path
 ) -> None:
     changes = {"model__norm": norm} if norm else {}
-    record = train(make_config(model, **changes), tmp_path / "run", store=store, until=1)
+    record = trained("run", model, until=1, **changes)
     assert record.notes == read_record(tmp_path / "run").notes and len(record.notes) == bool(note)
     assert note in run_summary(record, tmp_path / "run").get("notes", "")
-    charges = make_config(model, heads=[{"kind": "scalar", "field": "charge"}], **changes)
-    assert train(charges, tmp_path / "charges", store=store, until=1).notes == []
+    assert trained("charges", model, [{"kind": "scalar", "field": "charge"}], until=1, **changes).notes == []

@@ -1,6 +1,6 @@
 """Predictions of several models as one are those of each alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings
-from hydragnn.config import RunConfig
 from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, make_graph, small_settings
 from hydragnn.datasets import MemoryStore
 from hydragnn.datasets.normalisation import Normalisation
-from hydragnn.distributed import Ranks
 from hydragnn.graphs import GraphBatch, concatenate
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel, build_model, degree_statistics, parse_head
@@ -21,13 +19,9 @@ from hydragnn.models.branched import build_branched
 from hydragnn.models.prediction import eager_prediction
 from hydragnn.models.stacked import check_alike, of_inputs
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs.assembly import assemble
-from hydragnn.runs.plan import plan_run
-from hydragnn.training.data import DevicePlacement
-from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS
+from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS, Configs, assembled
 from tests.hydragnn.training.launches import launches_of
 
-Configs = Callable[..., RunConfig]
 WITHOUT_FORCES = {"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}
 MEMBERS = 8
 EXACT = 1e-12
@@ -36,9 +30,8 @@ EXACT = 1e-12
 def models_of(model: str, make_config: Configs, store: MemoryStore, **changes: Any) -> list[TrainedModel]:
     """Eight models that differ in their seed."""
     heads = [WITHOUT_FORCES, CHARGE] if model in ("gin", "sage", "mfc") else [ENERGY, CHARGE]
-    placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
     configs = [make_config(model, heads, train__seed=seed, **changes) for seed in range(MEMBERS)]
-    runs = [assemble(plan_run(config, store), placement, Ranks(), lambda: None) for config in configs]
+    runs = [assembled(config, store) for config in configs]
     return [TrainedModel(model=run.state.model, normalisation=Normalisation(), dtype=torch.float64) for run in runs]
 
 
@@ -85,15 +78,9 @@ def branch_of(seed: int, settings: ArchitectureSettings) -> TrainedModel:
         "oxides": [{"kind": "scalar", "field": "charge"}],
     }
     fields, statistics = [*INPUTS, *SCALARS, FORCES, STRESS], degree_statistics([make_graph(1, 5)])
-    descriptions = [
-        replace(
-            build_model(
-                settings, [*map(parse_head, heads)], fields, inputs=["species"], dim=3, seed=0, statistics=statistics
-            ).description,
-            branch=name,
-        )
-        for name, heads in tables.items()
-    ]
+    shared: dict[str, Any] = {"inputs": ["species"], "dim": 3, "seed": 0, "statistics": statistics}
+    models = [build_model(settings, [*map(parse_head, heads)], fields, **shared) for heads in tables.values()]
+    descriptions = [replace(model.description, branch=name) for name, model in zip(tables, models)]
     view = build_branched(descriptions, seed).double().views[0]
     return TrainedModel(model=view, normalisation=Normalisation(), dtype=torch.float64)
 

@@ -1,7 +1,5 @@
 """In the second stage of training the energy weighs more, in every run, rank, part and segment alike."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,14 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
-from hydragnn.runs import train
+from tests.hydragnn.training.conftest import Configs, Trained, assert_same_curves
 
-Trained = Callable[..., RunRecord]
-
-Config = Callable[..., RunConfig]
 ENERGY = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
 CHARGE = {"kind": "scalar", "field": "charge", "hidden_dims": [8]}
 
 
 @pytest.fixture
-def two_stages(make_config: Config) -> Config:
+def two_stages(make_config: Configs) -> Configs:
     """Makes a run of four epochs, in the last two of which the energy weighs ``factor`` times more."""
 
     def make(factor: float = 50.0, **changes: Any) -> RunConfig:
@@ -34,13 +29,13 @@ def two_stages(make_config: Config) -> Config:
 
 
 @pytest.fixture
-def whole(two_stages: Config, trained: Trained) -> RunRecord:
+def whole(two_stages: Configs, trained: Trained) -> RunRecord:
     """The run of two stages, undisturbed."""
     return trained("whole", two_stages())
 
 
 def test_stages_differ_in_the_energys_weight_alone_and_the_validation_loss_has_that_of_the_second(
-    two_stages: Config, whole: RunRecord, trained: Trained
+    two_stages: Configs, whole: RunRecord, trained: Trained
 ) -> None:
     one, other = (trained(str(factor), two_stages(factor)) for factor in (1.0, 25.5))
     for name, curve in whole.curves.items():
@@ -55,7 +50,7 @@ def test_stages_differ_in_the_energys_weight_alone_and_the_validation_loss_has_t
 
 
 def test_the_weight_of_the_second_stage_is_the_one_that_a_run_of_one_stage_would_have(
-    two_stages: Config, make_config: Config, trained: Trained
+    two_stages: Configs, make_config: Configs, trained: Trained
 ) -> None:
     from_the_start = trained("two", two_stages(train__epochs=1))
     heads = [{**ENERGY, "weight": 50.0, "stage_two_factor": 1.0}, CHARGE]
@@ -64,7 +59,7 @@ def test_the_weight_of_the_second_stage_is_the_one_that_a_run_of_one_stage_would
 
 
 def test_a_run_that_is_paused_in_its_first_stage_leaves_a_model(
-    two_stages: Config, trained: Trained, store: MemoryStore, tmp_path: Path
+    two_stages: Configs, trained: Trained, store: MemoryStore, tmp_path: Path
 ) -> None:
     record = trained("run", two_stages(), until=1)
     assert (record.status, record.best["epoch"]) == ("paused", 1)
@@ -73,25 +68,15 @@ def test_a_run_that_is_paused_in_its_first_stage_leaves_a_model(
 
 
 def test_two_ranks_and_parts_of_batches_cross_the_border_as_one_rank_does(
-    two_stages: Config,
-    whole: RunRecord,
-    store: MemoryStore,
-    launch: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
+    two_stages: Configs, whole: RunRecord, trained: Trained, train_on_ranks: Callable[..., str], tmp_path: Path
 ) -> None:
-    config, run = two_stages(), tmp_path / "run"
-    train(config, run, store=store, until=1)
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = launch({run: config}, "--resume", "--until", "3", "--micro-batches", "3", launcher=ranks)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    assert read_record(run).cost.ranks == 2
-    record = train(config, run, store=store, resume=True)
-    for name, curve in whole.curves.items():
-        assert record.curves[name] == pytest.approx(curve, rel=1e-6, abs=1e-12), name
+    trained("run", two_stages(), until=1)
+    train_on_ranks({tmp_path / "run": two_stages()}, 2, "--resume", "--until", "3", "--micro-batches", "3")
+    assert read_record(tmp_path / "run").cost.ranks == 2
+    assert_same_curves(whole, trained("run", two_stages(), resume=True))
 
 
-def test_patience_does_not_end_a_run_before_its_second_stage(two_stages: Config, trained: Trained) -> None:
+def test_patience_does_not_end_a_run_before_its_second_stage(two_stages: Configs, trained: Trained) -> None:
     rates = {"train__learning_rate": 1e-30, "train__schedule": "constant", "train__ema_decay": 0.0}
     settings = {"train__epochs": 8, "train__patience": 2, **rates}  # weights stand still, so no epoch is better
     assert trained("two", two_stages(**settings)).epochs == 4 + 2

@@ -16,10 +16,7 @@ CASES = {
     "a loss that is not finite": (Diverged("the loss is nan"), "diverged"),
     "python's memory": (MemoryError(), "out_of_memory"),
     "the GPU's memory": (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
-    "torch's CPU allocator": (
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
-        "out_of_memory",
-    ),
+    "torch's CPU allocator": (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
     "no memory for the message either": (RuntimeError("[enforce fail a"), "out_of_memory"),
     "a file that cannot be written": (RuntimeError("[enforce fail at inline_container.cc:668] . unexpected"), "defect"),
     "bad input": (InputError("no space left"), "configuration"),
@@ -62,15 +59,11 @@ def test_the_first_rank_records_what_began_on_another(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_single_rank_records_its_own_failure(tmp_path: Path) -> None:
-    own = Failure(kind="defect", message="surprise")
-    assert first_failure(own, tmp_path, Ranks()) == own
-
-
-def test_a_rank_whose_folder_takes_no_file_keeps_its_own_failure(tmp_path: Path) -> None:
+def test_a_single_rank_and_one_whose_folder_takes_no_file_keep_their_own_failure(tmp_path: Path) -> None:
     own = Failure(kind="out_of_memory", message="no memory left")
     (tmp_path / ".failure-1.json").mkdir()
-    assert first_failure(own, tmp_path, Ranks(rank=1, size=2)) == own
+    for ranks in (Ranks(), Ranks(rank=1, size=2)):
+        assert first_failure(own, tmp_path, ranks) == own
 
 
 @pytest.mark.parametrize(

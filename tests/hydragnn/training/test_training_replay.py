@@ -3,7 +3,6 @@
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from hydragnn.distributed import Ranks
 from hydragnn.kernels.family import taken_for
 from hydragnn.models import TrainedModel, replay
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs import memory, recording, train
+from hydragnn.runs import memory, recording
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
@@ -29,10 +28,21 @@ from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.executor import Recorded
 from hydragnn.training.loop import take_step
 from hydragnn.training.memory import allocations
-from tests.hydragnn.training.conftest import CHARGE, ENERGY, HARD, MODELS, assert_same_end, signal_at
+from tests.hydragnn.training.conftest import (
+    CHARGE,
+    ENERGY,
+    HARD,
+    MODELS,
+    Configs,
+    Launch,
+    Trained,
+    assembled,
+    assert_same_curves,
+    assert_same_end,
+    signal_at,
+)
 from tests.hydragnn.training.recorder import StandIn, watched
 
-Configs = Callable[..., RunConfig]
 CPU = torch.device("cpu")
 WITHOUT_FORCES = {"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}
 
@@ -46,9 +56,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return stand_in
 
 
-def run_of(config: RunConfig, store: MemoryStore, micro_batches: int = 1) -> Assembly:
-    placement = DevicePlacement(device=CPU, dtype=torch.float64, micro_batches=micro_batches)
-    return with_replays(assemble(plan_run(config, store), placement, Ranks(), lambda: None), Ranks(), lambda: None)
+def run_of(config: RunConfig, store: MemoryStore, parts: int = 1) -> Assembly:
+    return with_replays(assembled(config, store, parts=parts), Ranks(), lambda: None)
 
 
 def assert_same_vectors(ours: Assembly, theirs: Assembly) -> None:
@@ -103,26 +112,25 @@ def test_replayed_steps_are_the_steps(case: str, material: ModuleType, make_conf
 
 
 def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
-    store: MemoryStore, make_config: Configs, recorder: StandIn, tmp_path: Path
+    trained: Trained, make_config: Configs, recorder: StandIn, tmp_path: Path
 ) -> None:
     config = make_config(**{**HARD, "train__epochs": 3}, train__graphs="on")
-    record = train(config, tmp_path / "whole", store=store)
+    record = trained("whole", config)
     assert record.graphs and record.status == "finished"
-    cut = tmp_path / "cut"
-    assert train(config, cut, store=store, until=1).status == "paused"
+    assert trained("cut", config, until=1).status == "paused"
     with pytest.raises(Interrupted, match="a checkpoint was written"):
-        train(config, cut, store=store, resume=True, progress=signal_at(1.5, signal.SIGTERM))
-    assert train(config, cut, store=store, resume=True).status == "finished"
-    assert_same_end(tmp_path / "whole", cut)
+        trained("cut", config, resume=True, progress=signal_at(1.5, signal.SIGTERM))
+    assert trained("cut", config, resume=True).status == "finished"
+    assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_kill_and_a_resume_of_replayed_runs_change_no_bit(
-    store: MemoryStore, make_config: Configs, launch: Callable[..., Any], tmp_path: Path, recorder: StandIn
+    trained: Trained, make_config: Configs, launch: Launch, tmp_path: Path, recorder: StandIn
 ) -> None:
     """Killed at a random moment after a checkpoint, in a process of its own each time; resumed here, where sizes are recorded sooner."""
     config = make_config("egnn", **{**HARD, "train__epochs": 6}, train__graphs="on")
     with taken_for("cpu", "xpu"):  # where the stand-in computes
-        train(config, tmp_path / "whole", store=store)
+        trained("whole", config)
     cut = tmp_path / "cut"
     for pause in (random.random() * 0.3, random.random() * 0.3):
         resume = (cut / "config.json").exists()
@@ -133,60 +141,53 @@ def test_a_kill_and_a_resume_of_replayed_runs_change_no_bit(
         process.kill()
         process.communicate()
     with taken_for("cpu", "xpu"):
-        assert train(config, cut, store=store, resume=True).graphs
+        assert trained("cut", config, resume=True).graphs
     assert_same_end(tmp_path / "whole", cut)
 
 
 def test_branches_have_recordings_of_their_own(
-    material: ModuleType, make_config: Configs, recorder: StandIn, tmp_path: Path
+    material: ModuleType, make_config: Configs, recorder: StandIn, trained: Trained
 ) -> None:
     stores = {"metals": material.clusters(20), "oxides": material.clusters(12, seed=7)}
-    curves = []
+    records = []
     for way in ("off", "on"):
         one = make_config("painn", train__graphs=way, train__optimizer="sgd", train__epochs=2).to_json()
         own = {key: one.pop(key) for key in ("data", "split", "heads")}
         heads = [{**WITHOUT_FORCES, "forces": "forces"}]
         branches = [{"name": "metals", **own}, {"name": "oxides", **own, "heads": heads}]
-        record = train(BranchedConfig.parse({**one, "branches": branches}), tmp_path / way, store=stores)
-        curves.append(record.curves)
-    assert record.graphs and len(recorder.recorded) > 2
-    for name, values in curves[0].items():
-        assert curves[1][name] == pytest.approx(values, rel=1e-12), name
+        records.append(trained(way, BranchedConfig.parse({**one, "branches": branches}), store=stores))
+    assert records[1].graphs and len(recorder.recorded) > 2
+    assert_same_curves(*records, rel=1e-12)
 
 
 def test_few_recordings_are_kept_where_there_is_no_room_for_more(
-    store: MemoryStore, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that was not used for longest goes, and what finds no memory is computed as it is, with the same bits."""
     config = make_config(**{**HARD, "train__epochs": 2}, train__graphs="on")
     with taken_for("cpu", "xpu"):
-        train(config, tmp_path / "all", store=store)
+        trained("all", config)
         every = len(recorder.recorded)
         monkeypatch.setattr(replay, "MOST", 2)
-        train(config, tmp_path / "two", store=store)
+        trained("two", config)
         assert len(recorder.recorded) - every > every
         recorder.room = len(recorder.recorded) + 4
-        train(config, tmp_path / "none", store=store)
+        trained("none", config)
     assert_same_end(tmp_path / "all", tmp_path / "two")
     assert_same_end(tmp_path / "all", tmp_path / "none")
 
 
 @pytest.mark.parametrize("budget", [{"max_graphs": 28}, {"budget": "auto"}], ids=["parts", "batches that fill"])
 def test_recordings_count_where_memory_is_limited(
-    budget: dict[str, Any],
-    store: MemoryStore,
-    make_config: Configs,
-    recorder: StandIn,
-    monkeypatch: pytest.MonkeyPatch,
+    budget: dict[str, Any], store: MemoryStore, make_config: Configs, recorder: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, the largest plain step, the pool of all recordings and their batches fit together; batches are smaller for it."""
     changes = {"batch__memory": "3 MB", **{f"batch__{key}": value for key, value in budget.items()}}
     parts = []
     for way in ("off", "on"):
         config = make_config("painn", train__graphs=way, **changes)
-        plan, placement = plan_run(config, store), DevicePlacement(device=CPU, dtype=torch.float64)
-        run = assemble(plan, placement, Ranks(), lambda: None)
-        run = with_replays(memory.within_memory(run, plan, Ranks(), {}, lambda: None), Ranks(), lambda: None)
+        limited = memory.within_memory(assembled(config, store), plan_run(config, store), Ranks(), {}, lambda: None)
+        run = with_replays(limited, Ranks(), lambda: None)
         parts.append([part for share in run.data.epoch(0) for part in share.parts])
     assert run.record.graphs and len(parts[1]) > len(parts[0])
     recorder.pool = 0
@@ -201,29 +202,21 @@ def test_recordings_count_where_memory_is_limited(
 
 
 def test_bits_do_not_depend_on_when_a_size_is_recorded(
-    store: MemoryStore, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(**{**HARD, "train__epochs": 2}, train__graphs="on")
     with taken_for("cpu", "xpu"):  # where the stand-in computes
-        train(config, tmp_path / "at once", store=store)
+        trained("at once", config)
         at_once = len(recorder.recorded)
         monkeypatch.setattr(replay, "USES", 2)
-        train(config, tmp_path / "later", store=store)
+        trained("later", config)
     assert 0 < len(recorder.recorded) - at_once < at_once
     assert_same_end(tmp_path / "at once", tmp_path / "later")
 
 
-def test_validation_by_replays_gives_the_same_metrics(
-    store: MemoryStore, make_config: Configs, recorder: StandIn, tmp_path: Path
-) -> None:
-    curves = [
-        train(
-            make_config(train__graphs=way, train__optimizer="sgd", train__epochs=2), tmp_path / way, store=store
-        ).curves
-        for way in ("off", "on")
-    ]
-    for name, values in curves[0].items():
-        assert curves[1][name] == pytest.approx(values, rel=1e-12), name
+def test_validation_by_replays_gives_the_same_metrics(trained: Trained, recorder: StandIn) -> None:
+    changes = {"train__optimizer": "sgd", "train__epochs": 2}
+    assert_same_curves(*(trained(way, train__graphs=way, **changes) for way in ("off", "on")), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +227,7 @@ def test_validation_by_replays_gives_the_same_metrics(
     ],
 )
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(
-    model: str,
-    changes: dict[str, Any],
-    reason: str,
-    material: ModuleType,
-    make_config: Configs,
-    recorder: StandIn,
+    model: str, changes: dict[str, Any], reason: str, material: ModuleType, make_config: Configs, recorder: StandIn
 ) -> None:
     heads = [WITHOUT_FORCES, CHARGE]
     run = run_of(make_config(model, heads, train__graphs="on", **changes), material.clusters(40, related=True))
@@ -281,47 +269,37 @@ def test_a_run_records_by_itself_where_it_is_long_enough_alone_and_without_limit
     assert reason in found and bool(reason) == bool(found)
 
 
-@pytest.mark.parametrize("attention", [None, {"kind": "multihead", "heads": 2}])
-def test_predictions_are_replayed_or_made_as_before(
-    attention: dict[str, Any] | None,
+def model_of(run: Assembly) -> TrainedModel:
+    normalisation = run.data.branches[0].normalisation
+    return TrainedModel(model=run.state.model, normalisation=normalisation, dtype=torch.float64)
+
+
+def assert_same_predictions(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-12, atol=1e-12)
+    for name, prediction in theirs[0].items():
+        torch.testing.assert_close(ours[0][name].tensors(), prediction.tensors(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", [{}, {"model__global_attention": {"kind": "multihead", "heads": 2}}])
+def test_predictions_of_one_model_and_of_members_as_one_are_replayed_or_made_as_before(
+    attention: dict[str, Any],
     store: MemoryStore,
     make_config: Configs,
     recorder: StandIn,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = run_of(make_config("painn", **({"model__global_attention": attention} if attention else {})), store)
-    normalisation = run.data.branches[0].normalisation
-    plain = TrainedModel(model=run.state.model, normalisation=normalisation, dtype=torch.float64)
-    assert plain.replayed() is plain, "a CPU has no graphs"
-    replayed = replace(plain, function=replay.ReplayedPrediction(run.state.model, recorder))
+    models = [model_of(run_of(make_config("painn", train__seed=seed, **attention), store)) for seed in range(3)]
+    assert models[0].replayed() is models[0], "a CPU has no graphs"
+    replayed = [replace(one, function=replay.ReplayedPrediction(one.model, recorder)) for one in models]
+    stack = None if attention else TrainedStack(replayed)
     for graphs in ([0, 1, 2], [3], [5, 4]):
         batch = store.read(graphs)
-        ours, theirs = replayed.predict_with_states(batch), plain.predict_with_states(batch)
-        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-12, atol=1e-12)
-        for name, prediction in theirs[0].items():
-            torch.testing.assert_close(ours[0][name].tensors(), prediction.tensors(), rtol=1e-12, atol=1e-12)
-    assert recorder.recorded and "not replayed" not in capsys.readouterr().err
-
-
-def test_members_as_one_are_replayed_as_one(
-    store: MemoryStore, make_config: Configs, recorder: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = []
-    for seed in range(3):
-        run = run_of(make_config("painn", train__seed=seed), store)
-        plain = TrainedModel(
-            model=run.state.model, normalisation=run.data.branches[0].normalisation, dtype=torch.float64
-        )
-        models.append(replace(plain, function=replay.ReplayedPrediction(run.state.model, recorder)))
-    stack = TrainedStack(models)
-    for graphs in ([0, 1, 2], [3], [5, 4]):
-        batch = store.read(graphs)
-        for (ours, states), model in zip(stack.predict_with_states(batch), models):
-            theirs, exact = replace(model, function=None).predict_with_states(batch)
-            torch.testing.assert_close(states, exact, rtol=1e-12, atol=1e-12)
-            for name, prediction in theirs.items():
-                torch.testing.assert_close(ours[name].tensors(), prediction.tensors(), rtol=1e-12, atol=1e-12)
-    assert recorder.recorded and capsys.readouterr().err == ""
+        expected = [model.predict_with_states(batch) for model in models]
+        assert_same_predictions(replayed[0].predict_with_states(batch), expected[0])
+        for ours, theirs in zip(stack.predict_with_states(batch) if stack else [], expected):
+            assert_same_predictions(ours, theirs)
+    output = capsys.readouterr().err
+    assert recorder.recorded and "not replayed" not in output and (attention or not output)
 
 
 def test_the_stand_in_refuses_what_a_graph_of_a_device_cannot_hold() -> None:
@@ -349,14 +327,9 @@ def test_the_stand_in_refuses_what_a_graph_of_a_device_cannot_hold() -> None:
 def test_a_gpu_replays_the_steps(store: MemoryStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "USES", 0)
     placement = DevicePlacement(device=torch.device("cuda", 0), dtype=torch.float64)
-    plain, replayed = (
-        with_replays(
-            assemble(plan_run(make_config("painn", train__graphs=way), store), placement, Ranks(), lambda: None),
-            Ranks(),
-            lambda: None,
-        )
-        for way in ("off", "on")
-    )
+    plans = [plan_run(make_config("painn", train__graphs=way), store) for way in ("off", "on")]
+    runs = [assemble(plan, placement, Ranks(), lambda: None) for plan in plans]
+    plain, replayed = (with_replays(run, Ranks(), lambda: None) for run in runs)
     assert replayed.record.graphs, replayed.record.notes
     for share in plain.data.epoch(0):
         ours, theirs = (take_step(run.state, share, run.context, 1e-3) for run in (replayed, plain))

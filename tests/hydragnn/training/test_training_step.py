@@ -1,7 +1,6 @@
 """One step: the host never waits for the device, and what diverged is told."""
 
 import math
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,36 +10,17 @@ import pytest
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.distributed import Ranks
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models.replay import NotRecordable, NoWaiting
-from hydragnn.runs import train
-from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.plan import plan_run
 from hydragnn.training.context import Diverged
-from hydragnn.training.data import DevicePlacement, Share
+from hydragnn.training.data import Share
 from hydragnn.training.executor import Eager
 from hydragnn.training.loop import numbers_of, read_step, take_step
-from tests.hydragnn.training.conftest import ENERGY
+from tests.hydragnn.training.conftest import ENERGY, Configs, Trained, assembled
 from tests.hydragnn.training.launches import launches_of
-
-Configs = Callable[..., RunConfig]
-CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
-
 
 LAUNCHES = {("painn", 3): 490, ("schnet", 3): 300, ("egnn", 3): 335, ("pna", 3): 445, ("mace", 2): 970}
 """Kernels of a step on a GPU at most, by architecture and layers: every one of them is time of the host, and a pause of a replay."""
-
-
-def assembled(config: RunConfig, store: MemoryStore, micro_batches: int = 1) -> Assembly:
-    placement = DevicePlacement(device=CPU.device, dtype=CPU.dtype, micro_batches=micro_batches)
-    return assemble(plan_run(config, store), placement, Ranks(), lambda: None)
-
-
-def first_parts(run: Assembly) -> tuple[GraphBatch, ...]:
-    return next(run.data.epoch(0)).parts
 
 
 def test_the_witness_of_waiting_sees_it() -> None:
@@ -62,8 +42,8 @@ def test_the_host_never_waits_for_the_device_inside_a_step(
 ) -> None:
     # charges are missing here and there
     config = make_config(model, train__ema_decay=0.9, train__clip_norm=0.01)
-    run = assembled(config, store, micro_batches)
-    parts = first_parts(run)
+    run = assembled(config, store, parts=micro_batches)
+    parts = next(run.data.epoch(0)).parts
     assert len(parts) == micro_batches
     with NoWaiting():
         take_step(run.state, Share(branch=0, parts=parts), run.context, 1e-3)
@@ -110,15 +90,9 @@ def test_what_diverged_is_told_when_the_step_is_read(store: MemoryStore, make_co
         read_step(numbers_of(result, torch.zeros(())), epoch=0)
 
 
-def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(
-    store: MemoryStore, make_config: Configs, tmp_path: Path
-) -> None:
-    whole = train(make_config(train__epochs=1), tmp_path / "well", store=store)
-    record = train(
-        make_config(train__epochs=2, train__learning_rate=1e300, batch__max_graphs=14), tmp_path / "run", store=store
-    )
-    assert whole.status == "finished" and record.status == "failed"
-    assert record.failure is not None and record.failure.kind == "diverged"
+def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(trained: Trained, tmp_path: Path) -> None:
+    record = trained(train__epochs=2, train__learning_rate=1e300, batch__max_graphs=14)
+    assert record.status == "failed" and record.failure is not None and record.failure.kind == "diverged"
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -135,12 +109,7 @@ def test_products_are_in_tf32_inside_steps_of_a_gpu_that_ask_for_it(precision: s
     assert torch.get_float32_matmul_precision() == before == "highest"
 
 
-def test_on_a_cpu_tf32_trains_as_fp32_and_the_record_states_it(
-    store: MemoryStore, make_config: Configs, tmp_path: Path
-) -> None:
-    records = [
-        train(make_config(train__epochs=1, train__precision=name), tmp_path / name, store=store)
-        for name in ("fp32", "tf32")
-    ]
+def test_on_a_cpu_tf32_trains_as_fp32_and_the_record_states_it(trained: Trained) -> None:
+    records = [trained(name, train__epochs=1, train__precision=name) for name in ("fp32", "tf32")]
     assert records[0].curves == records[1].curves
     assert [any("fp32 on a CPU" in note for note in record.notes) for record in records] == [False, True]
