@@ -15,10 +15,9 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.settings import with_value
 from hydragnn.config import BranchedConfig, RunConfig
-from hydragnn.datasets import Loader, MemoryStore
+from hydragnn.datasets import MemoryStore
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import load_model
-from hydragnn.training.data import DevicePlacement, Feed
 from hydragnn.training.loop import take_step
 from tests.hydragnn.training.conftest import Trained, assembled
 
@@ -134,24 +133,6 @@ def test_an_epoch_can_be_entered_at_any_step(
             assert [share.branch for share in rest] == [share.branch for share in whole[start:]]
             for one, other in zip(rest, whole[start:]):
                 assert torch.equal(concatenate(one.parts)["energy"], concatenate(other.parts)["energy"])
-
-
-def test_ranks_share_every_batch_of_every_branch(stores: dict[str, MemoryStore], make: Configs) -> None:
-    run = assembled(make(branches__1__weight=1.5), stores)
-    place = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
-
-    def of_rank(rank: int) -> list[Any]:
-        branches = []
-        for branch in run.data.branches:
-            old = branch.train.loader
-            loader = Loader(old.store, old.indices, old.budget, seed=old.seed, rank=rank, ranks=2)
-            branches.append(replace(branch, train=Feed(loader, None, place)))
-        return list(replace(run.data, branches=tuple(branches)).epoch(1))
-
-    for whole, first, second in zip(run.data.epoch(1), of_rank(0), of_rank(1), strict=True):
-        assert whole.branch == first.branch == second.branch
-        parts = [*first.parts, *second.parts]
-        assert torch.equal(concatenate(whole.parts)["energy"].sort().values, concatenate(parts)["energy"].sort().values)
 
 
 def test_a_run_in_segments_has_the_bits_of_one_in_one_go(

@@ -69,7 +69,7 @@ def config_for(inputs: list[str] | None = None, **model: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("conditioning", ["concat", "film", "pooled"])
-def test_two_materials_that_only_a_graph_input_tells_apart_are_told_apart_and_what_conditions_is_saved(
+def test_what_conditions_tells_materials_apart_and_is_optimised_and_saved(
     conditioning: str, pairs: MemoryStore, trained: Trained, tmp_path: Path
 ) -> None:
     config, weights = config_for(conditioning=conditioning), tmp_path / "run" / "model" / "weights.safetensors"

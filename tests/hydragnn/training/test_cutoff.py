@@ -19,11 +19,12 @@ from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import space_of
 from hydragnn.models import load_model
+from hydragnn.record import read_record
 from hydragnn.runs import train
 from hydragnn.runs.cutoff import check_pairs
 from hydragnn.runs.plan import plan_run
 from hydragnn.scripts.showing import run_summary
-from tests.hydragnn.training.conftest import written
+from tests.hydragnn.training.conftest import Trained, written
 
 CUTOFF = 4.2
 LABELS = (
@@ -209,3 +210,17 @@ def test_edges_that_an_envelope_silences_are_counted_and_without_a_cutoff_there_
     share = float((lengths >= 5.0).double().mean())
     assert 0.5 < share < 1 and f"of the {len(lengths)} edges of the training part ({share:.1%})" in note
     assert note in run_summary(record, tmp_path / "run")["notes"]
+
+
+@pytest.mark.parametrize(
+    "model, norm, note",
+    [("painn", "smooth", ""), ("painn", "paper", "force constants of perfect crystals"), ("pna", "", "energies jump")],
+)
+def test_forces_that_are_not_smooth_are_noted(
+    model: str, norm: str, note: str, trained: Trained, tmp_path: Path
+) -> None:
+    changes = {"model__norm": norm} if norm else {}
+    record = trained("run", model, until=1, **changes)
+    assert record.notes == read_record(tmp_path / "run").notes and len(record.notes) == bool(note)
+    assert note in run_summary(record, tmp_path / "run").get("notes", "")
+    assert trained("charges", model, [{"kind": "scalar", "field": "charge"}], until=1, **changes).notes == []

@@ -22,33 +22,18 @@ SLOW = Network(latency=1e-3, within=1e9, between=1e9, source="test")
 def steps(layout: dict[str, int], seconds: tuple[float, ...], parts: int = 1, **changes: Any) -> Steps:
     """Steps on shares of one and of two graphs of 80 edges; seconds per repeat."""
     first = tuple(0.1 for _ in seconds)
-    values = {
-        "chunks": 1,
-        "costs": (80.0, 160.0),
-        "repeats": (first, seconds),
-        "memory": (1000.0, 2000.0),
-        "state": 4000,
-    }
-    return Steps(sizes={axis: layout.get(axis, 1) for axis in AXES}, parts=parts, **(values | changes))
+    values = {"chunks": 1, "costs": (80.0, 160.0), "repeats": (first, seconds), "memory": (1000.0, 2000.0)}
+    sizes = {axis: layout.get(axis, 1) for axis in AXES}
+    return Steps(sizes=sizes, parts=parts, state=4000, **(values | changes))
 
 
 def extrapolation(*layouts: Steps, graphs: int = 64, **changes: Any) -> Extrapolation:
     """One device takes 100 ms a graph and nothing besides; all graphs cost the same."""
-    rows = MemoryStore(
-        [graph_from_arrays(np.zeros((10, 3)), np.zeros(0, int), np.zeros(0, int)) for _ in range(graphs)]
-    )
-    values = {
-        "network": NONE,
-        "ranks": 4,
-        "per_node": 4,
-        "weights": 10**6,
-        "sent": 100.0,
-        "layers": 4,
-        "accelerator": False,
-    }
+    rows = MemoryStore([graph_from_arrays(np.zeros((10, 3)), [], []) for _ in range(graphs)])
+    values = {"network": NONE, "ranks": 4, "per_node": 4, "weights": 10**6, "sent": 100.0, "layers": 4}
     alone = steps({}, (0.2,))
     loader = Loader(rows, np.arange(graphs), Budget(max_graphs=graphs))
-    return Extrapolation(loader=loader, alone=alone, layouts=layouts, **(values | changes))
+    return Extrapolation(loader=loader, alone=alone, layouts=layouts, accelerator=False, **(values | changes))
 
 
 def row_of(of: Extrapolation, ranks: int = 4, graphs: int = 64, **layout: int) -> dict[str, Any]:

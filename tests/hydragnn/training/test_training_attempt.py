@@ -1,9 +1,11 @@
 """Attempts at one run: the one that its folder names writes, every other leaves without a trace."""
 
+import itertools
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,15 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from hydragnn.record import read_record, write_record
-from hydragnn.runs.attempt import BEAT_SECONDS, Attempt, Fenced, Heartbeat, shown_epochs
+from hydragnn.runs.attempt import (
+    BEAT_SECONDS,
+    SECONDS_BETWEEN_BEATS,
+    Attempt,
+    Fenced,
+    Heartbeat,
+    shown_epochs,
+)
+from hydragnn.runs.beating import keep_beating
 from hydragnn.runs.checkpoint import _remove_old
 from tests.hydragnn.training.conftest import TORCHRUN, At, Configs, Launch, Process, Trained, files
 
@@ -257,3 +267,26 @@ def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(
     monkeypatch.setattr(Heartbeat, "beat", beat)
     trained("run", "pna", train__epochs=1)
     assert {"prepare_data", "_row", "row", "on_step_end", "heartbeat"} <= set(moments)
+
+
+def test_long_work_shows_that_the_run_lives(tmp_path: Path) -> None:
+    take_over(tmp_path, 3)
+    ticks = itertools.count()
+    heart = Heartbeat(Attempt(folder=tmp_path, number=3), first=True, clock=lambda: next(ticks) * SECONDS_BETWEEN_BEATS)
+
+    def seen(content: str) -> bool:
+        """Wait for a heartbeat file that is not this one."""
+        end = time.monotonic() + 30
+        while (tmp_path / "heartbeat").read_text() == content and time.monotonic() < end:
+            time.sleep(0.01)
+        return (tmp_path / "heartbeat").read_text() != content
+
+    with keep_beating(heart.beat, every=0.01):
+        (tmp_path / "heartbeat").write_text("")
+        assert seen("")  # written by nobody but the thread
+    with pytest.raises(Fenced), keep_beating(heart.beat, every=0.01):
+        take_over(tmp_path, 4)
+    with keep_beating(lambda: None, every=0.01, longest=0.0):
+        (thread,) = [one for one in threading.enumerate() if one.name == "heartbeat"]
+        thread.join(30)
+        assert not thread.is_alive()  # what hangs for ever shows no life for ever

@@ -92,15 +92,3 @@ def test_ranks_that_use_other_weights_sum_in_the_same_order(peer: OtherRank) -> 
         assert torch.equal(weights.gradient, 2 * gradient)
         orders.append(list(peer.begun))
     assert all(order == orders[0] for order in orders)
-
-
-def test_a_weight_is_complete_after_its_uses_in_energy_and_forces(peer: OtherRank) -> None:
-    model = network()
-    weights = FlatParameters(model, TrainSettings(), Sharing(copies=peer))
-    places = torch.randn(4, 6, requires_grad=True)
-    weights.expect_sum()
-    energy = model(places).sin().sum()
-    (forces,) = torch.autograd.grad(energy, places, create_graph=True)
-    (energy + forces.square().sum()).backward(inputs=list(model.parameters()))
-    weights.sum_gradient()
-    assert len(peer.begun) == 5

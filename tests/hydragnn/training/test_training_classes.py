@@ -1,5 +1,7 @@
 """Classes in training: weights, missing labels, metrics against scikit-learn, and the trivial predictor."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -37,25 +39,20 @@ def store() -> MemoryStore:
     return MemoryStore([graph(number) for number in range(70)])
 
 
-def output(batch: GraphBatch, classes: int = 3) -> Categorical:
+def output(batch: GraphBatch) -> Categorical:
     generator = torch.Generator().manual_seed(batch.num_graphs)
-    logits = torch.randn(batch.num_graphs, classes, generator=generator, dtype=torch.float64)
+    logits = torch.randn(batch.num_graphs, 3, generator=generator, dtype=torch.float64)
     return Categorical(logits=logits.requires_grad_())
 
 
 def test_the_loss_is_the_weighted_cross_entropy_of_the_labels_that_are_there(store: MemoryStore) -> None:
     batch = store.read(range(20))
     prediction, present = output(batch), batch.present("phase")
+    logits, labels = prediction.logits[present], batch["phase"][present]
     for weights in (None, (0.5, 2.0, 3.0)):
-        target = Target(field=PHASE, loss="cross_entropy", distribution=Categorical, class_weights=weights)
-        loss = loss_sum(target, prediction, batch)
-        expected = cross_entropy(
-            prediction.logits[present],
-            batch["phase"][present],
-            weight=None if weights is None else torch.tensor(weights, dtype=torch.float64),
-            reduction="sum",
-        )
-        assert loss.item() == pytest.approx(expected.item())
+        loss = loss_sum(replace(TARGET, class_weights=weights), prediction, batch)
+        weight = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+        assert loss.item() == pytest.approx(cross_entropy(logits, labels, weight=weight, reduction="sum").item())
     (gradient,) = torch.autograd.grad(loss, prediction.logits)
     assert not gradient[~present].any() and gradient[present].any(dim=1).all()
     assert [float(count) for count in label_counts([TARGET], batch)] == [float(present.sum())]
@@ -63,35 +60,30 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_labels_that_are_there(sto
 
 def test_balanced_weights_give_every_class_the_same_say(store: MemoryStore) -> None:
     train = np.arange(70)
-    asked = Target(field=PHASE, loss="cross_entropy", distribution=Categorical, class_weights="balanced")
-    weights = np.array(balanced_weights(asked, store, train).class_weights)
+    weights = np.array(balanced_weights(replace(TARGET, class_weights="balanced"), store, train).class_weights)
     batch = store.read(train)
     counts = np.bincount(batch["phase"][batch.present("phase")], minlength=3)
     assert weights * counts == pytest.approx([counts.sum() / 3] * 3)
 
 
-def test_metrics_agree_with_scikit_learn(store: MemoryStore) -> None:
+def test_metrics_agree_with_scikit_learn_and_those_of_parts_add_up(store: MemoryStore) -> None:
     batch = store.read(range(70))
-    prediction, present = output(batch), batch.present("phase").numpy()
-    truth, p = batch["phase"].numpy()[present], prediction.probabilities.detach().numpy()[present]
-    errors = Errors([TARGET])
-    errors.add(TARGET, prediction.detach(), batch)
-    actual = errors.values({})["phase"]
-    assert actual["count"] == len(truth)
-    assert actual["accuracy"] == pytest.approx(accuracy_score(truth, p.argmax(1)))
-    assert actual["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, p.argmax(1)))
-    assert actual["nll"] == pytest.approx(log_loss(truth, p))
-    assert actual["brier"] == pytest.approx(((p - np.eye(3)[truth]) ** 2).sum(1).mean())
-
-
-def test_metrics_of_parts_add_up_to_those_of_the_whole(store: MemoryStore) -> None:
-    whole, parts = (Errors([TARGET]) for _ in range(2))
-    batch = store.read(range(70))
-    prediction = output(batch).detach()
+    prediction, present = output(batch).detach(), batch.present("phase").numpy()
+    truth, p = batch["phase"].numpy()[present], prediction.probabilities.numpy()[present]
+    whole, parts = Errors([TARGET]), Errors([TARGET])
     whole.add(TARGET, prediction, batch)
     for rows in (range(25), range(25, 70)):
         parts.add(TARGET, prediction.rows(torch.tensor(rows)), store.read(rows))
     torch.testing.assert_close(whole.sums, parts.sums)
+    actual = whole.values({})["phase"]
+    expected = {
+        "count": len(truth),
+        "accuracy": accuracy_score(truth, p.argmax(1)),
+        "balanced_accuracy": balanced_accuracy_score(truth, p.argmax(1)),
+        "nll": log_loss(truth, p),
+        "brier": ((p - np.eye(3)[truth]) ** 2).sum(1).mean(),
+    }
+    assert {name: actual[name] for name in expected} == pytest.approx(expected)
 
 
 def test_the_trivial_predictor_knows_the_frequencies_of_the_training_part(store: MemoryStore) -> None:

@@ -71,12 +71,7 @@ def _related(graph: GraphBatch) -> GraphBatch:
 
 
 def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
-    if not really:
-        return graph
-    from dataclasses import replace
-
-    fields = {name: field for name, field in graph.fields.items() if name != "charge"}
-    return replace(graph, fields=fields, nodes={n: v for n, v in graph.nodes.items() if n != "charge"})
+    return graph.with_fields(drop=["charge"]) if really else graph
 
 
 def main() -> int:
