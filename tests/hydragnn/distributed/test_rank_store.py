@@ -79,7 +79,7 @@ def test_ranks_of_several_nodes_read_each_others_memory_and_the_share_of_one_tha
     ranks, nodes = (3, 3) if dies else (4, 2)
     said = with_mpi(ranks, root, stores, tmp_path, nodes, *["dies"] * dies)
     assert said.count("has read all") == ranks - dies, said
-    assert said.count("does not answer") == said.count("rank 2 does not answer") == 2 * dies
+    assert said.count("rank 2 does not answer") == 2 * dies and (dies or "does not answer" not in said)
 
 
 @needs_linux
