@@ -58,23 +58,18 @@ def test_a_checkpoint_of_an_earlier_version_is_continued_too(
     assert_same_end(tmp_path / "new", tmp_path / "old")
 
 
-def test_a_run_whose_checkpoint_is_gone_does_not_begin_anew_over_its_model(
+def test_a_run_whose_checkpoint_is_gone_begins_anew_where_it_was_killed_and_not_over_its_model(
     trained: Trained, make_config: Configs, tmp_path: Path
 ) -> None:
-    trained("run", make_config(train__epochs=2))
-    model = (tmp_path / "run" / "model" / "weights.safetensors").read_bytes()
-    (tmp_path / "run" / "checkpoints" / "latest.json").unlink()
+    run = tmp_path / "run"
+    record = trained("run", make_config(train__epochs=2))
+    model = (run / "model" / "weights.safetensors").read_bytes()
+    (run / "checkpoints" / "latest.json").unlink()
     with pytest.raises(InputError, match=r"has trained 2 epochs, but .* is gone; copy .*checkpoints back"):
         trained("run", make_config(train__epochs=3), resume=True)
-    assert (tmp_path / "run" / "model" / "weights.safetensors").read_bytes() == model
-
-
-def test_a_killed_run_without_a_checkpoint_says_that_it_began_anew(
-    trained: Trained, make_config: Configs, tmp_path: Path
-) -> None:
-    record = trained("run", make_config(train__epochs=2))
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    write_record(replace(record, status="running"), tmp_path / "run")
+    assert (run / "model" / "weights.safetensors").read_bytes() == model
+    shutil.rmtree(run / "checkpoints")
+    write_record(replace(record, status="running"), run)
     again = trained("run", make_config(train__epochs=3), resume=True)
     assert again.continued == ["after epoch 0 with train.epochs: 2, now 3"]
 

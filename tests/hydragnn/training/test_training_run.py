@@ -31,29 +31,22 @@ def metrics_of(store: MemoryStore, make_config: Configs, tmp_path: Path) -> Call
     return lambda name: evaluate(model_in(tmp_path / name), store, make_split(store, make_config().split).valid)
 
 
-def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
+def test_a_run_leaves_its_record_and_the_model_of_its_best_epoch_even_if_later_ones_are_worse(
     trained: Trained, metrics_of: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    record = trained(train__epochs=4)
-    assert record.status == "finished" and record.epochs == 4
+    record = trained(train__epochs=8, train__schedule="constant", train__learning_rate=0.2)
+    assert record.status == "finished" and record.epochs == 8
     assert read_record(tmp_path / "run") == record
     assert record.parts == {"train": 28, "valid": 8, "calibration": 0, "test": 4}
-    assert all(len(curve) == 4 for curve in record.curves.values())
+    assert all(len(curve) == 8 for curve in record.curves.values())
     for name in ("train/loss", "valid/loss", "learning_rate", "valid/energy/mae", "valid/energy/mae_per_node"):
         assert all(math.isfinite(value) for value in record.curves[name])
-    assert record.best["valid/loss"] == min(record.curves["valid/loss"])
+    losses = record.curves["valid/loss"]
+    assert record.best["valid/loss"] == min(losses)
+    assert record.best["epoch"] == losses.index(min(losses)) + 1 < 8, "choose a rate at which later epochs are worse"
     for field, metrics in metrics_of("run").items():
         for name in ("mae", "rmse", "r2"):
             assert metrics[name] == pytest.approx(record.best[f"valid/{field}/{name}"], rel=1e-9)
-
-
-def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(
-    trained: Trained, metrics_of: Callable[[str], Any]
-) -> None:
-    record = trained(train__epochs=8, train__schedule="constant", train__learning_rate=0.2)
-    losses = record.curves["valid/loss"]
-    assert record.best["epoch"] == losses.index(min(losses)) + 1 < 8, "choose a rate at which later epochs are worse"
-    assert metrics_of("run")["energy"]["mae"] == pytest.approx(record.best["valid/energy/mae"])
 
 
 def test_validation_and_the_model_use_the_averaged_weights(trained: Trained, metrics_of: Callable[[str], Any]) -> None:
@@ -150,16 +143,16 @@ def test_labels_that_are_infinite_are_refused_with_their_graph(trained: Trained,
         trained(store=MemoryStore(batch))
 
 
-def test_tensorboard_curves_are_written_on_request(trained: Trained, tmp_path: Path) -> None:
+def test_tensorboard_curves_are_written_on_request_and_a_missing_one_is_named_with_its_extra(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.utils.tensorboard", None)
+        with pytest.raises(InputError, match=r"hydragnn-ensemble\[tensorboard\]"):
+            trained("missing", train__tensorboard=True)
     pytest.importorskip("tensorboard")
     trained(train__tensorboard=True)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
-
-
-def test_a_missing_tensorboard_is_named_with_its_extra(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match=r"hydragnn-ensemble\[tensorboard\]"):
-        trained(train__tensorboard=True)
 
 
 def test_lines_and_bars_say_epoch_losses_speed_and_time_left(trained: Trained) -> None:
