@@ -213,6 +213,6 @@ def test_a_model_with_branches_asks_for_one_of_them(
     trained("run", make(), store=stores, until=1)
     model = tmp_path / "run" / "model"
     assert read_json(model / "model.json")["version"] == 3
-    for branch, words in ((None, "several branches, and none was named"), ("metal", "no branch metal")):
+    for branch, words in (("", "several branches, and none was named"), ("metal", "no branch metal")):
         with pytest.raises(InputError, match=f"{words}; name one of metals, oxides"):
             load_model(model, branch=branch)
