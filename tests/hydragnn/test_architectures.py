@@ -297,12 +297,6 @@ def test_attention_of_kind_none_and_pooling_of_no_levels_are_the_model_without(k
     assert list(actual) == list(expected) and all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_a_saved_model_of_every_kind_says_its_kind_and_nothing_of_its_class(tmp_path: Path) -> None:
-    save_model(tmp_path, make_model("cgcnn", dtype=torch.float32), Normalisation())
-    assert read_json(tmp_path / "model.json")["model"]["kind"] == "cgcnn"
-    assert load_model(tmp_path).settings.kind == "cgcnn"
-
-
 def test_a_setting_of_a_users_architecture_may_be_any_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of this package are sizes, and a damaged one that exceeds the weights is refused before memory is asked for."""
     (tmp_path / "own_rings.py").write_text(RING)

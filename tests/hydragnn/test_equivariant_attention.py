@@ -15,16 +15,13 @@ from hydragnn.conformance.cases import (
     make_graph,
     make_model,
     small_settings,
-    values_of,
 )
 from hydragnn.conformance.network import SLOPE, force_gaps
 from hydragnn.conformance.smoothness import atoms_graph, energies_and_forces, energy_model
-from hydragnn.conformance.transforms import jump, permuted
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
-from hydragnn.layers import equivariant_attention
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import GraphModel, build_model, parse_head
 from hydragnn.models.stacked import check_alike
@@ -57,34 +54,6 @@ def energies(model: GraphModel, batch: GraphBatch) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_pairs_turn_with_the_graph_and_stay_inside_it(kind: str) -> None:
-    """Rotation and reflection at once, order of nodes, and graphs alone, to rounding."""
-    model, batch = make_model(kind, **attention()), molecules()
-    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))[0]
-    turn = -turn * turn.det()
-    expected = model(batch)
-    turned = model(
-        replace(
-            batch, positions=batch.positions @ turn.T, edge_shifts=batch.edge_shifts @ turn.T, cell=batch.cell @ turn.T
-        )
-    )
-    torch.testing.assert_close(values_of(turned["energy"]), values_of(expected["energy"]), rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(
-        values_of(turned["forces"]), values_of(expected["forces"]) @ turn.T, rtol=1e-11, atol=1e-11
-    )
-    for number in range(batch.num_graphs):
-        alone = model(batch.select([number]))
-        own = batch.owner("node") == number
-        torch.testing.assert_close(
-            values_of(alone["forces"]), values_of(expected["forces"])[own], rtol=1e-11, atol=1e-11
-        )
-    last = batch.select([2])
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
-    moved = values_of(model(permuted(last, order))["forces"])
-    torch.testing.assert_close(moved, values_of(model(last)["forces"])[order], rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_forces_of_all_pairs_are_minus_the_gradient(kind: str) -> None:
     errors = force_gaps(make_model(kind, **attention()), molecules())
     assert max(error for error, _ in errors) <= SLOPE
@@ -112,29 +81,6 @@ def test_energies_add_up_beyond_the_cutoff_of_attention() -> None:
     torch.testing.assert_close(
         energies(model, atoms_graph(whole + other, NEAR)), apart[0] + apart[1], rtol=1e-9, atol=1e-9
     )
-
-
-def crossing(shares: tuple[float, ...]) -> GraphBatch:
-    """Atoms whose distances to the others become those at which attention ends, one after the other."""
-    return concatenate([chain(REACH - 3.0 + 4.0 * share) for share in shares])
-
-
-@pytest.mark.parametrize("kind", ["painn", "mace", "tensornet"])
-def test_forces_are_continuous_where_a_pair_crosses_the_cutoff_of_attention(kind: str) -> None:
-    model = energy_model(kind, cutoff=NEAR, **attention(REACH))
-
-    def forces(shares: tuple[float, ...]) -> Tensor:
-        return energies_and_forces(model, crossing(shares))[1].view(len(shares), -1)
-
-    assert forces((0.1, 0.9)).diff(dim=0).abs().max() > 1e-5
-    assert jump(forces)[0] is None
-
-
-def test_without_an_envelope_they_would_jump(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above sees."""
-    monkeypatch.setattr(equivariant_attention, "radial_inputs", lambda graph: (graph.paired_inputs[0], None))
-    model = energy_model("painn", cutoff=NEAR, **attention(REACH))
-    assert jump(lambda shares: energies_and_forces(model, crossing(shares))[0].detach().unsqueeze(1))[0] is not None
 
 
 def test_a_slab_is_periodic_along_its_own_directions_alone() -> None:

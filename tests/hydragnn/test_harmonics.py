@@ -77,18 +77,6 @@ def test_contracted_states_turn_as_their_degree(correlation: int) -> None:
         )
 
 
-def test_contractions_of_the_highest_order_are_homogeneous() -> None:
-    """Without weights of lower orders, twice the states give eight times the products of three."""
-    contraction = SymmetricContraction(1, 1, 2, [0], 3).double()
-    last = len(symmetric_polynomials(2, 0, 3).coefficients)
-    with torch.no_grad():
-        contraction.weights["0"].weight[:, :-last] = 0
-    states, kinds = torch.randn(9, 5, 1, dtype=torch.float64), torch.zeros(5, dtype=torch.int64)
-    torch.testing.assert_close(
-        contraction(2 * states, kinds)[0], 8 * contraction(states, kinds)[0], rtol=1e-12, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize(
     ("of", "mark"), [((2, 0, 3), 2.124976315006), ((3, 1, 3), 6.864827180835), ((2, 2, 2), -2.471188153063)]
 )

@@ -4,20 +4,19 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from hydragnn.architectures.relational import keyed_edges
-from hydragnn.conformance.cases import make_graph, no_nodes
-from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Topology, gather_multiply_sum
+from hydragnn.kernels.family import plain_forms
 from hydragnn.layers import (
     BesselBasis,
-    GatedVectors,
     GaussianBasis,
-    MessageGraph,
+    LinearByClass,
     RadialFeatures,
+    classes_of,
     envelope_at,
     lengths_and_directions,
-    mlp,
     pool_nodes,
 )
 from hydragnn.layers.radial import LEAST
@@ -98,19 +97,6 @@ def test_pooling_stays_inside_its_graph(pool: str, expected: float) -> None:
     assert actual.squeeze(1).tolist() == [expected, 0.0, 9.0]
 
 
-def test_gated_vectors_turn_with_their_input() -> None:
-    torch.manual_seed(0)
-    module = GatedVectors(4, 6, 2).double()
-    scalars, vectors = torch.randn(5, 4).double(), torch.randn(5, 3, 4).double()
-    turn, _ = torch.linalg.qr(torch.randn(3, 3).double())
-    turned = module(scalars, torch.einsum("ab,nbc->nac", turn, vectors))
-    torch.testing.assert_close(turned, module(scalars, vectors) @ turn.T)
-
-
-def test_a_network_has_an_activation_between_layers_only() -> None:
-    assert [type(layer).__name__ for layer in mlp([2, 3, 4, 1])] == ["Linear", "SiLU", "Linear", "SiLU", "Linear"]
-
-
 def test_the_root_of_their_number_divides_the_sum_of_neighbours_of_one_kind() -> None:
     edges = Topology(
         senders=torch.tensor([1, 2, 3, 0]), receivers=torch.tensor([0, 0, 0, 1]), num_columns=4, num_rows=4
@@ -124,12 +110,28 @@ def test_the_root_of_their_number_divides_the_sum_of_neighbours_of_one_kind() ->
     torch.testing.assert_close(gather_multiply_sum(x, averaged.weight, averaged.topology), total / counts)
 
 
-def test_triplets_are_all_pairs_of_edges_that_follow_each_other() -> None:
-    batch = concatenate([make_graph(1, 5), no_nodes(), make_graph(2, 4), make_graph(3, 3, edges=0)])
-    graph = MessageGraph(topology=batch.topology, owner=batch.owner("node"), nodes_per_graph=batch.counts("node"))
-    first, second = graph.triplets
-    pairs = list(zip(first.tolist(), second.tolist()))
-    edges = range(batch.num_edges)
-    assert sorted(pairs) == [(a, b) for a in edges for b in edges if batch.receivers[a] == batch.senders[b]]
-    assert second.tolist() == sorted(second.tolist())
-    assert graph.triplets[0] is first
+@pytest.mark.parametrize("of_rows", [[], [2, 2, 2], [3, 0, 1, 3, 0], [1, 0]], ids=str)
+def test_rows_get_the_weights_of_their_class_whether_or_not_classes_are_counted(of_rows: list[int]) -> None:
+    torch.manual_seed(0)
+    layer = LinearByClass(3, 2, classes=4).double()
+    numbers = torch.tensor(of_rows, dtype=torch.int64)
+    values = torch.randn(len(of_rows), 3, dtype=torch.float64, requires_grad=True)
+    weights, biases = layer.weight.view(4, 2, 3), layer.bias.view(4, 2)
+    expected = (
+        torch.stack([weights[c] @ row + biases[c] for c, row in zip(of_rows, values)]) if of_rows else torch.zeros(0, 2)
+    )
+
+    counted = layer(values, classes_of(numbers, 4))
+    with plain_forms():
+        candidates = layer(values, classes_of(numbers, 4))
+
+    for found in (counted, candidates):
+        assert torch.allclose(found, expected.to(found), atol=1e-12)
+        if of_rows:
+            for mine, theirs in zip(gradients(found, layer, values), gradients(expected, layer, values)):
+                assert torch.allclose(mine, theirs, atol=1e-12)
+
+
+def gradients(found: Tensor, layer: LinearByClass, values: Tensor) -> tuple[Tensor, ...]:
+    """Those of a function of all outputs, by weights, biases and rows."""
+    return torch.autograd.grad(found.square().sum(), [layer.weight, layer.bias, values], retain_graph=True)

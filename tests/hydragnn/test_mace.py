@@ -22,46 +22,23 @@ SIZE = Field(name="size", on="node")
 
 
 @pytest.mark.parametrize(
-    ("changes", "dim", "sentence"),
+    ("changes", "sentence"),
     [
-        ({}, 2, "needs graphs in 3 dimensions, and these have 2"),
-        ({"hidden_l": 2, "max_ell": 1}, 3, r"hidden_l = 2 is above model\.max_ell = 1"),
-        ({"correlation": 4, "max_ell": 4}, 3, "lower one of them to 3"),
+        ({"hidden_l": 2, "max_ell": 1}, r"hidden_l = 2 is above model\.max_ell = 1"),
+        ({"correlation": 4, "max_ell": 4}, "lower one of them to 3"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes: dict[str, int], dim: int, sentence: str) -> None:
-    field = Field(name="energy", on="graph", role="target")
-    settings = architecture_of("mace").Settings.parse({"kind": "mace", **changes})
+def test_settings_that_cannot_work_are_refused(changes: dict[str, int], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        build_model(
-            settings,
-            [parse_head({"kind": "scalar", "field": "energy"})],
-            [SIZE, field],
-            inputs=["size"],
-            dim=dim,
-            seed=0,
-            statistics=GraphStatistics(mean_log_degree=1.0),
-        )
+        atoms_model((1,), ["size"], **changes)
 
 
 def test_species_of_the_training_part_have_weights_of_their_own_and_others_share_one_set(tmp_path: Path) -> None:
-    numbers = ATOMIC_NUMBERS_FIELD
-    energy = Field(name="energy", on="graph", role="target")
-    statistics = GraphStatistics(mean_log_degree=1.0, mean_degree=2.0, species=(8, 26))
-    settings = architecture_of("mace").Settings.parse({"kind": "mace", "hidden_dim": 4, "max_ell": 1})
-    model = build_model(
-        settings,
-        [parse_head({"kind": "scalar", "field": "energy"})],
-        [numbers, energy],
-        inputs=[numbers.name],
-        dim=3,
-        seed=0,
-        statistics=statistics,
-    )
+    model = atoms_model((8, 26), ["atomic_numbers"]).float()
     kinds = model.encoder.layers[0].kinds
     assert kinds.count == 3 and kinds.rows[torch.tensor([8, 26, 1, 27])].tolist() == [0, 1, 2, 2]
     save_model(tmp_path, model, Normalisation())
-    assert load_model(tmp_path).model.description.statistics == statistics
+    assert load_model(tmp_path).model.description.statistics == model.description.statistics
 
 
 def atoms_model(species: tuple[int, ...], inputs: list[str], **changes: Any) -> GraphModel:

@@ -168,21 +168,6 @@ def test_a_model_needs_no_input_field() -> None:
     assert model(chain(4, 3))["energy"].mean.shape == (1,)
 
 
-def test_extensive_heads_add_up_over_parts() -> None:
-    model = built("painn", ENERGY)
-    one = chain(4, 3)
-    apart = replace(chain(4, 3), positions=one.positions + 100.0)
-    both = concatenate([one, apart])
-    merged = replace(
-        both,
-        cell=both.cell[:1],
-        periodic=both.periodic[:1],
-        node_offsets=both.node_offsets[[0, 2]],
-        edge_offsets=both.edge_offsets[[0, 2]],
-    )
-    torch.testing.assert_close(model(merged)["energy"].mean.sum(), model(both)["energy"].mean.sum())
-
-
 def test_variances_are_positive_however_sure_the_model_is() -> None:
     model = built("schnet", head(kind="scalar", field="energy", distribution="gaussian", loss="nll"))
     with torch.no_grad():
@@ -233,26 +218,6 @@ def test_degree_statistics_count_every_node() -> None:
     assert actual.mean_log_degree == pytest.approx(float(expected))
     with pytest.raises(InputError, match="at least one training graph"):
         degree_statistics([])
-
-
-def test_a_cutoff_is_crossed_smoothly() -> None:
-    for kind in ("schnet", "painn", "egnn", "pna"):
-        model = built(kind, head(kind="energy", field="energy", forces="forces"), cutoff=2.0).double()
-        batch = chain(2, 3)
-
-        def energy_and_force(
-            distance: float, model: GraphModel = model, batch: GraphBatch = batch
-        ) -> tuple[float, float]:
-            positions = torch.tensor([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]], dtype=torch.float64)
-            nodes = {name: v.double() if v.is_floating_point() else v for name, v in batch.nodes.items()}
-            with torch.no_grad():
-                actual = model(replace(batch, positions=positions, edge_shifts=batch.edge_shifts.double(), nodes=nodes))
-            return float(actual["energy"].mean), float(actual["forces"].mean[0, 0])
-
-        inside, beyond = energy_and_force(2.0 - 1e-4), energy_and_force(2.0 + 1e-4)
-        assert inside[0] == pytest.approx(beyond[0], abs=1e-6)
-        assert inside[1] == pytest.approx(beyond[1], abs=1e-4)
-        assert beyond[1] == 0.0
 
 
 def saved(folder: Path) -> GraphModel:

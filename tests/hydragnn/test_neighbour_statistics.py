@@ -1,7 +1,5 @@
 """Statistics of what nodes receive, in the form in which neighbours come and go without a step."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -68,27 +66,3 @@ def test_messages_of_any_size_are_finite_with_their_gradients_in_float32(size: f
     statistics = smooth_statistics(messages, weights, star(6)).statistics
     gradients = torch.autograd.grad(sum(s.sum() for s in statistics), (messages, weights))  # type: ignore[arg-type]
     assert all(tensor.isfinite().all() for tensor in (*statistics, *gradients))
-
-
-def test_derivatives_of_both_orders_are_those_of_finite_differences() -> None:
-    messages = messages_of(5).requires_grad_()
-    weights = weights_of(1.0, 0.5, 1e-3, 0.0, 0.9).requires_grad_()
-
-    def statistics(messages: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-        aggregated = smooth_statistics(messages, weights, star(5))
-        return *aggregated.statistics, aggregated.presence, aggregated.degrees
-
-    assert torch.autograd.gradcheck(statistics, (messages, weights))
-    assert torch.autograd.gradgradcheck(statistics, (messages, weights))
-
-
-def test_one_neighbour_by_hand() -> None:
-    mean, least, largest, deviation = smooth_statistics(weights_of(2.0), None, star(1)).statistics
-    size = math.sqrt(2)
-    middle = 2 / size
-    x = 2 - middle
-    growth = [(1 / (size + 1) + math.exp(sign * 4 * math.asinh(x))) / size for sign in (1, -1)]
-    rise, fall = (math.sinh(math.log(y) / 4) for y in growth)
-    expected = [middle, middle - fall, middle + rise, math.sqrt(x * x / size + 1) - 1]
-    for statistic, number in zip((mean, least, largest, deviation), expected):
-        assert statistic[:, 0].tolist() == pytest.approx([number, 0.0], abs=1e-14)

@@ -1,7 +1,6 @@
 """Functions of length from tables: what networks say, with fewer operations."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import ase.build
 import numpy as np
@@ -150,25 +149,6 @@ def test_a_model_with_tables_predicts_as_exactly_as_the_model_itself(settings: d
         scale = expected.abs().max()
         error, rounding = ((one[name] - expected).abs().max() / scale for one in (fast_values, single))
         assert error < 3e-6 + 2 * rounding, name  # a few roundings: forces of these models are off by 1e-6 themselves
-
-
-def test_forces_are_the_derivative_of_the_energy_that_tables_give() -> None:
-    batch = alloys()
-    model = model_of(batch, kind="painn")
-    fast = tabulated(model)
-    for part in fast.modules():  # the same tables, in arithmetic that shows a derivative
-        if isinstance(part, RadialFilters):
-            part.tables = tuple(Table(end=one.end, knots=one.knots.double()) for one in part.tables)
-    fast = fast.double()
-    step, atom = 1e-5, 3
-    energies = []
-    for sign in (1, -1):
-        positions = batch.positions.clone()
-        positions[atom, 1] += sign * step
-        moved = batch.to(dtype=torch.float64)
-        energies.append(values_of(fast, replace(moved, positions=positions))["energy"].sum())
-    force = values_of(fast, batch)["forces"][atom, 1]
-    torch.testing.assert_close(force, -(energies[0] - energies[1]) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
 def test_models_that_tables_do_not_fit_stay_as_they_are() -> None:
