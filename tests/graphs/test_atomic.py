@@ -95,29 +95,6 @@ def test_edges_are_those_of_ase(case: str, cutoff: float) -> None:
     np.testing.assert_allclose(*(rows[np.lexsort((rows + 0.0).T[::-1])] for rows in (ours, theirs)), atol=2e-9)
 
 
-@pytest.mark.parametrize("case", STRUCTURES)
-def test_every_edge_has_its_reverse_and_no_atom_is_its_own_neighbour_in_place(case: str) -> None:
-    graph = from_ase(STRUCTURES[case](), 4.0)
-    rows = {
-        (s, r, *(v + 0.0 for v in vector))
-        for s, r, vector in zip(
-            graph.senders.tolist(), graph.receivers.tolist(), edge_vectors(graph).numpy().round(6).tolist()
-        )
-    }
-    assert len(rows) == graph.num_edges
-    assert rows == {(r, s, *(-v + 0.0 for v in vector)) for s, r, *vector in rows}
-    assert (edge_vectors(graph).norm(dim=1) > 0.1).all()
-
-
-def test_permuting_atoms_permutes_the_graph() -> None:
-    atoms = slab()
-    order = np.random.default_rng(3).permutation(len(atoms))
-    first, second = from_ase(atoms, 3.0), from_ase(atoms[order], 3.0)
-    degrees = first.topology.degrees
-    assert torch.equal(second.topology.degrees, degrees[order])
-    assert torch.equal(second[ATOMIC_NUMBERS], first[ATOMIC_NUMBERS][order])
-
-
 def test_truncation_keeps_the_nearest_at_every_receiver() -> None:
     graph, full = from_ase(slab(), 5.0, max_neighbours=7), from_ase(slab(), 5.0)
     assert (graph.topology.degrees == torch.minimum(full.topology.degrees, torch.tensor(7))).all()

@@ -29,23 +29,15 @@ def undirected(graph: GraphBatch) -> set[tuple[int, int]]:
     [MeshTri().refined(3), MeshQuad().refined(3), MeshTet().refined(2), MeshHex().refined(2), MeshWedge1()],
     ids=lambda mesh: type(mesh).__name__,
 )
-def test_edges_are_those_of_scikit_fem(mesh: Any) -> None:
+def test_edges_and_cells_that_share_a_facet_are_those_of_scikit_fem(mesh: Any) -> None:
     edges = mesh.facets if mesh.p.shape[0] == 2 else mesh.edges
     graph = validate(from_mesh(to_meshio(mesh)))
     assert undirected(graph) == {tuple(sorted(pair)) for pair in edges.T.tolist()}
     assert graph.dim == mesh.p.shape[0]
-
-
-@pytest.mark.parametrize(
-    "mesh",
-    [MeshTri().refined(3), MeshQuad().refined(3), MeshTet().refined(2), MeshHex().refined(2)],
-    ids=lambda mesh: type(mesh).__name__,
-)
-def test_cells_that_share_a_facet_are_those_of_scikit_fem(mesh: Any) -> None:
-    graph = validate(from_mesh(to_meshio(mesh), cell_centred=True))
-    inner = mesh.f2t[:, mesh.f2t[1] >= 0]
-    assert undirected(graph) == {tuple(sorted(pair)) for pair in inner.T.tolist()}
-    assert float(graph["volume"].sum()) == pytest.approx(1.0)
+    if not isinstance(mesh, MeshWedge1):
+        cells, inner = validate(from_mesh(to_meshio(mesh), cell_centred=True)), mesh.f2t[:, mesh.f2t[1] >= 0]
+        assert undirected(cells) == {tuple(sorted(pair)) for pair in inner.T.tolist()}
+        assert float(cells["volume"].sum()) == pytest.approx(1.0)
 
 
 SHAPES = {
@@ -203,29 +195,12 @@ def test_what_is_wrong_is_named(case: str) -> None:
         make()
 
 
-FILES = [
-    "annulus.msh",
-    "beams.msh",
-    "box.msh",
-    "cube_oriented_sub.msh",
-    "cuubat.msh",
-    "cylinder_stokes.msh",
-    "ex28.msh",
-    "interface.msh",
-    "internal.msh",
-    "mixedtriquad.msh",
-    "oriented_squares.msh",
-    "quadratic_quad.msh",
-    "quadratic_sphere_tet.msh",
-    "quadratic_tri.msh",
-    "quadraticsphere.msh",
-    "square.msh",
-    "tagged_gmsh4.msh",
-    "troublesome_mesh.vtk",
-]
+FILES = """annulus.msh beams.msh box.msh cube_oriented_sub.msh cuubat.msh cylinder_stokes.msh ex28.msh interface.msh
+internal.msh mixedtriquad.msh oriented_squares.msh quadratic_quad.msh quadratic_sphere_tet.msh quadratic_tri.msh
+quadraticsphere.msh square.msh tagged_gmsh4.msh troublesome_mesh.vtk"""
 
 
-@pytest.fixture(params=FILES)
+@pytest.fixture(params=FILES.split())
 def real_mesh(request: pytest.FixtureRequest, real_data: Path, capsys: pytest.CaptureFixture[str]) -> meshio.Mesh:
     return meshio.read(real_data / "meshes" / request.param)
 

@@ -81,12 +81,6 @@ def test_two_cells_that_touch_through_two_images_have_two_edges_each_way() -> No
     torch.testing.assert_close(graph["area"], torch.ones(4, dtype=torch.float64))
 
 
-def test_seeds_outside_a_periodic_box_are_wrapped() -> None:
-    inside, outside = from_voronoi([[0.2, 0.3], [0.6, 0.8]], [1, 1]), from_voronoi([[1.2, -1.7], [0.6, 0.8]], [1, 1])
-    torch.testing.assert_close(inside["volume"], outside["volume"])
-    torch.testing.assert_close(inside.positions, outside.positions)
-
-
 def test_translation_of_a_periodic_structure_changes_no_area() -> None:
     seeds = np.random.default_rng(1).random((30, 3))
     first, second = from_voronoi(seeds, [1, 1, 1]), from_voronoi(seeds + np.array([0.3, 0.9, -2.2]), [1, 1, 1])

@@ -92,97 +92,66 @@ Edges = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Centres, neighbours, images in cell vectors and vectors from centre to neighbour, as ASE finds them."""
 
 
-def tensors(**values: Any) -> dict[str, torch.Tensor]:
-    return {key: torch.as_tensor(np.ascontiguousarray(value)) for key, value in values.items()}
-
-
 def data_of(**values: Any) -> Any:
     data = Data()
-    for key, value in tensors(**values).items():
-        data[key] = value
+    for key, value in values.items():
+        data[key] = torch.as_tensor(np.ascontiguousarray(value))
     return data
 
 
-def hydragnn_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, _ = e
-    shifts, pbc = images @ a.cell.array, a.pbc.astype(np.int32)
-    return data_of(pos=a.positions, edge_index=[i, j], edge_shifts=shifts, cell=a.cell.array, pbc=pbc)
-
-
-def mace_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, _ = e
-    shifts = images @ a.cell.array
-    return data_of(positions=a.positions, edge_index=[i, j], shifts=shifts, unit_shifts=images, cell=a.cell.array)
-
-
-def nequip_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, _ = e
-    shift, cell = images.astype(np.float32), a.cell.array[None]
-    return data_of(pos=a.positions, edge_index=[i, j], edge_cell_shift=shift, cell=cell, pbc=a.pbc[None])
-
-
-def fairchem_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, vectors = e
-    lengths, cell = np.linalg.norm(vectors, axis=1).astype(np.float32), a.cell.array[None].astype(np.float32)
-    positions = a.positions.astype(np.float32)
-    return data_of(pos=positions, edge_index=[j, i], cell_offsets=images, cell=cell, natoms=[len(a)], distances=lengths)
-
-
-def sevenn_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, vectors = e
-    cell, shift = a.cell.array, images.astype(float)
-    return data_of(pos=a.positions, edge_index=[i, j], pbc_shift=shift, cell_lattice_vectors=cell, edge_vec=vectors)
-
-
-def matgl_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, vectors = e
-    fractions, cell = a.get_scaled_positions(wrap=False), a.cell.array[None]
-    lengths = np.linalg.norm(vectors, axis=1)
-    return data_of(frac_coords=fractions, edge_index=[i, j], pbc_offset=images, lattice=cell, bond_dist=lengths)
-
-
-def schnetpack_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, _ = e
-    offsets, cell = images @ a.cell.array, a.cell.array[None]
-    return data_of(_positions=a.positions, _idx_i=i, _idx_j=j, _offsets=offsets, _cell=cell, _pbc=a.pbc)
-
-
-def e3nn_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, _ = e
-    return data_of(pos=a.positions, edge_index=[i, j], edge_shift=images.astype(float), lattice=a.cell.array[None])
-
-
-def cdvae_data(a: Atoms, e: Edges) -> Any:
-    i, j, images, _ = e
-    fractions = a.get_scaled_positions(wrap=False)
-    return data_of(frac_coords=fractions, edge_index=[j, i], to_jimages=images, cell=a.cell.array)
-
-
-def turned_data(a: Atoms, e: Edges) -> Any:
-    """The names of the public HydraGNN with the other sign: lengths tell."""
-    data = hydragnn_data(a, e)
-    data.edge_shifts = -data.edge_shifts
-    return data
+def data_like(program: str, a: Atoms, edges: Edges) -> Any:
+    """Return the graph in the names, signs, units and dtypes of a program."""
+    i, j, images, vectors = edges
+    cell, shifts, lengths = a.cell.array, images @ a.cell.array, np.linalg.norm(vectors, axis=1)
+    pos, ends, whole, fractions = {"pos": a.positions}, {"edge_index": [i, j]}, cell[None], images.astype(float)
+    parts: dict[str, dict[str, Any]] = {
+        "hydragnn": {**pos, **ends, "edge_shifts": shifts, "cell": cell, "pbc": a.pbc.astype(np.int32)},
+        # the same names with the other sign: lengths tell
+        "turned": {**pos, **ends, "edge_shifts": -shifts, "cell": cell, "pbc": a.pbc.astype(np.int32)},
+        "mace": {"positions": a.positions, **ends, "shifts": shifts, "unit_shifts": images, "cell": cell},
+        "nequip": {**pos, **ends, "edge_cell_shift": images.astype(np.float32), "cell": whole, "pbc": a.pbc[None]},
+        "fairchem": {
+            "pos": a.positions.astype(np.float32),
+            "edge_index": [j, i],
+            "cell_offsets": images,
+            "cell": whole.astype(np.float32),
+            "natoms": [len(a)],
+            "distances": lengths.astype(np.float32),
+        },
+        "sevenn": {**pos, **ends, "pbc_shift": fractions, "cell_lattice_vectors": cell, "edge_vec": vectors},
+        "matgl": {
+            "frac_coords": a.get_scaled_positions(wrap=False),
+            **ends,
+            "pbc_offset": images,
+            "lattice": whole,
+            "bond_dist": lengths,
+        },
+        "schnetpack": {
+            "_positions": a.positions,
+            "_idx_i": i,
+            "_idx_j": j,
+            "_offsets": shifts,
+            "_cell": whole,
+            "_pbc": a.pbc,
+        },
+        "e3nn": {**pos, **ends, "edge_shift": fractions, "lattice": whole},
+        "cdvae": {
+            "frac_coords": a.get_scaled_positions(wrap=False),
+            "edge_index": [j, i],
+            "to_jimages": images,
+            "cell": cell,
+        },
+    }
+    return data_of(**parts[program])
 
 
 CENTRE_RECEIVES = {"nequip", "fairchem", "schnetpack", "cdvae"}
-CONVENTIONS: dict[str, Callable[[Atoms, Edges], Any]] = {
-    "hydragnn": hydragnn_data,
-    "mace": mace_data,
-    "nequip": nequip_data,
-    "fairchem": fairchem_data,
-    "sevenn": sevenn_data,
-    "matgl": matgl_data,
-    "schnetpack": schnetpack_data,
-    "e3nn": e3nn_data,
-    "cdvae": cdvae_data,
-    "turned": turned_data,
-}
+PROGRAMS = [*CENTRE_RECEIVES, "hydragnn", "turned", "mace", "sevenn", "matgl", "e3nn"]
 
 
 @pytest.mark.parametrize("nearest", [None, 3], ids=["all neighbours", "three neighbours"])
 @pytest.mark.parametrize("periodic", [(True, True, True), (True, True, False)], ids=["crystal", "slab"])
-@pytest.mark.parametrize("program", CONVENTIONS)
+@pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_edges_of_every_program_have_the_vectors_that_ase_finds(
     program: str, periodic: tuple[bool, bool, bool], nearest: int | None
 ) -> None:
@@ -192,7 +161,7 @@ def test_edges_of_every_program_have_the_vectors_that_ase_finds(
         rank = np.argsort(np.linalg.norm(vectors, axis=1), kind="stable")
         chosen = np.sort(np.concatenate([rank[i[rank] == centre][:nearest] for centre in range(len(atoms))]))
         i, j, images, vectors = i[chosen], j[chosen], images[chosen], vectors[chosen]
-    data = CONVENTIONS[program](atoms, (i, j, images, vectors))
+    data = data_like(program, atoms, (i, j, images, vectors))
     data.number = torch.arange(len(i))
     graph = validate(from_pyg(data, [Field(name="number", on="edge")]))
     number = graph["number"].long().numpy()
@@ -208,11 +177,13 @@ def test_cells_and_flags_may_have_any_usual_form() -> None:
     atoms = fcc111("Cu", (2, 2, 2), vacuum=5.0)
     edges = neighbor_list("ijSD", atoms, 3.0)
     for pbc in (atoms.pbc, atoms.pbc[None], atoms.pbc.astype(np.int64), atoms.pbc.astype(np.float32)):
-        data = hydragnn_data(atoms, edges)
+        data = data_like("hydragnn", atoms, edges)
         data.pbc, data.cell = torch.as_tensor(pbc), torch.as_tensor(atoms.cell.array[None])
         assert from_pyg(data).periodic[0].tolist() == [True, True, False]
-    molecule = hydragnn_data(
-        Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]), (np.array([0, 1]), np.array([1, 0]), np.zeros((2, 3)), edges[3][:2])
+    molecule = data_like(
+        "hydragnn",
+        Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]),
+        (np.array([0, 1]), np.array([1, 0]), np.zeros((2, 3)), edges[3][:2]),
     )
     assert not from_pyg(molecule).periodic.any()
 
@@ -230,7 +201,7 @@ def bare_data(atoms: Atoms) -> Any:
 def changed(**values: Any) -> Any:
     """Data in the names of the public HydraGNN, with some attributes changed or (None) taken away."""
     atoms = bent_crystal()
-    data = hydragnn_data(atoms, neighbor_list("ijSD", atoms, 3.3))
+    data = data_like("hydragnn", atoms, neighbor_list("ijSD", atoms, 3.3))
     for key, value in values.items():
         if value is None:
             del data[key]
@@ -318,63 +289,39 @@ def test_images_that_are_not_understood_are_refused_by_name(case: str) -> None:
 
 def test_two_attributes_that_disagree_are_refused() -> None:
     atoms = bulk("Cu", cubic=True)
-    data = mace_data(atoms, neighbor_list("ijSD", atoms, 3.0))
+    data = data_like("mace", atoms, neighbor_list("ijSD", atoms, 3.0))
     data.unit_shifts = data.unit_shifts.flip(0)
     with pytest.raises(InputError, match="shifts and unit_shifts say different shifts"):
         from_pyg(data)
 
 
-WRONG = {
-    "missing attribute": (
-        lambda: from_pyg(Data(x=torch.ones(3, 2)), [X, Y], name="graph 7"),
-        "graph 7: .* no attribute y",
-    ),
-    "index out of range": (
-        lambda: from_pyg(Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0], [3]])), [X]),
-        "receivers: node index 3",
-    ),
-    "transposed edges": (
-        lambda: from_pyg(Data(x=torch.ones(3, 2), edge_index=torch.zeros(4, 2, dtype=torch.int64)), [X]),
-        "transpose it",
-    ),
-    "NaN": (lambda: from_pyg(Data(x=torch.full((3, 2), torch.nan)), [X]), "field x: nan"),
+EDGES = torch.tensor([[0, 1], [1, 0]])
+POS, THREE = torch.zeros(2, 3), {"x": torch.ones(3, 2)}
+WRONG: dict[str, tuple[dict[str, Any], list[Field], str]] = {
+    "missing attribute": (THREE, [X, Y], "graph 7: .* no attribute y"),
+    "index out of range": ({**THREE, "edge_index": torch.tensor([[0], [3]])}, [X], "receivers: node index 3"),
+    "transposed edges": ({**THREE, "edge_index": torch.zeros(4, 2, dtype=torch.int64)}, [X], "transpose it"),
+    "NaN": ({"x": torch.full((3, 2), torch.nan)}, [X], "field x: nan"),
+    "floats": ({"pos": POS, "edge_index": EDGES.float()}, [], "float32 values are no node indices"),
+    "truth values": ({"pos": POS, "edge_index": EDGES.bool()}, [], "bool values are no node indices"),
+    "a node that is not there": ({"pos": POS, "edge_index": 5 * EDGES}, [], "node index 5 is out of range"),
+    "a negative node": ({"pos": POS, "edge_index": -EDGES}, [], "node index -1 is out of range"),
+    "positions on one axis": ({"pos": torch.zeros(2), "edge_index": EDGES}, [], "is not .nodes, 2. or .nodes, 3."),
+    "one position": ({"pos": torch.tensor(0.0), "edge_index": EDGES}, [], "is not .nodes, 2. or .nodes, 3."),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_named(case: str) -> None:
-    make, message = WRONG[case]
+    values, fields, message = WRONG[case]
     with pytest.raises(InputError, match=message):
-        make()
-
-
-EDGES = torch.tensor([[0, 1], [1, 0]])
-UNUSABLE = {
-    "floats": ({"pos": torch.zeros(2, 3), "edge_index": EDGES.float()}, "float32 values are no node indices"),
-    "truth values": ({"pos": torch.zeros(2, 3), "edge_index": EDGES.bool()}, "bool values are no node indices"),
-    "a node that is not there": ({"pos": torch.zeros(2, 3), "edge_index": 5 * EDGES}, "node index 5 is out of range"),
-    "a negative node": ({"pos": torch.zeros(2, 3), "edge_index": -EDGES}, "node index -1 is out of range"),
-    "positions on one axis": ({"pos": torch.zeros(2), "edge_index": EDGES}, "is not .nodes, 2. or .nodes, 3."),
-    "one position": ({"pos": torch.tensor(0.0), "edge_index": EDGES}, "is not .nodes, 2. or .nodes, 3."),
-}
-
-
-@pytest.mark.parametrize(("values", "message"), UNUSABLE.values(), ids=UNUSABLE)
-def test_edges_and_positions_that_are_none_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_pyg(torch_geometric("data").Data(**values))
+        from_pyg(Data(**values), fields, name="graph 7")
 
 
 @pytest.mark.parametrize("key", ["cell", "pbc", "edge_shifts", "pos"])
 def test_long_doubles_are_numbers_like_others(key: str) -> None:
     values = {"pos": torch.eye(3)[:2], "cell": np.eye(3) * 4, "pbc": np.ones(3), "edge_shifts": np.zeros((2, 3))}
-    plain = from_pyg(torch_geometric("data").Data(edge_index=EDGES, **values))
-    longer = from_pyg(
-        torch_geometric("data").Data(edge_index=EDGES, **{**values, key: np.asarray(values[key]).astype(np.longdouble)})
-    )
-    for one, other in (
-        (plain.positions, longer.positions),
-        (plain.cell, longer.cell),
-        (plain.periodic, longer.periodic),
-    ):
-        assert torch.equal(one, other)
+    longer = {**values, key: np.asarray(values[key]).astype(np.longdouble)}
+    one, other = (from_pyg(Data(edge_index=EDGES, **given)) for given in (values, longer))
+    for name in ("positions", "cell", "periodic"):
+        assert torch.equal(getattr(one, name), getattr(other, name))

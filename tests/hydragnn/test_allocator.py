@@ -22,20 +22,21 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def page_faults(word: str, **variables: str) -> tuple[str, int]:
-    """What ``keep_memory`` said in a fresh process, and how many pages ten rounds with 128 MiB cost it."""
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | variables
-    command = [sys.executable, "-c", FAULTS, word]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
-    kept, faults = said.split()
-    return kept, int(faults)
+def output_of(program: str, *arguments: str, **variables: str) -> list[str]:
+    """Return the words of a fresh process, whose environment sets nothing of allocators and threads but the variables."""
+    own = {"GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    environment = {name: value for name, value in os.environ.items() if name not in own} | variables
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=120
+    ).stdout.split()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the allocator of glibc")
 def test_memory_that_was_freed_is_used_again_instead_of_being_mapped_anew() -> None:
-    kept, faults = page_faults("keep")
+    kept, faults = output_of(FAULTS, "keep")
     assert kept == "True"
-    assert 10 * faults < page_faults("leave")[1], "one of the twenty tensors may lie elsewhere"
+    assert 10 * int(faults) < int(output_of(FAULTS, "leave")[1]), "one of the twenty tensors may lie elsewhere"
 
 
 HEAP = """
@@ -65,16 +66,13 @@ for line in Path("/proc/self/smaps").read_text().splitlines():
 )
 @pytest.mark.parametrize("word, large", [("free", "True"), ("limited", "False")])
 def test_the_heap_asks_for_large_pages_and_takes_none_before_they_are_used(word: str, large: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    command = [sys.executable, "-c", HEAP, word]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
-    kept, grown, asked = output.split()
+    kept, grown, asked = output_of(HEAP, word)
     assert (kept, asked) == ("True", large)
     assert int(grown) < 16 * 2**20
 
 
 def test_whoever_has_set_the_allocator_keeps_what_was_set() -> None:
-    assert page_faults("keep", GLIBC_TUNABLES="glibc.malloc.check=0")[0] == "False"
+    assert output_of(FAULTS, "keep", GLIBC_TUNABLES="glibc.malloc.check=0")[0] == "False"
 
 
 @pytest.mark.parametrize(
@@ -83,10 +81,7 @@ def test_whoever_has_set_the_allocator_keeps_what_was_set() -> None:
 )
 def test_threads_spin_shortly_unless_somebody_has_said_how_they_wait(given: dict[str, str], said: str) -> None:
     program = "import sys, hydragnn, os; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
-    own = {name: value for name, value in os.environ.items() if name not in {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}}
-    command = [sys.executable, "-c", program]
-    output = subprocess.run(command, env={**own, **given}, capture_output=True, text=True, check=True, timeout=120)
-    assert output.stdout.split() == [said, "False"]  # torch is not loaded yet, and will read it
+    assert output_of(program, **given) == [said, "False"]  # torch is not loaded yet, and will read it
 
 
 ADDRESSES = """
@@ -105,6 +100,5 @@ print(kept, addresses() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the allocator of glibc")
 def test_where_addresses_are_limited_none_are_taken_ahead() -> None:
-    command = [sys.executable, "-c", ADDRESSES]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
-    assert said[0] == "True" and int(said[1]) < 2**28
+    kept, taken = output_of(ADDRESSES)
+    assert kept == "True" and int(taken) < 2**28

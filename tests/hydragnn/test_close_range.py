@@ -154,14 +154,6 @@ def test_energies_are_extensive_and_independent_of_the_batch() -> None:
     assert float(alone[2]) == pytest.approx(2 * float(alone[0]), rel=1e-12)
 
 
-def test_limits_of_neighbours_keep_near_pairs() -> None:
-    atoms = bulk("Cu", "fcc", a=3.6, cubic=True)
-    atoms += Atoms("Cu", [[0.4, 0.1, 0.0]])
-    kept = from_ase(atoms, CUTOFF, max_neighbours=4)
-    lengths = edge_vectors(kept).norm(dim=1)
-    assert int((lengths < 0.5).sum()) == 2
-
-
 def test_rare_pairs_have_the_share_of_covalent_radii_of_the_nearest_pair() -> None:
     graphs = [from_ase(alloy(0), CUTOFF) for _ in range(19)] + [from_ase(bulk("Cu", cubic=True), CUTOFF)]
     closest = Closest(species=[29, 79], cutoff=CUTOFF, angstrom=1.0)

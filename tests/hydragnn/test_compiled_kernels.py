@@ -13,6 +13,8 @@ from torch import Tensor
 
 from hydragnn.kernels import (
     OPS,
+    Case,
+    Op,
     Topology,
     gather_multiply_sum,
     segment_softmax,
@@ -46,6 +48,19 @@ def without_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     compiled.library.cache_clear()
 
 
+def in_a_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def pairs(
+    op: Op, one: str, case: Case, other: str = ANYWHERE, of: Case | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each value of one form and of another, or of the reference, of the same case or of one that it is a view of."""
+    of = case if of is None else of
+    forms = {**op.forms, "reference": op.reference}
+    yield from zip(in_a_tuple(forms[one](*case.tensors, *case.rest)), in_a_tuple(forms[other](*of.tensors, *of.rest)))
+
+
 @built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("width", [1, 20, 130])
@@ -53,9 +68,7 @@ def without_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
 def test_every_width_equals_plain_torch(name: str, width: int, dtype: torch.dtype) -> None:
     op = OPS[name]
     for case, given in op.cases({key: GRAPHS[key] for key in ("many", "all from one", "random")}, width):
-        moved = given.to(dtype=dtype)
-        value, expected = (op.forms[form](*moved.tensors, *moved.rest) for form in ("cpu", ANYWHERE))
-        for actual, plain in zip(in_a_tuple(value), in_a_tuple(expected)):
+        for actual, plain in pairs(op, "cpu", given.to(dtype=dtype)):
             assert actual.shape == plain.shape and actual.dtype == plain.dtype, case
             # sums over channels have other orders
             largest = max(1.0, float(plain.abs().max())) if plain.numel() else 1.0
@@ -83,10 +96,6 @@ def test_silu_takes_tensors_of_every_layout() -> None:
         assert torch.autograd.gradcheck(silu, (view,)) and torch.autograd.gradgradcheck(silu, (view,))
 
 
-def in_a_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
 @built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_sums_over_edges_have_the_bits_of_plain_torch(dtype: torch.dtype) -> None:
@@ -94,9 +103,7 @@ def test_sums_over_edges_have_the_bits_of_plain_torch(dtype: torch.dtype) -> Non
         op = OPS[name]
         for case, given in op.cases({"many edges": random_graph(40, 25)}, 33):
             if case.endswith(("weight per channel", "channels")):
-                moved = given.to(dtype=dtype)
-                value, expected = (op.forms[form](*moved.tensors, *moved.rest) for form in ("cpu", ANYWHERE))
-                assert torch.equal(value, expected), case
+                assert all(torch.equal(*pair) for pair in pairs(op, "cpu", given.to(dtype=dtype))), case
 
 
 @built
@@ -138,7 +145,11 @@ def test_gradients_made_in_one_pass_have_the_bits_of_those_made_one_by_one(famil
 def test_in_halves_and_with_two_dtypes_gradients_are_made_one_by_one() -> None:
     """The compiled pass serves neither; what it would give is there all the same, in the dtype of each tensor."""
     edges = GRAPHS["many"]
-    for ours, theirs in ((torch.bfloat16, torch.bfloat16), (torch.float64, torch.float32)):
+    for ours, theirs in (
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.float32),
+    ):
         x = torch.ones(6, 3, dtype=ours, requires_grad=True)
         weight = torch.ones(20, 3, dtype=theirs, requires_grad=True)
         for_x, for_weight = torch.autograd.grad(gather_multiply_sum(x, weight, edges).sum(), (x, weight))
@@ -156,8 +167,7 @@ def test_infinities_and_nan_go_where_the_reference_has_them(name: str) -> None:
             for bad, value in enumerate((float("nan"), float("inf"), -float("inf"))):
                 tensors[place].view(-1)[bad::7] = value
             broken = replace(given, tensors=tuple(tensors))
-            value, expected = (f(*broken.tensors, *broken.rest) for f in (op.forms["cpu"], op.reference))
-            for actual, exact in zip(in_a_tuple(value), in_a_tuple(expected)):
+            for actual, exact in pairs(op, "cpu", broken, "reference"):
                 torch.testing.assert_close(actual, exact, equal_nan=True, msg=f"{case}, tensor {place}")
 
 
@@ -169,10 +179,8 @@ def test_tensors_that_are_not_dense_give_the_same(name: str) -> None:
         strided = tuple(tensor.repeat_interleave(2, dim=-1)[..., ::2] for tensor in given.tensors)
         turned = tuple(tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in given.tensors)
         for tensors in (strided, turned):
-            value, expected = (
-                op.forms["cpu"](*given_tensors, *given.rest) for given_tensors in (tensors, given.tensors)
-            )
-            assert all(torch.equal(*pair) for pair in zip(in_a_tuple(value), in_a_tuple(expected))), case
+            view = replace(given, tensors=tensors)
+            assert all(torch.equal(*pair) for pair in pairs(op, "cpu", view, "cpu", given)), case
 
 
 @built
@@ -213,12 +221,8 @@ def test_shares_of_far_scores_are_those_of_torch() -> None:
 @built
 @pytest.mark.parametrize("name", ["segment_statistics", "segment_max", "segment_min", "segment_sum"])
 def test_receivers_in_any_order_give_what_plain_torch_gives(name: str) -> None:
-    receivers = torch.tensor([3, 0, 2, 0, 3, 3, 1])
-    messages = torch.linspace(-1, 1, 14, dtype=torch.float64).sin().reshape(7, 2).requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda given: OPS[name].call(given, receivers, 5), messages)
-    values, expected = (in_a_tuple(f(messages, receivers, 5)) for f in (OPS[name].call, OPS[name].reference))
-    for value, exact in zip(values, expected):
-        torch.testing.assert_close(value, exact)
+    messages = torch.linspace(-1, 1, 14, dtype=torch.float64).sin().reshape(7, 2)
+    assert OPS[name].within(OPS[name].compare(Case(tensors=(messages,), rest=(torch.tensor([3, 0, 2, 0, 3, 3, 1]), 5))))
 
 
 @built
@@ -240,9 +244,7 @@ def test_statistics_of_what_is_not_finite_are_those_of_plain_torch(bad: float) -
 def test_half_precision_is_left_to_plain_torch(name: str, dtype: torch.dtype) -> None:
     op = OPS[name]
     for _, given in op.cases(GRAPHS):
-        moved = given.to(dtype=dtype)
-        value, expected = (op.forms[form](*moved.tensors, *moved.rest) for form in ("cpu", ANYWHERE))
-        assert all(torch.equal(*pair) for pair in zip(in_a_tuple(value), in_a_tuple(expected)))
+        assert all(torch.equal(*pair) for pair in pairs(op, "cpu", given.to(dtype=dtype)))
 
 
 @built

@@ -64,6 +64,7 @@ class Faulty(Architecture):
     sees = frozenset({"lengths"})
     requires = frozenset({"lengths"})
     residual = True
+    cuttable = True
 
     def __init__(self, settings, spec):
         super().__init__(settings, spec)
@@ -93,6 +94,7 @@ ROWS = {
         "in two dimensions predictions follow turns mirrors moves and the order of nodes",
         "rotation",
     ),
+    "ranks": ("ranks that share graphs compute and learn what one would", ""),
     "forces in a plane": ("in two dimensions forces and stress are derivatives of the energy", ""),
 }
 
@@ -107,7 +109,7 @@ ROWS = {
         ("digits", ["float32", "five layers", "second derivatives", "forces in a plane"]),
         ("axis", ["turns in a plane"]),
         # finite differences take the energies of many graphs from one batch
-        ("size", ["five layers", "supercell", "second derivatives", "shares", "forces in a plane"]),
+        ("size", ["five layers", "supercell", "second derivatives", "shares", "ranks", "forces in a plane"]),
         ("detached", ["five layers", "second derivatives", "forces in a plane"]),
         ("idle", ["one layer"]),
     ],

@@ -13,8 +13,7 @@ import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
 from hydragnn.kernels import OPS, Case, Op, gather_multiply_sum, segment_max, segment_min, segment_variance
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, plain_forms
-from hydragnn.kernels.ops import case_graphs, random_graph
-from tests.benchmarks.bench_kernels import bytes_moved, outputs
+from hydragnn.kernels.ops import case_graphs
 
 GRAPHS = case_graphs()
 every_op = pytest.mark.parametrize("name", OPS)
@@ -150,15 +149,6 @@ def test_a_family_that_is_not_closed_is_refused() -> None:
         Family({"one": Member(forms=forms, derivatives=(("one", (0, INCOMING)),))})
 
 
-def test_a_weight_in_single_precision_may_meet_states_in_half() -> None:
-    edges = GRAPHS["many"]
-    x = normal(6, 3).detach().bfloat16().requires_grad_()
-    weight = normal(20, 3, seed=1).detach().float().requires_grad_()
-    gather_multiply_sum(x, weight, edges).sum().backward()
-    assert x.grad is not None and x.grad.dtype == torch.bfloat16
-    assert weight.grad is not None and weight.grad.dtype == torch.float32
-
-
 def test_the_variance_of_large_close_values_keeps_its_digits_in_single_precision() -> None:
     random = torch.Generator().manual_seed(0)
     values = 1e3 + 1e-2 * torch.randn(400, 1, generator=random)
@@ -187,20 +177,6 @@ def test_sums_per_relation_equal_a_loop_over_edges(graph: str) -> None:
         expected[r, k] += x[s].detach()
     torch.testing.assert_close(actual.detach(), expected)
     check_derivatives(lambda x: gather_multiply_sum(x, None, keyed), x)
-
-
-def test_a_benchmark_counts_what_a_pass_over_the_edges_moves_indices_included() -> None:
-    """Bytes s (E F + E + N F) and indices for a sum with a weight per edge, 3 s E F and both ends for a product of ends."""
-    edges, number, index, channels = random_graph(7, 4), 8, 8, 5
-    wide, flat = number * edges.num_edges * channels, number * edges.num_edges
-    rows, ends = number * edges.num_rows * channels, index * edges.num_edges
-    for name, variant, expected in (
-        ("gather_multiply_sum", "channels, weight per edge", wide + flat + rows + ends + index * (edges.num_rows + 1)),
-        ("edge_product", "channels, per channel", 3 * wide + 2 * ends),
-        ("segment_sum", "channels", wide + rows + ends + index * (edges.num_rows + 1)),
-    ):
-        case = dict(OPS[name].cases({"random": edges}, channels))[f"random, {variant}"]
-        assert bytes_moved(case, outputs(OPS[name].call, case)) == expected, name
 
 
 def test_the_third_derivative_of_a_sum_exists_too() -> None:

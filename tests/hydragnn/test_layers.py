@@ -30,12 +30,6 @@ def test_the_bessel_basis_is_orthonormal_on_the_ball() -> None:
     torch.testing.assert_close(gram, torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-def test_a_gaussian_peaks_at_its_centre_and_centres_reach_the_cutoff() -> None:
-    values = GaussianBasis(cutoff=6.0, num_radial=4)(torch.tensor([0.0, 2.0, 4.0, 6.0]))
-    torch.testing.assert_close(values.diagonal(), torch.ones(4))
-    assert (values.argmax(-1) == torch.arange(4)).all()
-
-
 def test_the_tails_of_gaussians_hold_no_number_that_processors_compute_slowly() -> None:
     """Forty functions reach from 1 to exp(-760); values and derivatives to the second order are zero or normal, and right."""
     basis = GaussianBasis(cutoff=6.0, num_radial=40)

@@ -1,46 +1,20 @@
 """Both directions of an edge have one filter: who pairs with whom, and that nothing else changes."""
 
 from collections.abc import Callable
+from typing import Any
 
-import ase.build
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import hydragnn.layers.message_graph
-from hydragnn.architectures import architecture_of
-from hydragnn.graphs import Field, GraphBatch
-from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import edge_vectors
-from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Pairs, Topology, gather_multiply_sum, pairs_of
 from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.family import plain_forms
-from hydragnn.models import build_model, degree_statistics, parse_head
+from tests.hydragnn.alloys import alloys, network_for
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the compiled kernels are not built")
-
-FIELDS = [
-    Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
-    Field(name="energy", on="graph", role="target"),
-    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
-    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
-]
-
-
-def alloys(**options: int) -> GraphBatch:
-    """A rattled cell with images of every atom as neighbours of itself, a skew one, a cluster and a lone atom."""
-    random = np.random.default_rng(0)
-    structures = [
-        ase.build.bulk("Cu", "fcc", a=3.6, cubic=True),
-        ase.build.bulk("Ni", "fcc", a=3.5).repeat((2, 1, 1)),
-        ase.build.molecule("C6H6"),
-        ase.Atoms("Au"),
-    ]
-    for atoms in structures:
-        atoms.rattle(0.05, rng=random)
-    return concatenate([from_ase(atoms, cutoff=4.5, **options) for atoms in structures])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -82,7 +56,7 @@ def test_a_compiler_sees_no_pairs() -> None:
         assert pairs_of(edge_vectors(batch), batch.topology) is None
 
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "schnet": {"num_radial": 6},
     "moving schnet": {"num_radial": 6, "moving_coordinates": True},
     "painn": {"num_radial": 6},
@@ -103,14 +77,8 @@ def test_energy_forces_stress_and_gradients_are_those_of_filters_for_every_edge(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = alloys().to(dtype=torch.float64)
-    kind = architecture_of(name.split()[-1])
-    settings = kind.Settings(hidden_dim=8, num_layers=2, cutoff=4.5, **SETTINGS[name])
-    # which of two equal messages is the largest, and so has the force, is a matter of rounding
-    derivatives = {} if settings.kinks else {"forces": "forces", "stress": "stress"}
-    head = parse_head({"kind": "energy", "field": "energy", **derivatives})
-    model = build_model(
-        settings, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0, statistics=degree_statistics([batch])
-    ).to(torch.float64)
+    settings = {"kind": name.split()[-1], "hidden_dim": 8, "num_layers": 2, **SETTINGS[name]}
+    model = network_for(batch, **settings).double()
 
     def numbers() -> list[Tensor]:
         predictions = {name: value.mean for name, value in model(batch).items()}

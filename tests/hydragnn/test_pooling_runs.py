@@ -66,19 +66,10 @@ def config_for(kind: str = "gin", **model: Any) -> RunConfig:
 POOLING: dict[str, Any] = {"pooling": {"levels": 3}}
 
 
-@pytest.mark.parametrize(
-    "kind, units",
-    [
-        ("gin", {}),
-        ("egnn", {"cutoff": 0.6, "radial": "sinc"}),
-    ],
-)
-def test_with_levels_a_network_sees_what_is_far_away(
-    kind: str, units: dict[str, Any], far: MemoryStore, tmp_path: Path
-) -> None:
+def test_with_levels_a_network_sees_what_is_far_away(far: MemoryStore, tmp_path: Path) -> None:
+    kind, units, error = "egnn", {"cutoff": 0.6, "radial": "sinc"}, "valid/answer/rmse"
     pooled = train(config_for(kind, **units, **POOLING), tmp_path / "pooled", store=far)
     plain = train(config_for(kind, **units), tmp_path / "plain", store=far)
-    error = "valid/answer/rmse"
     assert pooled.best[error] < 0.7 * plain.best[error]
     assert pooled.best[error] < 0.5 * pooled.trivial[error]
 

@@ -1,31 +1,21 @@
 """Functions of length from tables: what networks say, with fewer operations."""
 
 from collections.abc import Callable
+from typing import Any
 
-import ase.build
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from hydragnn.architectures import architecture_of
-from hydragnn.graphs import Field, GraphBatch
-from hydragnn.graphs.atomic import from_ase
-from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs import GraphBatch
 from hydragnn.kernels import Table, interpolated, tables_of_functions
 from hydragnn.kernels import table as plain
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.layers import RadialFilters
-from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
+from hydragnn.models import GraphModel
 from hydragnn.models.trained import tabulated
-
-FIELDS = [
-    Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
-    Field(name="energy", on="graph", role="target"),
-    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
-    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
-]
+from tests.hydragnn.alloys import alloys, network_for
 
 
 def waves(x: Tensor) -> Tensor:
@@ -86,34 +76,20 @@ def test_no_lengths_give_no_filters() -> None:
     assert interpolated(torch.zeros(0, dtype=torch.float64), table()).shape == (0, 3)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        pytest.param(lambda x: torch.sin(1e5 * x).unsqueeze(-1), id="too fast for any table"),
-        pytest.param(lambda x: (x - 1).abs().unsqueeze(-1), id="a corner"),
-        pytest.param(lambda x: (x / 0).unsqueeze(-1), id="no numbers"),
-    ],
-)
+UNFIT: dict[str, Callable[[Tensor], Tensor]] = {
+    "too fast for any table": lambda x: torch.sin(1e5 * x),
+    "a corner": lambda x: (x - 1).abs(),
+    "no numbers": lambda x: x / 0,
+}
+
+
+@pytest.mark.parametrize("function", UNFIT.values(), ids=UNFIT)
 def test_what_no_table_holds_has_none(function: Callable[[Tensor], Tensor]) -> None:
-    assert tables_of_functions(lambda x: [waves(x), function(x)], 2.0, torch.float32) == ()
+    assert tables_of_functions(lambda x: [waves(x), function(x).unsqueeze(-1)], 2.0, torch.float32) == ()
 
 
-def alloys() -> GraphBatch:
-    """Crystals with images of atoms among their neighbours, a molecule and a lone atom."""
-    random = np.random.default_rng(0)
-    structures = [ase.build.bulk("Cu", "fcc", a=3.6).repeat((2, 2, 1)), ase.build.molecule("C6H6"), ase.Atoms("Au")]
-    for atoms in structures:
-        atoms.rattle(0.05, rng=random)
-    return concatenate([from_ase(atoms, cutoff=4.5) for atoms in structures])
-
-
-def model_of(batch: GraphBatch, **settings: object) -> GraphModel:
-    """An energy with forces and stress, its weights fixed."""
-    kind = architecture_of(str(settings["kind"])).Settings.parse({"hidden_dim": 16, "cutoff": 4.5, **settings})
-    head = parse_head({"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"})
-    statistics = degree_statistics([batch])
-    model = build_model(kind, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0, statistics=statistics)
-    return model.eval().requires_grad_(False)
+def model_of(batch: GraphBatch, **settings: Any) -> GraphModel:
+    return network_for(batch, **{"hidden_dim": 16, **settings}).eval().requires_grad_(False)
 
 
 def has_tables(model: GraphModel) -> bool:
@@ -128,18 +104,18 @@ def values_of(model: GraphModel, batch: GraphBatch) -> dict[str, Tensor]:
         return {name: prediction.mean.double() for name, prediction in model(batch).items()}
 
 
-SETTINGS = [
-    pytest.param({"kind": "schnet"}, id="schnet"),
-    pytest.param({"kind": "schnet", "radial": "gaussian", "envelope": "cosine"}, id="schnet, gaussian"),
-    pytest.param({"kind": "painn", "radial": "sinc"}, id="painn"),
-    pytest.param({"kind": "mace", "radial": "exponential", "max_ell": 2}, id="mace"),
-    pytest.param({"kind": "schnet", "moving_coordinates": True}, id="schnet that moves"),
-    pytest.param({"kind": "painn", "checkpoint_activations": True}, id="painn, checkpointed"),
-]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "schnet": {"kind": "schnet"},
+    "schnet, gaussian": {"kind": "schnet", "radial": "gaussian", "envelope": "cosine"},
+    "painn": {"kind": "painn", "radial": "sinc"},
+    "mace": {"kind": "mace", "radial": "exponential", "max_ell": 2},
+    "schnet that moves": {"kind": "schnet", "moving_coordinates": True},
+    "painn, checkpointed": {"kind": "painn", "checkpoint_activations": True},
+}
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_a_model_with_tables_predicts_as_exactly_as_the_model_itself(settings: dict[str, object]) -> None:
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_model_with_tables_predicts_as_exactly_as_the_model_itself(settings: dict[str, Any]) -> None:
     batch = alloys().to(dtype=torch.float32)
     model = model_of(batch, **settings)
     fast, exact = tabulated(model), values_of(model.double(), batch.to(dtype=torch.float64))

@@ -13,7 +13,6 @@ from scipy.special import eval_legendre, spherical_jn
 from torch import Tensor, nn
 
 from hydragnn.conformance.cases import make_graph
-from hydragnn.conformance.smoothness import energies_and_forces, energy_model
 from hydragnn.graphs import from_ase
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field
@@ -142,16 +141,6 @@ def test_sums_over_triplets_have_two_derivatives_in_straight_lines(sums: Callabl
     assert torch.autograd.gradgradcheck(total, (positions,))
 
 
-def test_an_energy_changes_with_an_angle_at_equal_distances() -> None:
-    """The two outer atoms are beyond the cutoff from each other in both."""
-    angles = (math.pi / 1.5, math.pi)
-    shapes = [[[0, 0, 0], [2, 0, 0], [2 * math.cos(a), 2 * math.sin(a), 0]] for a in angles]
-    batch = concatenate([graph_of(Atoms("OH2", shape), 3.4) for shape in shapes])
-    seen, blind = (energies_and_forces(energy_model(kind), batch)[0].detach() for kind in ("dimenet", "schnet"))
-    assert abs(float(seen[0] - seen[1])) > 1e-7
-    assert abs(float(blind[0] - blind[1])) < 1e-12
-
-
 def test_zeros_of_bessel_functions_are_all_of_the_first_ones() -> None:
     for ell, zeros in enumerate(bessel_zeros(6, 12)):
         assert np.abs(spherical_jn(ell, zeros)).max() < 1e-14
@@ -170,12 +159,3 @@ def test_spherical_functions_are_those_of_scipy_down_to_the_shortest_distances(
         scale = math.sqrt(2) / np.abs(spherical_jn(ell + 1, row))
         expected = scale * spherical_jn(ell, np.outer(shares, row))
         np.testing.assert_allclose(actual[:, ell], expected, rtol=0, atol=tolerance)
-
-
-def test_spherical_functions_are_orthonormal_in_the_unit_ball() -> None:
-    nodes, weights = np.polynomial.legendre.leggauss(80)
-    x, weights = (nodes + 1) / 2, weights / 2
-    values = SphericalBesselBasis(1.0, 7, 6)(torch.from_numpy(x)).numpy()
-    for ell in range(7):
-        products = np.einsum("pn,pm,p->nm", values[:, ell], values[:, ell], weights * x**2)
-        np.testing.assert_allclose(products, np.eye(6), rtol=0, atol=1e-12)

@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -209,16 +209,33 @@ def their_directions(graph: MessageGraph, form: Directions) -> Tensor:
     return directions_of(graph, form) * lengths / (lengths + 1e-9)
 
 
-def with_vectors(graph: MessageGraph, layer: Callable[[int], nn.Module]) -> Convolution:
-    """Layers of scalars and vectors."""
-    vectors: dict[int, Tensor] = {}
+Layer = Callable[[dict[int, Tensor], MessageGraph], Mapping[int, Tensor]]
 
-    def convolution(number: int, states: Tensor) -> Tensor:
-        new = layer(number)({0: states, **vectors}, graph)
-        vectors[1] = new[1]
-        return new[0]  # type: ignore[no-any-return]
 
-    return convolution
+def chained(graph_of: Callable[[Graphs], MessageGraph], layer_of: Callable[[int, int], Layer]) -> Network:
+    """Layers, by number and width of what comes into them, on one graph; states of other degrees are handed on."""
+
+    def convolutions(graphs: Graphs) -> Convolution:
+        graph, others = graph_of(graphs), dict[int, Tensor]()
+
+        def convolution(number: int, states: Tensor) -> Tensor:
+            new = layer_of(number, states.shape[1])({0: states, **others}, graph)
+            others.update({degree: values for degree, values in new.items() if degree})
+            return new[0]
+
+        return convolution
+
+    return convolutions
+
+
+def filled_up(layer: nn.Module, width: int) -> Layer:
+    """Return the layer for scalars that are narrower than it is."""
+    return lambda states, graph: layer({**states, 0: filled(states[0], width)}, graph)  # type: ignore[no-any-return]
+
+
+def blind(graphs: Graphs) -> MessageGraph:
+    """Return edges without geometry."""
+    return replace(message_graph(graphs, receivers=1), vectors=None)
 
 
 def tanh_network(checkpoint: "Checkpoint", number: int) -> TanhNetwork:

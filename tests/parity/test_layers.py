@@ -12,7 +12,6 @@ from hydragnn.architectures.painn import Directions, PaiNNLayer, PaiNNMessage, P
 from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.pnaplus import PNAPlusLayer
-from hydragnn.architectures.relational import RelationalLayer, RelationalSettings
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.kernels import Topology
 from hydragnn.layers import (
@@ -55,25 +54,6 @@ def graph_with(edges: Topology, **more: Any) -> MessageGraph:
     """One graph of these edges."""
     owner, size = torch.zeros(NODES, dtype=torch.int64), torch.tensor([NODES])
     return MessageGraph(topology=edges, owner=owner, nodes_per_graph=size, **more)
-
-
-@pytest.mark.parity("relational", "PyTorch Geometric", "convolution")
-@pytest.mark.parametrize(("reduce", "aggr"), [("sum", "add"), ("mean", "mean")])
-def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
-    edges: Topology, reduce: Literal["sum", "mean"], aggr: str
-) -> None:
-    geometric = pytest.importorskip("torch_geometric.nn")
-    theirs = geometric.RGCNConv(CHANNELS, CHANNELS, num_relations=3, aggr=aggr)
-    ours = RelationalLayer(RelationalSettings(hidden_dim=CHANNELS, reduce=reduce), relations=3, level=None)
-    with torch.no_grad():
-        ours.told.weight.copy_(theirs.weight.permute(2, 0, 1).reshape(CHANNELS, -1))
-        ours.own.weight.copy_(theirs.root.T)
-        ours.own.bias.copy_(theirs.bias.normal_())
-    states, relation = torch.randn(NODES, CHANNELS), torch.arange(edges.num_edges) % 2 * 2
-    convolved = theirs(ours.norm(states), torch.stack([edges.senders, edges.receivers]), relation)
-    expected = ours.out(nn.functional.silu(convolved))
-    graph = graph_with(edges, edge_kinds={"relation": relation})
-    torch.testing.assert_close(ours.increment(states, graph), expected, **SUMS)
 
 
 @pytest.mark.parity("painn", "its equations as loops", "updates")

@@ -2,44 +2,36 @@
 
 from dataclasses import replace
 from itertools import combinations_with_replacement
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from networks import Stored, compared, energy_head, network, table_of
 from torch import Tensor, nn
 
-from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import coupling, symmetric_polynomials
-from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
+from hydragnn.models import GraphModel, degree_statistics
 
 o3 = pytest.importorskip("e3nn.o3")
 
 CHANNELS, RADIAL, CUTOFF, ELL, CORRELATION, SPECIES, LAYERS, READOUT = 4, 5, 9.0, 2, 3, 5, 3, 3
-FIELDS = [
-    ATOMIC_NUMBERS_FIELD,
-    Field(name="energy", on="graph", role="target"),
-    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
-    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
-]
 DERIVATIVES = {"forces": "forces", "stress": "stress"}
 
 
-class Stored:
+class Weights:
     """Their weights, as factors of ours."""
 
     def __init__(self) -> None:
-        self.values = load_file(Path(__file__).with_name("mace-torch.safetensors"))
+        self.values = Stored.read("mace-torch")
 
     def weight(self, name: str) -> Tensor:
-        return self.values[f"weights.{name}"].double()
+        return self.values[f"weights.{name}"]
 
     def matrices(self, name: str, counts: list[int], outputs: int) -> list[Tensor]:
         """The blocks of a linear map of irreps, one for each number of inputs, as weights of ``nn.Linear``."""
@@ -55,7 +47,7 @@ class Stored:
             shares = torch.linalg.lstsq(ours.flatten(1).T, theirs.flatten(1).T).solution  # [polynomials, paths]
             torch.testing.assert_close(torch.einsum("qp,qcm->pcm", shares, ours), theirs)  # ours span theirs
             name = "weights_max" if order == correlation else f"weights.{correlation - 1 - order}"
-            rows.append(torch.einsum("qp,spc->sqc", shares, self.values[f"{prefix}.{name}"].double()))
+            rows.append(torch.einsum("qp,spc->sqc", shares, self.values[f"{prefix}.{name}"]))
         return torch.cat(rows, dim=1).flatten(1)
 
 
@@ -77,22 +69,19 @@ def sign(path: tuple[int, int, int]) -> float:
 @pytest.fixture
 def batch() -> GraphBatch:
     graphs = concatenate([make_graph(1, 5), make_graph(2, 7)])
-    return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=FIELDS[:1])
+    return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=[ATOMIC_NUMBERS_FIELD])
 
 
 def ours(batch: GraphBatch, **changes: Any) -> GraphModel:
     """Our network of the same size, with weights to be replaced; the head has hidden units to carry linear read-outs through."""
     table = {"kind": "mace", "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
-    settings = architecture_of("mace").Settings.parse({**table, "max_ell": ELL, "correlation": CORRELATION, **changes})
-    assert isinstance(settings, ArchitectureSettings)
-    head = parse_head({"kind": "energy", "field": "energy", "hidden_dims": [READOUT + 2], **DERIVATIVES})
+    table |= {"max_ell": ELL, "correlation": CORRELATION, **changes}
     statistics = replace(degree_statistics([batch]), species=tuple(range(1, SPECIES + 1)))
     assert statistics.mean_degree == 4.0
-    model = build_model(settings, [head], FIELDS, inputs=[ATOMIC_NUMBERS], dim=3, seed=0, statistics=statistics)
-    return model.requires_grad_(False)
+    return network(table, [energy_head(READOUT + 2, stress="stress")], statistics)
 
 
-def take_layer(model: GraphModel, stored: Stored, number: int, correlation: int, network: str) -> None:
+def take_layer(model: GraphModel, stored: Weights, number: int, correlation: int, network: str) -> None:
     """Give one of our layers the weights of theirs."""
     layer, name = model.encoder.layers[number], f"interactions.{number}"
     message, radial = layer.message, layer.message.radial
@@ -124,7 +113,7 @@ def take_layer(model: GraphModel, stored: Stored, number: int, correlation: int,
         table.weight[:SPECIES] = stored.contraction(number, int(degree), correlation, network)
 
 
-def take_readouts(head: nn.Sequential, stored: Stored) -> None:
+def take_readouts(head: nn.Sequential, stored: Weights) -> None:
     """Linear read-outs of all layers but the last go through silu(x) - silu(-x) = x, the last is a network of its own."""
     first, second = head[0], head[2]
     for one in (first.weight, first.bias, second.weight, second.bias):
@@ -141,38 +130,36 @@ def take_readouts(head: nn.Sequential, stored: Stored) -> None:
 
 
 def take(
-    model: GraphModel, stored: Stored, *, correlations: list[int] = [CORRELATION] * LAYERS, network: str = "weights"
+    model: GraphModel, stored: Weights, *, correlations: list[int] = [CORRELATION] * LAYERS, network: str = "weights"
 ) -> None:
     """Give our network all weights of theirs; those of products are of the one named ``network``."""
-    model.node_inputs.origin.zero_()
     rows = stored.weight("node_embedding.linear.weight").view(SPECIES, CHANNELS) / SPECIES**0.5
-    model.node_inputs.node_tables[0].table.weight[1 : SPECIES + 1] = rows
+    table_of(model).weight[1 : SPECIES + 1] = rows
     for number, correlation in enumerate(correlations):
         take_layer(model, stored, number, correlation, network)
     take_readouts(model.heads[0].network, stored)
 
 
 def assert_equal(
-    model: GraphModel, batch: GraphBatch, stored: Stored, suffix: str = "", *, derivatives: bool = True
+    model: GraphModel, batch: GraphBatch, stored: Weights, suffix: str = "", *, derivatives: bool = True
 ) -> None:
     """The energies, forces and stress of our network are theirs."""
-    actual = model(batch)
-    for name in ("energy", *DERIVATIVES) if derivatives else ("energy",):
-        torch.testing.assert_close(actual[name].mean, stored.values[name + suffix], rtol=1e-10, atol=1e-10)
+    names = ("energy", *DERIVATIVES) if derivatives else ("energy",)
+    compared(model, batch, {name: stored.values[name + suffix] for name in names})
 
 
 @pytest.mark.parity("mace", "mace-torch", "network: energies, forces, stress")
 def test_mace_with_forces_equals_that_of_its_authors(batch: GraphBatch) -> None:
     """Three interactions with scalars and vectors between them, products of three factors, and read-outs of every layer."""
-    stored, model = Stored(), ours(batch).double()
+    stored, model = Weights(), ours(batch)
     take(model, stored)
     assert_equal(model, batch, stored)
 
 
 @pytest.mark.parity("mace", "mace-torch", "network with a correlation per layer: energies, forces, stress")
 def test_layers_with_numbers_of_factors_of_their_own_equal_those_of_its_authors(batch: GraphBatch) -> None:
-    stored, correlations = Stored(), [CORRELATION, 2, 1]
-    model = ours(batch, correlation=correlations).double()
+    stored, correlations = Weights(), [CORRELATION, 2, 1]
+    model = ours(batch, correlation=correlations)
     take(model, stored, correlations=correlations, network="mixed")
     assert_equal(model, batch, stored, ".mixed")
 
@@ -187,6 +174,6 @@ def test_transformed_distances_and_other_radial_types_equal_those_of_its_authors
     batch: GraphBatch, transform: str | None, radial: str
 ) -> None:
     """Of Chebyshev polynomials the energy alone: theirs have no derivative."""
-    stored, model = Stored(), ours(batch, distance_transform=transform, radial=radial).double()
+    stored, model = Weights(), ours(batch, distance_transform=transform, radial=radial)
     take(model, stored)
     assert_equal(model, batch, stored, f".{str(transform).lower()}.{radial}", derivatives=radial != "chebyshev")

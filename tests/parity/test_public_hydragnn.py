@@ -4,7 +4,6 @@ Where it has other activations than ours inside a layer, the test puts them ther
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,28 +13,31 @@ from public_hydragnn import (
     Checkpoint,
     Convolution,
     Graphs,
-    Network,
+    Layer,
+    blind,
+    chained,
     compared,
     filled,
+    filled_up,
     message_graph,
     put,
     tanh_network,
     their_directions,
     update_of,
-    with_vectors,
 )
 from torch import Tensor, nn
 
-from hydragnn.architectures import egnn, mfc, painn, sage
+from hydragnn.architectures import GraphSpec, egnn, mfc, painn, sage
 from hydragnn.architectures.cgcnn import CGCNNLayer
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
+from hydragnn.architectures.gatv2 import GATv2, GATv2Settings, WideLayer
 from hydragnn.architectures.gin import GINLayer
 from hydragnn.architectures.painn import PaiNNLayer, PaiNNMessage
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.layers import (
-    MOVED,
     GaussianBasis,
     LinearByClass,
+    MessageGraph,
     RadialFeatures,
     mlp,
     movement,
@@ -106,18 +108,11 @@ def test_egnn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mon
     monkeypatch.setattr(egnn, "silu", torch.relu)
     monkeypatch.setattr(movement, "silu", torch.relu)
 
-    def convolutions(graphs: Graphs) -> Convolution:
-        graph, moved = message_graph(graphs, receivers=0, basis=lengths_alone()), {}
+    def layer_of(number: int, width: int) -> Layer:
+        layer = egnn_layer(checkpoint, number)
+        return filled_up(layer, layer.from_sender.in_features)
 
-        def convolution(number: int, states: Tensor) -> Tensor:
-            layer = egnn_layer(checkpoint, number)
-            new = layer({0: filled(states, layer.from_sender.in_features), **moved}, graph)
-            moved.update({degree: values for degree, values in new.items() if degree == MOVED})
-            return new[0]
-
-        return convolution
-
-    compared(checkpoint, convolutions)
+    compared(checkpoint, chained(lambda graphs: message_graph(graphs, receivers=0, basis=lengths_alone()), layer_of))
 
 
 @pytest.mark.parity("schnet", "public HydraGNN", "networks: predictions, energies, forces")
@@ -167,16 +162,17 @@ def test_painn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mo
     monkeypatch.setattr(painn, "directions_of", their_directions)
     cutoff, radial = checkpoint.settings["radius"], checkpoint.settings["num_radial"]
 
-    def convolutions(graphs: Graphs) -> Convolution:
+    def graph_of(graphs: Graphs) -> MessageGraph:
         own = graphs["edge_attr"] if checkpoint.settings.get("edge_dim") else None
         order = graphs["edge_index"][0].long().argsort(stable=True)
         basis = RadialFeatures(cutoff, radial, "bessel", "cosine", inputs=0 if own is None else own.shape[1])
         features = None if own is None else own[order]
-        graph = message_graph(graphs, receivers=0, basis=basis, edge_features=features)
+        return message_graph(graphs, receivers=0, basis=basis, edge_features=features)
 
-        return with_vectors(graph, lambda number: painn_layer(checkpoint, number, basis))
+    def layer_of(number: int, width: int) -> Layer:
+        return lambda states, graph: painn_layer(checkpoint, number, graph.basis)(states, graph)  # type: ignore[arg-type]
 
-    compared(checkpoint, convolutions)
+    compared(checkpoint, chained(graph_of, layer_of))
 
 
 def painn_layer(checkpoint: Checkpoint, number: int, basis: RadialFeatures) -> PaiNNLayer:
@@ -215,7 +211,7 @@ def test_gin_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> N
         put(layer.network[2], weights["nn.2.weight"], weights["nn.2.bias"])
         return layer
 
-    compared(checkpoint, blind(layer_of))
+    compared(checkpoint, chained(blind, layer_of))
 
 
 @pytest.mark.parity("sage", "public HydraGNN", "networks: predictions")
@@ -232,7 +228,7 @@ def test_sage_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mon
         put(layer.from_mean, weights["lin_l.weight"], weights["lin_l.bias"])
         return layer
 
-    compared(checkpoint, blind(layer_of))
+    compared(checkpoint, chained(blind, layer_of))
 
 
 @pytest.mark.parity("mfc", "public HydraGNN", "networks: predictions")
@@ -253,7 +249,7 @@ def test_mfc_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monk
         put(layer.by_degree, torch.cat([torch.cat(own), torch.cat(received)], dim=1), torch.cat(bias))
         return layer
 
-    compared(checkpoint, blind(layer_of))
+    compared(checkpoint, chained(blind, layer_of))
 
 
 @pytest.mark.parity("cgcnn", "public HydraGNN", "networks: predictions")
@@ -269,19 +265,45 @@ def test_cgcnn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) ->
         put(layer.from_sender, both[:, width:])
         return layer
 
-    compared(checkpoint, blind(layer_of))
+    compared(checkpoint, chained(blind, layer_of))
 
 
-def blind(layer_of: Callable[[int, int], nn.Module]) -> Network:
-    """Layers, by number and width of what comes into them, that see edges and nothing of geometry."""
+def take_gatv2(layer: WideLayer, weights: dict[str, Tensor]) -> None:
+    """Their weights; batch norm and activation come after it, from the checkpoint."""
+    put(layer.from_sender, weights["lin_l.weight"], weights["lin_l.bias"])
+    put(layer.from_receiver, weights["lin_r.weight"], weights["lin_r.bias"])
+    put(layer.from_edge, weights["lin_edge.weight"])
+    layer.attention.copy_(weights["att"].squeeze(0))
+    layer.bias.copy_(weights["bias"])
+    layer.after = nn.Sequential()
 
-    def convolutions(graphs: Graphs) -> Convolution:
-        graph = replace(message_graph(graphs, receivers=1), vectors=None)
 
-        def convolution(number: int, states: Tensor) -> Tensor:
-            values: Tensor = layer_of(number, states.shape[1])({0: states}, graph)[0]
-            return values
+@pytest.mark.parity("gatv2", "public HydraGNN", "network with wide heads: predictions")
+@pytest.mark.parametrize("checkpoint", ["GAT_lengths3"], indirect=True)
+def test_gatv2_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
+    """``wide_heads``, ``own_edge = "mean"``, 6 heads and a slope of .05; of images of a node itself, which it does not see, there are no edges."""
+    settings = GATv2Settings(
+        hidden_dim=checkpoint.settings["hidden_dim"],
+        num_layers=checkpoint.settings["num_conv_layers"],
+        heads=6,
+        negative_slope=0.05,
+        wide_heads=True,
+        own_edge="mean",
+    )
+    network = GATv2(settings, GraphSpec(dim=0, edge_width=1)).requires_grad_(False)
+    for number, layer in enumerate(network.layers):
+        assert isinstance(layer, WideLayer)
+        take_gatv2(layer, checkpoint.of_layer(number))
 
-        return convolution
+    def graph_of(graphs: Graphs) -> MessageGraph:
+        others = graphs["edge_index"][0] != graphs["edge_index"][1]
+        edges, features = graphs["edge_index"][:, others].long(), graphs["edge_attr"][others]
+        order = edges[1].argsort(stable=True)
+        graph = message_graph(graphs, receivers=1, edges=edges, edge_features=features[order])
+        return replace(graph, vectors=None)
 
-    return convolutions
+    def layer_of(number: int, width: int) -> Layer:
+        layer = network.layers[number]
+        return filled_up(layer, layer.from_sender.in_features)  # type: ignore[union-attr,arg-type]
+
+    compared(checkpoint, chained(graph_of, layer_of))

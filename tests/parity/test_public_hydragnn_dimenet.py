@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
-from public_hydragnn import Activation, Checkpoint, Convolution, Graphs, compared, filled, message_graph, put
+from public_hydragnn import Activation, Checkpoint, Layer, chained, compared, filled_up, message_graph, put
 from torch import Tensor, nn
 
 from hydragnn.architectures import GraphSpec
@@ -112,14 +112,9 @@ def test_dimenet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) 
     """``messages = "anew"``, ``angle = "at_receiver"`` and ``output_layers = 1``; from its triplets all images of the receiver are left out."""
     network = network_of(checkpoint)
 
-    def convolutions(graphs: Graphs) -> Convolution:
-        graph = message_graph(graphs, receivers=1, basis=network.basis)
+    def layer_of(number: int, width: int) -> Layer:
+        layer = network.layers[number]
+        return filled_up(layer, layer.before.in_features)  # type: ignore[union-attr,arg-type]
 
-        def convolution(number: int, states: Tensor) -> Tensor:
-            layer = network.layers[number]
-            values: Tensor = layer({0: filled(states, layer.before.in_features)}, graph)[0]
-            return values
-
-        return convolution
-
-    compared(checkpoint, convolutions, activates=True)
+    graph_of = partial(message_graph, receivers=1, basis=network.basis)
+    compared(checkpoint, chained(graph_of, layer_of), activates=True)

@@ -8,6 +8,9 @@ from public_hydragnn import (
     Checkpoint,
     Convolution,
     Graphs,
+    Layer,
+    blind,
+    chained,
     compared,
     filled,
     message_graph,
@@ -15,7 +18,6 @@ from public_hydragnn import (
     tanh_network,
     their_directions,
     update_of,
-    with_vectors,
 )
 from torch import Tensor, nn
 
@@ -64,19 +66,14 @@ def test_pna_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monk
     """``scalers`` with "linear", and means of degrees that it measured."""
     monkeypatch.setattr(pna, "paper_statistics", theirs_of_statistics)
 
-    def convolutions(graphs: Graphs) -> Convolution:
-        graph = message_graph(graphs, receivers=1)
+    def layer_of(number: int, width: int) -> Layer:
+        weights = checkpoint.of_layer(number)
+        channels = len(weights["lin.bias"])
+        layer = PNALayer(nn.Identity(), channels, 0, scalers_of(weights), 0.0)
+        put_pna(layer, weights)
+        return lambda states, graph: {0: layer.received(filled(states[0], channels), None, None, graph.topology)}
 
-        def convolution(number: int, states: Tensor) -> Tensor:
-            weights = checkpoint.of_layer(number)
-            channels = len(weights["lin.bias"])
-            layer = PNALayer(nn.Identity(), channels, 0, scalers_of(weights), 0.0)
-            put_pna(layer, weights)
-            return layer.received(filled(states, channels), None, None, graph.topology)
-
-        return convolution
-
-    compared(checkpoint, convolutions)
+    compared(checkpoint, chained(blind, layer_of))
 
 
 @pytest.mark.parity("pnaplus", "public HydraGNN", "networks, with its deviation and learned frequencies: predictions")
@@ -123,14 +120,14 @@ def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mo
     cutoff, count = checkpoint.settings["radius"], checkpoint.settings["num_radial"]
     basis = RadialFeatures(cutoff, count, "bessel", "cosine", inputs=1)
 
-    def convolutions(graphs: Graphs) -> Convolution:
-        order = graphs["edge_index"][0].long().argsort(stable=True)
-        features = graphs["edge_attr"][order]
-        graph = message_graph(graphs, receivers=0, basis=basis, edge_features=features)
+    def graph_of(graphs: Graphs) -> MessageGraph:
+        features = graphs["edge_attr"][graphs["edge_index"][0].long().argsort(stable=True)]
+        return message_graph(graphs, receivers=0, basis=basis, edge_features=features)
 
-        return with_vectors(graph, lambda number: pnaeq_layer(checkpoint, number, graph))
+    def layer_of(number: int, width: int) -> Layer:
+        return lambda states, graph: pnaeq_layer(checkpoint, number, graph)(states, graph)
 
-    compared(checkpoint, convolutions)
+    compared(checkpoint, chained(graph_of, layer_of))
 
 
 class EdgeNetwork(nn.Module):

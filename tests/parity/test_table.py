@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from test_networks import CHAINS, line_of
+
 from hydragnn.architectures.table import NOT_MEASURED
 
 
@@ -13,5 +15,6 @@ def test_every_line_of_the_table_in_the_documents_is_a_comparison(root: Path) ->
     }
     code = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     marked = re.findall(r'mark.parity\(\s*"(.+?)",\s*"(.+?)",\s*"(.+?)",?\s*\)', code)
+    marked += [line_of(case) for case in CHAINS]
     advice = "make it anew: python -m tests.parity --out docs/parity.md"
     assert table and {line for line in table if line[1] != NOT_MEASURED} <= set(marked), advice
