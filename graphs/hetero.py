@@ -9,12 +9,28 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field
 from hydragnn.graphs.pyg import torch_geometric
-from hydragnn.graphs.relations import RELATION, relation_field
+from hydragnn.graphs.validate import field_values
 
 NODE_KIND = "node_kind"
 """Categorical node field: which kind of node it is."""
+
+
+RELATION = "relation"
+
+
+def relation_field(relations: int, name: str = RELATION) -> Field:
+    """The categorical edge field that relational layers read."""
+    return Field(name=name, on="edge", classes=relations, dtype="int64")
+
+
+def with_relations(batch: GraphBatch, relations: Any, count: int, name: str = RELATION) -> GraphBatch:
+    """Return the batch with the edge field ``name`` of these relations."""
+    field = relation_field(count, name)
+    values = field_values(relations, field, batch.num_edges, "batch")
+    return batch.with_fields({name: values}, fields=[field])
 
 
 def is_hetero(data: Any) -> bool:

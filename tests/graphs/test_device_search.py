@@ -12,8 +12,7 @@ from ase.build import bulk
 from hydragnn.base.errors import InputError
 from hydragnn.graphs import skin as module
 from hydragnn.graphs.atomic import REACH, neighbour_list
-from hydragnn.graphs.device_search import DeviceSearch
-from hydragnn.graphs.skin import SkinList
+from hydragnn.graphs.skin import DeviceSearch, SkinList
 from tests.graphs.test_skin import CUTOFF, same_edges, sheared, slab, strained, vibrating
 
 
