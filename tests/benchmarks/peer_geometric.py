@@ -9,6 +9,7 @@ weights of its own; the triplets of DimeNet++, which it finds anew in every step
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from peer_ours import present
@@ -17,8 +18,9 @@ from step_peers import geometric_schnet
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from hydragnn.graphs.batch import GraphBatch
 from tests.benchmarks.geometric_layers import Potential, with_weights
-from tests.parity.convolutions import CONVOLUTIONS
+from tests.parity.convolutions import CONVOLUTIONS, OurStd, geometric
 
 
 class LastNorm(nn.Module):
@@ -34,16 +36,54 @@ class LastNorm(nn.Module):
         return normed
 
 
+class PNAEq(nn.Module):
+    """PNAEq on PyTorch Geometric's statistics and sums, from ``[nodes, 4, channels]`` (the scalar, then the vector), ends at the cutoff and directions.
+
+    It ships none; networks and the update are ours.
+    """
+
+    def __init__(self, mine: Any, batch: GraphBatch) -> None:
+        super().__init__()
+        message, histogram = mine.message, torch.bincount(batch.topology.degrees)
+        self.norm, self.gates, self.filters, self.update = message.norm, message.gates, message.filters, mine.update
+        parts = [message.from_receiver, message.from_sender, message.from_edge]
+        self.ends = nn.Linear(sum(part.in_features for part in parts), parts[0].out_features)
+        self.ends.weight.data = torch.cat([part.weight for part in parts], dim=1)
+        self.ends.bias.data.copy_(message.from_receiver.bias)
+        names = message.scalers.names
+        self.statistics = geometric.aggr.DegreeScalerAggregation(["mean", "min", "max", OurStd()], [*names], histogram)
+        self.mix = nn.Linear(parts[0].out_features * (1 + 4 * len(names)), parts[0].out_features)
+        scaled = message.from_statistics.weight.chunk(len(names))
+        self.mix.weight.data = torch.cat([message.from_self.weight, *scaled], dim=1)
+        self.mix.bias.data.copy_(message.from_self.bias)
+
+    def forward(self, states: Tensor, edge_index: Tensor, features: Tensor, envelope: Tensor, unit: Tensor) -> Tensor:
+        senders, receivers = edge_index
+        scalars, vectors = self.norm(states[:, 0]), states[:, 1:]
+        joined = torch.cat([scalars[receivers], scalars[senders], features], dim=-1)
+        hidden, ending = nn.functional.silu(self.ends(joined)), features * envelope
+        parts = [gate(hidden) * filter_(ending) for gate, filter_ in zip(self.gates, self.filters)]
+        told = parts[1].unsqueeze(1) * unit.unsqueeze(-1)  # [edges, 3, channels]
+        if len(parts) == 3:  # past the first layer
+            told = told + parts[2].unsqueeze(1) * vectors[senders]
+        nodes = len(states)
+        statistics = self.statistics(parts[0], receivers, dim_size=nodes)
+        new = states[:, 0] + self.mix(torch.cat([scalars, statistics], dim=-1))
+        vectors = vectors + torch.zeros_like(vectors).index_add(0, receivers, told)
+        d_scalars, d_vectors = self.update(new, vectors)
+        vectors = vectors if d_vectors is None else vectors + d_vectors
+        return torch.cat([(new + d_scalars).unsqueeze(1), vectors], dim=1)
+
+
+PEERS = {**CONVOLUTIONS, "pnaeq": PNAEq}
+
+
 def with_our_weights(kind: str, folder: Path, options: list[str]) -> tuple[nn.Module, Predict]:
     """Their layers between our table of elements and our head."""
     model, batch = present(kind, folder, options)
     state = weights(folder, kind)
     model.load_state_dict(state)
-    layers = (
-        [copy.deepcopy(CONVOLUTIONS[kind](layer, batch)) for layer in model.encoder.layers]
-        if kind in CONVOLUTIONS
-        else []
-    )
+    layers = [copy.deepcopy(PEERS[kind](layer, batch)) for layer in model.encoder.layers] if kind in PEERS else []
     if layers and hasattr(model.encoder, "norm"):
         layers.append(LastNorm(copy.deepcopy(model.encoder.norm)))
     potential = Potential(

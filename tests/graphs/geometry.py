@@ -4,18 +4,20 @@ import torch
 
 from hydragnn.graphs import GraphBatch
 
+GEOMETRY = "positions senders receivers edge_shifts cell periodic node_offsets edge_offsets"
+
 
 def assert_same_geometry(one: GraphBatch, other: GraphBatch) -> None:
     """Positions, edges, cells and offsets are equal, dtypes included."""
-    for name in (
-        "positions",
-        "senders",
-        "receivers",
-        "edge_shifts",
-        "cell",
-        "periodic",
-        "node_offsets",
-        "edge_offsets",
-    ):
+    for name in GEOMETRY.split():
         assert torch.equal(getattr(one, name), getattr(other, name)), name
         assert getattr(one, name).dtype == getattr(other, name).dtype, name
+
+
+def assert_same(one: GraphBatch, other: GraphBatch) -> None:
+    """Geometry, fields, their values and what is missing of them are equal."""
+    assert_same_geometry(one, other)
+    assert one.fields == other.fields and list(one.fields) == list(other.fields)
+    for name in one.fields:
+        assert torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype, name
+        assert torch.equal(one.present(name), other.present(name)), name

@@ -29,11 +29,9 @@ class Nobody:
     size: int
 
     def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Refuse."""
         raise AssertionError
 
     def total(self, values: Tensor) -> Tensor:
-        """Refuse."""
         raise AssertionError
 
 

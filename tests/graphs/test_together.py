@@ -1,19 +1,19 @@
 """Graphs of many structures at once have the bits of those that are made one by one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs import Field, GraphBatch, concatenate
+from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.together import from_ase_together
-from tests.graphs.geometry import assert_same_geometry
+from tests.graphs.geometry import assert_same
 
 FIELDS = [
     Field(name="energy", on="graph", dtype="float64", role="target"),
@@ -53,14 +53,6 @@ def structures() -> list[Atoms]:
     return [labelled(atoms, seed) for seed, atoms in enumerate([*some, cluster, unwrapped, *map(molecule, MOLECULES)])]
 
 
-def assert_same(one: GraphBatch, other: GraphBatch) -> None:
-    assert_same_geometry(one, other)
-    assert list(one.fields) == list(other.fields) and one.masks.keys() == other.masks.keys()
-    for name in one.fields:
-        assert torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype
-        assert torch.equal(one.present(name), other.present(name))
-
-
 @pytest.mark.parametrize("more", [{}, {"max_neighbours": 6}], ids=["all neighbours", "six neighbours"])
 @pytest.mark.parametrize("cutoff", [1.5, 5.0])
 def test_graphs_made_together_are_those_made_one_by_one(cutoff: float, more: dict[str, Any]) -> None:
@@ -76,41 +68,26 @@ def test_the_shell_of_a_grid_is_there_as_a_whole() -> None:
     assert batch is not None and batch.num_edges == 2 * 108
 
 
-def faulty(kind: str) -> Atoms:
+def changed(change: Callable[[Atoms], Any]) -> Atoms:
     atoms = molecule("CH4")
-    if kind == "two atoms at one place":
-        atoms.positions[1] = atoms.positions[0] + 1e-5
-    if kind == "no number":
-        atoms.positions[1, 1] = np.nan
-    if kind == "flat cell":
-        atoms = Atoms("H", cell=[[1, 0, 0], [1, 1e-12, 0], [0, 0, 1]], pbc=True)
-    if kind == "no vector":
-        atoms = Atoms("H", pbc=True)
-    if kind == "a broken class":
-        atoms.arrays["tag"] = np.array([0, 1, 2, 3, 4])
-    if kind == "values without a number":
-        atoms.info["energy"] = "low"
-    if kind == "forces of others":
-        atoms.arrays["forces"] = np.zeros((4, 3))
-    if kind == "no energy":
-        atoms.info.pop("energy", None)
+    change(atoms)
     return atoms
 
 
-KINDS = (
-    "two atoms at one place",
-    "no number",
-    "flat cell",
-    "no vector",
-    "a broken class",
-    "values without a number",
-    "forces of others",
-)
+FAULTY: dict[str, Callable[[], Atoms]] = {
+    "two atoms at one place": lambda: changed(lambda a: a.positions.__setitem__(1, a.positions[0] + 1e-5)),
+    "no number": lambda: changed(lambda a: a.positions.__setitem__((1, 1), np.nan)),
+    "flat cell": lambda: Atoms("H", cell=[[1, 0, 0], [1, 1e-12, 0], [0, 0, 1]], pbc=True),
+    "no vector": lambda: Atoms("H", pbc=True),
+    "a broken class": lambda: changed(lambda a: a.arrays.update(tag=np.array([0, 1, 2, 3, 4]))),
+    "values without a number": lambda: changed(lambda a: a.info.update(energy="low")),
+    "forces of others": lambda: changed(lambda a: a.arrays.update(forces=np.zeros((4, 3)))),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULTY)
 def test_what_is_wrong_with_one_structure_is_left_to_the_way_that_names_it(kind: str) -> None:
     options: dict[str, Any] = {"cutoff": 3.0, "fields": FIELDS, "optional": [one.name for one in FIELDS]}
-    assert from_ase_together([molecule("H2O"), faulty(kind)], **options) is None
+    assert from_ase_together([molecule("H2O"), FAULTY[kind]()], **options) is None
     with pytest.raises(InputError):
-        from_ase(faulty(kind), **options)
+        from_ase(FAULTY[kind](), **options)

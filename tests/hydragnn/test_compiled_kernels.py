@@ -18,7 +18,6 @@ from hydragnn.kernels import (
     Topology,
     gather_multiply_sum,
     segment_softmax,
-    segment_statistics,
     segment_sum,
     silu,
 )
@@ -65,14 +64,12 @@ def pairs(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("width", [1, 20, 130])
 @with_forms_of_their_own
-def test_every_width_equals_plain_torch(name: str, width: int, dtype: torch.dtype) -> None:
+def test_every_width_equals_the_reference(name: str, width: int, dtype: torch.dtype) -> None:
     op = OPS[name]
     for case, given in op.cases({key: GRAPHS[key] for key in ("many", "all from one", "random")}, width):
-        for actual, plain in pairs(op, "cpu", given.to(dtype=dtype)):
-            assert actual.shape == plain.shape and actual.dtype == plain.dtype, case
-            # sums over channels have other orders
-            largest = max(1.0, float(plain.abs().max())) if plain.numel() else 1.0
-            torch.testing.assert_close(actual, plain, rtol=0, atol=largest * op.tolerance[dtype], msg=case)
+        # derivatives too where edges are random
+        form = None if case.startswith("random") else "cpu"
+        assert op.within(op.compare(given, dtype=dtype, form=form), dtype), case
 
 
 @built
@@ -195,19 +192,6 @@ def test_statistics_of_one_pass_have_the_bits_of_plain_torch_and_its_derivatives
             assert all(torch.equal(*pair) for pair in zip(values, in_a_tuple(op.call(*moved.tensors, *moved.rest)))), (
                 case
             )
-        if "random" in case:
-            assert op.within(op.compare(given)), case
-
-
-@built
-@pytest.mark.parametrize("width", [20, 130])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_shares_of_one_pass_have_the_derivatives_of_the_reference_at_every_width(
-    width: int, dtype: torch.dtype
-) -> None:
-    op = OPS["segment_softmax"]
-    for case, given in op.cases({"random": GRAPHS["random"]}, width):
-        assert op.within(op.compare(given, dtype=dtype), dtype), case
 
 
 @built
@@ -223,19 +207,6 @@ def test_shares_of_far_scores_are_those_of_torch() -> None:
 def test_receivers_in_any_order_give_what_plain_torch_gives(name: str) -> None:
     messages = torch.linspace(-1, 1, 14, dtype=torch.float64).sin().reshape(7, 2)
     assert OPS[name].within(OPS[name].compare(Case(tensors=(messages,), rest=(torch.tensor([3, 0, 2, 0, 3, 3, 1]), 5))))
-
-
-@built
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_statistics_of_what_is_not_finite_are_those_of_plain_torch(bad: float) -> None:
-    messages, receivers = torch.linspace(-1, 1, 42).sin().reshape(14, 3), torch.arange(14) // 4
-    for edge in range(14):
-        broken = messages.clone()
-        broken[edge, 1] = bad
-        values = segment_statistics(broken, receivers, 5)
-        with plain_forms():
-            for value, expected in zip(values, segment_statistics(broken, receivers, 5)):
-                torch.testing.assert_close(value, expected, equal_nan=True, rtol=0, atol=0)
 
 
 @built

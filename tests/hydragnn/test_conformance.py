@@ -103,8 +103,8 @@ ROWS = {
     ("fault", "found_by"),
     [
         ("none", []),
-        # one layer and turns see a self loop, too
-        ("pole", ["one layer", "one place", "turns", "turns in a plane"]),
+        # one layer, turns and ranks see a self loop, too
+        ("pole", ["one layer", "one place", "turns", "turns in a plane", "ranks"]),
         # finite differences see what is lost of float64
         ("digits", ["float32", "five layers", "second derivatives", "forces in a plane"]),
         ("axis", ["turns in a plane"]),

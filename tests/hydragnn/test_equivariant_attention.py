@@ -124,7 +124,7 @@ def test_a_periodic_graph_needs_a_cutoff() -> None:
         (
             "painn",
             {"pooling": {"levels": 1}},
-            "of the graph itself, so that the model cannot pool; leave model.pooling out",
+            "of the graph itself, so that the model cannot pool; leave model.pooling",
         ),
         ("painn", {"hidden_dim": 9}, "does not divide into 2 heads"),
     ],

@@ -1,7 +1,7 @@
 """Crystals, grain maps and meshes shared by threads that stand for ranks: values, forces, stress and gradients of the whole graph."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -147,36 +147,22 @@ class Mark(Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, log: list[str], note: str) -> Tensor:
-        """Return the values."""
         ctx.log, ctx.note = log, note
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Note, and pass the gradient."""
         ctx.log.append(ctx.note)
         return gradients[0], None, None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedPeers:
     """Peers that note when exchanges begin and end."""
 
-    peers: Peers
-    log: list[str]
-
-    @property
-    def rank(self) -> int:
-        """Return the number of the rank."""
-        return self.peers.rank
-
-    @property
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self.peers.size
+    def __init__(self, peers: Peers, log: list[str]) -> None:
+        self.peers, self.log, self.rank, self.size, self.total = peers, log, peers.rank, peers.size, peers.total
 
     def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Note the begin; the result notes the end."""
         self.log.append("begin")
         arrive = self.peers.swap(rows, sent, received)
 
@@ -186,10 +172,6 @@ class LoggedPeers:
 
         return wait
 
-    def total(self, values: Tensor) -> Tensor:
-        """Return the sum over the ranks."""
-        return self.peers.total(values)
-
 
 def test_inner_edges_are_computed_while_rows_travel_both_ways() -> None:
     batch, logs = mesh(), dict[int, list[str]]()
@@ -198,7 +180,7 @@ def test_inner_edges_are_computed_while_rows_travel_both_ways() -> None:
         assert part.halo is not None
         model = model_of("schnet", [{"kind": "scalar", "field": "charge"}], [], 2, 2.0)
         log = logs[part.halo.peers.rank] = []
-        part = in_sections(replace(part, halo=replace(part.halo, peers=LoggedPeers(peers=part.halo.peers, log=log))))
+        part = in_sections(replace(part, halo=replace(part.halo, peers=LoggedPeers(part.halo.peers, log))))
         assert part.halo is not None and part.halo.sections is not None
         inner = len(part.halo.sections.inner_edges)
 

@@ -23,7 +23,6 @@ class Around(nn.Module):
         self.norm, self.convolution, self.after, self.featured = norm, convolution, after, featured
 
     def forward(self, states: Tensor, edge_index: Tensor, features: Tensor) -> Tensor:
-        """New states."""
         given = (features,) if self.featured else ()
         return states + self.after(self.convolution(self.norm(states), edge_index, *given))
 
@@ -87,7 +86,6 @@ class CGCNN(nn.Module):
         self.convolution.lin_f.bias.data, self.convolution.lin_s.bias.data = mine.from_receiver.bias.chunk(2)
 
     def forward(self, states: Tensor, edge_index: Tensor, features: Tensor) -> Tensor:
-        """New states."""
         convolved: Tensor = self.convolution(states, edge_index, features)
         return convolved
 
@@ -100,7 +98,6 @@ class OurStd(geometric.aggr.Aggregation):
         self.variance = geometric.aggr.VarAggregation()
 
     def forward(self, x: Tensor, *where: Any, **more: Any) -> Tensor:
-        """Of every node."""
         variance: Tensor = self.variance(x, *where, **more)
         return (variance + 1e-5).sqrt()
 
@@ -166,7 +163,6 @@ class NormedGIN(nn.Module):
         """The weights are ours and stay."""
 
     def forward(self, states: Tensor, edges: Tensor) -> Tensor:
-        """What is added."""
         convolved: Tensor = self.conv(self.norm(states), edges)
         return convolved
 
@@ -190,7 +186,6 @@ class GPS(nn.Module):
         self.register_buffer("graphs", batch.owner("node"), persistent=False)
 
     def forward(self, states: Tensor, edge_index: Tensor, features: Tensor) -> Tensor:
-        """New states."""
         convolved: Tensor = self.convolution(states, edge_index, self.graphs)
         return convolved
 
@@ -211,50 +206,9 @@ class Relational(nn.Module):
         self.register_buffer("relation", batch.edges[mine.settings.relation], persistent=False)
 
     def forward(self, states: Tensor, edge_index: Tensor, features: Tensor) -> Tensor:
-        """New states."""
         convolved = self.convolution(self.norm(states), edge_index, self.relation)
         increment: Tensor = self.out(nn.functional.silu(convolved))
         return states + increment
-
-
-class PNAEq(nn.Module):
-    """PNAEq on PyTorch Geometric's statistics and sums, from ``[nodes, 4, channels]`` (the scalar, then the vector), ends at the cutoff and directions.
-
-    It ships none; networks and the update are ours.
-    """
-
-    def __init__(self, mine: Any, batch: GraphBatch) -> None:
-        super().__init__()
-        message, histogram = mine.message, torch.bincount(batch.topology.degrees)
-        self.norm, self.gates, self.filters, self.update = message.norm, message.gates, message.filters, mine.update
-        parts = [message.from_receiver, message.from_sender, message.from_edge]
-        self.ends = nn.Linear(sum(part.in_features for part in parts), parts[0].out_features)
-        self.ends.weight.data = torch.cat([part.weight for part in parts], dim=1)
-        self.ends.bias.data.copy_(message.from_receiver.bias)
-        names = message.scalers.names
-        self.statistics = geometric.aggr.DegreeScalerAggregation(["mean", "min", "max", OurStd()], [*names], histogram)
-        self.mix = nn.Linear(parts[0].out_features * (1 + 4 * len(names)), parts[0].out_features)
-        scaled = message.from_statistics.weight.chunk(len(names))
-        self.mix.weight.data = torch.cat([message.from_self.weight, *scaled], dim=1)
-        self.mix.bias.data.copy_(message.from_self.bias)
-
-    def forward(self, states: Tensor, edge_index: Tensor, features: Tensor, envelope: Tensor, unit: Tensor) -> Tensor:
-        """New states."""
-        senders, receivers = edge_index
-        scalars, vectors = self.norm(states[:, 0]), states[:, 1:]
-        joined = torch.cat([scalars[receivers], scalars[senders], features], dim=-1)
-        hidden, ending = nn.functional.silu(self.ends(joined)), features * envelope
-        parts = [gate(hidden) * filter_(ending) for gate, filter_ in zip(self.gates, self.filters)]
-        told = parts[1].unsqueeze(1) * unit.unsqueeze(-1)  # [edges, 3, channels]
-        if len(parts) == 3:  # past the first layer
-            told = told + parts[2].unsqueeze(1) * vectors[senders]
-        nodes = len(states)
-        statistics = self.statistics(parts[0], receivers, dim_size=nodes)
-        new = states[:, 0] + self.mix(torch.cat([scalars, statistics], dim=-1))
-        vectors = vectors + torch.zeros_like(vectors).index_add(0, receivers, told)
-        d_scalars, d_vectors = self.update(new, vectors)
-        vectors = vectors if d_vectors is None else vectors + d_vectors
-        return torch.cat([(new + d_scalars).unsqueeze(1), vectors], dim=1)
 
 
 CONVOLUTIONS: dict[str, Callable[[Any, GraphBatch], Any]] = {
@@ -265,7 +219,6 @@ CONVOLUTIONS: dict[str, Callable[[Any, GraphBatch], Any]] = {
     "cgcnn": CGCNN,
     "pna": pna,
     "pnaplus": pnaplus,
-    "pnaeq": PNAEq,
     "relational": Relational,
     "gps": GPS,
 }

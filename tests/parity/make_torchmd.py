@@ -34,7 +34,6 @@ class Edges(nn.Module):
         self.batch, self.ends = batch, ends
 
     def forward(self, positions: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Ends, lengths and vectors."""
         batch = self.batch
         vectors = positions[batch.senders] - positions[batch.receivers] + batch.edge_shifts
         itself = torch.arange(batch.num_nodes)
@@ -50,7 +49,6 @@ class One(nn.Module):
     """No end at the cutoff."""
 
     def forward(self, lengths: Tensor) -> Tensor:
-        """Ones."""
         return torch.ones_like(lengths)
 
 

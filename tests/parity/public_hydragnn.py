@@ -48,7 +48,6 @@ class Activation(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of every number."""
         return self.function(x)
 
 
@@ -69,21 +68,23 @@ class Checkpoint:
     @cached_property
     def weights(self) -> dict[str, Tensor]:
         """All tensors, without what wrappers put before their names."""
-        arrays = _numbers(self.folder / "state_dict.npz")
+        arrays = numbers_in(self.folder / "state_dict.npz")
         return {re.sub(r"^module\.(model\.)?", "", name): tensor for name, tensor in arrays.items()}
 
     def batches(self) -> Iterator[tuple[Graphs, Graphs]]:
-        """Every batch of graphs, and what HydraGNN predicted for it in float64."""
-        arrays = _numbers(self.folder / "graphs_predictions.npz")
+        """Every batch of graphs, with what HydraGNN predicted for it in float64; energies may be differentiated."""
+        arrays = numbers_in(self.folder / "graphs_predictions.npz")
         for number in itertools.count():
-            graphs = _under(arrays, f"g{number}.")
+            graphs = under(arrays, f"g{number}.")
             if not graphs:
                 return
-            yield graphs, _under(arrays, f"pred{number}.fp64.")
+            expected = under(arrays, f"pred{number}.fp64.")
+            positions = graphs["pos"].clone().requires_grad_("energy" in expected)
+            yield {**expected, **graphs, "pos": positions}, expected
 
     def of_layer(self, number: int, module: int = 0) -> dict[str, Tensor]:
         """The weights of one module of a layer."""
-        return _under(self.weights, f"graph_convs.{number}.module_{module}.")
+        return under(self.weights, f"graph_convs.{number}.module_{module}.")
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:
@@ -96,7 +97,7 @@ class Checkpoint:
         for number in range(self.settings["num_conv_layers"]):
             states = convolution(number, states)
             states = self._conditioned(states, graphs)
-            norm = _under(self.weights, f"feature_layers.{number}.module.")
+            norm = under(self.weights, f"feature_layers.{number}.module.")
             if norm:
                 scale = norm["weight"] / (norm["running_var"] + 1e-5).sqrt()
                 states = (states - norm["running_mean"]) * scale + norm["bias"]
@@ -111,8 +112,8 @@ class Checkpoint:
         attributes = graphs["graph_attr"].view(len(graphs["ptr"]) - 1, -1)
         if mode == "concat_node":
             joined = torch.cat([states, attributes.index_select(0, graphs["batch"])], dim=1)
-            return nn.functional.linear(joined, *_under(self.weights, "graph_concat_projector.").values())
-        condition = network(_under(self.weights, "graph_conditioner."), attributes, self.activation)
+            return nn.functional.linear(joined, *under(self.weights, "graph_concat_projector.").values())
+        condition = network(under(self.weights, "graph_conditioner."), attributes, self.activation)
         scale, shift = condition.index_select(0, graphs["batch"]).chunk(2, dim=1)
         return states * (1 + torch.tanh(scale)) + shift
 
@@ -123,13 +124,13 @@ class Checkpoint:
         for number, kind in enumerate(self.settings["output_type"]):
             per_branch = []
             for branch in range(int(names.max()) + 1):
-                weights = _under(self.weights, f"heads_NN.{number}.branch-{branch}.")
+                weights = under(self.weights, f"heads_NN.{number}.branch-{branch}.")
                 if kind == "graph":
-                    shared = _under(self.weights, f"graph_shared.branch-{branch}.")
+                    shared = under(self.weights, f"graph_shared.branch-{branch}.")
                     inputs = network(shared, self._pooled(graphs, states), self.activation)
                     inputs = self.activation(inputs) if shared else inputs
                 elif any(name.startswith("mlp.0.") for name in weights):
-                    weights, inputs = _under(weights, "mlp.0."), states
+                    weights, inputs = under(weights, "mlp.0."), states
                 else:
                     break
                 per_branch.append(network(weights, inputs, self.activation))
@@ -192,14 +193,14 @@ def filled(columns: Tensor, width: int) -> Tensor:
     return torch.cat([columns, columns.new_zeros(len(columns), width - columns.shape[1])], dim=1)
 
 
-def _numbers(path: Path) -> dict[str, Tensor]:
+def numbers_in(path: Path) -> dict[str, Tensor]:
     """Arrays of a file; real numbers in float64."""
     with np.load(path) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays}
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
@@ -272,22 +273,24 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
 
 
 def compared(checkpoint: Checkpoint, convolutions: Network, *, activates: bool = False) -> None:
-    """Every head's predictions and, where energies have them, forces; layers may have the activation after them, too."""
+    """Compare all predictions; layers may have the activation after them, too."""
     for graphs, expected in checkpoint.batches():
-        potential = "energy" in expected
-        graphs = {**expected, **graphs, "pos": graphs["pos"].clone().requires_grad_(potential)}
         states = checkpoint.final_states(graphs, convolutions(graphs), activates=activates)
-        outputs = checkpoint.outputs(graphs, states)
-        assert outputs
-        for name, values in outputs.items():
-            if f"{name}.var" in expected:  # the root of a variance stands beside every number
-                values, roots = values.chunk(2, dim=1)
-                assert_equal(roots.square(), expected[f"{name}.var"])
-            assert_equal(values, expected[name])
-        if potential:
-            total = outputs["head0"]
-            if len(total) == len(graphs["x"]):
-                total = total.new_zeros(len(expected["energy"]), 1).index_add(0, graphs["batch"], total)
-            assert_equal(total.flatten(), expected["energy"])
-            (gradient,) = torch.autograd.grad(total.sum(), graphs["pos"])
-            assert_equal(-gradient, expected["forces"])
+        agree(checkpoint.outputs(graphs, states), graphs, expected)
+
+
+def agree(outputs: Mapping[str, Tensor], graphs: Graphs, expected: Graphs) -> None:
+    """Compare every head's predictions and, where energies have them, forces."""
+    assert outputs
+    for name, values in outputs.items():
+        if f"{name}.var" in expected:  # the root of a variance stands beside every number
+            values, roots = values.chunk(2, dim=1)
+            assert_equal(roots.square(), expected[f"{name}.var"])
+        assert_equal(values, expected[name])
+    if "energy" in expected:
+        total = outputs["head0"]
+        if len(total) == len(graphs["x"]):
+            total = total.new_zeros(len(expected["energy"]), 1).index_add(0, graphs["batch"], total)
+        assert_equal(total.flatten(), expected["energy"])
+        (gradient,) = torch.autograd.grad(total.sum(), graphs["pos"])
+        assert_equal(-gradient, expected["forces"])

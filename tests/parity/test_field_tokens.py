@@ -1,19 +1,15 @@
 """Field tokens and attention through latents, beside torch's attention on every node or graph alone."""
 
-import math
-
 import pytest
 import torch
-from test_layers_around import SIZES, graph_of_sizes, largest_kept
+from test_layers_around import SIZES, graph_of_sizes
 from torch import Tensor, nn
 
 from hydragnn.architectures.field_tokens import EdgeAngles, EdgeMixing
 from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.kernels.family import taken_for
 from hydragnn.layers import CrossAttention, FieldTokens, LatentAttention, MessageGraph, RadialFeatures
-from hydragnn.layers.size_buckets import size_buckets
 
 CHANNELS, HEADS = 6, 2
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 sums in another order
@@ -84,22 +80,6 @@ def test_attention_through_latents_is_torchs_on_every_graph_alone(derivatives: i
             torch.autograd.grad(values, states, seed, retain_graph=True)[0] for values in (actual, expected)
         )
         torch.testing.assert_close(ours, theirs, **EXACT)
-
-
-def test_attention_through_latents_never_crosses_graphs_and_is_linear_in_nodes() -> None:
-    module, states, graph = LatentAttention(CHANNELS, HEADS, 3), torch.randn(12, CHANNELS), graph_of_sizes([4, 5, 3])
-    assert any(bucket.is_node is not None for bucket in size_buckets(graph.nodes_per_graph, graph.owner).buckets)
-    states[4:9] = math.nan
-    states.requires_grad_()
-    read = module(states, graph)
-    (gradient,) = torch.autograd.grad(read, states, torch.randn_like(read))
-    for values in (read, gradient):
-        assert values[:4].isfinite().all() and values[9:].isfinite().all()
-    assert largest_kept(module, torch.randn(3000, CHANNELS), graph_of_sizes([3000])) <= 3000 * 3 * CHANNELS
-    states = torch.randn(12, CHANNELS)
-    expected = module(states, graph)
-    with taken_for("cpu", "another"):  # a device whose fused form is not taken
-        torch.testing.assert_close(module(states, graph), expected, **EXACT)
 
 
 def message_graph(batch: GraphBatch) -> MessageGraph:

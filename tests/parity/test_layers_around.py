@@ -1,6 +1,7 @@
 """Layers around layers, attention within graphs and conditioning, beside their equations written as loops."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hydragnn.conformance.cases import make_graph, make_model
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import Topology
 from hydragnn.kernels.family import plain_forms, taken_for
-from hydragnn.layers import GPSLayer, GraphAttention, LinearGraphAttention, MessageGraph, States
+from hydragnn.layers import GPSLayer, GraphAttention, LatentAttention, LinearGraphAttention, MessageGraph, States
 from hydragnn.layers.conditioning import FiLM
 from hydragnn.layers.size_buckets import size_buckets
 
@@ -102,16 +103,33 @@ def test_attention_has_two_derivatives_where_weights_learn_from_forces(
     assert torch.autograd.gradgradcheck(read, (torch.randn(5, 2, requires_grad=True),))
 
 
-@pytest.mark.parametrize("kind", [GraphAttention, LinearGraphAttention])
-def test_what_is_no_number_stays_in_its_graph(kind: type[GraphAttention] | type[LinearGraphAttention]) -> None:
+ATTENTIONS: dict[str, Callable[[], nn.Module]] = {
+    "multihead": lambda: GraphAttention(CHANNELS, 2),
+    "linear": lambda: LinearGraphAttention(CHANNELS, 2),
+    "latents": lambda: LatentAttention(CHANNELS, 2, 3),
+}
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_what_is_no_number_stays_in_its_graph(kind: str) -> None:
     """Also through rows of zeros, forward and backward."""
-    attention, states, graph = kind(CHANNELS, 2), torch.randn(12, CHANNELS), graph_of_sizes([4, 5, 3])
+    attention, states, graph = ATTENTIONS[kind](), torch.randn(12, CHANNELS), graph_of_sizes([4, 5, 3])
+    assert any(bucket.is_node is not None for bucket in size_buckets(graph.nodes_per_graph, graph.owner).buckets)
     states[4:9] = math.nan
     states.requires_grad_()
     read = attention(states, graph)
     (gradient,) = torch.autograd.grad(read, states, torch.randn_like(read))
     for values in (read, gradient):
         assert values[:4].isfinite().all() and values[9:].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_attention_is_the_same_where_a_tracer_looks_on_and_on_a_device_without_a_fused_form(kind: str) -> None:
+    attention, states, graph = ATTENTIONS[kind](), torch.randn(12, CHANNELS), graph_of_sizes([4, 5, 3])
+    for forms in (plain_forms(), taken_for("cpu", "another")):
+        expected = attention(states, graph)
+        with forms:
+            torch.testing.assert_close(attention(states, graph_of_sizes([4, 5, 3])), expected, **EXACT)
 
 
 def largest_kept(attention: nn.Module, states: Tensor, graph: MessageGraph) -> int:
@@ -169,16 +187,10 @@ def test_predicted_forces_take_attention_that_is_derived_once() -> None:
     assert 0 < max(kept) < nodes * nodes
 
 
-def test_linear_attention_keeps_no_outer_product_for_every_node() -> None:
-    attention, states = LinearGraphAttention(32, 2), torch.randn(200, 32)
-    assert largest_kept(attention, states, graph_of_sizes([20] * 10)) <= 200 * 3 * 32
-
-
-def test_linear_attention_is_the_same_where_a_tracer_looks_on() -> None:
-    attention, states = LinearGraphAttention(CHANNELS, 2), torch.randn(12, CHANNELS)
-    with plain_forms():
-        traced = attention(states, graph_of_sizes([4, 5, 3]))
-    torch.testing.assert_close(traced, attention(states, graph_of_sizes([4, 5, 3])), **EXACT)
+def test_attention_that_is_linear_in_nodes_keeps_no_array_of_nodes_by_more_than_channels() -> None:
+    linear, latents = LinearGraphAttention(32, 2), LatentAttention(CHANNELS, 2, 3)
+    assert largest_kept(linear, torch.randn(200, 32), graph_of_sizes([20] * 10)) <= 200 * 3 * 32
+    assert largest_kept(latents, torch.randn(3000, CHANNELS), graph_of_sizes([3000])) <= 3000 * 3 * CHANNELS
 
 
 class Doubled(nn.Module):

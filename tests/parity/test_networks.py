@@ -190,4 +190,5 @@ def test_networks_equal_those_of_pytorch_geometrics_convolutions(batch: GraphBat
     features = gaussians(edge_vectors(batch).norm(dim=1))
     for layer in model.encoder.layers:
         states = CONVOLUTIONS[theirs](layer, batch)(states, edge_index(batch), features)
+    states = getattr(model.encoder, "norm", nn.Identity())(states)
     compared(model, batch, {"charge": model.heads[0].network(states).squeeze(-1)})

@@ -48,7 +48,6 @@ class Lengths(nn.Module):
     """The length as it is, for a radial function."""
 
     def forward(self, lengths: Tensor) -> Tensor:
-        """Of every edge."""
         return lengths.unsqueeze(-1)
 
 
@@ -63,7 +62,6 @@ class ShiftedSoftplus(nn.Module):
     """ln(exp(x) / 2 + 1 / 2)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of every number."""
         return nn.functional.softplus(x) - math.log(2)
 
 

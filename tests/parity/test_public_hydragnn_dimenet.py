@@ -25,7 +25,6 @@ class TheirBessel(nn.Module):
         self.functions = bessel_functions(*self.shape)
 
     def forward(self, lengths: Tensor) -> Tensor:
-        """Of every length, by degree."""
         values = [function(lengths / self.cutoff) for function in self.functions]
         return torch.stack(values, dim=1).unflatten(1, self.shape)
 
