@@ -76,8 +76,7 @@ def test_whoever_has_set_the_allocator_keeps_what_was_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "given, said",
-    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    "given, said", [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )
 def test_threads_spin_shortly_unless_somebody_has_said_how_they_wait(given: dict[str, str], said: str) -> None:
     program = "import sys, hydragnn, os; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"

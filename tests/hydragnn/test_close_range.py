@@ -36,11 +36,7 @@ FIELDS = [
 ]
 HEAD = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": [8]}
 LIMITS = CloseRangeLimits(
-    shortest=((29, 29, 2.0), (29, 79, 2.1)),
-    share=0.75,
-    species=(29, 79),
-    cutoff=CUTOFF,
-    energies={"energy": 0.5},
+    shortest=((29, 29, 2.0), (29, 79, 2.1)), share=0.75, species=(29, 79), cutoff=CUTOFF, energies={"energy": 0.5}
 )
 DIMERS = [("Cu", "Cu", 2.0), ("Cu", "Au", 2.1), ("Au", "Au", 0.75 * 2.72)]
 

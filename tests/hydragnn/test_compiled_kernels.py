@@ -11,16 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import (
-    OPS,
-    Case,
-    Op,
-    Topology,
-    gather_multiply_sum,
-    segment_softmax,
-    segment_sum,
-    silu,
-)
+from hydragnn.kernels import OPS, Case, Op, Topology, gather_multiply_sum, segment_softmax, segment_sum, silu
 from hydragnn.kernels.activation import CURVATURE_FORMS
 from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.family import ANYWHERE, Family, plain_forms

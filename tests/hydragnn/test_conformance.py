@@ -90,10 +90,7 @@ ROWS = {
     "second derivatives": ("second derivatives are those of the forces", ""),
     "shares": ("gradients of shares add up to that of the batch", ""),
     "turns": ("predictions turn as their parity says", "reflection"),
-    "turns in a plane": (
-        "in two dimensions predictions follow turns mirrors moves and the order of nodes",
-        "rotation",
-    ),
+    "turns in a plane": ("in two dimensions predictions follow turns mirrors moves and the order of nodes", "rotation"),
     "ranks": ("ranks that share graphs compute and learn what one would", ""),
     "forces in a plane": ("in two dimensions forces and stress are derivatives of the energy", ""),
 }

@@ -9,13 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, gaussian_nll_loss
 
 from hydragnn.graphs import Field
-from hydragnn.models import (
-    Categorical,
-    Distribution,
-    Normal,
-    Point,
-    concatenate_distributions,
-)
+from hydragnn.models import Categorical, Distribution, Normal, Point, concatenate_distributions
 
 MAKE: dict[str, Callable[[int], Distribution]] = {
     "point": lambda seed: Point(mean=numbers(seed, 5, 3)),

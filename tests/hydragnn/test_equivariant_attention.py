@@ -11,11 +11,7 @@ from torch import Tensor
 
 from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import (
-    make_graph,
-    make_model,
-    small_settings,
-)
+from hydragnn.conformance.cases import make_graph, make_model, small_settings
 from hydragnn.conformance.network import SLOPE, force_gaps
 from hydragnn.conformance.smoothness import atoms_graph, energies_and_forces, energy_model
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD

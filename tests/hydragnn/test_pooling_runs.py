@@ -28,10 +28,7 @@ from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
 
-FIELDS = (
-    Field(name="load", on="node"),
-    Field(name="answer", on="node", role="target"),
-)
+FIELDS = (Field(name="load", on="node"), Field(name="answer", on="node", role="target"))
 
 
 def cells(seed: int, count: int = 40) -> GraphBatch:

@@ -173,13 +173,7 @@ def rows_longer_than(edges: int) -> Iterator[None]:
         triton_launch.LONG = before
 
 
-SUITES = {
-    "derivatives": derivatives,
-    "corners": corners,
-    "widths": widths,
-    "long": long,
-    "strided": strided,
-}
+SUITES = {"derivatives": derivatives, "corners": corners, "widths": widths, "long": long, "strided": strided}
 
 
 def main() -> None:

@@ -22,10 +22,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
 
 def graph_of(batch: GraphBatch, condition: Tensor | None = None) -> MessageGraph:
     return MessageGraph(
-        topology=batch.topology,
-        owner=batch.owner("node"),
-        nodes_per_graph=batch.counts("node"),
-        condition=condition,
+        topology=batch.topology, owner=batch.owner("node"), nodes_per_graph=batch.counts("node"), condition=condition
     )
 
 

@@ -34,14 +34,7 @@ from hydragnn.architectures.gatv2 import GATv2, GATv2Settings, WideLayer
 from hydragnn.architectures.gin import GINLayer
 from hydragnn.architectures.painn import PaiNNLayer, PaiNNMessage
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
-from hydragnn.layers import (
-    GaussianBasis,
-    LinearByClass,
-    MessageGraph,
-    RadialFeatures,
-    mlp,
-    movement,
-)
+from hydragnn.layers import GaussianBasis, LinearByClass, MessageGraph, RadialFeatures, mlp, movement
 
 
 class Lengths(nn.Module):
