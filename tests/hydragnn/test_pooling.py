@@ -92,26 +92,16 @@ def not_periodic(batch: GraphBatch) -> GraphBatch:
     return replace(batch, periodic=torch.zeros_like(batch.periodic))
 
 
-def test_edge_features_are_means_of_what_was_merged() -> None:
-    batch = not_periodic(CORNERS["two graphs"]())
-    coarse = message_graph(batch).coarser.graph
-    members = clusters_by_loops(batch, 0)
-    of_node = {node: number for number, nodes in enumerate(members) for node in nodes}
-    areas = defaultdict(list)
-    for sender, receiver, area in zip(batch.senders.tolist(), batch.receivers.tolist(), batch.edges["area"].tolist()):
-        areas[of_node[receiver], of_node[sender]].append(area)
-    assert coarse.edge_features is not None
-    ends = zip(coarse.topology.receivers.tolist(), coarse.topology.senders.tolist())
-    expected = torch.tensor([np.mean(areas[pair]) for pair in ends], dtype=torch.float64)
-    torch.testing.assert_close(coarse.edge_features.squeeze(1), expected)
-
-
+@pytest.mark.parametrize("names", [("relation", "level"), ()], ids=["kinds", "no kinds"])
 @pytest.mark.parametrize("corner", CORNERS)
-def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_theirs(corner: str) -> None:
+def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_theirs(
+    corner: str, names: tuple[str, ...]
+) -> None:
+    """Its features are the means of what was merged."""
     batch = not_periodic(CORNERS[corner]())
     far = Field(name="level", on="edge", classes=8, dtype="int64")
     batch = batch.with_fields({"level": (batch.edges["area"] > 0.5).long() * 7}, fields=[far])
-    kinds = {name: batch.edges[name] for name in ("relation", "level")}
+    kinds = {name: batch.edges[name] for name in names}
     coarse, of_node = message_graph(batch, tuple(kinds)).coarser.graph, {}
     for number, nodes in enumerate(clusters_by_loops(batch, 0)):
         of_node |= dict.fromkeys(nodes, number)
