@@ -9,17 +9,13 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.graphs import (
     concatenate,
-    from_voronoi,
     graph_from_arrays,
     validate,
     with_laplacian_encoding,
     with_random_walk_encoding,
 )
 from hydragnn.graphs.batch import GraphBatch
-
-
-def cells(count: int, periodic: bool = False) -> GraphBatch:
-    return from_voronoi(np.random.default_rng(count).random((count, 2)), [1.0, 1.0], periodic)
+from tests.graphs.geometry import cells
 
 
 def adjacency(graph: GraphBatch) -> np.ndarray:

@@ -14,7 +14,6 @@ from hydragnn.graphs import (
     Field,
     GraphBatch,
     from_ase,
-    from_voronoi,
     graph_from_arrays,
     validate,
     with_clusters,
@@ -22,18 +21,8 @@ from hydragnn.graphs import (
 )
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
-
-
-def cells(count: int, periodic: bool = False) -> GraphBatch:
-    return from_voronoi(np.random.default_rng(count).random((count, 2)), [1.0, 1.0], periodic)
-
-
-def grid(side: int) -> GraphBatch:
-    """Unit squares, joined along their sides."""
-    graph = nx.convert_node_labels_to_integers(nx.grid_2d_graph(side, side), ordering="sorted")
-    here, there = np.array(graph.edges).T
-    points = np.stack(np.divmod(np.arange(side * side), side), axis=1).astype(float)
-    return graph_from_arrays(points, np.concatenate([here, there]), np.concatenate([there, here]))
+from tests.graphs.geometry import cells
+from tests.graphs.test_cutting import grid
 
 
 def without_positions(graph: GraphBatch) -> GraphBatch:

@@ -22,13 +22,13 @@ from hydragnn.graphs import (
     clusters_field,
     concatenate,
     from_ase,
-    from_voronoi,
     with_contracted_levels,
 )
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
 from hydragnn.layers import GraphUNet, MessageGraph, States
 from hydragnn.models import build_model, parse_head
+from tests.graphs.geometry import cells
 
 ENERGY = Field(name="energy", on="graph", role="target")
 FORCES = Field(name="forces", on="node", shape=(3,), parity="vector", role="target")
@@ -47,10 +47,6 @@ def message_graph(batch: GraphBatch, kinds: tuple[str, ...] = ()) -> MessageGrap
     )
 
 
-def cells(seed: int, count: int = 40) -> GraphBatch:
-    return from_voronoi(np.random.default_rng(seed).random((count, 2)), [1.0, 1.0], False)
-
-
 def clusters_by_loops(batch: GraphBatch, level: int) -> list[list[int]]:
     """Nodes of every cluster, graph by graph, in the order of their numbers."""
     members = defaultdict(list)
@@ -61,7 +57,7 @@ def clusters_by_loops(batch: GraphBatch, level: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_coarser_graph_has_clusters_for_nodes_and_what_joins_them_for_edges(level: int) -> None:
-    batch = concatenate([with_contracted_levels(cells(seed), 2) for seed in range(3)])
+    batch = concatenate([with_contracted_levels(cells(40, seed=seed), 2) for seed in range(3)])
     graph = message_graph(batch)
     coarse = graph.coarser.graph if level == 0 else graph.coarser.graph.coarser.graph
     members = clusters_by_loops(batch, level)
@@ -120,7 +116,7 @@ def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_their
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5)])
 def test_states_are_pooled_to_means_and_given_back_to_all_nodes(shape: tuple[int, ...]) -> None:
-    batch = concatenate([with_contracted_levels(cells(seed), 1) for seed in range(2)])
+    batch = concatenate([with_contracted_levels(cells(40, seed=seed), 1) for seed in range(2)])
     coarser, members = message_graph(batch).coarser, clusters_by_loops(batch, 0)
     states = torch.randn(batch.num_nodes, *shape, dtype=torch.float64, requires_grad=True)
     pooled = coarser.pooled(states)
@@ -178,7 +174,7 @@ def test_every_architecture_says_whether_it_pools() -> None:
 
 def test_after_every_layer_a_node_hears_what_its_cluster_knows() -> None:
     """Five layers on the levels 0, 1, 2, 1, 0, against loops over clusters; the last one hears all that comes back."""
-    batch = concatenate([with_contracted_levels(cells(seed), 2) for seed in range(2)])
+    batch = concatenate([with_contracted_levels(cells(40, seed=seed), 2) for seed in range(2)])
 
     class Layer(torch.nn.Module):
         def __init__(self, number: int) -> None:

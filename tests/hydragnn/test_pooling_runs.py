@@ -21,23 +21,19 @@ from hydragnn.graphs import (
     clusters_field,
     coarse,
     concatenate,
-    from_voronoi,
     with_contracted_levels,
 )
 from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
+from tests.graphs.geometry import cells
 
 FIELDS = (Field(name="load", on="node"), Field(name="answer", on="node", role="target"))
 
 
-def cells(seed: int, count: int = 40) -> GraphBatch:
-    return from_voronoi(np.random.default_rng(seed).random((count, 2)), [1.0, 1.0], False)
-
-
 def problem(seed: int) -> GraphBatch:
     """Cells that each ask for the mean load of their whole graph: farther away than a few layers reach."""
-    graph = with_contracted_levels(cells(seed, 120), 3)
+    graph = with_contracted_levels(cells(120, seed=seed), 3)
     load = torch.from_numpy(np.random.default_rng(seed).normal(np.sin(seed), 1.0, 120)).float()
     return graph.with_fields({"load": load, "answer": load.mean().expand(120).clone()}, fields=FIELDS)
 

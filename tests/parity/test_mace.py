@@ -10,11 +10,7 @@ import torch
 from networks import Stored, compared, energy_head, network, table_of
 from torch import Tensor, nn
 
-from hydragnn.conformance.cases import make_graph
-from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import coupling, symmetric_polynomials
 from hydragnn.models import GraphModel, degree_statistics
 
@@ -64,12 +60,6 @@ def sign(path: tuple[int, int, int]) -> float:
     """Of their coupling beside ours; their edges point the other way, too."""
     theirs = o3.wigner_3j(*path, dtype=torch.float64).numpy()
     return float(np.sign((coupling(*path) * theirs).sum())) * (-1) ** path[1]
-
-
-@pytest.fixture
-def batch() -> GraphBatch:
-    graphs = concatenate([make_graph(1, 5), make_graph(2, 7)])
-    return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=[ATOMIC_NUMBERS_FIELD])
 
 
 def ours(batch: GraphBatch, **changes: Any) -> GraphModel:
