@@ -31,16 +31,12 @@ class LastNorm(nn.Module):
         self.norm = norm
 
     def forward(self, states: Tensor, *edges: Tensor) -> Tensor:
-        """States of one size."""
         normed: Tensor = self.norm(states)
         return normed
 
 
 class PNAEq(nn.Module):
-    """PNAEq on PyTorch Geometric's statistics and sums, from ``[nodes, 4, channels]`` (the scalar, then the vector), ends at the cutoff and directions.
-
-    It ships none; networks and the update are ours.
-    """
+    """PNAEq on PyTorch Geometric's statistics and sums; states are ``[nodes, 4, channels]``, the scalar, then the vector."""
 
     def __init__(self, mine: Any, batch: GraphBatch) -> None:
         super().__init__()
