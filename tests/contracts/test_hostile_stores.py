@@ -16,6 +16,7 @@ from typing import Any, Never
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import hydragnn
 from hydragnn.base.errors import InputError
@@ -23,7 +24,8 @@ from hydragnn.datasets import StoreWriter, check_store, convert_store, disk, ope
 from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.manifest import checksum
 from hydragnn.datasets.store import read_checked
-from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
+from hydragnn.graphs import Field
+from tests.charged_rings import ring
 from tests.ensemble.finished import arrays_of
 
 FIELDS = (
@@ -49,22 +51,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("rings.h5", "rings.bp"):
         with StoreWriter(folder / name, FIELDS, dim=2) as writer:
             for number in range(GRAPHS):
-                writer.write(ring(4 + number % 3, np.random.default_rng(number)))
+                graph = ring(4 + number % 3, np.random.default_rng(number))
+                writer.write(graph.with_fields({"kind": torch.arange(graph.num_nodes) % 3}, fields=[FIELDS[1]]))
     hydragnn.train({**CONFIG, "data": {"store": str(folder / "rings.h5")}}, folder / "run")
     return folder
-
-
-def ring(size: int, generator: np.random.Generator) -> GraphBatch:
-    here = np.arange(size)
-    angle, there, charge = here * 2 * np.pi / size, (here + 1) % size, generator.random(size)
-    return graph_from_arrays(
-        np.stack([np.cos(angle), np.sin(angle)], 1),
-        np.r_[here, there],
-        np.r_[there, here],
-        fields=FIELDS,
-        nodes={"charge": charge, "kind": here % 3},
-        graphs={"moment": np.array([(charge * charge[there]).sum()])},
-    )
 
 
 def saying(key: str, value: Any, *where: Any) -> Change:
@@ -275,16 +265,10 @@ HARMLESS: dict[str, Change] = {
     "packed": dataset("node/charge", compression="gzip", chunks=(8,)),
     "with checksums": dataset("senders", fletcher32=True, chunks=(8,)),
 }
-ALLOWED = {
-    "an infinite label": {"info", "predict"},
-}
+ALLOWED = {"an infinite label": {"info", "predict"}}
 """Doors that read such a store all the same, because they do not need what is wrong; ``info`` reads no graph."""
 OF_BP = {
-    **{
-        name: change
-        for name, change in DAMAGED.items()
-        if name.startswith(("a field", "blocks", "a block", "a part of"))
-    },
+    **{name: DAMAGED[name] for name in DAMAGED if name.startswith(("a field", "blocks", "a block", "a part of"))},
     "the other backend": saying("backend", "hdf5"),
     "an empty file": replaced("part-*/md.idx", Path.touch),
     "a pipe within": replaced("part-*/data.0", os.mkfifo),

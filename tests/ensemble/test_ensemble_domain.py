@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ from hydragnn.graphs.topology import Topology
 from tests.ensemble.finished import arrays_of
 
 CUTOFF = 4.0
-ATOMS = {"atomic_numbers": ATOMIC_NUMBERS_FIELD}
+ATOMS, KNOWN = {"atomic_numbers": ATOMIC_NUMBERS_FIELD}, ["atomic_numbers"]
 
 
 def crystal(random: np.random.Generator, symbol: str = "Cu", lattice: str = "fcc", a: float = 3.6) -> Atoms:
@@ -58,11 +59,15 @@ def crystals() -> MemoryStore:
     )
 
 
+def fitted(store: MemoryStore, doubts: Doubts = Doubts(), *detectors: Any) -> Domain:  # noqa: B008
+    """Return the domain of the first crystals, calibrated on as many."""
+    fields = [ATOMIC_NUMBERS_FIELD]
+    return fitted_domain(store, np.arange(200), np.arange(200, 400), fields, KNOWN, doubts, detectors)
+
+
 @pytest.fixture(scope="module")
 def domain(crystals: MemoryStore) -> Domain:
-    return fitted_domain(
-        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], Doubts(), []
-    )
+    return fitted(crystals)
 
 
 def scores(domain: Domain, frame: Atoms | GraphBatch) -> dict[str, float]:
@@ -74,10 +79,9 @@ def scores(domain: Domain, frame: Atoms | GraphBatch) -> dict[str, float]:
 
 
 def test_graphs_like_those_of_training_are_rarely_flagged(domain: Domain, crystals: MemoryStore) -> None:
-    actual = scores_of(domain, crystals, np.arange(400, 600), ["atomic_numbers"], Doubts())
-    assert (
-        np.mean([bool(reason) for reason in actual.reasons]) <= 2 * FALSE_ALARMS
-    )  # twice the mean of 4 of 200 is exceeded in 2 of 100 draws
+    actual = scores_of(domain, crystals, np.arange(400, 600), KNOWN, Doubts())
+    # twice the mean of 4 of 200 is exceeded in 2 of 100 draws
+    assert np.mean([bool(reason) for reason in actual.reasons]) <= 2 * FALSE_ALARMS
 
 
 @pytest.mark.parametrize(
@@ -119,9 +123,9 @@ def test_what_is_foreign_about_one_atom_is_found_and_its_node_has_the_least_scor
 
 
 def test_of_usual_nodes_as_many_are_below_a_score_as_it_says(crystals: MemoryStore) -> None:
-    random, known = np.random.default_rng(3), ["atomic_numbers"]
+    random = np.random.default_rng(3)
     spread = Spread(targets={"forces": "std"}, per_node=(), of_graphs=(), of_nodes=("forces",))
-    held_out, batch = crystals.read(np.arange(200, 400), known), crystals.read(np.arange(400, 600), known)
+    held_out, batch = crystals.read(np.arange(200, 400), KNOWN), crystals.read(np.arange(400, 600), KNOWN)
     doubts, own = (
         Doubts(
             of_graphs={"forces": random.exponential(size=(len(one), 2))},
@@ -129,9 +133,7 @@ def test_of_usual_nodes_as_many_are_below_a_score_as_it_says(crystals: MemorySto
         )
         for one in (held_out, batch)
     )
-    domain = fitted_domain(
-        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], known, doubts, [spread]
-    )
+    domain = fitted(crystals, doubts, spread)
     p_values = domain.scores(GraphView(batch=batch, scale=domain.scale, doubts=own)).node_p_values
     assert p_values is not None and len(p_values) == batch.num_nodes
     for level in (0.02, 0.1, 0.3):
@@ -171,19 +173,16 @@ def test_the_score_of_a_graph_does_not_depend_on_its_batch(domain: Domain) -> No
 
 @pytest.mark.parametrize("nodes", [0, 1, 3], ids=["no nodes", "one node", "no edges"])
 def test_graphs_without_nodes_or_edges_have_scores(domain: Domain, nodes: int) -> None:
-    one = from_ase(Atoms(f"Cu{max(nodes, 1)}", positions=np.eye(3)[: max(nodes, 1)] * 50), CUTOFF)
-    empty = (
-        one
-        if nodes
-        else replace(
-            one,
-            positions=one.positions[:0],
-            topology=Topology.square(one.senders, one.receivers, 0),
+    graph = from_ase(Atoms(f"Cu{max(nodes, 1)}", positions=np.eye(3)[: max(nodes, 1)] * 50), CUTOFF)
+    if not nodes:
+        graph = replace(
+            graph,
+            positions=graph.positions[:0],
+            topology=Topology.square(graph.senders, graph.receivers, 0),
             node_offsets=torch.zeros(2, dtype=torch.int64),
-            nodes={"atomic_numbers": one["atomic_numbers"][:0]},
+            nodes={"atomic_numbers": graph["atomic_numbers"][:0]},
         )
-    )
-    assert all(np.isfinite(value) for value in scores(domain, empty).values())
+    assert all(np.isfinite(value) for value in scores(domain, graph).values())
 
 
 def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() -> None:
@@ -208,16 +207,14 @@ def test_meshes_of_a_finer_resolution_are_flagged() -> None:
 def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: MemoryStore) -> None:
     spread = Spread(targets={"energy": "std", "gap": "entropy"}, per_node=("energy",), of_graphs=("energy", "gap"))
     doubts = {"energy": np.random.default_rng(0).uniform(1, 2, (200, 1)), "gap": np.full((200, 1), np.nan)}
-    known = [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"]
-    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, Doubts(of_graphs=doubts), [spread])
+    domain = fitted(crystals, Doubts(of_graphs=doubts), spread)
     frame = crystal(np.random.default_rng(8))
 
     def of(copies: int, doubt: float) -> float:
         graph = from_ase(frame * (copies, 1, 1), CUTOFF, name="frame")
         own = {"energy": np.array([[doubt]]), "gap": np.array([[np.nan]])}
-        return float(
-            domain.scores(GraphView(batch=graph, scale=domain.scale, doubts=Doubts(of_graphs=own))).scores["spread"][0]
-        )
+        view = GraphView(batch=graph, scale=domain.scale, doubts=Doubts(of_graphs=own))
+        return float(domain.scores(view).scores["spread"][0])
 
     assert of(1, 1.5) == pytest.approx(of(3, 4.5)) and of(1, 1.5) < 1 < of(1, 4.5)
     assert of(1, np.nan) == 0
@@ -439,9 +436,8 @@ def test_known_classes_of_a_field_of_very_many_are_read_without_laying_them_out(
 
 
 def test_compositions_that_references_do_not_cover_are_flagged_whatever_their_score(crystals: MemoryStore) -> None:
-    open_ones = OpenReferences(
-        elements=np.array([28, 29]), directions=np.array([[1.0, -1.0]]) / np.sqrt(2)
-    )  # always NiCu
+    always_nicu = np.array([[1.0, -1.0]]) / np.sqrt(2)
+    open_ones = OpenReferences(elements=np.array([28, 29]), directions=always_nicu)
     graphs = graphs_of(
         [
             Atoms(symbols, np.random.default_rng(0).normal(size=(len(symbols), 3)), pbc=False)
@@ -450,10 +446,7 @@ def test_compositions_that_references_do_not_cover_are_flagged_whatever_their_sc
     )
     view = GraphView(batch=concatenate(graphs), scale=1.0)
     np.testing.assert_array_equal(open_ones.values(view)[:, 0], [0, 0, 1, 1])
-    read = ["atomic_numbers"]
-    domain = fitted_domain(
-        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], read, Doubts(), [open_ones]
-    )
+    domain = fitted(crystals, Doubts(), open_ones)
     stored = Stored(tensors=open_ones.tensors(), fields=ATOMS)
     np.testing.assert_array_equal(OpenReferences.load({}, stored).directions, open_ones.directions)
     output = domain.scores(view)
