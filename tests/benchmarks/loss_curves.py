@@ -107,8 +107,13 @@ def with_directions(graph: Any, sectors: int) -> Any:
 
     from hydragnn.graphs import edge_vectors, with_relations
 
-    x, y = edge_vectors(graph).double().numpy().T
-    kinds = np.floor(np.arctan2(y, x) / (2 * np.pi) * sectors + 0.5 + 1e-9).astype(np.int64) % sectors
+    vectors = edge_vectors(graph).double().numpy()
+    if graph.dim == 2:
+        turns = np.arctan2(vectors[:, 1], vectors[:, 0]) / (2 * np.pi) * sectors
+        kinds = np.floor(turns + 0.5 + 1e-9).astype(np.int64) % sectors
+    else:  # the nearest of six axes
+        axes = np.concatenate([np.eye(3), -np.eye(3)[::-1]])
+        kinds = (vectors @ axes.T).round(9).argmax(axis=1)
     return with_relations(graph, kinds, sectors)
 
 
