@@ -84,6 +84,11 @@ class Domain:
     version: ClassVar[int] = 3
     """Version 1 had a threshold per channel in place of scores of held-out graphs; both had more detectors."""
 
+    @property
+    def measures(self) -> bool:
+        """Return True where scores of held-out graphs tell how rare a graph is."""
+        return self.rarity is not None and len(self.rarity.held_out) > 0
+
     @cached_property
     def file_content(self) -> bytes:
         """Return all tensors as bytes of a file."""

@@ -13,6 +13,7 @@ from ase.io import read
 
 import hydragnn
 from hydragnn.datasets import check_store, open_store
+from hydragnn.ensemble import Ensemble
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.runs.moved import name_store
 from hydragnn.scripts.report.collect import collect
@@ -124,6 +125,7 @@ def test_an_ensemble_without_scores_of_held_out_graphs_flags_what_is_foreign_and
     archived = arrays_of(archive / "predictions.npz")
     alike = np.array(["kinds" not in text and "neighbourhoods" not in text for text in archived["domain"]])
     assert np.isnan(predictions["domain_score"]).all() and all(predictions["domain"][~alike])
+    assert "only foreign elements and contacts are flagged" in Ensemble.load(archive / "ensemble").caveat
 
 
 def test_every_other_file_of_predictions_has_the_same_numbers(
