@@ -127,6 +127,27 @@ class Pair(Group):
         return self.dead
 
 
+def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = Late(number=5, claim="rest-0-2", seconds=0.0)
+    done = []
+    monkeypatch.setattr(schedule, "AT_LEAST", 60.0)
+    begin = time.monotonic()
+    finish_together(Pair(dead=True), "unit", lambda: [] if done else [late], done.append)
+    assert done == [5] and time.monotonic() - begin < schedule.AT_LEAST
+    monkeypatch.setattr(schedule, "AT_LEAST", 0.1)
+    finish_together(Pair(dead=False), "unit", lambda: [] if len(done) > 2 else [late], done.append)
+    assert done == [5, 5, 5]  # again, and once more after the same time
+
+
+def test_the_first_living_rank_does_what_only_one_may_do() -> None:
+    done = []
+    assert once(Pair(dead=True), "merge", lambda: bool(done), lambda: done.append(1))
+    assert not once(Pair(dead=False), "merge", lambda: True, lambda: done.append(1))
+    assert done == [1]
+
+
 def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
