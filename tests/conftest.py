@@ -152,7 +152,7 @@ def loaded(name: str) -> ModuleType:
 @pytest.fixture(scope="session")
 def played() -> ModuleType:
     """The module that plays campaigns through the real scheduler on a virtual clock."""
-    return importlib.import_module("played")
+    return importlib.import_module("world")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Sizes while an allocation empties: who starts on what is free, and who goes on with more."""
 
 import pytest
-from world import transition
+from world import after
 
 from hydragnn.hpo import State, decide
 from hydragnn.hpo.scheduling.events import (

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played import Player, nodes
+from world import Player, nodes
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.journal import Journal, courses, replay

@@ -11,7 +11,7 @@ import pytest
 from clockwork import Clockwork
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import transition
+from world import after
 
 from hydragnn.hpo.scheduling.events import (
     Ending,
@@ -69,33 +69,34 @@ def test_nodes_that_worked_with_a_bad_one_stay_in_use() -> None:
 
 
 def test_a_node_that_only_fails_its_probe_comes_back_when_it_is_well() -> None:
-    state, _ = transition(State(), Opened(plan=Plan(trials=3, rungs=(1,)), slots=("a", "b")), 0.0)
-    state, _ = transition(state, Probed(node="b", healthy=False, message="ECC errors"), 0.0)
+    state = State()
+    after(state, 0.0, Opened(plan=Plan(trials=3, rungs=(1,)), slots=("a", "b")))
+    after(state, 0.0, Probed(node="b", healthy=False, message="ECC errors"))
     assert list(state.free) == ["a"]
     for now in (QUARANTINE, 2 * QUARANTINE):
         assert transition(state, Tick(), now - 1)[1] == ()
-        state, actions = transition(state, Tick(), now)
+        actions = after(state, now, Tick())
         assert actions == (Probe(node="b"),)
-        state, _ = transition(state, Probed(node="b", healthy=False), now)
-    state, actions = transition(state, Tick(), 1000.0)
+        after(state, now, Probed(node="b", healthy=False))
+    actions = after(state, 1000.0, Tick())
     assert actions == (Probe(node="b"),)
-    state, _ = transition(state, Probed(node="b", healthy=True), 1001.0)
+    after(state, 1001.0, Probed(node="b", healthy=True))
     assert list(state.free) == ["a", "b"]
 
 
 def test_a_sick_node_in_use_keeps_its_trial_and_leaves_when_that_ends() -> None:
     state = begun(Plan(trials=1, rungs=(1, 2)), ("a", "b"))
     assert state.trials[0].slots == ("a",)
-    state, actions = transition(state, Probed(node="a", healthy=False), 1.0)
+    actions = after(state, 1.0, Probed(node="a", healthy=False))
     assert not actions
-    state, actions = transition(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 2.0)
+    actions = after(state, 2.0, Reached(trial=0, attempt=1, epochs=1, value=0.5))
     assert state.health["a"].held == ("a",)
     assert "a" not in state.free
 
 
 def test_preemption_strikes_nobody() -> None:
     state = begun(Plan(trials=1, rungs=(1,)), ("a",))
-    state, actions = transition(state, Failed(trial=0, attempt=1, kind="preempted", message=""), 1.0)
+    actions = after(state, 1.0, Failed(trial=0, attempt=1, kind="preempted", message=""))
     assert not state.health
     assert [type(action) for action in actions] == [Start]
 
@@ -111,20 +112,20 @@ def test_a_campaign_in_which_every_node_is_out_before_anything_worked_is_hopeles
 
 def test_the_only_node_comes_back_when_its_probe_is_good_however_often_it_failed() -> None:
     state = begun(Plan(trials=2, rungs=(1,), retries=9), ("a",))
-    state, _ = transition(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 0.0)
-    state, _ = transition(state, Proposed(trial=1, values={"x": 1}), 0.0)
+    after(state, 0.0, Reached(trial=0, attempt=1, epochs=1, value=0.5))
+    after(state, 0.0, Proposed(trial=1, values={"x": 1}))
     for attempt in (1, 2):
-        state, _ = transition(state, Failed(trial=1, attempt=attempt, kind="lost_node", message=""), 1.0)
-        state, _ = transition(state, Tick(), 100.0)
-        state, actions = transition(state, Probed(node="a", healthy=True), 100.0)
+        after(state, 1.0, Failed(trial=1, attempt=attempt, kind="lost_node", message=""))
+        after(state, 100.0, Tick())
+        actions = after(state, 100.0, Probed(node="a", healthy=True))
         assert [type(action) for action in actions] == [Start]
 
 
 def test_another_controller_forgets_nodes_that_are_gone_and_keeps_the_strikes_of_the_others() -> None:
     state = begun(Plan(trials=2, rungs=(1,), min_slots=2, max_slots=2), ("a", "b", "c", "d"))
-    state, _ = transition(state, Failed(trial=0, attempt=1, kind="lost_node", message=""), 1.0)
+    after(state, 1.0, Failed(trial=0, attempt=1, kind="lost_node", message=""))
     assert sorted(state.health) == ["a", "b"]
-    state, actions = transition(state, Opened(plan=state.plan, slots=("b", "c", "e")), 2.0)
+    actions = after(state, 2.0, Opened(plan=state.plan, slots=("b", "c", "e")))
     assert [action for action in actions if isinstance(action, Probe)] == [Probe(node="b")]
     assert sorted(state.health) == ["b"]
     assert len(state.health["b"].strikes) == 1
@@ -132,7 +133,7 @@ def test_another_controller_forgets_nodes_that_are_gone_and_keeps_the_strikes_of
 
 def test_a_retry_goes_on_from_the_checkpoint_that_the_failed_attempt_left() -> None:
     state = begun(Plan(trials=1, rungs=(9,)), ("a", "b"))
-    state, _ = transition(state, Failed(trial=0, attempt=1, kind="lost_node", message="", epochs=5), 1.0)
+    after(state, 1.0, Failed(trial=0, attempt=1, kind="lost_node", message="", epochs=5))
     assert state.trials[0].epochs == 5
     assert state.trials[0].status == "running"
     assert state.trials[0].slots == ("b",)
@@ -142,8 +143,8 @@ def test_retries_count_from_the_last_rung_that_was_passed() -> None:
     state = begun(Plan(trials=1, rungs=(1, 2, 3), reduction=1, retries=1), ("a",))
     for rung in range(3):
         attempt = 2 * rung + 1
-        state, _ = transition(state, Failed(trial=0, attempt=attempt, kind="preempted", message=""), 1.0)
-        state, _ = transition(state, Reached(trial=0, attempt=attempt + 1, epochs=rung + 1, value=0.5), 1.0)
+        after(state, 1.0, Failed(trial=0, attempt=attempt, kind="preempted", message=""))
+        after(state, 1.0, Reached(trial=0, attempt=attempt + 1, epochs=rung + 1, value=0.5))
     assert state.trials[0].status == "finished"
 
 
@@ -178,15 +179,15 @@ def test_a_campaign_that_can_save_no_more_epoch_leaves_at_once() -> None:
 def test_time_that_passes_is_written_down_so_that_a_killed_controller_has_spent_it() -> None:
     state = begun(Plan(trials=1, rungs=(1,), max_seconds=300.0), ("a",))
     for second in range(0, 200, 10):
-        state, _ = transition(state, Tick(), float(second))
-    reopened, _ = transition(state, Opened(plan=state.plan, slots=("a",)), 10_000.0)
+        after(state, float(second), Tick())
+    after(state, 10_000.0, Opened(plan=state.plan, slots=("a",)))
     assert 190.0 <= reopened.elapsed(10_000.0) <= 250.0
     assert decide(state, Tick(), 190.5).changes is None, "nothing but a little time passed"
 
 
 def test_the_longest_of_the_waiting_trials_goes_first() -> None:
     state = begun(Plan(trials=4, rungs=(1,)), tuple("abcd"), work=(1.0, 9.0, 5.0, 3.0))
-    state, actions = transition(state, Opened(plan=state.plan, slots=("a", "b")), 1.0)
+    actions = after(state, 1.0, Opened(plan=state.plan, slots=("a", "b")))
     assert [action.trial for action in actions if isinstance(action, Start)] == [1, 2]
 
 

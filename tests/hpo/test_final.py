@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from campaigns import read_journal
-from world import transition
+from world import after
 
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
@@ -56,7 +56,7 @@ def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_costliest_fi
     state, most, started = State(), 0, list[tuple[int, int]]()
     events = read_journal(tmp_path / "c" / "journal.jsonl")
     for now, event in events:
-        state, actions = transition(state, event, now)
+        actions = after(state, now, event)
         most = max(most, len(state.running))
         started += [(action.trial, action.until) for action in actions if isinstance(action, Start)]
     assert most == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import transition
+from world import after
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.costs import Estimates
@@ -119,7 +119,7 @@ def test_with_many_workers_later_trials_wait_for_the_layout(settings: Settings, 
     space = {"parallel": {"shard": [1, 2]}, "train.learning_rate": RATE}
     campaign = settings(space=space, ranks_per_node=2, trials=6, layout_trials=2, sampler="random")
     own, state = space_of(campaign.search.space), State()
-    state, _ = transition(state, Opened(plan=Plan(trials=6, rungs=(1,)), slots=("a", "b", "c", "d")), 0.0)
+    after(state, 0.0, Opened(plan=Plan(trials=6, rungs=(1,)), slots=("a", "b", "c", "d")))
     requests = Proposals(campaign, own, [], state, Estimates(own), tmp_path / "log")
     for number in range(4):
         requests.ask(number)
@@ -132,11 +132,11 @@ def test_with_many_workers_later_trials_wait_for_the_layout(settings: Settings, 
         return events
 
     for event in answers(2):
-        state, _ = transition(state, event, 0.0)
+        after(state, 0.0, event)
     speeds = {0: 1.0, 1: 2.0}
     for number, speed in speeds.items():
         assert requests.answer(state, math.inf) is None and not requests.busy
-        state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=speed), 0.0)
+        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=speed))
     later = answers(2)
     requests.close()
     assert [event.values["parallel.shard"] for event in later] == [state.trials[1].values["parallel.shard"]] * 2
@@ -167,7 +167,7 @@ def test_layouts_that_ran_out_of_memory_become_improbable(settings: Settings) ->
 
 def test_parts_that_are_searched_are_not_doubled_when_memory_runs_out() -> None:
     state = State()
-    state, _ = transition(state, Opened(plan=Plan(trials=1, rungs=(1,)), slots=("p",)), 0.0)
-    state, _ = transition(state, Proposed(trial=0, values={"parallel.micro_batches": 2}), 0.0)
-    state, _ = transition(state, Failed(trial=0, attempt=1, kind="out_of_memory", message="no memory"), 0.0)
+    after(state, 0.0, Opened(plan=Plan(trials=1, rungs=(1,)), slots=("p",)))
+    after(state, 0.0, Proposed(trial=0, values={"parallel.micro_batches": 2}))
+    after(state, 0.0, Failed(trial=0, attempt=1, kind="out_of_memory", message="no memory"))
     assert state.trials[0].status == "failed"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import transition
+from world import after
 
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
@@ -56,7 +56,7 @@ def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[d
 
     def feed(event: Event) -> None:
         nonlocal state
-        state, _ = transition(state, event, 0.0)
+        after(state, 0.0, event)
 
     feed(Opened(plan=Plan(trials=trials, rungs=rungs, reduction=100), slots=("p",)))
     for number in range(trials):
@@ -98,13 +98,14 @@ def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
         trials=1, rungs=[], space={"model.hidden_dim": {"type": "int", "low": 8, "high": 40, "step": 16}}
     )
     space = space_of(campaign.search.space)
-    state, _ = transition(State(), Opened(plan=Plan(trials=9, rungs=(1,)), slots=("p",)), 0.0)
+    state = State()
+    after(state, 0.0, Opened(plan=Plan(trials=9, rungs=(1,)), slots=("p",)))
     seen = []
     for number in range(3):
         (point,) = proposals(campaign, history_of(campaign, space, state), number, 1, keys(state))
         seen.append(point["model.hidden_dim"])
-        state, _ = transition(state, Proposed(trial=number, values=point), 0.0)
-        state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
+        after(state, 0.0, Proposed(trial=number, values=point))
+        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=1.0))
     assert sorted(seen) == [8, 24, 40]
     assert proposals(campaign, history_of(campaign, space, state), 3, 1, keys(state)) == []
 
@@ -137,13 +138,14 @@ def test_a_point_near_another_is_one_of_the_space_whatever_conditions_change(set
 
 def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_best(settings: Any) -> None:
     campaign = settings(sampler="tpe", space={"train.learning_rate": RATE}, trials=5000)
-    state, _ = transition(State(), Opened(plan=Plan(trials=5000, rungs=(1, 2), reduction=9999), slots=("a", "b")), 0.0)
+    state = State()
+    after(state, 0.0, Opened(plan=Plan(trials=5000, rungs=(1, 2), reduction=9999), slots=("a", "b")))
     for number in range(2000):
         values = {"train.learning_rate": 1e-5 * (1 + number)}
-        state, _ = transition(state, Proposed(trial=number, values=values), 0.0)
+        after(state, 0.0, Proposed(trial=number, values=values))
         if number != 1999:
             error = float(7 * number % 1999)
-            state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
+            after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=error))
     history = history_of(campaign, space_of(campaign.search.space), state)
     assert len(history.trials) <= HISTORY
     best = {number for number in range(1999) if 7 * number % 1999 < 50}
@@ -155,12 +157,13 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
 def test_a_sampler_gets_every_result_once_there_are_enough_and_an_unknown_one_is_refused(settings: Any) -> None:
     campaign = settings(sampler="tpe", space=SPACE, rungs=[], trials=20)
     space, first = space_of(campaign.search.space), num_random(campaign)
-    state, _ = transition(State(), Opened(plan=Plan(trials=20, rungs=(1,)), slots=("p",)), 0.0)
+    state = State()
+    after(state, 0.0, Opened(plan=Plan(trials=20, rungs=(1,)), slots=("p",)))
     for number, point in enumerate(asked(settings(sampler="random", space=SPACE), 20)):
         known = [trial.number for trial in history_of(campaign, space, state).trials if trial.results]
         assert known == (list(range(number)) if number >= first else [])
-        state, _ = transition(state, Proposed(trial=number, values=point), 0.0)
-        state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
+        after(state, 0.0, Proposed(trial=number, values=point))
+        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=1.0))
     with pytest.raises(InputError, match="unknown sampler 'tpee'; did you mean tpe"):
         learns("tpee")
 

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from world import transition
+from world import after
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status
@@ -67,7 +67,7 @@ def test_a_bad_node_is_named(folder: Path, player: Any) -> None:
     state = State()
     seen = set()
     for now, event in halfway:
-        state, _ = transition(state, event, now)
+        after(state, now, event)
         nodes = node_counts(state)
         seen |= set(nodes.quarantined)
         assert nodes.busy + nodes.idle + nodes.probing + len(nodes.quarantined) == nodes.known == 6
@@ -134,10 +134,11 @@ def test_the_forecast_is_the_budget_that_ends_first_or_the_epochs_that_the_rungs
     limit: float | None, by: str, seconds: float
 ) -> None:
     plan = Plan(trials=9, rungs=(1, 3, 9), max_seconds=limit, grace=5.0)
-    state, _ = transition(State(), Opened(plan=plan, slots=("n1",)), 0.0)
+    state = State()
+    after(state, 0.0, Opened(plan=plan, slots=("n1",)))
     assert forecast(state, 5.0) is None
-    state, _ = transition(state, Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0)
-    state, _ = transition(state, Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0)
+    after(state, 0.0, Proposed(trial=0, values={"model.hidden_dim": 32}))
+    after(state, 10.0, Reached(trial=0, attempt=1, epochs=1, value=0.75))
     # 9 trials to epoch 1, 3 to epoch 3, 1 to epoch 9: 9 + 6 + 6 = 21 epochs, one done in ten seconds
     found = forecast(state, 10.0)
     assert found is not None

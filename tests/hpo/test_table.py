@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from world import transition
+from world import after
 
 from hydragnn.hpo import CampaignView, State
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
@@ -32,7 +32,7 @@ def shown(out: Path, events: list[tuple[Event, float]] = EVENTS, *, terminal: bo
     clock = iter(float(second) for second in range(100))
     with CampaignView(out, console, clock=lambda: next(clock)) as view:
         for event, now in events:
-            state, _ = transition(state, event, now)
+            after(state, now, event)
             view(state, event, state.elapsed(now))
     return text.getvalue()
 
@@ -53,7 +53,8 @@ def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
 
 
 def test_a_stop_is_told_also_while_no_trial_runs() -> None:
-    state, _ = transition(State(), EVENTS[0][0], 0.0)
+    state = State()
+    after(state, 0.0, EVENTS[0][0])
     assert not state.running
     assert event_line(state, Stopping(reason="SIGTERM")) == "SIGTERM: no trial is running"
 
@@ -95,7 +96,8 @@ def test_however_fast_events_come_the_table_is_drawn_twice_a_second(
     clock = iter(0.01 * tick for tick in range(10_000))
     view = CampaignView(tmp_path, Console(file=io.StringIO(), force_terminal=True), clock=lambda: next(clock))
     monkeypatch.setattr("hydragnn.hpo.status.view.status_table", lambda *_: drawn.append(1) or "")
-    state, _ = transition(State(), EVENTS[0][0], 0.0)
+    state = State()
+    after(state, 0.0, EVENTS[0][0])
     with view:
         for _ in range(1000):  # ten seconds
             view(state, Tick(), 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import timeline_builder
+from world import timeline_builder
 
 from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of

@@ -1,18 +1,25 @@
-"""A campaign by hand: whoever plays it says what happens next, the scheduler's actions are carried out, and the invariants are under watch."""
+"""Campaigns of the real scheduler on a virtual clock: by hand, with the invariants under watch, or played with the faults that a test asks for."""
 
+import heapq
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from hydragnn.hpo.journal import Entry, Journal
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
     Close,
     Event,
     Failed,
+    Launched,
     Opened,
     Plan,
     Probe,
@@ -22,17 +29,36 @@ from hydragnn.hpo.scheduling.events import (
     Reached,
     Settle,
     Start,
+    Stopping,
     Tick,
     node_of,
 )
 from hydragnn.hpo.scheduling.health import PATIENCE
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, decide
 from hydragnn.hpo.scheduling.state import Changes, Written
+from hydragnn.hpo.status.timeline import TimelineBuilder
+
+STARTUP = 5.0
+OWN, MACHINE = ("diverged", "out_of_memory"), ("lost_node", "launch", "preempted")
 
 
-def transition(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
-    """Let an event happen; the state and what is to be done."""
-    return state, decide(state, event, now).actions
+def after(state: State, now: float, *events: Event) -> list[Action]:
+    """Let events happen; everything that is to be done then."""
+    return [action for event in events for action in decide(state, event, now).actions]
+
+
+def timeline_builder(events: Iterable[tuple[float, Event]]) -> TimelineBuilder:
+    """The timeline of events, decided upon."""
+    builder = TimelineBuilder()
+    for now, event in events:
+        decide(builder.state, event, now)
+        builder.observe(event, builder.state, now)
+    return builder
+
+
+def nodes(number: int) -> tuple[str, ...]:
+    """So many whole nodes."""
+    return tuple(f"n{k}" for k in range(1, number + 1))
 
 
 class World:
@@ -207,3 +233,133 @@ class World:
         idle = {slot for slot in self.slots if slot not in self.user and node_of(slot) not in out}
         assert set(state.free) == idle, "a slot is neither free nor in use nor kept back, or is two of them"
         assert state.healthy == len(idle) + len(self.user), "healthy is not the number of slots free or in use"
+
+
+class Player(World):
+    """Plays a campaign by itself, with faults at random: ``own`` and ``machine`` are probabilities per attempt."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        slots: tuple[str, ...],
+        *,
+        seed: int = 0,
+        own: float = 0.0,
+        machine: float = 0.0,
+        bad: frozenset[str] = frozenset(),
+        work: float = 20.0,
+    ) -> None:
+        """``bad`` nodes fail whatever is started on them; ``work``: seconds per epoch on one slot of the middle trial."""
+        super().__init__(plan, slots)
+        self.own, self.machine, self.bad, self.work = own, machine, bad, work
+        self._generator = np.random.default_rng(seed)
+        self._cost: dict[int, float] = {}
+        self._order = count()
+        self._queue: list[tuple[float, int, Event]] = []
+        self._actions: list[Action] = []
+
+    @property
+    def events(self) -> list[tuple[float, Event]]:
+        return [(now, event) for now, event, _ in self.journal]
+
+    def session(self, *, stop_after: float = math.inf, kill_after: float = math.inf, slots: Sequence[str] = ()) -> None:
+        """Play until the campaign is closed; ``stop_after`` so many seconds it is interrupted, or killed."""
+        self._queue.clear()
+        self.now += 100.0
+        begun = self.now
+        self.slots = tuple(slots) or self.slots
+        self.open()
+        self.later(60.0, Tick())
+        stopping = False
+        while not self.state.closed and self._queue:
+            due = self._queue[0][0]
+            if due - begun >= kill_after:
+                return
+            if due - begun >= stop_after and not stopping:
+                stopping, self.now = True, begun + stop_after
+                self.feed(Stopping(reason="SIGTERM"))
+                continue
+            self.now, _, event = heapq.heappop(self._queue)
+            self.happen(event)
+
+    def write(self, path: Path) -> None:
+        """Put the events and what was decided into a journal."""
+        with Journal(path) as journal:
+            journal.extend(Entry(*line) for line in self.journal)
+
+    def later(self, seconds: float, event: Event) -> None:
+        """An event that happens in so many seconds."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), event))
+
+    def happen(self, event: Event) -> None:
+        match event:
+            case Reached() | Failed() if event.trial in self.running:
+                if self.running[event.trial].attempt == event.attempt:
+                    self.ended(event.trial)
+            case Probed():
+                self.to_probe.pop(event.node, None)
+            case Tick():
+                self.later(60.0, event)
+        self.feed(event)
+
+    def feed(self, event: Event) -> None:
+        super().feed(event)
+        actions, self._actions = self._actions, []
+        for action in actions:
+            self._answer(action)
+
+    def obey(self, action: Action) -> None:
+        super().obey(action)
+        self._actions.append(action)
+
+    def _answer(self, action: Action) -> None:
+        match action:
+            case Propose():
+                self.to_propose.remove(action.trial)
+                self.feed(Proposed(trial=action.trial, values=self._point(action.trial)))
+            case Start():
+                self.train(action)
+            case Probe():
+                self.later(10.0, Probed(node=action.node, healthy=action.node not in self.bad))
+            case Cancel():
+                trial, kept = action.trial, self.state.trials[action.trial].epochs
+                saved = Failed(trial=trial, attempt=action.attempt, kind="preempted", message="saved", epochs=kept)
+                self.later(1.0, saved)
+
+    def _point(self, number: int) -> dict[str, Any]:
+        width = int(2 ** self._generator.uniform(4, 7))
+        self._cost[number] = self.work * (width / 64) ** 1.5 * math.exp(0.1 * self._generator.normal())
+        return {"model.hidden_dim": width, "train.learning_rate": float(10 ** self._generator.uniform(-4, -2))}
+
+    def train(self, start: Start) -> None:
+        self.feed(Launched(trial=start.trial, attempt=start.attempt, identity={"pid": start.trial}))
+        trial = self.state.trials[start.trial]
+        per_epoch = self._cost[start.trial] / len(start.slots)
+        epochs = start.until - trial.epochs
+        chance = self._generator.random()
+        bad = [node for node in dict.fromkeys(map(node_of, start.slots)) if node in self.bad]
+        if bad or chance < self.own + self.machine:
+            own = not bad and chance < self.own
+            kind = str(self._generator.choice(OWN if own else MACHINE))
+            cut = float(self._generator.random())
+            kept = trial.epochs + int(cut * epochs) * (kind != "launch")
+            suspects = tuple(bad) if bad else start.slots[:1] if kind != "preempted" and not own else ()
+            failed = Failed(
+                trial=start.trial,
+                attempt=start.attempt,
+                kind="launch" if bad else kind,  # type: ignore[arg-type]
+                message="as planned",
+                epochs=kept,
+                suspects=tuple(map(node_of, suspects)),
+            )
+            self.later(2.0 if bad else STARTUP + cut * epochs * per_epoch, failed)
+            return
+        reached = Reached(
+            trial=start.trial,
+            attempt=start.attempt,
+            epochs=start.until,
+            value=float(self._generator.random()) + 1 / start.until,
+            seconds=trial.seconds + epochs * per_epoch,
+            memory_mb=200.0 + 2.0 * trial.values["model.hidden_dim"],
+        )
+        self.later(STARTUP + epochs * per_epoch, reached)
