@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaigns import campaign_table, environment
 from rings import write_rings
-from tiny import campaign_table, environment
 
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
 

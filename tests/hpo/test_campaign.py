@@ -1,4 +1,4 @@
-"""Whole campaigns with attempts in real processes: determinism, faults, settings, what is left on disk."""
+"""Whole campaigns with attempts in real processes: determinism, faults, settings, moves, the last training."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,27 +18,38 @@ import tomli_w
 from campaigns import course, read_journal
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from rings import write_rings
+from world import after
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_sealed, write_json
+from hydragnn.config import RunConfig
 from hydragnn.hpo import (
     CampaignSettings,
+    GivenRun,
     LocalLauncher,
     campaign_history,
     campaign_records,
+    campaign_settings,
     parameter_importance,
+    run_final,
     run_search,
     study_log,
 )
+from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.verdict import log_tail
 from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
-from hydragnn.hpo.scheduling.events import Failed
+from hydragnn.hpo.scheduling.events import Failed, Proposed, Start
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space.parameters import parsed_parameter
 from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.status import campaign_status
 from hydragnn.hpo.warm import warm_source
 from hydragnn.record import read_record
 from hydragnn.runs.attempt import shown_epochs
+from hydragnn.runs.moved import name_store
+from hydragnn.scripts import api
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
@@ -361,3 +373,176 @@ def test_ranks_of_mpirun_make_one_search_whose_trials_are_no_ranks(table: dict[s
     for rank, does in ((0, "goes on, as a process alone"), (1, "leaves it to rank 0")):
         assert f"hydragnn search is one process, and rank {rank} of 2 {does}" in done.stderr
         assert f"PMI_SIZE=2 and PMI_RANK={rank} say that a launcher started 2 ranks" in done.stderr
+
+
+Settings = Callable[..., CampaignSettings]
+Launchers = Callable[..., LocalLauncher]
+Weights = Callable[[Path], dict[str, Any]]
+PATIENCE = 240.0  # seconds for what a loaded machine does within ten
+
+
+@pytest.fixture
+def runs(table: dict[str, Any]) -> list[GivenRun]:
+    """Four configurations of twelve epochs; the second costs most by far, the last is not known."""
+    made: list[GivenRun] = []
+    for number, work in enumerate([1.0, 9.0, 3.0, None]):
+        train = {"epochs": 12, "learning_rate": 10.0 ** -(number + 1), "seed": number}
+        model = {"kind": "schnet", "hidden_dim": 16 + number}
+        config = {"data": table["data"], "model": model, "heads": table["heads"], "train": train}
+        made.append(GivenRun(config=RunConfig.parse(config), work=work))
+    return made
+
+
+def test_all_runs_are_trained_to_the_end_as_each_would_be_alone(
+    runs: list[GivenRun], fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
+) -> None:
+    final = run_final(runs, tmp_path / "together", launcher=fake_launcher(workers=2))
+    assert final.result.ending == "finished"
+    assert [json.loads((f / "record.json").read_text())["status"] for f in final.folders] == ["finished"] * 4
+    together = weights_of(tmp_path / "together")
+    for number, run in enumerate(runs):
+        alone = run_final([run], tmp_path / f"alone{number}", launcher=fake_launcher())
+        assert weights_of(tmp_path / f"alone{number}")["0000"] == together[f"{number:04d}"]
+        assert len(together[f"{number:04d}"]) == 12
+        assert json.loads((alone.folders[0] / "config.json").read_text()) == run.config.to_json()
+
+
+def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_costliest_first(
+    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    run_final(runs, tmp_path / "c", launcher=fake_launcher(workers=2))
+    state, most, started = State(), 0, list[tuple[int, int]]()
+    events = read_journal(tmp_path / "c" / "journal.jsonl")
+    for now, event in events:
+        actions = after(state, now, event)
+        most = max(most, len(state.running))
+        started += [(action.trial, action.until) for action in actions if isinstance(action, Start)]
+    assert most == 2
+    assert 1 in {trial for trial, _ in started[:2]}
+    assert sorted(started) == [(trial, 12) for trial in range(4)]
+    assert [event.work for _, event in events if isinstance(event, Proposed)] == [1.0, 9.0, 3.0, None]
+
+
+def test_a_failed_run_is_told_once_the_others_are_trained(
+    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"1 of 4 final trainings failed; .*0001: diverged: as planned"):
+        run_final(runs, tmp_path / "c", launcher=fake_launcher(fault="diverged"))
+    statuses = [trial.status for trial in campaign_history(tmp_path / "c").trials]
+    assert statuses == ["finished", "failed", "finished", "finished"]
+
+
+def test_other_runs_are_not_mixed_into_a_training_that_has_begun_but_their_cost_may_change(
+    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    run_final(runs, tmp_path / "c", launcher=fake_launcher())
+    dearer = [replace(run, work=5.0) for run in runs]
+    assert run_final(dearer, tmp_path / "c", launcher=fake_launcher()).result.ending == "finished"
+    with pytest.raises(InputError, match="holds trainings of other configurations, seeds or epochs; repeat"):
+        run_final(runs[::-1], tmp_path / "c", launcher=fake_launcher())
+
+
+def test_runs_of_one_training_have_the_same_epochs(runs: list[GivenRun], tmp_path: Path) -> None:
+    shorter = RunConfig.parse({**runs[0].config.to_json(), "train": {"epochs": 3}})
+    with pytest.raises(InputError, match=r"different epochs \(\[3, 12\]\)"):
+        run_final([*runs, GivenRun(config=shorter)], tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_best_configurations_are_those_that_came_furthest(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    run_search(settings(), out, launcher=fake_launcher())
+    history = {trial.folder: trial for trial in campaign_history(out).trials}
+    ranked = [history[folder] for folder in best_runs(out)]
+    assert [len(trial.rungs) for trial in ranked] == sorted((len(t.rungs) for t in history.values()), reverse=True)
+    finished = [trial.value for trial in ranked if trial.status == "finished"]
+    assert finished == sorted(finished)
+    chosen = best_runs(out)[:2]
+    given = given_runs(chosen, out, seeds=2, epochs=20)
+    assert [run.config.train.seed for run in given] == [0, 1, 2, 3]
+    assert {run.config.train.epochs for run in given} == {20}
+    assert [run.config.train.learning_rate for run in given] == [
+        history[folder].values["train.learning_rate"] for folder in chosen for _ in range(2)
+    ]
+    assert all(run.work and run.work > 0 for run in given), "the campaign has measured what they cost"
+
+
+Launchers = Callable[..., LocalLauncher]
+BEFORE = 3  # trials before the move
+
+
+@pytest.fixture
+def begin(table: dict[str, Any], fake_launcher: Launchers) -> Callable[..., Any]:
+    """Search in a folder for so many trials, with the store at a place."""
+
+    def run(out: Path, place: Path, trials: int, **options: Any) -> Any:
+        return run_search(settings_of(table, place, trials), out, launcher=fake_launcher(), **options)
+
+    return run
+
+
+def settings_of(table: dict[str, Any], place: Path, trials: int) -> CampaignSettings:
+    """The campaign of the table on another store."""
+    search = {**table["search"], "trials": trials, "rungs": [], "finalists": 0}
+    return campaign_settings({**table, "data": {"store": str(place)}, "search": search}, place.parent / "CAMPAIGN.toml")
+
+
+def places(out: Path) -> set[str]:
+    """The stores that the configurations of all trials name."""
+    return {json.loads(path.read_text())["data"]["store"] for path in out.glob("trials/*/config.json")}
+
+
+def test_a_campaign_and_its_store_go_on_elsewhere(begin: Callable[..., Any], tmp_path: Path) -> None:
+    write_rings(tmp_path / "a.h5", 40)
+    begin(tmp_path / "c", tmp_path / "a.h5", BEFORE)
+    (tmp_path / "new").mkdir()
+    store = (tmp_path / "a.h5").rename(tmp_path / "new" / "b.h5")
+    out = (tmp_path / "c").rename(tmp_path / "new" / "d")
+    result = begin(out, store, BEFORE + 1, resume=True)
+    assert (result.ending, result.finished) == ("finished", BEFORE + 1)
+    assert places(out) == {str(store)}
+
+
+def test_another_store_at_the_old_or_a_new_place_is_refused(begin: Callable[..., Any], tmp_path: Path) -> None:
+    out, store = tmp_path / "c", tmp_path / "a.h5"
+    write_rings(store, 40)
+    begin(out, store, BEFORE)
+    write_rings(tmp_path / "other.h5", 39)
+    with pytest.raises(InputError, match=r"other\.h5 holds other graphs than the one \(that was .*a\.h5\) with which"):
+        begin(out, tmp_path / "other.h5", BEFORE + 1, resume=True)
+    store.rename(tmp_path / "kept.h5")
+    write_rings(store, 39)
+    with pytest.raises(InputError, match=r"a\.h5 holds other graphs than the one with which the campaign"):
+        begin(out, store, BEFORE + 1, resume=True)
+    assert places(out) == {str(store)}
+    assert begin(out, tmp_path / "kept.h5", BEFORE + 1, resume=True).finished == BEFORE + 1
+
+
+def test_an_ensemble_is_told_where_the_store_lies_and_its_members_remember(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    store, runs = tmp_path / "a.h5", [tmp_path / "r0", tmp_path / "r1"]
+    write_rings(store, 40)
+    config = {"data": {"store": str(store)}, "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1}}
+    for seed, run in enumerate(runs):
+        api.train({**config, "heads": table["heads"], "train": {"epochs": 1, "seed": seed}}, run)
+    store.rename(tmp_path / "b.h5")
+    with pytest.raises(InputError, match=r"a\.h5, .*is not there any more; .* \(--store PATH\)"):
+        api.build_ensemble(runs, tmp_path / "e")
+    write_rings(tmp_path / "other.h5", 39)
+    with pytest.raises(InputError, match=r"other\.h5 is not what .*r0 was trained on"):
+        api.build_ensemble(runs, tmp_path / "e", store=tmp_path / "other.h5")
+    api.build_ensemble(runs, tmp_path / "e", store=tmp_path / "b.h5")
+    api.build_ensemble(runs, tmp_path / "again")
+    assert read_sealed(tmp_path / "e" / "ensemble.json")["data"]["store"] == "../b.h5"
+
+
+def test_one_branch_is_told_alone(tmp_path: Path) -> None:
+    write_rings(tmp_path / "b.h5", 4)
+    branches = [{"name": name, "data": {"store": f"/{name}.h5"}} for name in ("metals", "oxides")]
+    write_json(tmp_path / "run" / "config.json", {"branches": branches})
+    name_store([tmp_path / "run"], tmp_path / "b.h5", "oxides")
+    told = json.loads((tmp_path / "run" / "config.json").read_text())["branches"]
+    assert [one["data"]["store"] for one in told] == ["/metals.h5", str(tmp_path / "b.h5")]

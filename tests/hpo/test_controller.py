@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -23,13 +25,25 @@ from hydragnn.hpo import (
     campaign_history,
     campaign_status,
     controller,
+    journal,
     run_search,
 )
-from hydragnn.hpo.controller import LaunchQueue, steady_clock
+from hydragnn.hpo.controller import Controller, LaunchQueue, steady_clock
 from hydragnn.hpo.launching.launcher import Begun, Report
+from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.sampling import sampler
 from hydragnn.hpo.sampling.sampler import history_of, proposals
-from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
+from hydragnn.hpo.scheduling.events import (
+    Event,
+    Failed,
+    Identity,
+    Launched,
+    Probed,
+    Progressed,
+    Proposed,
+    Reached,
+    Tick,
+)
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space.points import point_key, space_of
 from hydragnn.record import Cost, RunRecord, write_record
@@ -370,3 +384,161 @@ def test_the_clock_does_not_jump_with_the_machines_clock(monkeypatch: pytest.Mon
     monkeypatch.setattr(time, "time", lambda: before + 86400.0)
     third = clock()
     assert before <= first <= second <= third < before + 3600
+
+
+ASKED = ("open", "os.rename", "os.remove", "os.mkdir", "os.listdir", "os.scandir", "os.truncate")
+"""What Python says of the operations that a file system has to answer."""
+OF_A_LOOK = 3
+"""In the controller's own thread: the lines of the journal, their flush, and a look whether another controller wrote before them."""
+OF_A_VERDICT = 1
+"""One after the other for one report, beside those of other reports: its record."""
+
+
+class Waves(Instant):
+    """Whatever runs ends together, at the next look."""
+
+    def __init__(self, *slots: str) -> None:
+        super().__init__(*slots)
+        self.running: list[Task] = []
+        self.on_go = self.running.append
+
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+        if not any(isinstance(report, Begun) for report in self.reports):
+            for task in self.running:
+                self.succeed(task)
+            self.running.clear()
+        return super().poll(seconds, bell)
+
+
+class Counted(threading.local):
+    """Operations of a thread since it was told to count."""
+
+    here: int | None = None
+
+
+@pytest.fixture
+def operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[int, int]], list[int]]:
+    """Of each look, its reports and operations in the controller's thread; and of each verdict on an attempt, operations in a row."""
+    looks, verdicts, count = list[tuple[int, int]](), list[int](), Counted()
+
+    def note(event: str = "", given: tuple[object, ...] = ()) -> None:
+        if count.here is not None and (not event or (event in ASKED and str(tmp_path) in str(given[:1]))):
+            count.here += 1
+
+    def noted(inner: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            note()
+            return inner(*given)
+
+        return call
+
+    def look(one: Controller, reports: list[Report]) -> None:
+        count.here = 0
+        handle(one, reports)
+        looks.append((len(reports), count.here))
+        count.here = None
+
+    def judge(end: Exit, *given: str) -> Event:
+        count.here = 0
+        event = verdict(end, *given)
+        verdicts.append(count.here)
+        count.here = None
+        return event
+
+    handle, verdict = Controller.handle, controller.verdict
+    sys.addaudithook(note)
+    for name in ("write", "fsync"):
+        monkeypatch.setattr(journal.os, name, noted(getattr(os, name)))
+    monkeypatch.setattr(Controller, "handle", look)
+    monkeypatch.setattr(controller, "verdict", judge)
+    return looks, verdicts
+
+
+@pytest.mark.parametrize("slots", [1, 64])
+def test_a_decision_waits_for_as_many_operations_whether_one_report_comes_or_many(
+    slots: int,
+    settings: Callable[..., CampaignSettings],
+    operations: tuple[list[tuple[int, int]], list[int]],
+    tmp_path: Path,
+) -> None:
+    looks, verdicts = operations
+    campaign = settings(trials=max(4, slots), sampler="random")
+    launcher = Waves(*(f"n{number}" for number in range(slots)))
+    assert run_search(campaign, tmp_path / "c", launcher=launcher).ending == "finished"
+    assert max(reports for reports, _ in looks) >= slots // 2
+    assert max(own for _, own in looks) <= OF_A_LOOK
+    assert len(verdicts) >= slots and max(verdicts) <= OF_A_VERDICT
+
+
+class AtOnce(ByHand):
+    """An executor that does everything at once, or nothing while it holds."""
+
+    holds = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        if not self.holds:
+            self.do()
+        return future
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [0.0]
+
+
+def shows(folder: Path, trial: int, attempt: int, epochs: float) -> None:
+    (folder / str(trial)).mkdir(exist_ok=True)
+    (folder / str(trial) / "heartbeat").write_text(f"1795288000 {attempt} {epochs}\n")
+
+
+def test_an_attempt_is_looked_at_after_a_minute_and_then_ever_more_seldom(tmp_path: Path, now: list[float]) -> None:
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
+    progress.follow(Tick())
+    progress.follow(Launched(trial=4, attempt=2, identity={}))
+    seen = []
+    for second in range(0, 1000, 10):
+        now[0] = float(second)
+        shows(tmp_path, 4, 2, second / 100)
+        seen += [(second, event) for event in progress.changes(lambda trial, attempt: True)]
+    assert seen == [
+        (second, Progressed(trial=4, attempt=2, epochs=second / 100)) for second in (60, 120, 240, 480, 780)
+    ]
+
+
+def test_where_hearts_beat_rarely_the_first_look_is_later(tmp_path: Path, now: list[float]) -> None:
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0], beat_seconds=50.0)
+    progress.follow(Launched(trial=4, attempt=2, identity={}))
+    shows(tmp_path, 4, 2, 1.0)
+    seen = []
+    for second in range(500):
+        now[0] = float(second)
+        seen += [second for _ in progress.changes(lambda trial, attempt: True)]
+    assert seen == [200, 400]
+
+
+def test_nothing_is_told_of_attempts_that_are_over_or_of_heartbeats_of_others(tmp_path: Path, now: list[float]) -> None:
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
+    for trial, attempt in ((0, 1), (1, 5), (2, 1)):
+        progress.follow(Launched(trial=trial, attempt=attempt, identity={}))
+    shows(tmp_path, 0, 1, 3.0)
+    shows(tmp_path, 1, 4, 3.0)
+    now[0] = 60.0
+    assert progress.changes(lambda trial, attempt: trial > 0) == []
+    shows(tmp_path, 1, 5, 0.5)
+    shows(tmp_path, 2, 1, 0.25)
+    now[0] = 120.0
+    changes = progress.changes(lambda trial, attempt: True)
+    assert changes == [Progressed(trial=1, attempt=5, epochs=0.5), Progressed(trial=2, attempt=1, epochs=0.25)]
+
+
+def test_a_slow_file_system_holds_up_nobody(tmp_path: Path, now: list[float]) -> None:
+    files = AtOnce()
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), files, clock=lambda: now[0])
+    progress.follow(Launched(trial=0, attempt=1, identity={}))
+    shows(tmp_path, 0, 1, 3.0)
+    files.holds, now[0] = True, 60.0
+    assert progress.changes(lambda trial, attempt: True) == []
+    files.do()
+    assert progress.changes(lambda trial, attempt: True) == [Progressed(trial=0, attempt=1, epochs=3.0)]
+    assert progress.changes(lambda trial, attempt: True) == []

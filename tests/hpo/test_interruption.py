@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import course, read_journal
-from tiny import environment
+from campaigns import course, environment, read_journal
 
 from hydragnn.hpo import (
     CampaignSettings,

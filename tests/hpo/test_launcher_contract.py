@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from polling import PATIENCE, ends, reports_until
+from campaigns import PATIENCE, ends, reports_until
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher, Limits

@@ -14,7 +14,7 @@ from hydragnn.hpo.objective import objective_value
 from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.sampling.sampler import History, history_of, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
-from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Proposed, Reached
+from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space.able import check_model
 from hydragnn.hpo.space.points import point_key, random_point, space_of
@@ -36,15 +36,16 @@ def seconds_of(values: dict[str, Any]) -> float:
 def course_of(campaign: Any, trials: int) -> list[dict[str, Any]]:
     """Return the configurations of a campaign of equal errors."""
     space, state = space_of(campaign.search.space), State()
-
-    def feed(event: Event) -> Any:
-        return transition(state, event, 0.0)
-
-    state, _ = feed(Opened(plan=Plan(trials=trials, rungs=(1,)), slots=("p",)))
+    after(state, 0.0, Opened(plan=Plan(trials=trials, rungs=(1,)), slots=("p",)))
     for number in range(trials):
         (point,) = proposals(campaign, history_of(campaign, space, state), number, 1, keys_of(state))
-        state, _ = feed(Proposed(trial=number, values=point))
-        state, _ = feed(Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=1.0 / seconds_of(point)))
+        speed = 1.0 / seconds_of(point)
+        after(
+            state,
+            0.0,
+            Proposed(trial=number, values=point),
+            Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=speed),
+        )
     return [trial.values for trial in state.trials.values()]
 
 
@@ -163,11 +164,3 @@ def test_layouts_that_ran_out_of_memory_become_improbable(settings: Settings) ->
     sampler = ParzenEstimators()
     drawn = [sampler.propose(history, number)["parallel.shard"] for number in range(30, 60)]
     assert drawn.count(1) <= 2  # of 30; ten without the constraint
-
-
-def test_parts_that_are_searched_are_not_doubled_when_memory_runs_out() -> None:
-    state = State()
-    after(state, 0.0, Opened(plan=Plan(trials=1, rungs=(1,)), slots=("p",)))
-    after(state, 0.0, Proposed(trial=0, values={"parallel.micro_batches": 2}))
-    after(state, 0.0, Failed(trial=0, attempt=1, kind="out_of_memory", message="no memory"))
-    assert state.trials[0].status == "failed"

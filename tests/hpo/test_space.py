@@ -1,5 +1,8 @@
-"""A point of the space is a valid run, or the space is refused at the door with the next move."""
+"""A point of the space is a valid run, or the space is refused with the next move."""
 
+import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import write_rings
 
+from hydragnn.architectures import GraphStatistics, architecture_of, architectures
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.preflight import check_campaign
+from hydragnn.base.files import read_json
+from hydragnn.base.settings import with_value
+from hydragnn.config import RunConfig
+from hydragnn.datasets import StoreWriter
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
+from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
+from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, open_campaign, write_settings
 from hydragnn.hpo.sampling.optuna_trials import distribution, optuna_value
-from hydragnn.hpo.settings import campaign_settings
+from hydragnn.hpo.sampling.sampler import SAMPLERS, History, proposals
+from hydragnn.hpo.scheduling.scheduler import Trial
+from hydragnn.hpo.space.default import TRAINING
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
-from hydragnn.hpo.space.points import all_points, contains, is_point, random_point, space_of, value_at
+from hydragnn.hpo.space.points import Point, all_points, contains, is_point, point_key, random_point, space_of, value_at
 from hydragnn.hpo.trial_configs import check_space, trial_config, valid_configs
+from hydragnn.models import build_from_description
+from hydragnn.runs.plan import described_branches
 
 SOURCE = Path("CAMPAIGN.toml")
 KIND = {"type": "categorical", "choices": ["schnet", "egnn"]}
@@ -281,3 +295,350 @@ def test_equal_numbers_are_one_choice_and_other_kinds_stay_apart(choices: list[A
     assert [parameter.index(choice) for choice in parameter.choices] == list(range(len(kept)))
     allowed = distribution(parameter)
     assert len({allowed.to_internal_repr(optuna_value(parameter, choice)) for choice in parameter.choices}) == len(kept)
+
+
+RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
+FIELDS = (
+    Field(name="site", on="node", classes=2, dtype="int64"),
+    Field(name="strength", on="graph", role="target"),
+    Field(name="energy", on="graph", role="target"),
+)
+
+
+def kinds(*choices: str) -> dict[str, Any]:
+    return {"model.kind": {"type": "categorical", "choices": list(choices)}, "train.learning_rate": RATE}
+
+
+def write_paths(path: Path, dim: int, *, rich: bool = False) -> None:
+    """A few chains of nodes without positions (dim 0), or in a space of ``dim`` dimensions, with forces where there is one.
+
+    ``rich`` ones have species and kinds of edges, too.
+    """
+    more = [ATOMIC_NUMBERS_FIELD, Field(name="relation", on="edge", classes=2, dtype="int64")] if rich else []
+    forces = [Field(name="forces", on="node", shape=(dim,), parity="vector", role="target")] if dim else []
+    here = np.arange(3)
+    with StoreWriter(path, [*FIELDS, *more, *forces], dim=dim, attributes={"close_nuclei": True}) as writer:
+        for number in range(20):
+            writer.write(
+                graph_from_arrays(
+                    np.random.default_rng(number).normal(size=(4, dim)),
+                    np.concatenate([here, here + 1]),
+                    np.concatenate([here + 1, here]),
+                    fields=[*FIELDS, *more, *forces],
+                    nodes={
+                        "site": np.arange(4) % 2,
+                        **({"forces": np.zeros((4, dim))} if dim else {}),
+                        **({"atomic_numbers": np.array([1, 8, 1, 8])} if rich else {}),
+                    },
+                    edges={"relation": np.arange(6) % 2} if rich else {},
+                    graphs={"strength": np.array([1.0 * number]), "energy": np.array([1.0])},
+                )
+            )
+
+
+def asked(store: Path, heads: list[dict[str, Any]], space: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "data": {"store": str(store)},
+        "heads": heads,
+        "train": {"epochs": 4},
+        "search": {"trials": 4, "space": space},
+    } | more
+
+
+STRENGTH = {"kind": "scalar", "field": "strength"}
+FORCES = {"kind": "energy", "field": "energy", "forces": "forces"}
+
+CANNOT: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], str]] = {
+    "no relation": (3, [STRENGTH], kinds("schnet", "relational"), "'relational' .*categorical edge field 'relation'"),
+    "no positions": (0, [STRENGTH], kinds("gin", "painn"), "'painn' .*needs positions"),
+    "forces of what sees no lengths": (3, [FORCES], kinds("gin", "schnet"), "'gin' .*no forces or stress"),
+    "a plane": (2, [FORCES], kinds("schnet", "mace"), "'mace' .*dimension"),
+    "vectors of what gives none": (
+        3,
+        [{"kind": "vector", "field": "forces"}],
+        kinds("painn", "schnet"),
+        "'schnet' .*equivariant model",
+    ),
+    "no atomic numbers": (3, [{**FORCES, "references": True}], kinds("painn", "schnet"), "references"),
+    "kinds of heads and models that do not go together": (
+        3,
+        [{"kind": "scalar", "field": "strength"}, {"kind": "scalar", "field": "energy"}],
+        {
+            **kinds("gin", "schnet"),
+            "heads.1.kind": {"type": "categorical", "choices": ["scalar", "energy"]},
+            "heads.1.forces": {"type": "categorical", "choices": ["forces"], "when": {"heads.1.kind": "energy"}},
+        },
+        "\"model.kind\" = 'gin' and \"heads.1.kind\" = 'energy' together take part in no valid run.*no forces",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_an_architecture_cannot_do_is_said_before_the_campaign_starts(case: str, tmp_path: Path) -> None:
+    dim, heads, space, message = CANNOT[case]
+    write_paths(tmp_path / "store.h5", dim)
+    table = asked(tmp_path / "store.h5", heads, space)
+    table["search"]["objective"] = f"valid/{heads[0]['field']}/mae"
+    with pytest.raises(InputError, match=message):
+        run_search(campaign_settings(table, tmp_path / "CAMPAIGN.toml"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_element_without_an_energy_of_its_own_is_said_before_the_campaign_starts(tmp_path: Path) -> None:
+    write_paths(tmp_path / "store.h5", 3, rich=True)
+    for references, message in (
+        ({"H": -13.6}, "no energy for atomic number 8, which the store holds"),
+        ({"H": 1.0, "O": 2.0}, ""),
+    ):
+        head = {"kind": "energy", "field": "energy", "references": references}
+        table = asked(tmp_path / "store.h5", [head], kinds("painn", "schnet"))
+        settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
+        with pytest.raises(InputError, match=message) if message else nullcontext():
+            check_campaign(settings, space_of(settings.search.space))
+
+
+def test_a_campaign_that_has_begun_with_such_an_architecture_goes_on(tmp_path: Path) -> None:
+    """Trials of it fail, as they did for the program that began the campaign."""
+    write_rings(tmp_path / "rings.h5", 8)
+    table = asked(tmp_path / "rings.h5", [{"kind": "scalar", "field": "energy"}], kinds("schnet", "relational"))
+    settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
+    check_campaign(settings, space_of(settings.search.space), begun=True)
+    with pytest.raises(InputError, match="relational"):
+        check_campaign(settings, space_of(settings.search.space))
+
+
+INT = {"type": "int", "low": 8, "high": 24}
+HOLES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
+    "heads of a transformer": ({"kind": "equivariant_transformer", "heads": 3}, {"model.hidden_dim": INT | {"low": 9}}, [9, 12, 15, 18, 21, 24]),
+    "heads of tokens": ({"kind": "field_tokens", "heads": 5}, {"model.hidden_dim": INT | {"low": 5, "high": 20}}, [5, 10, 15, 20]),
+    "heads of global attention": (
+        {"kind": "sage", "global_attention": {"kind": "linear", "heads": 6}}, {"model.hidden_dim": INT | {"low": 6}}, [6, 12, 18, 24],
+    ),
+    "few heads of many widths": ({"kind": "gatv2", "heads": 20}, {"model.hidden_dim": INT | {"low": 20, "high": 2000, "log": True}, "train.learning_rate": RATE}, list(range(20, 2001, 20))),
+    "batches of nodes": ({"kind": "sage"}, {"batch.max_nodes": INT | {"low": 1, "high": 6}, "batch.max_graphs": {"type": "categorical", "choices": [0]}}, [4, 5, 6]),
+}  # fmt: skip
+"""Models with a space of which few values make a run, and these."""
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_points_inside_a_range_that_make_no_run_are_never_proposed(hole: str, tmp_path: Path) -> None:
+    model, space, valid = HOLES[hole]
+    write_paths(tmp_path / "store.h5", dim=3, rich=True)
+    path = next(iter(space))
+    heads = [{"kind": "scalar", "field": "strength"}]
+    for sampler in SAMPLERS:
+        table = asked(tmp_path / "store.h5", heads, space, model=model)
+        table["search"] |= {"sampler": sampler, "trials": 3}
+        settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
+        points = proposed(settings, 9)
+        assert len(points) >= min(3, len(valid)), sampler
+        assert {point[path] for point in points} <= set(valid), sampler
+        assert len(points) == min(9, len(valid)) or "train.learning_rate" in space, sampler
+
+
+def proposed(settings: CampaignSettings, count: int) -> list[Point]:
+    """The points of so many trials with results, or fewer where there are no more."""
+    space, trials = space_of(settings.search.space), list[Trial]()
+    for number in range(count):
+        history = History(space=space, startup=4, trials=tuple(trials) if number > 4 else (), rungs=(1,))
+        point = proposals(settings, history, number, 1, {point_key(trial.values) for trial in trials})
+        if not point:
+            break
+        trials.append(Trial(number=number, status="paused", values=point[0], results=(float(number),)))
+    return [trial.values for trial in trials]
+
+
+def test_a_space_without_a_valid_point_is_refused_with_an_example(tmp_path: Path) -> None:
+    write_paths(tmp_path / "store.h5", dim=3, rich=True)
+    heads = [{"kind": "scalar", "field": "strength"}]
+    for space, words in (
+        ({"model.hidden_dim": INT | {"low": 9, "high": 11}}, r"model\.hidden_dim = \d+ does not divide into model.heads = 4"),
+        ({"batch.max_nodes": INT | {"low": 1, "high": 3}, "train.learning_rate": RATE}, "has 4 nodes, more than the budget of"),
+    ):  # fmt: skip
+        table = asked(tmp_path / "store.h5", heads, space, model={"kind": "gatv2"})
+        table["search"]["trials"] = 2
+        with pytest.raises(InputError, match=words):
+            run_search(campaign_settings(table, tmp_path / "CAMPAIGN.toml"), tmp_path / "campaign")
+        assert not (tmp_path / "campaign").exists()
+
+
+SOURCE = Path("CAMPAIGN.toml")
+MEASURED = GraphStatistics(mean_log_degree=1.0, mean_degree=2.0, species=(1, 8))
+POINTS = 4
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chains in space, with vectors."""
+    path = tmp_path_factory.mktemp("paths") / "paths.h5"
+    write_paths(path, 3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chains in space with all that any architecture asks for."""
+    path = tmp_path_factory.mktemp("rich") / "rich.h5"
+    write_paths(path, 3, rich=True)
+    return path
+
+
+def default_campaign(store: Path, heads: list[dict[str, Any]], **changes: Any) -> CampaignSettings:
+    table = {"data": {"store": str(store)}, "heads": heads, "search": {"space": "default"}}
+    for path, value in changes.items():
+        with_value(table, path.replace("__", "."), value)
+    return campaign_settings(json.loads(json.dumps(table)), SOURCE)
+
+
+def test_one_line_searches_all_architectures_that_can_do_the_task_and_says_why_others_cannot(paths: Path) -> None:
+    campaign = default_campaign(paths, [FORCES])
+    kinds = campaign.search.space["model.kind"].choices
+    assert campaign.left_out is not None
+    assert {*kinds, *campaign.left_out} == {*architectures()}
+    assert {kind for kind in kinds if not architecture_of(kind).sees_positions()} == set()
+    for kind, reason in campaign.left_out.items():
+        assert not architecture_of(kind).sees_positions() or architecture_of(kind).requires, (kind, reason)
+        assert reason and str(SOURCE) not in reason
+    check_campaign(campaign, space_of(campaign.search.space))
+
+
+@pytest.mark.parametrize("kind", architectures())
+def test_every_point_of_an_architectures_space_builds_a_model(kind: str, rich: Path) -> None:
+    campaign = default_campaign(rich, [STRENGTH], model__kind=kind)
+    space = space_of(campaign.search.space)
+    assert {f"model.{key}" for key in architecture_of(kind).Settings.searched} <= set(space.parameters)
+    check_campaign(campaign, space)
+    for seed in range(POINTS):
+        point = random_point(space, np.random.default_rng(seed))
+        assert is_point(space, point)
+        config = trial_config(campaign, space, point, 0)
+        assert isinstance(config, RunConfig)
+        (branch,) = described_branches(config)
+        model = build_from_description(replace(branch.model, statistics=MEASURED), seed=0)
+        assert sum(weights.numel() for weights in model.parameters()) > 0
+
+
+def test_data_with_all_that_architectures_ask_for_leave_none_out(rich: Path) -> None:
+    campaign = default_campaign(rich, [STRENGTH])
+    assert campaign.left_out == {} and campaign.search.space["model.kind"].choices == [*architectures()]
+
+
+@pytest.mark.parametrize("kind", architectures())
+def test_what_an_architecture_says_is_searched_are_settings_of_its_own(kind: str) -> None:
+    campaign = architecture_of(kind).Settings
+    assert set(campaign.searched) <= set(campaign.model_fields)
+    for key, parameter in campaign.searched.items():
+        for value in parameter.get("choices") or [parameter["low"], parameter["high"]]:
+            assert getattr(campaign.parse({"kind": kind, key: value}), key) == value
+
+
+def test_each_architecture_has_its_own_range_of_a_common_setting(paths: Path) -> None:
+    campaign = default_campaign(paths, [FORCES])
+    space = space_of(campaign.search.space)
+    widths = {path: p for path, p in space.parameters.items() if path.partition("#")[0] == "model.hidden_dim"}
+    assert len(widths) > 1
+    for seed in range(40):
+        point = random_point(space, np.random.default_rng(seed))
+        own = [value for path, value in point.items() if path in widths]
+        assert len(own) == 1
+        searched = architecture_of(point["model.kind"]).Settings.searched["hidden_dim"]
+        assert searched["low"] <= own[0] <= searched["high"]
+        assert trial_config(campaign, space, point, 0).model.hidden_dim == own[0]
+
+
+def test_what_the_configuration_gives_is_not_searched(paths: Path) -> None:
+    campaign = default_campaign(
+        paths, [FORCES], model={"hidden_dim": 24}, train={"learning_rate": 1e-3}, batch={"max_nodes": 99}
+    )
+    places = {path.partition("#")[0] for path in campaign.search.space}
+    assert not places & {"model.hidden_dim", "train.learning_rate", "batch.max_graphs"}
+    one = default_campaign(paths, [FORCES], model={"kind": "egnn"})
+    assert "model.kind" not in one.search.space and "model.attention" in one.search.space
+    assert one.left_out == {}
+
+
+def test_a_task_that_no_architecture_can_do_and_a_space_of_another_name_are_refused(paths: Path) -> None:
+    with pytest.raises(InputError, match="no field enthalpy"):
+        default_campaign(paths, [{"kind": "scalar", "field": "enthalpy"}])
+    with pytest.raises(InputError, match="did you mean default"):
+        default_campaign(paths, [STRENGTH], search__space="defalt")
+
+
+def test_the_read_out_of_intensive_numbers_is_searched_where_nodes_have_no_species(paths: Path, rich: Path) -> None:
+    flows = [STRENGTH, {"kind": "scalar", "field": "energy", "extensive": True}]
+    space = default_campaign(paths, flows).search.space
+    assert space["heads.0.pool"].choices == ["mean", "attention"] and "heads.1.pool" not in space
+    for store, head in ((paths, {**STRENGTH, "pool": "max"}), (rich, STRENGTH)):
+        assert not [path for path in default_campaign(store, [head]).search.space if path.startswith("heads")]
+
+
+def test_two_parameters_of_one_key_never_hold_together(paths: Path) -> None:
+    width = {"type": "int", "low": 8, "high": 16}
+    space = {
+        "model.kind": {"type": "categorical", "choices": ["schnet", "gin"]},
+        "model.hidden_dim": width,
+        "model.hidden_dim#gin": {**width, "when": {"model.kind": "gin"}},
+    }
+    campaign = default_campaign(paths, [STRENGTH], search__space=space)
+    with pytest.raises(InputError, match="set the same key"):
+        check_campaign(campaign, space_of(campaign.search.space))
+    space["model.hidden_dim"] = {**width, "when": {"model.kind": "schnet"}}
+    campaign = default_campaign(paths, [STRENGTH], search__space=space, search__trials=4)
+    check_campaign(campaign, space_of(campaign.search.space))
+    hidden = default_campaign(
+        paths, [STRENGTH], search__space={**space, "data.store#x": {"type": "categorical", "choices": ["a"]}}
+    )
+    with pytest.raises(InputError, match="cannot be compared"):
+        check_campaign(hidden, space_of(hidden.search.space))
+
+
+def test_a_campaign_keeps_the_default_space_that_it_began_with(
+    paths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = default_campaign(paths, [FORCES])
+    write_settings(as_begun(begun, tmp_path / "c"), [], tmp_path / "c")
+    assert read_json(tmp_path / "c" / "campaign.json")["left_out"] == begun.left_out
+    monkeypatch.setitem(TRAINING, "train.warmup_epochs", {"type": "float", "low": 0.0, "high": 1.0})
+    later = default_campaign(paths, [FORCES])
+    assert "train.warmup_epochs" in later.search.space
+    resumed = as_begun(later, tmp_path / "c")
+    assert resumed.search.space == begun.search.space
+    assert resumed.left_out == begun.left_out == open_campaign(tmp_path / "c").left_out
+
+
+def test_the_search_says_at_its_beginning_what_is_left_out(paths: Path, tmp_path: Path, fake_launcher: Any) -> None:
+    campaign = default_campaign(paths, [FORCES], train={"epochs": 2}, search__trials=2, search__sampler="random")
+    notes: list[str] = []
+    run_search(campaign, tmp_path / "c", launcher=fake_launcher(), on_note=notes.append)
+    (note,) = notes
+    assert all(kind in note for kind in campaign.left_out or {})
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_every_architecture_is_tried_once_before_the_sampler_chooses(sampler: str, paths: Path, tmp_path: Path) -> None:
+    campaign = default_campaign(paths, [FORCES], search__sampler=sampler)
+    points = check_folder(campaign, space_of(campaign.search.space), tmp_path / "c", resume=False)
+    assert [point["model.kind"] for point in points] == campaign.search.space["model.kind"].choices
+    assert all(is_point(space_of(campaign.search.space), point) for point in points)
+
+
+def test_what_acts_on_lengths_is_not_searched_where_graphs_have_no_positions(tmp_path: Path) -> None:
+    ends = np.array([0, 1, 2]), np.array([1, 2, 0])
+    size, energy = Field(name="size", on="node"), Field(name="energy", on="graph", role="target")
+    with StoreWriter(tmp_path / "flat.h5", [size, energy], dim=0) as writer:
+        for number in range(10):
+            values = {"size": np.full(3, number, dtype=np.float32)}
+            label = {"energy": np.float32(number)}
+            writer.write(graph_from_arrays(np.zeros((3, 0)), *ends, fields=[size, energy], nodes=values, graphs=label))
+    campaign = default_campaign(tmp_path / "flat.h5", [{"kind": "scalar", "field": "energy"}])
+    space = space_of(campaign.search.space)
+    assert "pna" in space.parameters["model.kind"].choices and "model.hidden_dim" in space.parameters
+    assert not [path for path in space.parameters if path.partition("#")[0] in ("model.num_radial", "model.radial")]
+    check_campaign(campaign, space)
+    radial = {"model.num_radial": {"type": "int", "low": 8, "high": 32}}
+    table = {**campaign.base, "model": {"kind": "pna"}, "search": {"space": radial}}
+    asked = campaign_settings(table, SOURCE)
+    with pytest.raises(
+        InputError, match=r"model\.num_radial acts only on lengths of edges, and these graphs have no pos"
+    ):
+        check_campaign(asked, space_of(asked.search.space))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from polling import PATIENCE, ends, reports_until
+from campaigns import PATIENCE, ends, reports_until
 
 from hydragnn.base.files import digest
 from hydragnn.hpo.launching import steps
