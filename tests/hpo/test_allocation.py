@@ -145,10 +145,7 @@ def test_nodes_of_pbs_have_their_own_cores_and_gpus(tmp_path: Path, taken: str, 
 
 def test_nodes_of_flux_have_their_own_cores_and_gpus() -> None:
     environment = {"FLUX_URI": "local:///run/flux"}
-    groups = [
-        {"rank": "0,2", "children": {"core": "0-7", "gpu": "0-3"}},
-        {"rank": "1", "children": {"core": "0-3"}},
-    ]
+    groups = [{"rank": "0,2", "children": {"core": "0-7", "gpu": "0-3"}}, {"rank": "1", "children": {"core": "0-3"}}]
     of_set = json.dumps({"version": 1, "execution": {"R_lite": groups, "nodelist": ["a[1-3]"]}})
     found = read_allocation(environment, answers(R=of_set))
     assert [(node.name, node.cores, node.gpus) for node in found.nodes] == [("a1", 8, 4), ("a2", 4, 0), ("a3", 8, 4)]
@@ -271,11 +268,7 @@ PACK = Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True)
         ),
         (Mpiexec(hydra=True), STEP, "mpiexec -hosts a,b -n 8 -ppn 4 -bind-to none python x.py"),
         (Mpiexec(hydra=True), PACK, "mpiexec -hosts a,b -n 2 -ppn 1 -bind-to none -disable-auto-cleanup python"),
-        (
-            Mpiexec(hydra=False),
-            STEP,
-            "mpiexec --hosts a,b -n 8 --ppn 4 --cpu-bind none --line-buffer python x.py",
-        ),
+        (Mpiexec(hydra=False), STEP, "mpiexec --hosts a,b -n 8 --ppn 4 --cpu-bind none --line-buffer python x.py"),
         (
             Flux(),
             STEP,
@@ -334,11 +327,7 @@ def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints() -
         (Mpiexec(hydra=True), "a.site down,offline disk\nb offline\n", {"a": "lost", "b": "well"}),
         (Flux(), "", {}),
         (Flux(), "flux-resource: ERROR: [Errno 2] Unable to connect to Flux\n", {}),
-        (
-            Flux(),
-            "online \noffline a,b\nonline c[1-2]\n",
-            {"a": "lost", "b": "lost", "c1": "well", "c2": "well"},
-        ),
+        (Flux(), "online \noffline a,b\nonline c[1-2]\n", {"a": "lost", "b": "lost", "c1": "well", "c2": "well"}),
     ],
 )
 def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(

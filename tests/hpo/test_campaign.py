@@ -68,15 +68,6 @@ def test_one_worker_gives_the_same_campaign_twice(
     assert results[0].best_value == min(v for t in course(tmp_path / "a") for v in t[3].values())
 
 
-def test_several_workers_try_everything_once(settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:
-    result = run_search(settings(), tmp_path / "c", launcher=fake_launcher(workers=3))
-    assert result.trials == 9
-    records = campaign_records(tmp_path / "c")
-    assert [number for number, _, _ in records] == list(range(9))
-    assert {record.status for _, record, _ in records} == {"paused", "finished"}
-    assert len({record.seed for _, record, _ in records}) == 9
-
-
 def test_records_are_in_the_order_of_numbers_also_beyond_four_digits(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
@@ -253,14 +244,6 @@ def test_bad_settings_are_refused_before_anything_is_written(
     assert not (tmp_path / "c").exists()
 
 
-def test_a_field_that_the_store_does_not_have_is_named(
-    settings: Settings, table: dict[str, Any], tmp_path: Path
-) -> None:
-    table["heads"] = [{"kind": "scalar", "field": "enthalpy"}]
-    with pytest.raises(InputError, match=r"no field enthalpy; valid: .*energy"):
-        run_search(settings(), tmp_path / "c")
-
-
 def test_the_best_of_an_earlier_campaign_are_tried_first(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
@@ -318,9 +301,7 @@ def test_importance_finds_the_parameter_that_matters(
         "train.weight_decay": {"type": "float", "low": 0.0, "high": 0.1},
     }
     run_search(
-        settings(sampler="qmc", space=space, trials=16, rungs=[]),
-        tmp_path / "c",
-        launcher=fake_launcher(workers=2),
+        settings(sampler="qmc", space=space, trials=16, rungs=[]), tmp_path / "c", launcher=fake_launcher(workers=2)
     )
     importance = parameter_importance(tmp_path / "c")
     assert next(iter(importance)) == "train.learning_rate"

@@ -176,31 +176,6 @@ def test_a_trial_larger_than_the_allocation_is_refused_before_anything_is_writte
     assert not (tmp_path / "c").exists()
 
 
-def test_reports_of_one_look_share_one_flush(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = Instant(*(f"n{number}" for number in range(9)))
-    batches: list[list[str]] = []
-    extend = controller.Journal.extend
-
-    def counted(self: Any, lines: Any) -> None:
-        batches.append([type(entry.event).__name__ for entry in lines])
-        extend(self, lines)
-
-    monkeypatch.setattr(controller.Journal, "extend", counted)
-    waiting: list[Task] = []
-
-    def all_end_together(task: Task) -> None:
-        waiting.append(task)
-        if len(waiting) == 9:
-            for one in waiting:
-                launcher.succeed(one)
-
-    launcher.on_go = all_end_together
-    run_search(settings(rungs=[]), tmp_path / "c", launcher=launcher)
-    assert ["Reached"] * 9 in [[name for name in batch if name == "Reached"] for batch in batches]
-
-
 def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_it(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

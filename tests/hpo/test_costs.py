@@ -93,10 +93,7 @@ def test_any_configuration_gets_a_cost_near_those_measured(values: dict[str, Any
     assert min(costs) / 3.01 < predicted < max(costs) * 3.01
 
 
-@given(
-    costs=st.lists(st.floats(1e-6, 1e6), min_size=FEWEST, max_size=30),
-    seed=st.integers(0, 100),
-)
+@given(costs=st.lists(st.floats(1e-6, 1e6), min_size=FEWEST, max_size=30), seed=st.integers(0, 100))
 @settings(max_examples=40, deadline=None)
 def test_predictions_are_positive_whatever_was_measured(costs: list[float], seed: int) -> None:
     known = points(len(costs), seed)
@@ -107,12 +104,6 @@ def test_predictions_are_positive_whatever_was_measured(costs: list[float], seed
         assert 0 < predicted < math.inf
     assert model.error is not None
     assert model.error >= 0
-
-
-def test_equal_configurations_cost_the_mean_of_their_logarithms() -> None:
-    point = points(1, 0)[0]
-    model = CostModel.fit([(point, cost) for cost in (1.0, 1.0, 4.0, 4.0)], SPACE)
-    assert model.predict(point) == pytest.approx(2.0)
 
 
 def test_memory_follows_its_own_law() -> None:
@@ -141,15 +132,10 @@ def test_the_loss_is_unknown_where_every_trial_had_one_size() -> None:
     assert scaling_of([Sized(trial=number, slots=2**number, seconds=1.0) for number in range(4)]) is None
 
 
-def test_a_space_of_one_point_has_a_cost() -> None:
+def test_equal_configurations_cost_the_mean_of_their_logarithms_also_where_there_are_no_others() -> None:
     one = Space(parameters={"model.hidden_dim": IntRange(low=8, high=8)})
-    model = CostModel.fit([({"model.hidden_dim": 8}, 2.0)] * 5, one)
-    assert model.predict({"model.hidden_dim": 8}) == pytest.approx(2.0)
+    for space, point in ((SPACE, points(1, 0)[0]), (one, {"model.hidden_dim": 8})):
+        for costs, mean in (([1.0, 1.0, 4.0, 4.0], 2.0), ([2.0] * 5, 2.0)):
+            model = CostModel.fit([(point, cost) for cost in costs], space)
+            assert model.predict(point) == pytest.approx(mean)
     assert model.error == pytest.approx(0.0, abs=1e-9)
-
-
-def test_many_measurements_are_fitted_quickly_by_an_even_sample() -> None:
-    history = measured(20, 0.1) * 300
-    model = CostModel.fit(history, SPACE)
-    assert model.measured == 6000
-    assert model.error is not None

@@ -16,14 +16,7 @@ import psutil
 import pytest
 from campaigns import course, environment, read_journal
 
-from hydragnn.hpo import (
-    CampaignSettings,
-    LocalLauncher,
-    State,
-    campaign_history,
-    campaign_records,
-    run_search,
-)
+from hydragnn.hpo import CampaignSettings, LocalLauncher, State, campaign_history, campaign_records, run_search
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached
 from tests.forked import Forked
 from tests.nolock import without_locks

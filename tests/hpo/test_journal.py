@@ -100,16 +100,6 @@ def test_a_line_that_is_no_json_object_is_damaged_whatever_its_checksum(value: b
     assert decode_line(head + b', "crc": %d}\n' % zlib.crc32(head + b"}")) is None
 
 
-def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[int] = []
-    with Journal(tmp_path / "journal.jsonl") as journal:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", flushed.append)
-            journal.extend(Entry(0.0, Exhausted(trial=number), {}) for number in range(1000))
-        assert len(flushed) == 1
-    assert len(read_journal(tmp_path / "journal.jsonl")) == 1000
-
-
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 10_000))
 def test_a_journal_cut_anywhere_keeps_every_complete_line_and_goes_on(
@@ -145,30 +135,9 @@ def test_damage_in_the_middle_is_refused_with_the_line(tmp_path: Path, line: int
         Journal(path)
 
 
-def test_two_searches_never_write_the_same_journal(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal.jsonl"), pytest.raises(InputError, match="another search runs"):
-        Journal(tmp_path / "journal.jsonl")
-    with Journal(tmp_path / "journal.jsonl"):
-        pass
-
-
 def test_an_event_of_a_newer_program_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="newer program"):
         decode_event(b'{"event": "teleported"}')
-
-
-def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("no /dev/full on this system")
-    path = tmp_path / "journal.jsonl"
-    written(path)
-    with Journal(path) as journal:
-        journal._file, real = os.open(full, os.O_WRONLY), journal._file
-        os.close(real)
-        with pytest.raises(InputError, match="free space"):
-            journal.append(Exhausted(trial=1), 0.0)
-    assert len(read_journal(path)) == len(EVENTS)
 
 
 class Stalled(Exception):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,40 +32,41 @@ def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:
     return Allocation(by="slurm", nodes=alike(tuple(f"n{k}" for k in range(nodes)), 8, gpus), deadline=9.0)
 
 
-def test_trials_that_share_nodes_are_in_packs_and_few_of_them_spread_over_many_nodes(
-    settings: Callable[..., CampaignSettings], tmp_path: Path
+MANY = {"trials": 1000, "nodes_per_trial": [2, 128]}
+
+
+@pytest.mark.parametrize(
+    ("search", "of", "expected"),
+    [
+        ({"trials_per_node": 2}, allocation(2), PackLauncher),
+        ({}, allocation(STEPS_AT_ONCE), StepLauncher),
+        ({}, allocation(STEPS_AT_ONCE + 1), PackLauncher),  # trials of one process, more than a job may have steps
+        ({}, allocation(STEPS_AT_ONCE + 1, gpus=8), StepLauncher),
+        ({"trials": 90, "nodes_per_trial": 2}, allocation(9408), StepLauncher),
+        (MANY, replace(allocation(900), managed=True), StepLauncher),
+        ({"workers": 3}, Allocation(by="local", nodes=alike(("here",), 4)), LocalLauncher),
+        (MANY, allocation(9408), "set nodes_per_trial to at least 105"),
+        (
+            {"trials_per_node": 2, "nodes_per_trial": 2},
+            allocation(),
+            "trials_per_node = 2 gives each trial one process",
+        ),
+        ({"trials_per_node": 2, "ranks_per_node": 2}, allocation(), "leave out nodes_per_trial and ranks_per_node"),
+    ],
+)
+def test_a_campaign_gets_the_launcher_of_its_allocation_or_a_sentence(
+    settings: Callable[..., CampaignSettings], tmp_path: Path, search: dict[str, Any], of: Allocation, expected: Any
 ) -> None:
-    launcher = launcher_for(settings(trials_per_node=2), allocation(nodes=2), tmp_path)
-    assert isinstance(launcher, PackLauncher)
-    assert launcher.slots == ("n0/0", "n1/0", "n0/1", "n1/1")
-
-
-def test_more_trials_of_one_process_than_a_job_may_have_steps_are_in_packs(
-    settings: Callable[..., CampaignSettings], tmp_path: Path
-) -> None:
-    assert isinstance(launcher_for(settings(), allocation(STEPS_AT_ONCE), tmp_path), StepLauncher)
-    assert isinstance(launcher_for(settings(), allocation(STEPS_AT_ONCE + 1), tmp_path), PackLauncher)
-    assert isinstance(launcher_for(settings(), allocation(STEPS_AT_ONCE + 1, gpus=8), tmp_path), StepLauncher)
-
-
-def test_an_allocation_that_steps_cannot_fill_is_refused_with_the_size_that_can(
-    settings: Callable[..., CampaignSettings], tmp_path: Path
-) -> None:
-    many = settings(trials=1000, nodes_per_trial=[2, 128])
-    with pytest.raises(InputError, match="set nodes_per_trial to at least 105"):
-        launcher_for(many, allocation(9408), tmp_path)
-    assert isinstance(launcher_for(settings(trials=90, nodes_per_trial=2), allocation(9408), tmp_path), StepLauncher)
-    managed = replace(allocation(900), managed=True)
-    assert isinstance(launcher_for(many, managed, tmp_path), StepLauncher)
-
-
-def test_shares_of_nodes_and_several_nodes_exclude_each_other(
-    settings: Callable[..., CampaignSettings], tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="trials_per_node = 2 gives each trial one process"):
-        launcher_for(settings(trials_per_node=2, nodes_per_trial=2), allocation(), tmp_path)
-    with pytest.raises(InputError, match="leave out nodes_per_trial and ranks_per_node"):
-        launcher_for(settings(trials_per_node=2, ranks_per_node=2), allocation(), tmp_path)
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            launcher_for(settings(**search), of, tmp_path)
+        return
+    launcher = launcher_for(settings(**search), of, tmp_path)
+    assert isinstance(launcher, expected)
+    if search == {"trials_per_node": 2}:
+        assert launcher.slots == ("n0/0", "n1/0", "n0/1", "n1/1"), "few trials spread over many nodes"
+    if expected is LocalLauncher:
+        assert len(launcher.slots) == 3
 
 
 @pytest.mark.parametrize(
@@ -104,13 +106,6 @@ def test_a_part_of_a_gpu_is_for_one_process(settings: Callable[..., CampaignSett
 def test_memory_without_a_limit_may_be_said() -> None:
     """A configuration that is complete with its defaults, as records have it, has an empty one."""
     assert [batch_memory({"batch": {"memory": given}}) for given in ("", "2 GB")] == [0, 2 * 10**9]
-
-
-def test_without_a_scheduler_trials_are_processes_of_this_machine(
-    settings: Callable[..., CampaignSettings], tmp_path: Path
-) -> None:
-    launcher = launcher_for(settings(workers=3), Allocation(by="local", nodes=alike(("here",), 4)), tmp_path)
-    assert isinstance(launcher, LocalLauncher) and len(launcher.slots) == 3
 
 
 def test_a_search_on_auto_leaves_every_worker_its_memory(

@@ -22,10 +22,9 @@ from hydragnn.hpo.campaign import launcher_of, local_launcher, local_note
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.local import gpus_of_workers, own_gpus
-from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Failed
-from hydragnn.record import RunRecord, read_record
+from hydragnn.record import read_record
 from tests.forked import Forked
 
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
@@ -189,16 +188,27 @@ def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dic
     assert all(trial.attempts == 2 for trial in campaign_history(out).trials)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_takes_the_others_with_it(waiting: Any, rank: int) -> None:
-    launcher, ranks, _ = waiting
-    other = ranks[1 - rank]
-    other.suspend()  # deaf, as in a collective
-    leader = ranks[0].parent()
+def kill(ranks: list[psutil.Process], rank: int) -> None:
+    """End a rank and the process that all were forked from, while the other is deaf, as in a collective."""
+    ranks[1 - rank].suspend()
     ranks[rank].kill()
-    leader.kill()
-    (end,) = until(lambda: launcher.poll(0.2))
-    assert end.code == -signal.SIGKILL and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
+    ranks[0].parent().kill()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda launcher, ranks: kill(ranks, 0),
+        lambda launcher, ranks: kill(ranks, 1),
+        lambda launcher, ranks: launcher.cancel(0, PATIENCE),
+    ],
+    ids=["rank 0 is killed", "rank 1 is killed", "the trial is cancelled"],
+)
+def test_ranks_end_together(waiting: Any, end: Callable[..., None]) -> None:
+    launcher, ranks, _ = waiting
+    end(launcher, ranks)
+    (report,) = until(lambda: launcher.poll(0.2))
+    assert report.code == -signal.SIGKILL and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
 
 
 def test_ranks_end_with_their_worker_and_with_the_launcher(waiting: Any) -> None:
@@ -208,13 +218,6 @@ def test_ranks_end_with_their_worker_and_with_the_launcher(waiting: Any) -> None
     }
     ranks[0].parent().parent().kill()
     assert not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
-
-
-def test_a_cancelled_trial_tells_all_its_ranks(waiting: Any) -> None:
-    launcher, ranks, _ = waiting
-    launcher.cancel(0, PATIENCE)
-    (end,) = until(lambda: launcher.poll(0.2))
-    assert end.code == -9 and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -234,31 +237,6 @@ def test_the_first_rank_that_fails_decides_the_code(fault: str, code: int, words
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == code, done.stderr
     assert done.stdout == (f"rank 1 of 3 was the first to fail: it {words}\n" if words else "") or words in done.stdout
-
-
-@pytest.mark.parametrize(("code", "kind"), [(-11, "defect"), (7, "defect"), (3, "lost_node"), (-9, "lost_node")])
-def test_a_crash_is_not_taken_for_a_lost_node_by_what_its_peers_say(tmp_path: Path, code: int, kind: str) -> None:
-    failure = {"kind": "lost_node", "message": "another rank is gone: connection closed by peer"}
-    record = replace(RunRecord(config={}, config_hash="h", data_hash="", seed=0), status="failed")
-    record = replace(record, failure=local_failure(**failure))
-    outcome = verdict(exit_in(tmp_path, record, code), "h", "valid/loss")
-    assert isinstance(outcome, Failed) and outcome.kind == kind
-    assert ("first to fail" in outcome.message) == (kind == "defect")
-
-
-def local_failure(kind: Any, message: str) -> Any:
-    from hydragnn.record import Failure
-
-    return Failure(kind=kind, message=message)
-
-
-def exit_in(folder: Path, record: RunRecord, code: int) -> Any:
-    from hydragnn.hpo.launching.launcher import Exit, Task
-    from hydragnn.record import write_record
-
-    write_record(record, folder)
-    (folder / "log.txt").write_text("gloo: connection closed by peer\nrank 1 of 2 was the first to fail: it crashed\n")
-    return Exit(task=Task(trial=0, attempt=1, until=1, folder=folder, slots=("worker-0",)), code=code)
 
 
 def test_workers_leave_every_rank_its_core_and_its_gpu(

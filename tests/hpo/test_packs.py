@@ -2,13 +2,11 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from hydragnn.hpo import LocalLauncher
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.attempts import STALLS, Witness
-from hydragnn.hpo.launching.descriptors import PipeSelector, WakeupPipe
 from hydragnn.hpo.launching.job_step import BURST
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Task
 from hydragnn.hpo.launching.packs import WORKER, PackLauncher
@@ -326,9 +323,6 @@ def test_an_attempt_ends_alone_and_a_slot_that_is_asked_again_begins_anew(node: 
     assert all(process.is_running() for process in [*again, *others[2:]])
 
 
-PIPES = 1100
-"""As many read ends have descriptors beyond 1,024, where ``select`` ends."""
-
 LIMITS = """
 import resource
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -339,42 +333,6 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
 """
 
 
-@pytest.fixture
-def pipes() -> Iterator[list[tuple[int, int]]]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 3 * PIPES:
-        pytest.skip(f"this system grants {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * PIPES), hard))
-    with ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        made = []
-        for _ in range(PIPES):
-            made.append(os.pipe())
-            for end in made[-1]:
-                stack.callback(os.close, end)
-        yield made
-
-
 def test_as_many_files_may_be_open_as_the_system_grants() -> None:
     said = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "True"
-
-
-def test_a_selector_finds_readable_pipes_until_they_are_closed_and_wakeups(pipes: list[tuple[int, int]]) -> None:
-    selector, bell = PipeSelector(), WakeupPipe()
-    for number, (end, _) in enumerate(pipes):
-        selector.open(end, number)
-    assert selector.wait(0.0, bell.fileno()) == ([], False)
-    bell.wake()
-    for number in (3, PIPES - 1):
-        os.write(pipes[number][1], b"x")
-    speakers, rung = selector.wait(0.0, bell.fileno())
-    assert sorted(speakers) == [3, PIPES - 1] and rung
-    selector.close(pipes[3][0])
-    selector.wake()
-    assert selector.wait(60.0) == ([PIPES - 1], False)
-    os.read(pipes[-1][0], 1)
-    selector.wake()
-    assert selector.wait(60.0) == ([], False)
-    selector.end()
-    bell.close()

@@ -19,16 +19,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
 from hydragnn.hpo.sampling.gaussian import Coordinates, Kernel, Outlook, likely_kernel, normal_scores
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
-from hydragnn.hpo.sampling.sampler import (
-    HISTORY,
-    SAMPLERS,
-    History,
-    Sampler,
-    history_of,
-    learns,
-    num_random,
-    proposals,
-)
+from hydragnn.hpo.sampling.sampler import HISTORY, SAMPLERS, History, Sampler, history_of, learns, num_random, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial
@@ -90,23 +81,6 @@ def test_a_model_based_sampler_finds_better_points_than_chance(settings: Any, sa
     learned = asked(settings(sampler=sampler, space=SPACE, trials=18), 18)
     chance = asked(settings(sampler="random", space=SPACE, trials=18), 18)
     assert sum(map(error, learned[9:])) < 0.7 * sum(map(error, chance[9:]))
-
-
-def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
-    campaign = settings(
-        trials=1, rungs=[], space={"model.hidden_dim": {"type": "int", "low": 8, "high": 40, "step": 16}}
-    )
-    space = space_of(campaign.search.space)
-    state = State()
-    after(state, 0.0, Opened(plan=Plan(trials=9, rungs=(1,)), slots=("p",)))
-    seen = []
-    for number in range(3):
-        (point,) = proposals(campaign, history_of(campaign, space, state), number, 1, keys(state))
-        seen.append(point["model.hidden_dim"])
-        after(state, 0.0, Proposed(trial=number, values=point))
-        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=1.0))
-    assert sorted(seen) == [8, 24, 40]
-    assert proposals(campaign, history_of(campaign, space, state), 3, 1, keys(state)) == []
 
 
 def test_estimators_are_asked_once_where_their_point_is_known_and_points_near_it_come_next(

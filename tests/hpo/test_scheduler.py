@@ -257,11 +257,7 @@ COURSES: dict[str, Course] = {
     "an exhausted space ends the campaign after what was proposed": (
         Plan(trials=10, rungs=(1,)),
         "a",
-        [
-            (0, proposed(0), "start 0 on a"),
-            (1, reached(0), "finished 0"),
-            (1, Exhausted(trial=1), "close: finished"),
-        ],
+        [(0, proposed(0), "start 0 on a"), (1, reached(0), "finished 0"), (1, Exhausted(trial=1), "close: finished")],
         lambda state: True,
     ),
     "parts of batches that are searched are not doubled when memory runs out": (

@@ -36,8 +36,8 @@ KIND = {"type": "categorical", "choices": ["schnet", "egnn"]}
 RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
 
 
-def checked(table: dict[str, Any], space: dict[str, Any], **search: Any) -> None:
-    campaign = campaign_settings({**table, "search": {**table["search"], **search, "space": space}}, SOURCE)
+def checked(table: dict[str, Any], space: dict[str, Any]) -> None:
+    campaign = campaign_settings({**table, "search": {**table["search"], "space": space}}, SOURCE)
     check_space(campaign, space_of(campaign.search.space, campaign.source))
 
 
@@ -81,29 +81,40 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_space_that_cannot_work_is_refused_with_the_next_move(table: dict[str, Any], case: str) -> None:
-    space, message = BAD[case]
+BAD_WITH: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "an end of a range": (
+        {"train": {"epochs": 5}},
+        {"train.warmup_epochs": {"type": "float", "low": 0, "high": 9}},
+        r"train.warmup_epochs.* = 9.0 takes part in no valid run",
+    ),
+    "every point, for another parameter": (  # whole numbers at both ends, and none between them
+        {},
+        {"model.kind": KIND, "model.num_layers": {"type": "float", "low": 1, "high": 3}},
+        r"^no point of search.space makes a valid run: .*model.num_layers: Input",
+    ),
+    "every point, for the base": (
+        {"model": {"kind": "schnet", "num_layers": -3}},
+        {"model.kind": KIND},
+        r"^no point of search.space makes a valid run: .*model.num_layers: Input",
+    ),
+    "a base key that no searched kind knows": (
+        {"model": {"kind": "schnet", "cutof": 4.0}},
+        {"model.kind": KIND, "train.learning_rate": RATE},
+        "did you mean cutoff",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "space", "message"),
+    [*(({}, *row) for row in BAD.values()), *BAD_WITH.values()],
+    ids=[*BAD, *BAD_WITH],
+)
+def test_a_space_that_cannot_work_is_refused_with_the_next_move(
+    table: dict[str, Any], base: dict[str, Any], space: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        checked(table, space)
-
-
-def test_every_value_of_a_parameter_must_be_part_of_some_valid_run(table: dict[str, Any]) -> None:
-    table["train"]["epochs"] = 5
-    with pytest.raises(InputError, match=r"train.warmup_epochs.* = 9.0 takes part in no valid run"):
-        checked(table, {"train.warmup_epochs": {"type": "float", "low": 0, "high": 9}})
-
-
-@pytest.mark.parametrize("wrong", ["another parameter", "the base"])
-def test_no_choice_is_blamed_for_what_is_wrong_with_every_point(table: dict[str, Any], wrong: str) -> None:
-    """Whole numbers at both ends, and none between them: the ends alone are fine, and all points that are drawn fail."""
-    space: dict[str, Any] = {"model.kind": KIND}
-    if wrong == "the base":
-        table["model"]["num_layers"] = -3
-    else:
-        space["model.num_layers"] = {"type": "float", "low": 1, "high": 3}
-    with pytest.raises(InputError, match=r"^no point of search.space makes a valid run: .*model.num_layers: Input"):
-        checked(table, space)
+        checked(table | base, space)
 
 
 def test_conditional_parameters_exist_only_where_their_condition_holds(table: dict[str, Any]) -> None:
@@ -162,12 +173,6 @@ def test_attention_and_pooling_can_be_searched_with_none_as_one_of_the_choices(t
             assert pooling.levels == point["model.pooling.levels"]
 
 
-def test_a_base_key_that_no_searched_kind_knows_is_an_error(table: dict[str, Any]) -> None:
-    table["model"]["cutof"] = 4.0
-    with pytest.raises(InputError, match="did you mean cutoff"):
-        checked(table, {"model.kind": KIND, "train.learning_rate": RATE})
-
-
 def test_every_trial_has_its_own_seed_unless_the_space_sets_it(table: dict[str, Any]) -> None:
     table["train"]["seed"] = 40
     campaign = campaign_settings(table, SOURCE)
@@ -195,13 +200,6 @@ def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None
         assert contains(parameter, value_at(parameter, fraction)), parameter
 
 
-def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
-    space = space_of({"kind": Choices(choices=["a", "b"]), "depth": IntRange(low=1, high=3, when={"kind": "b"})})
-    points = all_points(space)
-    assert points is not None
-    assert len(points) == 4
-
-
 def test_a_space_whose_values_are_right_at_their_ends_alone_ends_with_a_sentence(tmp_path: Path) -> None:
     write_rings(tmp_path / "a.h5", 1)
     table = {
@@ -226,6 +224,11 @@ IDLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         r"acts only with schedule.* when = ",
     ),
     "of a section": ({"batch": {"budget": "auto", "max_graphs": 9, "memory": "1 GB"}}, {}, r"batch\.max_graphs acts"),
+    "of a search": (
+        {"search": {"trials": 9, "sampler": "random", "reduction": 3}},
+        {},
+        r"\[search\]: reduction acts only where trials are compared at rungs; set rungs",
+    ),
     "a condition on a continuous range": (
         {"train": {"schedule": "plateau"}},
         {"train.plateau_patience": {**PLATEAU, "when": {"train.learning_rate": 1e-3}}},
@@ -234,9 +237,9 @@ IDLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-def campaign_with(table: dict[str, Any], base: dict[str, Any], space: dict[str, Any], **search: Any) -> Any:
+def campaign_with(table: dict[str, Any], base: dict[str, Any], space: dict[str, Any]) -> Any:
     whole = {**table, **base, "train": {**table["train"], **base.get("train", {})}}
-    searched = {**table["search"], "space": {"train.learning_rate": RATE, **space}, **search}
+    searched = {**whole["search"], "space": {"train.learning_rate": RATE, **space}}
     return campaign_settings({**whole, "search": searched}, SOURCE)
 
 
@@ -259,15 +262,6 @@ def test_what_acts_in_some_of_the_trials_may_be_said_once_for_all(table: dict[st
         ),
     ):
         campaign = campaign_with(table, base, space)
-        check_campaign(campaign, space_of(campaign.search.space))
-
-
-def test_settings_of_a_search_that_cannot_act_are_refused(table: dict[str, Any]) -> None:
-    del table["search"]["rungs"]
-    campaign = campaign_with(table, {}, {})
-    with pytest.raises(
-        InputError, match=r"\[search\]: reduction acts only where trials are compared at rungs; set rungs"
-    ):
         check_campaign(campaign, space_of(campaign.search.space))
 
 
@@ -521,15 +515,6 @@ def test_every_point_of_an_architectures_space_builds_a_model(kind: str, rich: P
 def test_data_with_all_that_architectures_ask_for_leave_none_out(rich: Path) -> None:
     campaign = default_campaign(rich, [STRENGTH])
     assert campaign.left_out == {} and campaign.search.space["model.kind"].choices == [*architectures()]
-
-
-@pytest.mark.parametrize("kind", architectures())
-def test_what_an_architecture_says_is_searched_are_settings_of_its_own(kind: str) -> None:
-    campaign = architecture_of(kind).Settings
-    assert set(campaign.searched) <= set(campaign.model_fields)
-    for key, parameter in campaign.searched.items():
-        for value in parameter.get("choices") or [parameter["low"], parameter["high"]]:
-            assert getattr(campaign.parse({"kind": kind, key: value}), key) == value
 
 
 def test_each_architecture_has_its_own_range_of_a_common_setting(paths: Path) -> None:

@@ -67,6 +67,19 @@ def test_an_early_stop_needs_no_further_segment(tmp_path: Path) -> None:
     assert outcome.over
 
 
+PEERS = {"status": "failed", "failure": Failure(kind="lost_node", message="another rank is gone")}
+"""What the other ranks write when one has crashed."""
+
+
+@pytest.mark.parametrize(("code", "kind"), [(-11, "defect"), (7, "defect"), (3, "lost_node"), (-9, "lost_node")])
+def test_a_crash_is_not_taken_for_a_lost_node_by_what_its_peers_say(tmp_path: Path, code: int, kind: str) -> None:
+    (tmp_path / "log.txt").write_text("gloo: connection closed\nrank 1 of 2 was the first to fail: it crashed\n")
+    write_record(record(**PEERS), tmp_path)
+    outcome = verdict_of(tmp_path, code)
+    assert isinstance(outcome, Failed) and outcome.kind == kind
+    assert ("first to fail" in outcome.message) == (kind == "defect")
+
+
 @pytest.mark.parametrize(
     ("members", "end", "kind"),
     [
