@@ -1,5 +1,6 @@
 """A campaign without real training, what tests ask of one, and waiting for reports of launchers."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,11 @@ from hydragnn.hpo.scheduling.events import Event
 def course(out: Path) -> list[tuple[Any, ...]]:
     """What a campaign did, without times and attempts."""
     return [(t.number, t.status, t.values, t.rungs) for t in campaign_history(out).trials]
+
+
+def weights_of(out: Path) -> dict[str, Any]:
+    """What all trials of a campaign learned."""
+    return {p.parent.name: json.loads(p.read_text()) for p in sorted(out.glob("trials/*/weights.json"))}
 
 
 def read_journal(path: Path) -> list[tuple[float, Event]]:

@@ -1,15 +1,14 @@
 """A tiny real store, and a search without real training: attempts are processes of a module that learns in milliseconds."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import campaign_table, environment
+from campaigns import campaign_table, course, environment, weights_of
 from rings import write_rings
 
-from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
+from hydragnn.hpo import CampaignResult, CampaignSettings, LocalLauncher, campaign_settings, run_search
 
 Settings = Callable[..., CampaignSettings]
 
@@ -50,10 +49,31 @@ def fake_launcher() -> Callable[..., LocalLauncher]:
 
 
 @pytest.fixture
-def weights_of() -> Callable[[Path], dict[str, Any]]:
-    """Reads what all trials of a campaign learned."""
+def search(
+    settings: Settings, fake_launcher: Callable[..., LocalLauncher], tmp_path: Path
+) -> Callable[..., CampaignResult]:
+    """Search in a folder, with members of [search] by name."""
 
-    def read(out: Path) -> dict[str, Any]:
-        return {p.parent.name: json.loads(p.read_text()) for p in sorted(out.glob("trials/*/weights.json"))}
+    def run(
+        out: Path | str,
+        *,
+        resume: bool = False,
+        workers: int = 1,
+        pause: float = 0.0,
+        fault: str = "",
+        hang_seconds: float = 600.0,
+        **search: Any,
+    ) -> CampaignResult:
+        launcher = fake_launcher(workers, pause, fault, hang_seconds)
+        return run_search(settings(**search), tmp_path / out, launcher=launcher, resume=resume)
 
-    return read
+    return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(store_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """What the campaign of the table did and what its trials learned, where nothing happened to them."""
+    out = tmp_path_factory.mktemp("undisturbed") / "c"
+    launcher = LocalLauncher(1, module="fake.training", environment=environment(0.0, ""))
+    run_search(campaign_settings(campaign_table(store_file), out.parent / "CAMPAIGN.toml"), out, launcher=launcher)
+    return course(out), weights_of(out)

@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 import pytest
 import tomli_w
-from campaigns import course, read_journal
+from campaigns import course, read_journal, weights_of
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rings import write_rings
@@ -25,6 +25,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_json
 from hydragnn.config import RunConfig
 from hydragnn.hpo import (
+    CampaignResult,
     CampaignSettings,
     GivenRun,
     LocalLauncher,
@@ -52,26 +53,22 @@ from hydragnn.runs.moved import name_store
 from hydragnn.scripts import api
 
 Settings = Callable[..., CampaignSettings]
+Search = Callable[..., CampaignResult]
 Launchers = Callable[..., LocalLauncher]
-Weights = Callable[[Path], dict[str, Any]]
 
 
-def test_one_worker_gives_the_same_campaign_twice(
-    settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
-) -> None:
-    results = [run_search(settings(), tmp_path / name, launcher=fake_launcher()) for name in ("a", "b")]
-    assert results[0].ending == "finished"
-    assert course(tmp_path / "a") == course(tmp_path / "b")
-    assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
-    finished = [t for t in course(tmp_path / "a") if t[1] == "finished"]
-    assert len(finished) == results[0].finished >= 2
-    assert results[0].best_value == min(v for t in course(tmp_path / "a") for v in t[3].values())
+def test_one_worker_gives_the_same_campaign_twice(search: Search, undisturbed: Any, tmp_path: Path) -> None:
+    result, out = search("c"), tmp_path / "c"
+    assert result.ending == "finished"
+    assert (course(out), weights_of(out)) == undisturbed
+    finished = [t for t in course(out) if t[1] == "finished"]
+    assert len(finished) == result.finished >= 2
+    assert result.best_value == min(v for t in course(out) for v in t[3].values())
+    assert len({record.seed for _, record, _ in campaign_records(out)}) == 9
 
 
-def test_records_are_in_the_order_of_numbers_also_beyond_four_digits(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
-    run_search(settings(trials=2, rungs=[], finalists=0), tmp_path / "c", launcher=fake_launcher())
+def test_records_are_in_the_order_of_numbers_also_beyond_four_digits(search: Search, tmp_path: Path) -> None:
+    search("c", trials=2, rungs=[], finalists=0)
     for number in ("10000", "9999"):
         shutil.copytree(tmp_path / "c" / "trials" / "0001", tmp_path / "c" / "trials" / number)
     assert [number for number, _, _ in campaign_records(tmp_path / "c")] == [0, 1, 9999, 10000]
@@ -80,11 +77,9 @@ def test_records_are_in_the_order_of_numbers_also_beyond_four_digits(
 LINKED = ("trials/0001/log.txt", "trials/0001/heartbeat", "journal.jsonl", "sampler.log", "optuna.log", "packs.txt")
 
 
-def test_a_planted_link_is_not_followed_and_a_planted_pipe_is_not_waited_for(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_a_planted_link_is_not_followed_and_a_planted_pipe_is_not_waited_for(search: Search, tmp_path: Path) -> None:
     begun, elsewhere = tmp_path / "begun", tmp_path / "elsewhere"
-    run_search(settings(trials=1, rungs=[], finalists=0), begun, launcher=fake_launcher())
+    search(begun, trials=1, rungs=[], finalists=0)
     elsewhere.mkdir()
     (elsewhere / "log.txt").write_text("mine")
     for number, (place, pipe) in enumerate([("trials/0001", False), *product(LINKED, (False, True))]):
@@ -97,16 +92,14 @@ def test_a_planted_link_is_not_followed_and_a_planted_pipe_is_not_waited_for(
             (out / place).symlink_to(elsewhere if place == "trials/0001" else elsewhere / "log.txt")
         refusal = "is no regular file" if pipe else "is a symbolic link, and nothing is written through one"
         with pytest.raises(InputError, match=refusal):
-            run_search(settings(trials=2, rungs=[], finalists=0), out, launcher=fake_launcher(), resume=True)
+            search(out, resume=True, trials=2, rungs=[], finalists=0)
     assert [path.name for path in elsewhere.iterdir()] == ["log.txt"]
     assert (elsewhere / "log.txt").read_text() == "mine"
 
 
-def test_what_looks_at_a_campaign_follows_no_link_and_waits_for_no_pipe(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_what_looks_at_a_campaign_follows_no_link_and_waits_for_no_pipe(search: Search, tmp_path: Path) -> None:
     out = tmp_path / "c"
-    run_search(settings(trials=1, rungs=[], finalists=0), out, launcher=fake_launcher())
+    search(out, trials=1, rungs=[], finalists=0)
     journal, elsewhere = out / "journal.jsonl", tmp_path / "elsewhere"
     journal.rename(elsewhere)
     for plant, words in ((os.mkfifo, "no regular file"), (lambda path: path.symlink_to(elsewhere), "a symbolic link")):
@@ -127,10 +120,8 @@ def test_what_looks_at_a_campaign_follows_no_link_and_waits_for_no_pipe(
         log.unlink()
 
 
-def test_failures_of_configurations_are_kept_and_the_rest_goes_on(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
-    result = run_search(settings(), tmp_path / "c", launcher=fake_launcher(fault="diverged"))
+def test_failures_of_configurations_are_kept_and_the_rest_goes_on(search: Search, tmp_path: Path) -> None:
+    result = search("c", fault="diverged")
     assert result.failed == 3
     failed = [trial for trial in campaign_history(tmp_path / "c").trials if trial.status == "failed"]
     assert [trial.number for trial in failed] == [1, 4, 7]
@@ -139,13 +130,11 @@ def test_failures_of_configurations_are_kept_and_the_rest_goes_on(
 
 
 def test_a_process_killed_from_outside_is_retried_from_its_last_state(
-    settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
+    search: Search, tmp_path: Path, undisturbed: Any
 ) -> None:
-    result = run_search(settings(), tmp_path / "c", launcher=fake_launcher(fault="kill once"))
-    run_search(settings(), tmp_path / "d", launcher=fake_launcher())
+    result = search("c", fault="kill once")
     assert result.failed == 0
-    assert course(tmp_path / "c") == course(tmp_path / "d")
-    assert weights_of(tmp_path / "c") == weights_of(tmp_path / "d")
+    assert (course(tmp_path / "c"), weights_of(tmp_path / "c")) == undisturbed
 
 
 def test_a_process_that_hangs_is_killed_and_its_trial_goes_on(
@@ -158,42 +147,34 @@ def test_a_process_that_hangs_is_killed_and_its_trial_goes_on(
     assert [(event.kind, event.message) for event in failures] == [("lost_node", "no heartbeat for 0.167 minutes")]
 
 
-def test_when_everything_fails_the_reason_is_told_early(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_when_everything_fails_the_reason_is_told_early(search: Search) -> None:
     with pytest.raises(InputError, match="all 5 trials failed; trial 0: configuration: as planned"):
-        run_search(settings(trials=40), tmp_path / "c", launcher=fake_launcher(fault="all configuration"))
+        search("c", fault="all configuration", trials=40)
     with pytest.raises(InputError, match=r"(?s)launch: exit code 9 without a result.*something is broken"):
-        run_search(settings(trials=2, retries=1), tmp_path / "d", launcher=fake_launcher(fault="all crash"))
+        search("d", fault="all crash", trials=2, retries=1)
 
 
-def test_a_trial_that_takes_too_long_fails_as_timeout(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_a_trial_that_takes_too_long_fails_as_timeout(search: Search) -> None:
     with pytest.raises(InputError, match="timeout"):
-        run_search(
-            settings(trials=1, rungs=[], timeout_minutes=0.02), tmp_path / "c", launcher=fake_launcher(pause=0.7)
-        )
+        search("c", pause=0.7, trials=1, rungs=[], timeout_minutes=0.02)
 
 
-def test_a_finished_campaign_resumed_gives_its_result_and_can_be_extended(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
-    first = run_search(settings(), tmp_path / "c", launcher=fake_launcher())
-    again = run_search(settings(), tmp_path / "c", launcher=fake_launcher(), resume=True)
+def test_a_finished_campaign_resumed_gives_its_result_and_can_be_extended(search: Search) -> None:
+    first = search("c")
+    again = search("c", resume=True)
     assert (again.trials, again.best_value) == (first.trials, first.best_value)
     slots = {"launcher": "local", "nodes_per_trial": [1, 4], "max_node_hours": 9.0, "grace_seconds": 5.0}
-    more = run_search(settings(trials=12, **slots), tmp_path / "c", launcher=fake_launcher(), resume=True)
+    more = search("c", resume=True, trials=12, **slots)
     assert more.trials == 12
 
 
 def test_a_lock_that_optuna_left_and_a_study_that_cannot_be_written_hold_nothing_up(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "c"
-    run_search(settings(trials=2), out, launcher=fake_launcher())
+    search(out, trials=2)
     (out / "optuna.log.lock").symlink_to("c/optuna.log")
-    run_search(settings(trials=3), out, launcher=fake_launcher(), resume=True)
+    search(out, resume=True, trials=3)
     storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
     (study,) = storage.get_all_studies()
     assert [trial.number for trial in storage.get_all_trials(study._study_id)] == [0, 1, 2]
@@ -202,14 +183,14 @@ def test_a_lock_that_optuna_left_and_a_study_that_cannot_be_written_hold_nothing
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(study_log, "os", SimpleNamespace(**{**vars(os), "write": full}))
-    result = run_search(settings(trials=4), out, launcher=fake_launcher(), resume=True)
+    result = search(out, resume=True, trials=4)
     assert (result.ending, result.trials) == ("finished", 4)
     assert not (out / "optuna.log").exists()
 
 
-def test_a_folder_is_not_taken_over(settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:
+def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path: Path) -> None:
     out = tmp_path / "c"
-    run_search(settings(trials=1, rungs=[]), out, launcher=fake_launcher())
+    search(out, trials=1, rungs=[])
     with pytest.raises(InputError, match="--resume"):
         run_search(settings(trials=1, rungs=[]), out)
     with pytest.raises(InputError, match=r"search.reduction differs"):
@@ -244,11 +225,9 @@ def test_bad_settings_are_refused_before_anything_is_written(
     assert not (tmp_path / "c").exists()
 
 
-def test_the_best_of_an_earlier_campaign_are_tried_first(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
-    run_search(settings(), tmp_path / "a", launcher=fake_launcher())
-    run_search(settings(warm_start=["a"], seed=8), tmp_path / "b", launcher=fake_launcher())
+def test_the_best_of_an_earlier_campaign_are_tried_first(search: Search, tmp_path: Path) -> None:
+    search("a")
+    search("b", warm_start=["a"], seed=8)
     before = min(campaign_history(tmp_path / "a").trials, key=lambda trial: trial.value or 9.0)
     after = campaign_history(tmp_path / "b").trials
     assert after[0].values == before.values
@@ -293,27 +272,21 @@ def test_whole_numbers_that_a_spreadsheet_wrote_with_a_point_are_the_same_choice
     assert source.reasons == {"outside the search space": ["line 4: train.shuffle = '1'"]}  # a number is no truth value
 
 
-def test_importance_finds_the_parameter_that_matters(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_importance_finds_the_parameter_that_matters(search: Search, tmp_path: Path) -> None:
     space = {
         "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},
         "train.weight_decay": {"type": "float", "low": 0.0, "high": 0.1},
     }
-    run_search(
-        settings(sampler="qmc", space=space, trials=16, rungs=[]), tmp_path / "c", launcher=fake_launcher(workers=2)
-    )
+    search("c", workers=2, sampler="qmc", space=space, trials=16, rungs=[])
     importance = parameter_importance(tmp_path / "c")
     assert next(iter(importance)) == "train.learning_rate"
     assert importance["train.learning_rate"] > 0.7
     assert sum(importance.values()) == pytest.approx(1.0)
 
 
-def test_the_optuna_study_on_disk_says_what_the_journal_says(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_the_optuna_study_on_disk_says_what_the_journal_says(search: Search, tmp_path: Path) -> None:
     out = tmp_path / "c"
-    run_search(settings(), out, launcher=fake_launcher(fault="diverged"))
+    search(out, fault="diverged")
 
     def stored() -> list[tuple[Any, ...]]:
         storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
@@ -323,7 +296,7 @@ def test_the_optuna_study_on_disk_says_what_the_journal_says(
     names = {"finished": "COMPLETE", "paused": "PRUNED", "failed": "FAIL"}
     expected = [(number, names[status], values, rungs) for number, status, values, rungs in course(out)]
     assert stored() == expected
-    run_search(settings(), out, launcher=fake_launcher(), resume=True)
+    search(out, resume=True)
     assert stored() == expected
 
 
@@ -358,7 +331,6 @@ def test_ranks_of_mpirun_make_one_search_whose_trials_are_no_ranks(table: dict[s
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
-Weights = Callable[[Path], dict[str, Any]]
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 
 
@@ -372,20 +344,6 @@ def runs(table: dict[str, Any]) -> list[GivenRun]:
         config = {"data": table["data"], "model": model, "heads": table["heads"], "train": train}
         made.append(GivenRun(config=RunConfig.parse(config), work=work))
     return made
-
-
-def test_all_runs_are_trained_to_the_end_as_each_would_be_alone(
-    runs: list[GivenRun], fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
-) -> None:
-    final = run_final(runs, tmp_path / "together", launcher=fake_launcher(workers=2))
-    assert final.result.ending == "finished"
-    assert [json.loads((f / "record.json").read_text())["status"] for f in final.folders] == ["finished"] * 4
-    together = weights_of(tmp_path / "together")
-    for number, run in enumerate(runs):
-        alone = run_final([run], tmp_path / f"alone{number}", launcher=fake_launcher())
-        assert weights_of(tmp_path / f"alone{number}")["0000"] == together[f"{number:04d}"]
-        assert len(together[f"{number:04d}"]) == 12
-        assert json.loads((alone.folders[0] / "config.json").read_text()) == run.config.to_json()
 
 
 def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_costliest_first(
@@ -430,11 +388,9 @@ def test_runs_of_one_training_have_the_same_epochs(runs: list[GivenRun], tmp_pat
     assert not (tmp_path / "c").exists()
 
 
-def test_the_best_configurations_are_those_that_came_furthest(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_the_best_configurations_are_those_that_came_furthest(search: Search, tmp_path: Path) -> None:
     out = tmp_path / "c"
-    run_search(settings(), out, launcher=fake_launcher())
+    search(out)
     history = {trial.folder: trial for trial in campaign_history(out).trials}
     ranked = [history[folder] for folder in best_runs(out)]
     assert [len(trial.rungs) for trial in ranked] == sorted((len(t.rungs) for t in history.values()), reverse=True)

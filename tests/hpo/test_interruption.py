@@ -14,16 +14,24 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import course, environment, read_journal
+from campaigns import course, environment, read_journal, weights_of
 
-from hydragnn.hpo import CampaignSettings, LocalLauncher, State, campaign_history, campaign_records, run_search
+from hydragnn.hpo import (
+    CampaignResult,
+    CampaignSettings,
+    LocalLauncher,
+    State,
+    campaign_history,
+    campaign_records,
+    run_search,
+)
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached
 from tests.forked import Forked
 from tests.nolock import without_locks
 
 Settings = Callable[..., CampaignSettings]
+Search = Callable[..., CampaignResult]
 Launchers = Callable[..., LocalLauncher]
-Weights = Callable[[Path], dict[str, Any]]
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 
 
@@ -83,9 +91,7 @@ def attempts_of(process: Forked) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_controller_killed_again_and_again_loses_nothing(
-    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
-) -> None:
+def test_a_controller_killed_again_and_again_loses_nothing(search: Search, driver: Any, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     for more in (0, 4, 9):
         before = lines_of(out / "journal.jsonl")
@@ -98,17 +104,17 @@ def test_a_controller_killed_again_and_again_loses_nothing(
         assert process.wait() == -signal.SIGKILL
         _, alive = psutil.wait_procs(attempts, timeout=PATIENCE)
         assert not alive, "an attempt outlived its controller"
-    result = run_search(settings(sampler="tpe"), out, resume=True, launcher=fake_launcher())
+    result = search(out, resume=True, sampler="tpe")
     assert result.ending == "finished"
     assert [number for number, _, _ in campaign_records(out)] == list(range(9))
-    run_search(settings(sampler="tpe"), tmp_path / "undisturbed", launcher=fake_launcher())
+    search("undisturbed", sampler="tpe")
     assert course(out) == course(tmp_path / "undisturbed")
     assert weights_of(out) == weights_of(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGUSR1])
 def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
-    driver: Any, settings: Settings, fake_launcher: Launchers, tmp_path: Path, kind: signal.Signals
+    search: Search, driver: Any, tmp_path: Path, kind: signal.Signals
 ) -> None:
     out = tmp_path / "c"
     process = driver(out, 2, pause=1.0)
@@ -124,11 +130,11 @@ def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
     history = campaign_history(out)
     assert history.ending == "stopped"
     assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)
-    assert run_search(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
+    assert search(out, resume=True, workers=2).ending == "finished"
 
 
 def test_a_second_interrupt_while_the_search_tidies_up_changes_nothing(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close = LocalLauncher.close
 
@@ -137,20 +143,18 @@ def test_a_second_interrupt_while_the_search_tidies_up_changes_nothing(
         close(launcher)
 
     monkeypatch.setattr(LocalLauncher, "close", interrupted)
-    result = run_search(settings(trials=2), tmp_path / "c", launcher=fake_launcher())
+    result = search("c", trials=2)
     assert result.ending == "finished"
 
 
 @pytest.mark.parametrize("limit", ["max_hours", "max_node_hours"])
-def test_a_spent_budget_says_that_it_has_to_be_raised(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path, limit: str
-) -> None:
-    result = run_search(settings(**{limit: 1e-5}), tmp_path / "c", launcher=fake_launcher())
+def test_a_spent_budget_says_that_it_has_to_be_raised(search: Search, limit: str) -> None:
+    result = search("c", **{limit: 1e-5})
     assert result.to_json()["ending"] == f"{limit} spent; raise it and continue with --resume"
 
 
 def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
+    search: Search, settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
 
@@ -162,11 +166,11 @@ def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
     result = run_search(settings(grace_seconds=2.0), out, launcher=launcher, on_event=stop_once_it_is_deaf)
     assert result.ending == "stopped"
     assert {trial.status for trial in campaign_history(out).trials} == {"waiting"}
-    assert run_search(settings(), out, launcher=fake_launcher(), resume=True).ending == "finished"
+    assert search(out, resume=True).ending == "finished"
 
 
 def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on(
-    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
+    driver: Any, tmp_path: Path, undisturbed: Any
 ) -> None:
     out = tmp_path / "c"
     process = driver(out, 1, pause=1.0)
@@ -182,15 +186,13 @@ def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on
     (out / "hurry").touch()
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
-    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
-    assert course(out) == course(tmp_path / "undisturbed")
-    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
+    assert (course(out), weights_of(out)) == undisturbed
     failures = [event for _, event in read_journal(out / "journal.jsonl") if isinstance(event, Failed)]
     assert [failure.kind for failure in failures] == ["preempted"]
 
 
 def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_is_lost(
-    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
+    search: Search, driver: Any, tmp_path: Path, undisturbed: Any
 ) -> None:
     out = tmp_path / "c"
     process = driver(out, 1, pause=0.0, largest_file=4000)
@@ -198,10 +200,8 @@ def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_
     assert process.returncode == 1
     assert re.search(r"InputError: cannot write .*free space.*--resume", text)
     assert len(campaign_history(out).trials) < 9
-    run_search(settings(), out, resume=True, launcher=fake_launcher())
-    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
-    assert course(out) == course(tmp_path / "undisturbed")
-    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
+    search(out, resume=True)
+    assert (course(out), weights_of(out)) == undisturbed
 
 
 def test_of_two_controllers_where_locks_do_not_reach_one_leaves_and_nothing_is_lost(

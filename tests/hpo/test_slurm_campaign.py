@@ -284,34 +284,9 @@ def test_nodes_of_different_sizes_carry_trials_by_their_own(
 PATIENCE = 240.0  # seconds for something that a loaded machine does within sixty
 
 
-def wait_until(ready: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not ready():
-        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE:.0f} s"
-        time.sleep(0.2)
-
-
-class Queue:
-    """What Slurm knows, asked from outside."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = {**os.environ, **environment}
-
-    def __call__(self, *command: str) -> str:
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    def jobs(self) -> dict[str, str]:
-        """State by job."""
-        return dict(line.split() for line in self("squeue", "-h", "-o", "%i %T").splitlines())
-
-
-@pytest.fixture
-def queue(slurm: Any, monkeypatch: pytest.MonkeyPatch, root: Path) -> Queue:
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    return Queue(slurm.environment)
+def jobs() -> dict[str, str]:
+    """State of the jobs of Slurm."""
+    return dict(line.split() for line in printed("squeue", "-h", "-o", "%i %T").splitlines())
 
 
 @pytest.fixture
@@ -336,8 +311,10 @@ def lines_of(out: Path) -> int:
 
 @pytest.mark.slow
 def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job_is_left(
-    slurm: Any, queue: Queue, submit: Callable[..., Submission], tmp_path: Path
+    slurm: Any, submit: Callable[..., Submission], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    for name, value in {**slurm.environment, "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
     out = tmp_path / "campaign"
     first = submit({}).id
     assert first is not None
@@ -345,17 +322,17 @@ def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job
     def logs() -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((out / "jobs").glob("*.log")))
 
-    wait_until(lambda: lines_of(out) >= 4 and len(queue.jobs()) == 2, "the first job with its successor")
-    queue("scancel", "--signal=USR1", "--batch", first)  # as Slurm does before the walltime ends
-    wait_until(lambda: first not in queue.jobs(), "the end of the first job")
-    wait_until(lambda: (out / "jobs" / "0002.next").exists(), "the second job")
+    wait_for(lambda: lines_of(out) >= 4 and len(jobs()) == 2)
+    printed("scancel", "--signal=USR1", "--batch", first)  # as Slurm does before the walltime ends
+    wait_for(lambda: first not in jobs())
+    wait_for(lambda: (out / "jobs" / "0002.next").exists())
     before = lines_of(out)
     second = json.loads((out / "jobs" / "chain.json").read_text())["jobs"][1]["id"]
-    wait_until(lambda: lines_of(out) >= before + 3 and len(queue.jobs()) == 2, "progress of the second job")
-    host = queue("squeue", "-h", "-j", second, "-o", "%B")
+    wait_for(lambda: lines_of(out) >= before + 3 and len(jobs()) == 2)
+    host = printed("squeue", "-h", "-j", second, "-o", "%B").strip()
     slurm.kill(host)  # the node of the search itself, and with it the job, without a word
     try:
-        wait_until(lambda: not queue.jobs(), "the end of the chain")
+        wait_for(lambda: not jobs())
     finally:
         slurm.restart(host)
     history = campaign_history(out)
@@ -365,5 +342,5 @@ def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job
     assert {trial.failure for trial in history.trials if trial.status == "failed"} == set(), logs()
     begun = sorted(path.name for path in (out / "jobs").glob("*.next"))
     assert begun == ["0001.next", "0002.next", "0003.next"], logs()
-    assert queue("squeue", "-h") == ""
+    assert jobs() == {}
     assert sys.executable in (out / "jobs" / "0001.sh").read_text()

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 from world import after
 
-from hydragnn.base.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, CampaignView, Follower, State, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
@@ -115,11 +114,6 @@ def test_a_journal_is_followed_while_it_grows_and_a_torn_line_waits(folder: Path
     assert {k: v for k, v in grown.items() if k not in (silence, costs)} == {
         k: v for k, v in at_once.items() if k not in (silence, costs)
     }
-
-
-def test_a_folder_that_is_no_campaign_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a campaign"):
-        campaign_status(tmp_path)
 
 
 @pytest.mark.parametrize(("later", "status"), [(30.0, "running"), (1000.0, "silent")])

@@ -281,11 +281,6 @@ def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Callable[...,
     assert ended[2].hung and ended[3].code == 9
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == ""
-
-
-@needs_mpiexec
-def test_a_node_of_pbs_passes_the_probe(on_pbs: Callable[..., StepLauncher]) -> None:
-    launcher = on_pbs(ranks=2)
     launcher.probe("n2")
     (found,) = until(launcher, bool)
     assert is_healthy(found, "n2")
