@@ -36,7 +36,7 @@ from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, MOST_PARTS
 STRIKING = ("lost_node", "launch")
 CAUSES = [*STRIKING, *STRIKING, "preempted", "preempted", "out_of_memory"]
 OWN = ["diverged", "timeout", "configuration", "defect"]
-TOGETHER = ["storm", "cabinet", "late"]
+TOGETHER = ["storm", "nodes", "nodes"]
 """What befalls many attempts at once."""
 Choose = Callable[[Sequence[Any]], Any]
 
@@ -257,10 +257,8 @@ class Storm(World):
                 self.feed(Stopping(reason="SIGINT"))
             case "storm":
                 self._storm()
-            case "cabinet":
-                self._cabinet()
-            case "late":
-                self._fail_late()
+            case "nodes":
+                self._lose_nodes()
             case "stale":
                 self.feed(self.latest)  # reported once more
                 self.feed(Reached(trial=0, attempt=0, epochs=1, value=0.0))
@@ -308,30 +306,21 @@ class Storm(World):
             self.seen["trouble begun"] += self.state.trouble.since < math.inf
             self.wait(min(60.0, max(1.0, self.state.due - self.now)))
 
-    def _cabinet(self) -> None:
-        """Neighbouring nodes are gone at once; every attempt on them ends, and names one of them or nobody."""
+    def _lose_nodes(self) -> None:
+        """Neighbouring nodes, or one, fail what runs on them, at once or after 20 minutes; then word comes late, and twice."""
         nodes = sorted({node_of(slot) for slot in self.slots})
-        first = self.choose(nodes)
-        gone = set(nodes[nodes.index(first) :][: self.choose([2, 4, 8])])
-        self.seen["cabinet lost"] += 1
-        for number in sorted(self.running):
-            if number in self.running and self.closed is None:
-                here = sorted(gone & {node_of(slot) for slot in self.running[number].slots})
-                suspects = self.choose([(), (), (here[0],), tuple(here)]) if here else ()
-                if here:
-                    self.fail(number, "lost_node", self.state.trials[number].epochs, suspects)
-
-    def _fail_late(self) -> None:
-        """A node fails its attempts after 20 minutes; the word of it comes ten minutes later, and once more after that."""
-        node = node_of(self.choose(self.slots))
-        self.seen["failed late"] += 1
-        self.wait(1200.0)
-        hit = [number for number, start in self.running.items() if node in map(node_of, start.slots)]
-        self.wait(600.0 if hit else 0.0)
-        for number in sorted(hit):
-            if number in self.running and self.closed is None:
-                self.fail(number, "lost_node", self.state.trials[number].epochs, self.choose([(), (node,)]))
-                self.feed(self.latest)
+        first, late = nodes.index(self.choose(nodes)), self.choose([False, True])
+        gone = set(nodes[first:][: self.choose([1, 2, 4, 8])])
+        self.seen["failed late" if late else "cabinet lost"] += 1
+        self.wait(1200.0 if late else 0.0)
+        hit = {n: sorted(gone.intersection(map(node_of, start.slots))) for n, start in self.running.items()}
+        self.wait(600.0 if late and any(hit.values()) else 0.0)
+        for number, here in sorted(hit.items()):
+            if here and number in self.running and self.closed is None:
+                suspects = self.choose([(), (), (here[0],), tuple(here)])
+                self.fail(number, "lost_node", self.state.trials[number].epochs, suspects)
+                if late:
+                    self.feed(self.latest)
 
     def _answer(self) -> None:
         if self.choose([False] * 40 + [True]):

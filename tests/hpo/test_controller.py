@@ -431,10 +431,7 @@ def operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tu
 
 @pytest.mark.parametrize("slots", [1, 64])
 def test_a_decision_waits_for_as_many_operations_whether_one_report_comes_or_many(
-    slots: int,
-    settings: Callable[..., CampaignSettings],
-    operations: tuple[list[tuple[int, int]], list[int]],
-    tmp_path: Path,
+    slots: int, settings: Settings, operations: tuple[list[tuple[int, int]], list[int]], tmp_path: Path
 ) -> None:
     looks, verdicts = operations
     campaign = settings(trials=max(4, slots), sampler="random")

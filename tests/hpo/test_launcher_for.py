@@ -22,6 +22,8 @@ from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.space.points import space_of
 
+Settings = Callable[..., CampaignSettings]
+
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +57,7 @@ MANY = {"trials": 1000, "nodes_per_trial": [2, 128]}
     ],
 )
 def test_a_campaign_gets_the_launcher_of_its_allocation_or_a_sentence(
-    settings: Callable[..., CampaignSettings], tmp_path: Path, search: dict[str, Any], of: Allocation, expected: Any
+    settings: Settings, tmp_path: Path, search: dict[str, Any], of: Allocation, expected: Any
 ) -> None:
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
@@ -80,12 +82,7 @@ def test_a_campaign_gets_the_launcher_of_its_allocation_or_a_sentence(
     ],
 )
 def test_trials_that_share_a_gpu_are_spread_over_all_gpus_first_and_know_how_many_share_its_memory(
-    settings: Callable[..., CampaignSettings],
-    tmp_path: Path,
-    search: dict[str, int],
-    gpus: int,
-    devices: list[str | None],
-    sharing: int,
+    settings: Settings, tmp_path: Path, search: dict[str, int], gpus: int, devices: list[str | None], sharing: int
 ) -> None:
     launcher = launcher_for(settings(**search), allocation(nodes=1, gpus=gpus), tmp_path)
     assert isinstance(launcher, PackLauncher)
@@ -97,7 +94,7 @@ def test_trials_that_share_a_gpu_are_spread_over_all_gpus_first_and_know_how_man
 
 
 @pytest.mark.parametrize("search", [{"nodes_per_trial": 2}, {"ranks_per_node": 2}, {"trials_per_node": 2}])
-def test_a_part_of_a_gpu_is_for_one_process(settings: Callable[..., CampaignSettings], search: dict[str, int]) -> None:
+def test_a_part_of_a_gpu_is_for_one_process(settings: Settings, search: dict[str, int]) -> None:
     campaign = settings(trials_per_device=4, **search)
     with pytest.raises(InputError, match=r"trials_per_device = 4 gives each trial one process on a part of a GPU"):
         check_campaign(campaign, space_of(campaign.search.space))
@@ -108,9 +105,7 @@ def test_memory_without_a_limit_may_be_said() -> None:
     assert [batch_memory({"batch": {"memory": given}}) for given in ("", "2 GB")] == [0, 2 * 10**9]
 
 
-def test_a_search_on_auto_leaves_every_worker_its_memory(
-    monkeypatch: pytest.MonkeyPatch, settings: Callable[..., CampaignSettings]
-) -> None:
+def test_a_search_on_auto_leaves_every_worker_its_memory(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: Machine(cores=16, memory=12 * ROOM, gpus=0))
     auto = settings(workers="auto")
     shared = settings(workers="auto", trials_per_device=3)
@@ -123,7 +118,7 @@ def test_a_search_on_auto_leaves_every_worker_its_memory(
 
 
 def test_a_step_takes_of_each_node_what_the_smallest_has_and_nodes_without_a_gpu_stay_idle_beside_others(
-    settings: Callable[..., CampaignSettings], tmp_path: Path
+    settings: Settings, tmp_path: Path
 ) -> None:
     nodes = (*alike(["n1"], 8, 4), *alike(["n2", "n3"], 4, 2), *alike(["n4"], 64))
     unequal = Allocation(by="slurm", nodes=nodes)

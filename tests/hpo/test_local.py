@@ -27,6 +27,8 @@ from hydragnn.hpo.scheduling.events import Failed
 from hydragnn.record import read_record
 from tests.forked import Forked
 
+Settings = Callable[..., CampaignSettings]
+
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 GROUPS = Path("/sys/fs/cgroup/memory")
 DRIVER = """
@@ -239,9 +241,7 @@ def test_the_first_rank_that_fails_decides_the_code(fault: str, code: int, words
     assert done.stdout == (f"rank 1 of 3 was the first to fail: it {words}\n" if words else "") or words in done.stdout
 
 
-def test_workers_leave_every_rank_its_core_and_its_gpu(
-    monkeypatch: pytest.MonkeyPatch, settings: Callable[..., CampaignSettings]
-) -> None:
+def test_workers_leave_every_rank_its_core_and_its_gpu(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     machine = Machine(cores=16, memory=11 * ROOM, gpus=0)
     monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: machine)
     for wanted, ranks, expected in (("auto", 2, 5), ("auto", 16, 1), (3, 4, 3)):
@@ -323,7 +323,7 @@ def test_on_amd_the_variable_that_narrows_last_names_the_gpu(
 
 @pytest.mark.parametrize("workers", [None, 3], ids=["of the campaign", "of the command line"])
 def test_more_workers_than_gpus_are_refused_with_the_ways_out(
-    machine: Make, settings: Callable[..., CampaignSettings], tmp_path: Path, workers: int | None
+    machine: Make, settings: Settings, tmp_path: Path, workers: int | None
 ) -> None:
     machine(2)
     with pytest.raises(
@@ -342,7 +342,7 @@ def test_more_workers_than_gpus_are_refused_with_the_ways_out(
 )
 def test_trials_at_once_run_on_different_gpus_or_share_one_and_the_next_trial_of_a_worker_runs_on_its_own(
     machine: Make,
-    settings: Callable[..., CampaignSettings],
+    settings: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sharing: int,

@@ -29,6 +29,10 @@ from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.submit import Submission, submit_campaign
 from hydragnn.record import read_record
 
+Job = Callable[[int], None]
+
+Settings = Callable[..., CampaignSettings]
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds that anything here may take on a loaded machine
 NODES = 6
@@ -140,11 +144,7 @@ def assert_disjoint(followed: Followed) -> None:
 
 
 def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody_else_anything(
-    job: Callable[[int], None],
-    cluster: Any,
-    settings: Callable[..., CampaignSettings],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    job: Job, cluster: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job(5)  # two pairs, and one node that idles until a pair breaks
     monkeypatch.setenv("FAKE_PAUSE", "0.4")
@@ -173,7 +173,7 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
 
 
 def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_lost(
-    job: Callable[[int], None], cluster: Any, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    job: Job, cluster: Any, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from hydragnn.hpo import campaign_settings
 
@@ -224,11 +224,7 @@ def test_a_search_whose_salloc_is_cancelled_before_the_first_result_exits_with_7
 
 
 def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
-    job: Callable[[int], None],
-    cluster: Any,
-    settings: Callable[..., CampaignSettings],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    job: Job, cluster: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # the last test of this cluster: slurmctld gives the nodes to another job only a minute later
     job(4)
@@ -252,7 +248,7 @@ def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
 
 
 def test_nodes_of_different_sizes_carry_trials_by_their_own(
-    slurm_module: Any, settings: Callable[..., CampaignSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slurm_module: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with slurm_module.Cluster(nodes=3, cores=(8, 4, 4)) as cluster:
         for name, value in {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}"}.items():

@@ -27,6 +27,10 @@ from hydragnn.hpo.launching.verdict import verdict
 from hydragnn.hpo.scheduling.events import Probed, Reached
 from hydragnn.record import read_record
 
+Packs = Callable[..., PackLauncher]
+
+Steps = Callable[..., StepLauncher]
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"train": {"learning_rate": 1e-3, "epochs": 2000, "seed": 0}, "model": {"hidden_dim": 48}}
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -124,9 +128,7 @@ def appears(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(
-    on_slurm: Callable[..., StepLauncher], tmp_path: Path
-) -> None:
+def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(on_slurm: Steps, tmp_path: Path) -> None:
     launcher = on_slurm(ranks=2, SLURM_GPUS_PER_TASK="1")  # an option of the job that no step may inherit
     first, second = task(tmp_path, 0, "n4", "n2"), task(tmp_path, 1, "n3")
     begin(launcher, first, second)
@@ -138,7 +140,7 @@ def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(
     assert "--- attempt 1: until epoch 4" in (first.folder / "log.txt").read_text()
 
 
-def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm: Callable[..., StepLauncher], tmp_path: Path) -> None:
+def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm: Steps, tmp_path: Path) -> None:
     launcher = on_slurm(FAKE_PAUSE="0.2")
     one = task(tmp_path, 0, "n1", "n2", until=1000)
     begin(launcher, one)
@@ -150,7 +152,7 @@ def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm: Callable[..., Ste
 
 
 def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_ended_the_others(
-    on_slurm: Callable[..., StepLauncher], tmp_path: Path
+    on_slurm: Steps, tmp_path: Path
 ) -> None:
     launcher = on_slurm(FAKE_FAULTS='{"0": "crash"}')
     begin(launcher, task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n9"))
@@ -160,7 +162,7 @@ def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_en
 
 
 def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended_and_no_others(
-    on_slurm: Callable[..., StepLauncher], tmp_path: Path
+    on_slurm: Steps, tmp_path: Path
 ) -> None:
     launcher, one = on_slurm(FAKE_PAUSE="0.2"), task(tmp_path, 0, "n1", until=1000)
     launcher.recover("c0ffee00", [])
@@ -186,7 +188,7 @@ def is_healthy(found: object, node: str) -> bool:
 
 
 def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
-    in_packs: Callable[..., PackLauncher], allocation: Allocation, tmp_path: Path
+    in_packs: Packs, allocation: Allocation, tmp_path: Path
 ) -> None:
     faults = '{"1": "crash", "2": "hang"}'
     launcher = in_packs(allocation, shares=2, limits=Limits(hang_seconds=8.0), FAKE_FAULTS=faults, FAKE_PAUSE="0.05")
@@ -214,7 +216,7 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
 
 
 def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(
-    in_packs: Callable[..., PackLauncher], allocation: Allocation, tmp_path: Path
+    in_packs: Packs, allocation: Allocation, tmp_path: Path
 ) -> None:
     launcher = in_packs(Allocation(by="slurm", nodes=alike(("n1", "n9", "n2"), 4)), shares=1)
     for number, slot in enumerate(launcher.slots):
@@ -225,11 +227,7 @@ def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(
 
 
 def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
-    on_slurm: Callable[..., StepLauncher],
-    in_packs: Callable[..., PackLauncher],
-    allocation: Allocation,
-    slurm: Any,
-    tmp_path: Path,
+    on_slurm: Steps, in_packs: Packs, allocation: Allocation, slurm: Any, tmp_path: Path
 ) -> None:
     launcher = on_slurm(limits=Limits(probe_seconds=5.0))
     pack = in_packs(allocation, shares=1)
@@ -266,7 +264,7 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
 
 
 @needs_mpiexec
-def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Callable[..., StepLauncher], tmp_path: Path) -> None:
+def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Steps, tmp_path: Path) -> None:
     launcher = on_pbs(
         ranks=2, limits=Limits(hang_seconds=8.0), FAKE_FAULTS='{"2": "hang", "3": "crash"}', FAKE_PAUSE="0.1"
     )
@@ -296,7 +294,7 @@ def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Callable[...,
     ],
 )
 def test_an_attempt_begins_once_however_often_the_scheduler_does_not_answer(
-    words: str, make: Callable[..., StepLauncher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, make: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "AGAIN", 0.1)
     script = f"""
