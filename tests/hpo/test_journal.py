@@ -4,7 +4,7 @@ import json
 import os
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ import pytest
 from campaigns import read_journal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import Player, nodes
+from world import LATER_RULES, Player, nodes
 
 from hydragnn.base.errors import InputError, TakenOver
 from hydragnn.hpo import lines
 from hydragnn.hpo.journal import Entry, Journal, courses, replay
 from hydragnn.hpo.lines import cut_apart, decode_line, encode_line
-from hydragnn.hpo.scheduling import filling, health, scheduler
 from hydragnn.hpo.scheduling.events import (
     Event,
     Exhausted,
@@ -236,25 +235,6 @@ def test_a_write_that_the_system_takes_in_pieces_is_whole_in_the_end(
         monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:150]))
         journal.extend(Entry(float(second), event, {}) for second, event in enumerate(EVENTS))
     assert [event for _, event in read_journal(tmp_path / "journal.jsonl")] == EVENTS
-
-
-LATER_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "nodes strike out at once, for long": lambda patch: (
-        patch.setattr(health, "STRIKES", 1),
-        patch.setattr(health, "QUARANTINE", 4000.0),
-    )[0],
-    "new trials first": lambda patch: patch.setattr(filling, "ready_trials", new_ones_first),
-    "every trial gets all it can use": lambda patch: patch.setattr(
-        filling, "fewest_slots", lambda _load, _s, _l, most: most
-    ),
-    "a first failure ends all hope": lambda patch: patch.setattr(scheduler, "HOPELESS", 1),
-    "nobody is tried again": lambda patch: patch.setattr(scheduler, "MACHINE_FAULTS", frozenset()),
-}
-
-
-def new_ones_first(state: State, given: Callable[[State], Any] = filling.ready_trials) -> Any:
-    """Trials in another order."""
-    return sorted(given(state), key=lambda number: -1 if number is None else number)
 
 
 def campaign(seed: int) -> Player:

@@ -4,15 +4,17 @@ import heapq
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from hydragnn.hpo.journal import Entry, Journal
+from hydragnn.hpo.scheduling import filling, health, scheduler
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -59,6 +61,25 @@ def timeline_builder(events: Iterable[tuple[float, Event]]) -> TimelineBuilder:
 def nodes(number: int) -> tuple[str, ...]:
     """So many whole nodes."""
     return tuple(f"n{k}" for k in range(1, number + 1))
+
+
+LATER_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "nodes strike out at once, for long": lambda patch: (
+        patch.setattr(health, "STRIKES", 1),
+        patch.setattr(health, "QUARANTINE", 4000.0),
+    )[0],
+    "new trials first": lambda patch: patch.setattr(filling, "ready_trials", new_ones_first),
+    "every trial gets all it can use": lambda patch: patch.setattr(
+        filling, "fewest_slots", lambda _load, _s, _l, most: most
+    ),
+    "a first failure ends all hope": lambda patch: patch.setattr(scheduler, "HOPELESS", 1),
+    "nobody is tried again": lambda patch: patch.setattr(scheduler, "MACHINE_FAULTS", frozenset()),
+}
+
+
+def new_ones_first(state: State, given: Callable[[State], Any] = filling.ready_trials) -> Any:
+    """Trials in another order."""
+    return sorted(given(state), key=lambda number: -1 if number is None else number)
 
 
 class World:
