@@ -241,7 +241,7 @@ COURSES: dict[str, Course] = {
         HOURS,
         "a",
         [(0, proposed(0), "start 0 on a"), (-10_000, reached(0), "finished 0")],
-        lambda state: state.elapsed(-10_000) == 0.0,
+        lambda state: state.elapsed(-10_000.0) == 0.0,
     ),
     "a segment beyond its time is cancelled once and fails as timeout": (
         Plan(trials=2, rungs=(1,), timeout=10.0),
