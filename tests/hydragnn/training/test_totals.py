@@ -1,6 +1,5 @@
 """Values of nodes add up to a total: in physical units, in every step and form of a model."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.config import RunConfig
 from hydragnn.conformance.cases import INPUTS, make_graph, small_settings
 from hydragnn.conformance.transforms import permuted
 from hydragnn.datasets import MemoryStore
@@ -21,16 +19,12 @@ from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.models import GraphModel, TrainedModel, build_model, load_model, parse_head, replay, target_from_json
 from hydragnn.models.distributions import Number
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs import recording
-from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.plan import plan_run
+from hydragnn.runs import recording, train
 from hydragnn.runs.recording import with_replays
-from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
-from tests.hydragnn.training.conftest import CHARGE, ENERGY
+from tests.hydragnn.training.conftest import CHARGE, ENERGY, Configs, Trained, assembled
 from tests.hydragnn.training.recorder import StandIn
 
-Configs = Callable[..., RunConfig]
 SITE, PAIR = Field(name="site", on="node", role="target"), Field(name="pair", on="node", shape=(2,), role="target")
 LABEL = Field(name="label", on="node", classes=3, dtype="int64", role="target")
 OF_GRAPH = Field(name="of_graph", on="graph", role="target")
@@ -96,7 +90,7 @@ def test_the_shift_is_the_equation_and_has_its_gradients() -> None:
     )
     for one, other in zip(ours, theirs):
         assert (one is None) == (other is None)
-        if one is not None and other is not None:
+        if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
@@ -116,10 +110,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "node fields": ({"total": "size"}, "total = 'size' is no numeric graph input"),
     "not an input": ({"total": "moments"}, "total = 'moments' is no numeric graph input"),
     "other shape": ({"field": "pair", "total": "load"}, r"total = 'load' has shape \(\), the field \(2,\)"),
-    "trained shares": (
-        {"total": 0, "total_shift": "softness"},
-        "head site: total_shift = softness is gone; train with",
-    ),
+    "trained shares": ({"total": 0, "total_shift": "softness"}, "head site: total_shift = softness is gone; train"),
     "other numbers": ({"total": 1}, "1.0 is no total; write 0, or the name of a graph input"),
 }
 
@@ -146,8 +137,6 @@ def charged(material: ModuleType) -> MemoryStore:
 
 @pytest.fixture(scope="module")
 def folders(charged: MemoryStore, make_config: Configs, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    from hydragnn.runs import train
-
     root, heads = tmp_path_factory.mktemp("totals"), [ENERGY, {**CHARGE, "total": "net"}]
     for seed in (0, 1):
         config = make_config("schnet", heads, train__seed=seed, train__precision="fp32", **WITH_NET)
@@ -189,14 +178,6 @@ def test_means_of_ensembles_keep_totals(folders: list[Path], charged: MemoryStor
         assert np.nanmin(upper - lower) > 0  # of unknown intervals NaN
 
 
-def run_of(
-    make_config: Configs, heads: list[dict[str, Any]], store: MemoryStore, *, seed: int = 0, **changes: Any
-) -> Assembly:
-    config = make_config("painn", heads, train__seed=seed, train__optimizer="sgd", **WITH_NET, **changes)
-    placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
-    return assemble(plan_run(config, store), placement, Ranks(), lambda: None)
-
-
 def test_padded_and_replayed_steps_with_totals_are_the_steps(
     make_config: Configs, charged: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,22 +185,20 @@ def test_padded_and_replayed_steps_with_totals_are_the_steps(
     monkeypatch.setattr(recording, "recorder_on", lambda device: recorder)
     monkeypatch.setattr(replay, "USES", 0)
     heads = [ENERGY, {**CHARGE, "total": "net"}]
-    plain, replayed = (
-        with_replays(run_of(make_config, heads, charged, train__graphs=way), Ranks(), lambda: None)
-        for way in ("off", "on")
-    )
+    changes = {"train__optimizer": "sgd", **WITH_NET}
+    configs = [make_config("painn", heads, train__graphs=way, **changes) for way in ("off", "on")]
+    plain, replayed = (with_replays(assembled(one, charged), Ranks(), lambda: None) for one in configs)
     for ours, theirs in zip(replayed.data.epoch(0), plain.data.epoch(0)):
         new, old = (take_step(r.state, share, r.context, 1e-3) for r, share in ((replayed, ours), (plain, theirs)))
         torch.testing.assert_close((new.loss, new.norm), (old.loss, old.norm), rtol=1e-12, atol=0)
     assert recorder.replays > 0
-    trained = TrainedModel(
-        model=plain.state.model, normalisation=plain.data.branches[0].normalisation, dtype=torch.float64
-    )
+    scales = plain.data.branches[0].normalisation
+    model = TrainedModel(model=plain.state.model, normalisation=scales, dtype=torch.float64)
     batch = charged.read(range(40))
-    assert float((sums(values_in(trained.predict(batch)["charge"]), batch) - batch["net"]).abs().max()) < 1e-11
+    assert float((sums(values_in(model.predict(batch)["charge"]), batch) - batch["net"]).abs().max()) < 1e-11
 
 
-def test_labels_that_miss_their_total_are_noted(trained: Callable[..., Any]) -> None:
+def test_labels_that_miss_their_total_are_noted(trained: Trained) -> None:
     record = trained(heads=[ENERGY, {**CHARGE, "total": 0}], train__epochs=1)
     assert any("labels of charge do not add up to zero" in note for note in record.notes)
 
