@@ -2,8 +2,8 @@
 
 import json
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,11 @@ def disk(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def begun(config: RunConfig, store: DiskStore | MemoryStore, *, shared: bool = True) -> Assembly:
     anew = DiskStore(store.path) if isinstance(store, DiskStore) else store
     return assembled(config, anew, torch.float32, shared=shared)
+
+
+def value_of(store: Any, value: Any, what: Any = "x") -> Any:
+    """Return what is kept of a store, or this value where nothing is."""
+    return StatisticsCache(store=store).value({"what": what}, value if callable(value) else lambda: value)
 
 
 def known(run: Assembly) -> list[Any]:
@@ -138,8 +143,8 @@ def test_a_file_that_is_written_to_while_it_is_read_ends_the_run(disk: DiskStore
 
 def test_views_of_a_store_have_values_of_their_own(disk: DiskStore) -> None:
     for store, value in ((disk, 1), (WithoutEdges(disk), 2)):
-        assert StatisticsCache(store=store).value({"what": "x"}, lambda: value) == value  # noqa: B023
-    assert StatisticsCache(store=disk).value({"what": "x"}, lambda: 3) == 1
+        assert value_of(store, value) == value
+    assert value_of(disk, 3) == 1
 
 
 @pytest.mark.parametrize("claimed", [None, "../../../elsewhere", "nul\0"])
@@ -154,12 +159,12 @@ def test_a_claimed_fingerprint_gives_no_store_the_values_of_another(
     forged = DiskStore(tmp_path / "forged.h5")
     monkeypatch.setattr(statistics_cache.os, "access", lambda *_: False)
     for one, value in ((forged, "forged"), (disk, "true")):
-        assert StatisticsCache(store=one).value({"what": "x"}, lambda: value) == value  # noqa: B023
+        assert value_of(one, value) == value
     for again, value in ((DiskStore(forged.path), "forged"), (DiskStore(disk.path), "true")):
-        assert StatisticsCache(store=again).value({"what": "x"}, lambda: "anew") == value
+        assert value_of(again, "anew") == value
     assert [path.name for path in (tmp_path / "caches" / "of" / "ada").iterdir()] == ["hydragnn"]
     os.utime(next(disk.path.glob("part-*")), ns=(0, 1))  # somebody else's file under the name
-    assert StatisticsCache(store=disk).value({"what": "x"}, lambda: "anew") == "anew"
+    assert value_of(disk, "anew") == "anew"
 
 
 def test_of_several_that_ask_at_once_one_computes(disk: DiskStore) -> None:
@@ -170,15 +175,8 @@ def test_of_several_that_ask_at_once_one_computes(disk: DiskStore) -> None:
         time.sleep(0.3)
         return 7
 
-    found: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(StatisticsCache(store=disk).value({"what": "x"}, make)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(lambda _: value_of(disk, make), range(4))]
     assert (found, len(calls)) == ([7] * 4, 1)
     assert not [*(disk.path / "statistics").glob("*.lock")]
 
@@ -188,17 +186,17 @@ def test_an_error_leaves_no_value_and_no_lock(disk: DiskStore) -> None:
         raise InputError("no")
 
     with pytest.raises(InputError, match="no"):
-        StatisticsCache(store=disk).value({"what": "x"}, fail)
+        value_of(disk, fail)
     assert not [*(disk.path / "statistics").iterdir()]
 
 
 def test_only_the_values_used_last_stay(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics_cache, "MOST_FILES", 3)
     for number in range(5):
-        StatisticsCache(store=disk).value({"what": number}, lambda: number)  # noqa: B023
+        value_of(disk, number, number)
         time.sleep(0.01)
     assert len([*(disk.path / "statistics").glob("*.json")]) == 3
-    assert StatisticsCache(store=disk).value({"what": 4}, lambda: "anew") == 4
+    assert value_of(disk, "anew", 4) == 4
 
 
 def test_a_store_in_memory_and_a_small_one_keep_nothing(
@@ -206,7 +204,7 @@ def test_a_store_in_memory_and_a_small_one_keep_nothing(
 ) -> None:
     monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", len(disk) + 1)
     for one in (store, disk):
-        assert [StatisticsCache(store=one).value({"what": "x"}, lambda: number) for number in (1, 2)] == [1, 2]  # noqa: B023
+        assert [value_of(one, number) for number in (1, 2)] == [1, 2]
     assert not (disk.path / "statistics").exists()
 
 
