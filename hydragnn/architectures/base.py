@@ -410,9 +410,8 @@ def radial_basis(
 ) -> RadialFeatures:
     """Return the radial basis that the settings describe.
 
-    Lengths are transformed by ``transform``; edge features are appended.
-
-    Runs complete the settings from the store; elsewhere the cutoff defaults to 5 with a polynomial envelope.
+    Lengths are transformed by ``transform``; edge features are appended. Runs complete the settings from the store; elsewhere the
+    cutoff defaults to 5 with a polynomial envelope.
     """
     cutoff = CUTOFF if settings.cutoff is None else settings.cutoff
     envelope = settings.envelope or ENVELOPE

@@ -6,14 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import (
-    Architecture,
-    GraphSpec,
-    Searched,
-    Use,
-    one_of,
-    radial_basis,
-)
+from hydragnn.architectures.base import Architecture, GraphSpec, Searched, Use, one_of, radial_basis
 from hydragnn.architectures.moving import MovingSettings
 from hydragnn.kernels import Topology, activated_sum, gather_add, outer_sum, segment_sum, silu
 from hydragnn.layers import MOVED, MeanMovement, MessageGraph, Movement, States, at_rest, mlp, where_moved
@@ -96,10 +89,7 @@ class EGNNLayer(nn.Module):
         return new
 
     def inner(
-        self,
-        scalars: Float[Tensor, "nodes channels"],
-        features: Float[Tensor, "items features"],
-        topology: Topology,
+        self, scalars: Float[Tensor, "nodes channels"], features: Float[Tensor, "items features"], topology: Topology
     ) -> Float[Tensor, "edges channels"]:
         """Equation 3 but for its last SiLU."""
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]

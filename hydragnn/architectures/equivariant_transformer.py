@@ -7,14 +7,7 @@ from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import (
-    Architecture,
-    GeometricSettings,
-    GraphSpec,
-    Searched,
-    one_of,
-    radial_basis,
-)
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, one_of, radial_basis
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import edge_product, gather_multiply_sum, gather_outer_sum, silu
 from hydragnn.layers import MessageGraph, Plan, Split, States, inputs_at_zero, radial_inputs

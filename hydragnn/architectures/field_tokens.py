@@ -11,14 +11,7 @@ from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import (
-    Architecture,
-    GeometricSettings,
-    GraphSpec,
-    Searched,
-    one_of,
-    radial_basis,
-)
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, one_of, radial_basis
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.kernels import gather_add, outer_sum, segment_sum, silu, spread

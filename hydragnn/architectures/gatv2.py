@@ -7,15 +7,7 @@ from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import (
-    Architecture,
-    GeometricSettings,
-    GraphSpec,
-    Searched,
-    Use,
-    one_of,
-    radial_basis,
-)
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, Use, one_of, radial_basis
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import SiLU, gather_add, gather_multiply_sum, segment_max, segment_mean, segment_sum, spread
 from hydragnn.layers import MessageGraph, States

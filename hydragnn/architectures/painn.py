@@ -89,9 +89,7 @@ class PaiNNMessage(nn.Module):
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"]]:
         """Return increments of scalars and vectors from the filters.
 
-        The first layer has no filter of vectors.
-
-        ``vectors`` is None in the first layer, where all are zero.
+        The first layer has no filter of vectors. ``vectors`` is None in the first layer, where all are zero.
         """
         # phi_s, phi_vs and phi_vv v; [nodes, channels] twice, and [nodes, dim, channels]
         of_scalars, of_directions, of_vectors = gated(self.states(scalars), None, vectors)

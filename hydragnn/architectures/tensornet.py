@@ -18,16 +18,7 @@ from hydragnn.architectures.base import (
 )
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import gather_multiply_sum, gather_outer_sum, outer_sum, silu
-from hydragnn.layers import (
-    MessageGraph,
-    States,
-    TensorParts,
-    inputs_at_zero,
-    product,
-    radial_inputs,
-    squares,
-    times,
-)
+from hydragnn.layers import MessageGraph, States, TensorParts, inputs_at_zero, product, radial_inputs, squares, times
 from hydragnn.layers.cartesian_tensors import DEGREES
 
 Filters = dict[int, Tensor]

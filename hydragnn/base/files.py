@@ -295,10 +295,8 @@ def let_go(descriptor: int) -> None:
 def alone_in_folder(folder: Path, what: str) -> Iterator[None]:
     """Reserve a folder for this process; Busy where another one uses it.
 
-    ``what`` is the verb for the message, such as "makes".
-
-    Nothing is left in the folder, which goes where it was not there before and is empty in the end. Where the file system knows no
-    locks of folders, nobody looks.
+    ``what`` is the verb for the message, such as "makes". Nothing is left in the folder, which goes where it was not there before
+    and is empty in the end. Where the file system knows no locks of folders, nobody looks.
     """
     with empty_folders_removed(folder):
         with contextlib.suppress(OSError):  # who writes there says what is wrong

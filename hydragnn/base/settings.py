@@ -155,8 +155,7 @@ def first_problem(error: pydantic.ValidationError) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the table of a TOML file or pipe of the user.
 
-    It may name code.
-    InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
+    It may name code. InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
     """
     if path.is_dir():
         raise InputError(f"{path} is {kind_of_folder(path) or 'a folder'}; give a TOML file")

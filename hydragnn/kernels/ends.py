@@ -27,9 +27,7 @@ def gather_add(
 ) -> Float[Tensor, "edges *features"]:
     """Return the sum of receiver, sender and edge for every edge.
 
-    None is left out. ``edges`` may hold one item per pair where edges share items.
-
-    Atomics: none, and the same bits again.
+    None is left out. ``edges`` may hold one item per pair where edges share items. Atomics: none, and the same bits again.
 
     >>> import torch
     >>> pair = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2)

@@ -94,9 +94,8 @@ INCOMING = -1
 def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any) -> None:
     """Check the sizes of tensors against their topology.
 
-    Forms of a device read without such checks.
-
-    Raises ValueError, which shows the shape, and IndexError where an edge joins what is not there.
+    Forms of a device read without such checks. Raises ValueError, which shows the shape, and IndexError where an edge joins what
+    is not there.
     """
     for what, tensor in zip(items, tensors, strict=True):
         count = getattr(structure, f"num_{what}")
@@ -142,9 +141,8 @@ class Family:
     ) -> Sequence[Tensor | None]:
         """Return the gradient of each tensor of the op ``name``.
 
-        Gradients have the dtypes of their tensors and are differentiable; None if not needed.
-
-        ``known`` are the tensors, if any derivative reads them, and the incoming gradient, last.
+        Gradients have the dtypes of their tensors and are differentiable; None if not needed. ``known`` are the tensors, if any
+        derivative reads them, and the incoming gradient, last.
         """
         member = self.members[name]
         kind = _kind(operands[INCOMING])

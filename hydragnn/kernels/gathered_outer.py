@@ -31,9 +31,7 @@ def gather_outer_sum(
 ) -> Float[Tensor, "rows dim channels"]:
     """Return each node's sum of weighted senders times directions.
 
-    A node without edges receives zeros.
-
-    Atomics: none, and the same bits again.
+    A node without edges receives zeros. Atomics: none, and the same bits again.
     """
     return GATHERED_OUTER("sum_along", (x, weight, directions), topology)
 

@@ -117,9 +117,8 @@ def compiled(
 ) -> Iterator[Compiled]:
     """Compile every kernel that ops launch with these widths and dtypes.
 
-    Forward and backward; kernels in Triton's cache are read there.
-
-    The architecture is checked when the first is asked for. InputError where it is unknown or Triton is missing.
+    Forward and backward; kernels in Triton's cache are read there. The architecture is checked when the first is asked for.
+    InputError where it is unknown or Triton is missing.
     """
     collector = _collector(architecture)
     for width in channels:

@@ -16,9 +16,7 @@ from hydragnn.kernels.triton.forms import may_be_long
 def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> tuple[Tensor, Tensor]:
     """Return each node's extreme and the first edge that holds it.
 
-    The edge is one past the last for nodes without edges.
-
-    The edges are empty unless a gradient is recorded.
+    The edge is one past the last for nodes without edges. The edges are empty unless a gradient is recorded.
     """
     name = "low" if which == "amin" else "high"
     _, low, high = _reduced(messages, (receivers, num_nodes), (name,), winners=recorded)

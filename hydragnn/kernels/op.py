@@ -78,9 +78,8 @@ class Op:
     ) -> Errors:
         """Return the differences from the reference, up to second derivatives.
 
-        With ``form`` only the values of that form are compared.
-
-        The reference is computed on the CPU in fp64 from the same rounded numbers.
+        With ``form`` only the values of that form are compared. The reference is computed on the CPU in fp64 from the same
+        rounded numbers.
         """
         inputs = case.to(dtype=dtype)
         exact, tried = inputs.to(dtype=torch.float64), inputs.to(device)

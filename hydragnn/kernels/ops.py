@@ -318,11 +318,7 @@ ROWS = (
 """Functions of rows."""
 
 
-def _op(
-    call: Callable[..., Any],
-    forms: Mapping[str, Form],
-    variants: Mapping[str, Make],
-) -> Op:
+def _op(call: Callable[..., Any], forms: Mapping[str, Form], variants: Mapping[str, Make]) -> Op:
     name = call.__name__
     specification = getattr(reference, name)
     return Op(name=name, call=call, reference=specification, forms=forms, variants=variants, tolerance=TOLERANCE)
@@ -331,9 +327,8 @@ def _op(
 def _segment_op(call: Callable[..., Any], forms: Mapping[str, Form] | None = None, *, heads: bool = False) -> Op:
     """Return an op of messages and receivers.
 
-    Its ``forms`` take (receivers, nodes) as one argument; without any, ``call`` is plain torch.
-
-    Messages of several dimensions are tried where ``heads``: other ops are made of these.
+    Its ``forms`` take (receivers, nodes) as one argument; without any, ``call`` is plain torch. Messages of several dimensions
+    are tried where ``heads``: other ops are made of these.
     """
     variants = {"channels": _messages, "numbers": _scores, "equal numbers": _equal_messages}
     variants |= {"heads": _heads} if heads else {}

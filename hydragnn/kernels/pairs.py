@@ -29,9 +29,8 @@ class Pairs:
 def pairs_of(vectors: Float[Tensor, "edges dim"], topology: Topology) -> Pairs | None:
     """Return the pairs of edges with opposite vectors.
 
-    Periodic images are told apart. Returns None if an edge has no reverse.
-
-    They are sought on a CPU alone, and where the compiled kernels are: elsewhere the search costs more than it saves.
+    Periodic images are told apart. Returns None if an edge has no reverse. They are sought on a CPU alone, and where the compiled
+    kernels are: elsewhere the search costs more than it saves.
     """
     result: Any = form_on(PAIRING, vectors.device.type)(vectors.detach(), topology)
     return None if result is None else Pairs(first=result[0], pair=result[1])
@@ -61,7 +60,4 @@ def gives_weights(form: Form, place: int) -> Form:
     return give
 
 
-PAIRING: Mapping[str, Any] = {
-    ANYWHERE: lambda vectors, topology: None,
-    "cpu": cpu.pair_edges,
-}
+PAIRING: Mapping[str, Any] = {ANYWHERE: lambda vectors, topology: None, "cpu": cpu.pair_edges}

@@ -248,9 +248,8 @@ def envelope_at(
 ) -> Float[Tensor, " edges"] | None:
     """Return a factor from 1 at zero to 0 at the cutoff.
 
-    It is None for ``none``.
-
-    ``polynomial`` has two continuous derivatives at the cutoff (arXiv:2003.03123, eq. 8 with p the ``exponent``); ``cosine`` has one.
+    It is None for ``none``. ``polynomial`` has two continuous derivatives at the cutoff (arXiv:2003.03123, eq. 8 with p the
+    ``exponent``); ``cosine`` has one.
 
     >>> envelope_at(torch.tensor([0.0, 5.0, 7.0]), cutoff=5.0, kind="polynomial")
     tensor([1., 0., 0.])

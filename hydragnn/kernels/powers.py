@@ -27,9 +27,7 @@ def power_sums(
 ) -> Float[Tensor, "3 rows channels"]:
     """Return weighted sums of x^2, t^4 and t^-4.
 
-    Here t = exp(asinh x).
-
-    A node without edges receives zeros. Atomics: none.
+    Here t = exp(asinh x). A node without edges receives zeros. Atomics: none.
 
     >>> edges = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 0]), 2)
     >>> power_sums(torch.tensor([[0.75], [0.0]]), torch.ones(2, 1), edges)[:, 0, 0]

@@ -17,10 +17,9 @@ from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistic
 def spread(values: Float[Tensor, "rows *features"], owners: Int[Tensor, " items"]) -> Float[Tensor, "items *features"]:
     """Return the row of each item's owner.
 
-    The gradient of a row is the sum over its items.
-
-    ``index_select``, whose own gradient adds atomically on a GPU. Atomics: none, and the same bits again. On CUDA and ROCm the order of items is kept
-    as long as the tensor ``owners`` lives, so pass the same tensor again.
+    The gradient of a row is the sum over its items. ``index_select``, whose own gradient adds atomically on a GPU. Atomics: none,
+    and the same bits again. On CUDA and ROCm the order of items is kept as long as the tensor ``owners`` lives, so pass the same
+    tensor again.
 
     >>> import torch
     >>> spread(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1, 0])).squeeze(1)
@@ -63,9 +62,7 @@ def segment_max(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Return the largest message per feature; zeros without edges.
 
-    The gradient goes to the first of equal edges.
-
-    Atomics: none, and the same bits again.
+    The gradient goes to the first of equal edges. Atomics: none, and the same bits again.
 
     >>> import torch
     >>> segment_max(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
@@ -79,9 +76,7 @@ def segment_min(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Return the smallest message per feature; zeros without edges.
 
-    The gradient goes to the first of equal edges.
-
-    Atomics: none, and the same bits again.
+    The gradient goes to the first of equal edges. Atomics: none, and the same bits again.
     """
     return statistics(messages, receivers, num_nodes, LOW)[0]
 
@@ -91,11 +86,8 @@ def segment_variance(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Return the population variance of messages; zeros without edges.
 
-    Values are centred first.
-
-    Atomics: none, and the same bits again.
-
-    Mean 1e3 with deviation 1e-2 keeps its digits in float32, which E[x^2] - E[x]^2 does not.
+    Values are centred first. Atomics: none, and the same bits again. Mean 1e3 with deviation 1e-2 keeps its digits in float32,
+    which E[x^2] - E[x]^2 does not.
     """
     return statistics(messages, receivers, num_nodes, MOMENTS)[1].to(messages.dtype)
 
@@ -105,9 +97,7 @@ def segment_std(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Return sqrt(variance + floor) of the messages.
 
-    The floor keeps both derivatives finite where all are equal.
-
-    Atomics: none, and the same bits again.
+    The floor keeps both derivatives finite where all are equal. Atomics: none, and the same bits again.
     """
     variance = statistics(messages, receivers, num_nodes, MOMENTS)[1]
     return rooted(variance, floor).to(messages.dtype)
@@ -118,9 +108,7 @@ def segment_statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return mean, min, max and std of each node's messages.
 
-    On a CPU it is one compiled pass if receivers ascend.
-
-    Atomics: none, and the same bits again.
+    On a CPU it is one compiled pass if receivers ascend. Atomics: none, and the same bits again.
     """
     mean, variance, low, high = statistics(messages, receivers, num_nodes, (*MOMENTS, *LOW, *HIGH))
     return mean.to(messages.dtype), low, high, rooted(variance, floor).to(messages.dtype)
@@ -131,9 +119,7 @@ def segment_softmax(
 ) -> Float[Tensor, "edges *features"]:
     """Return exp(s_e) / sum of exp(s_f) per receiver.
 
-    Shares are positive and sum to one per node; scores may have any size.
-
-    Atomics: none, and the same bits again.
+    Shares are positive and sum to one per node; scores may have any size. Atomics: none, and the same bits again.
 
     >>> import torch
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)

@@ -117,10 +117,8 @@ def _between(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
 def tables_of_functions(functions: Functions, end: float, dtype: torch.dtype) -> tuple[Table, ...]:
     """Return tables of functions on [0, end], exact to the precision.
 
-    Returns None if they would be too large.
-
-    ``functions`` maps float64 ``[items]`` to several ``[items, channels]`` and is differentiated twice by torch. Values and slopes
-    are compared with it between every two knots.
+    Returns None if they would be too large. ``functions`` maps float64 ``[items]`` to several ``[items, channels]`` and is
+    differentiated twice by torch. Values and slopes are compared with it between every two knots.
     """
     precision = torch.finfo(dtype).eps
     intervals = FEWEST

@@ -42,9 +42,8 @@ def gather_multiply_sum(
 ) -> Float[Tensor, "rows *features"]:
     """Return each node's weighted sum of the states of its senders.
 
-    A node without edges receives zeros.
-
-    Atomics: none, and the same bits again; on CUDA and ROCm long rows are split and their parts joined in one order.
+    A node without edges receives zeros. Atomics: none, and the same bits again; on CUDA and ROCm long rows are split and their
+    parts joined in one order.
 
     >>> edges = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 0]), 3)
     >>> gather_multiply_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([10.0, 1.0]), edges).squeeze(1)
@@ -60,9 +59,7 @@ def scatter_multiply_sum(
 ) -> Float[Tensor, "columns *features"]:
     """Return each node's weighted sum of the states of its receivers.
 
-    It is the transpose of ``gather_multiply_sum``.
-
-    Atomics: as in ``gather_multiply_sum``.
+    It is the transpose of ``gather_multiply_sum``. Atomics: as in ``gather_multiply_sum``.
     """
     if weight is None:
         return PLAIN("column_sum", (g,), topology)
@@ -74,11 +71,8 @@ def edge_product(
 ) -> Float[Tensor, "items *channels"]:
     """Return the product of the states of sender and receiver.
 
-    It is summed over axes, and over channels except those that ``per`` keeps.
-
-    They are ``[edges]``, ``[edges, heads, 1]`` or ``[edges, channels]``, as weights are.
-
-    Atomics: none; its derivatives have those of ``gather_multiply_sum``.
+    It is summed over axes, and over channels except those that ``per`` keeps. They are ``[edges]``, ``[edges, heads, 1]`` or
+    ``[edges, channels]``, as weights are. Atomics: none; its derivatives have those of ``gather_multiply_sum``.
     """
     return {"edge": PER_EDGE, "head": PER_HEAD, "channel": PER_CHANNEL}[per]("edge_product", (x, g), topology)
 
@@ -151,11 +145,7 @@ def _without_weight(form: Form) -> Form:
 def _reading(plain: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
     """Return the forms of a sum; all accept weights that edges share."""
     plain = reads_weights(plain, WEIGHT)
-    return {
-        ANYWHERE: plain,
-        "cpu": cpu.or_plain(compiled, plain),
-        **on_accelerators(triton),
-    }
+    return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain), **on_accelerators(triton)}
 
 
 WEIGHT = 1  # position among the tensors of both sums

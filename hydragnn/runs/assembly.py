@@ -42,12 +42,7 @@ class Assembly:
 
 
 def assemble(
-    plan: RunPlan,
-    placement: DevicePlacement,
-    ranks: Ranks,
-    heartbeat: Callable[[], None],
-    *,
-    shared: bool = False,
+    plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None], *, shared: bool = False
 ) -> Assembly:
     """Read data, build the model and distribute it; collective.
 

@@ -15,9 +15,7 @@ from hydragnn.training.state import TrainState
 def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:
     """Return the model's tensors with the best weights so far; collective.
 
-    The first rank has all of them, the others none.
-
-    Where ranks have parts, one parameter at a time is summed over all of them.
+    The first rank has all of them, the others none. Where ranks have parts, one parameter at a time is summed over all of them.
     """
     if state.parameters.is_whole and mesh.size("pipeline") == 1:
         with state.parameters.best():

@@ -24,13 +24,7 @@ from hydragnn.base.settings import Settings
 from hydragnn.distributed.mesh import ITEMS, Mesh
 from hydragnn.distributed.sharing import texts_of_all
 from hydragnn.runs.attempt import Attempt, Fenced
-from hydragnn.runs.saved_layout import (
-    SavedPart,
-    layout_of_spans,
-    layout_of_vectors,
-    merged,
-    read_vector,
-)
+from hydragnn.runs.saved_layout import SavedPart, layout_of_spans, layout_of_vectors, merged, read_vector
 from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, joined, write_tensors
 from hydragnn.training.state import TrainState
 
@@ -89,10 +83,9 @@ class OwnPart(Settings):
 def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[str, Any], attempt: Attempt) -> Path:
     """Write the newest checkpoint of a folder; collective.
 
-    Every rank writes the weights that no other rank before it has.
-
-    ``identity`` says whose state it is (hashes of configuration and data). InputError where the disk is full or refuses;
-    the checkpoint before stays the newest then. Fenced where a later attempt owns the run.
+    Every rank writes the weights that no other rank before it has. ``identity`` says whose state it is (hashes of configuration
+    and data). InputError where the disk is full or refuses; the checkpoint before stays the newest then. Fenced where a later
+    attempt owns the run.
     """
     attempt.check()
     ranks = mesh.ranks
@@ -219,9 +212,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def load_checkpoint(path: Path, state: TrainState, mesh: Mesh, identity: Mapping[str, Collection[str]]) -> None:
     """Load a checkpoint into ``state``, whatever layout wrote it; collective.
 
-    ``identity`` holds the values that it may have.
-
-    InputError where it belongs to another configuration or other data, was made by another version, or is damaged.
+    ``identity`` holds the values that it may have. InputError where it belongs to another configuration or other data, was made
+    by another version, or is damaged.
     """
     saved = _read_saved(path)
     _check(path, saved, state, mesh, identity)

@@ -68,11 +68,7 @@ def merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def close_range_of(
-    models: Sequence[ModelDescription],
-    data: RunData,
-    ranks: Ranks,
-    device: torch.device,
-    heartbeat: Callable[[], None],
+    models: Sequence[ModelDescription], data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
 ) -> list[ModelDescription]:
     """Return the descriptions with the limits of all training parts; collective."""
     if not any(model.repels for model in models):

@@ -87,10 +87,7 @@ def range_of(name: str, branches: Sequence[BranchData], caches: Sequence[Statist
 
 
 def training_rows(
-    branch: BranchData,
-    cache: StatisticsCache,
-    width: int,
-    row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    branch: BranchData, cache: StatisticsCache, width: int, row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """Return a row per block of the training part, shared by ranks."""
     indices = branch.split.train

@@ -53,12 +53,7 @@ GROWTH = 4.0
 
 
 def within_memory(
-    run: Assembly,
-    plan: RunPlan,
-    ranks: Ranks,
-    earlier: dict[str, Any],
-    heartbeat: Callable[[], None],
-    sharing: int = 1,
+    run: Assembly, plan: RunPlan, ranks: Ranks, earlier: dict[str, Any], heartbeat: Callable[[], None], sharing: int = 1
 ) -> Assembly:
     """Return the run with batches and parts that fit; collective.
 

@@ -20,13 +20,7 @@ from hydragnn.distributed.sharing import shared_rows
 from hydragnn.graphs.parts import PART
 from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
-from hydragnn.runs.cutoff import (
-    can_be_silenced,
-    sentence_on,
-    silenced_edges,
-    without_envelope,
-    without_the_farther,
-)
+from hydragnn.runs.cutoff import can_be_silenced, sentence_on, silenced_edges, without_envelope, without_the_farther
 from hydragnn.runs.plan import RunPlan, head_factors
 from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 from hydragnn.training.data import RunData

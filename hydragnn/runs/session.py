@@ -72,16 +72,15 @@ def train(
 ) -> RunRecord:
     """Train a configuration into ``out`` up to epoch ``until``.
 
-    The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
-    Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it (a mapping by name, where there are branches).
-    ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same steps; ``memory`` (``"4 GB"``)
-    in as many as a rank needs for it, and goes before ``batch.memory`` of the configuration. ``sharing`` processes use this
-    device, and each gets its part of the memory. ``attempt`` is this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written. ``beats`` is a
-    file on this node that shows that the run lives, beside ``out/heartbeat``.
-
-    Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Busy where another process trains there, Interrupted after
-    SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
-    of ours raises, after recording it.
+    The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason. Started
+    by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it (a mapping by name,
+    where there are branches). ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same
+    steps; ``memory`` (``"4 GB"``) in as many as a rank needs for it, and goes before ``batch.memory`` of the configuration.
+    ``sharing`` processes use this device, and each gets its part of the memory. ``attempt`` is this attempt's number in
+    ``out/attempt.json``: once another one stands there, nothing more is written. ``beats`` is a file on this node that shows that
+    the run lives, beside ``out/heartbeat``. Raises InputError for bad input and for an ``out`` that holds a run already (unless
+    ``resume``), Busy where another process trains there, Interrupted after SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint
+    written, Fenced where a later attempt owns the run, and whatever a defect of ours raises, after recording it.
     """
     out = Path(out)
     if isinstance(config, RunConfig) and config.start is not None:

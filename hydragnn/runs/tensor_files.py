@@ -77,9 +77,8 @@ class TensorIndex(Settings):
 def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -> TensorIndex:
     """Write tensors into a new file; return their index.
 
-    OSError where the disk refuses.
-
-    One tensor after the other is copied to the host, so that no second copy of all is ever in memory.
+    OSError where the disk refuses. One tensor after the other is copied to the host, so that no second copy of all is ever in
+    memory.
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
     header, end = {}, 0

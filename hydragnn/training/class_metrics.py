@@ -68,11 +68,10 @@ def class_sums(
 def class_values(sums: NDArray[np.float64], classes: int) -> dict[str, float | None]:
     """Return accuracy, balanced_accuracy, error_rate, nll, brier, ece and count.
 
-    From ``class_sums``; None where there is no label.
-
-    Balanced accuracy: the mean over the classes that occur of the share of their labels that was found. Brier: squared
-    distance of the probabilities from the truth, summed over classes (0 best, 2 worst). ece: expected calibration error, the
-    mean gap between the probability of the predicted class and its hits over bins (Guo et al. 2017, arXiv:1706.04599).
+    From ``class_sums``; None where there is no label. Balanced accuracy: the mean over the classes that occur of the share of
+    their labels that was found. Brier: squared distance of the probabilities from the truth, summed over classes (0 best, 2
+    worst). ece: expected calibration error, the mean gap between the probability of the predicted class and its hits over bins
+    (Guo et al. 2017, arXiv:1706.04599).
     """
     confusion = sums[: classes**2].reshape(classes, classes)
     nll, brier = sums[classes**2 : classes**2 + 2]

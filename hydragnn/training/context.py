@@ -49,9 +49,8 @@ class Callback(Protocol):
     def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float | None) -> None:
         """Note that one of ``steps`` steps was queued.
 
-        Its batch had ``graphs`` graphs, over all ranks.
-
-        ``loss`` is this rank's part of the newest loss that is known, None in the first step.
+        Its batch had ``graphs`` graphs, over all ranks. ``loss`` is this rank's part of the newest loss that is known, None in
+        the first step.
         """
 
     def on_epoch_end(self, state: TrainState) -> None:

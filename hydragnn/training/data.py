@@ -187,10 +187,9 @@ class RunData:
     def turns(self, epoch: int) -> NDArray[np.int64]:
         """Return the branch of every batch of an epoch ``[steps]``.
 
-        That of replayed data has the last number.
-
-        Batch i of the n of a branch stands at (i + u) / n of the epoch, with one u in [0, 1) drawn per branch and epoch. In
-        any order that is drawn, batches of one branch follow each other, and each of them moves the trunk away from the others.
+        That of replayed data has the last number. Batch i of the n of a branch stands at (i + u) / n of the epoch, with one u in
+        [0, 1) drawn per branch and epoch. In any order that is drawn, batches of one branch follow each other, and each of them
+        moves the trunk away from the others.
         """
         counts = [sum(piece.batches for piece in pieces_of(branch, epoch)) for branch in self.shown]
         offsets = np.random.default_rng([self.seed, epoch, len(counts)]).random(len(counts))
@@ -220,9 +219,8 @@ class Piece:
 def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
     """Return what an epoch takes of passes over the training part.
 
-    It begins where the epoch before ended, and covers ``weight`` passes.
-
-    No batch of a pass is left out or taken twice, and a weight of 1 is one whole pass.
+    It begins where the epoch before ended, and covers ``weight`` passes. No batch of a pass is left out or taken twice, and a
+    weight of 1 is one whole pass.
     """
     start, stop = epoch * branch.weight, (epoch + 1) * branch.weight
     pieces = []

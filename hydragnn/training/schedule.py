@@ -9,10 +9,9 @@ from hydragnn.config import TrainSettings
 def learning_rate(settings: TrainSettings, epoch: float, valid_losses: Sequence[float | None] = ()) -> float:
     """Return the learning rate of a step that ends at ``epoch``.
 
-    A step halfway through the first epoch ends at 0.5.
-
-    Warm-up rises linearly from zero; cosine then falls to zero at the last step, plateau halves whenever
-    ``plateau_patience`` epochs of ``valid_losses`` brought nothing better. No state, so that a resumed run cannot differ.
+    A step halfway through the first epoch ends at 0.5. Warm-up rises linearly from zero; cosine then falls to zero at the last
+    step, plateau halves whenever ``plateau_patience`` epochs of ``valid_losses`` brought nothing better. No state, so that a
+    resumed run cannot differ.
 
     >>> learning_rate(TrainSettings(epochs=10, learning_rate=1.0, schedule="cosine"), 5.0)
     0.5

@@ -17,9 +17,7 @@ def multiply_ends(senders, receivers, lhs, rhs, factor, d_lhs, d_rhs, d_factor, 
                   ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Sum lhs * rhs[receiver, axis, c] over axes, per edge and channel.
 
-    lhs is [sender, axis, c] if ``GATHER``, else [e, axis].
-
-    Where ``FACTOR``, times factor[sender, c].
+    lhs is [sender, axis, c] if ``GATHER``, else [e, axis]. Where ``FACTOR``, times factor[sender, c].
     """
     C = (units * VEC).to(OFF)
     e = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -68,9 +66,8 @@ def dot_ends(senders, receivers, lhs, rhs, pair, weight, d_lhs, d_rhs, d_weight,
              ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Sum lhs * rhs[receiver, axis, c] over channels, per edge and axis.
 
-    lhs is [sender or e, c]; with ``WEIGHT``, times the weight of e and c.
-
-    Where ``LEFT_AXES``, lhs is [sender, axis, c], and ``GROUP`` is 1.
+    lhs is [sender or e, c]; with ``WEIGHT``, times the weight of e and c. Where ``LEFT_AXES``, lhs is [sender, axis, c], and
+    ``GROUP`` is 1.
     """
     C = (units * VEC).to(OFF)
     e = tl.program_id(0) * BE + tl.arange(0, BE)

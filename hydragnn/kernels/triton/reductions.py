@@ -20,9 +20,8 @@ def reductions(
 ) -> tuple[Pair, Pair, Pair]:
     """Return moments and extremes per row, in one pass.
 
-    Only the requested ones are computed. Moments are of the dtype of sums.
-
-    Edges are told where ``winners``; they are empty elsewhere.
+    Only the requested ones are computed. Moments are of the dtype of sums. Edges are told where ``winners``; they are empty
+    elsewhere.
     """
     from hydragnn.kernels.triton import segments, windows
 

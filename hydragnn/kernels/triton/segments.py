@@ -98,9 +98,8 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store moments and extremes of every row, in one pass.
 
-    Extremes have their first edge if ``WINNERS``.
-
-    Rows without edges get zeros and the edge ``none``; so do long rows, until their windows are joined.
+    Extremes have their first edge if ``WINNERS``. Rows without edges get zeros and the edge ``none``; so do long rows, until
+    their windows are joined.
     """
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
