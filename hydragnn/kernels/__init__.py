@@ -1,10 +1,10 @@
 """Gather and scatter ops with derivatives of every order."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
-from hydragnn.kernels.activated import activated_sum
 from hydragnn.kernels.activation import SiLU, first_derivatives, silu
 from hydragnn.kernels.ends import gather_add, received_and_sent
 from hydragnn.kernels.family import plain_forms
+from hydragnn.kernels.function_sums import POWER, activated_sum, power_sums
 from hydragnn.kernels.gathered_outer import gather_outer_sum
 from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
@@ -22,7 +22,6 @@ from hydragnn.kernels.pointwise import (
     radial_functions,
     rooted,
 )
-from hydragnn.kernels.powers import POWER, power_sums
 from hydragnn.kernels.segments import (
     segment_max,
     segment_mean,
@@ -36,51 +35,3 @@ from hydragnn.kernels.segments import (
 )
 from hydragnn.kernels.table import Table, interpolated, tables_of_functions
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
-
-__all__ = [
-    "OPS",
-    "POWER",
-    "Case",
-    "Op",
-    "Pairs",
-    "SiLU",
-    "Table",
-    "Topology",
-    "activated_sum",
-    "along_channels",
-    "along_directions",
-    "beside",
-    "normalised",
-    "rooted",
-    "edge_product",
-    "received_and_sent",
-    "first_derivatives",
-    "gather_add",
-    "gather_multiply_sum",
-    "gather_outer_sum",
-    "interpolated",
-    "joined",
-    "outer_sum",
-    "pairs_of",
-    "plain_forms",
-    "radial_functions",
-    "measured",
-    "lengths_and_directions",
-    "gated",
-    "envelope_at",
-    "ended",
-    "power_sums",
-    "relation_topology",
-    "scatter_multiply_sum",
-    "segment_max",
-    "segment_mean",
-    "segment_min",
-    "segment_softmax",
-    "segment_statistics",
-    "segment_std",
-    "segment_sum",
-    "segment_variance",
-    "silu",
-    "spread",
-    "tables_of_functions",
-]

@@ -9,7 +9,7 @@ torch takes the derivative of silu's derivative apart into sigmoids, products an
 Without a recorded gradient torch's own silu gives the same numbers with fewer calls (``first_derivatives``).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, Form, add, form_on, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, Form, add, form_on, forms_of
 from hydragnn.kernels.triton import forms as triton_forms
 
 
@@ -67,8 +67,7 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        slope: Tensor = _Slope.apply(x, incoming)
-        return slope
+        return _Slope.apply(x, incoming)
 
 
 class _Slope(Function):
@@ -77,8 +76,7 @@ class _Slope(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor) -> Tensor:
         ctx.save_for_backward(x, g)
-        slope: Tensor = torch.ops.aten.silu_backward(g, x)
-        return slope
+        return torch.ops.aten.silu_backward(g, x)
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,8 +118,7 @@ class _Curvature(Function):
 def _of_slope(x: Tensor, g: Tensor, incoming: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
     for_x, for_g = needed
     if for_x and for_g:
-        both: tuple[Tensor, Tensor] = _OfSlope.apply(x, g, incoming)
-        return both
+        return _OfSlope.apply(x, g, incoming)
     return _Curvature.apply(x, g, incoming) if for_x else None, _Slope.apply(x, incoming) if for_g else None
 
 
@@ -155,10 +152,6 @@ def _third(x: Tensor) -> Tensor:
     return p * (odd * (3 + x * odd) - 2 * x * p)
 
 
-CURVATURE_FORMS: Mapping[str, Form] = {ANYWHERE: curvature, "cpu": cpu.or_plain(cpu.silu_curvature, curvature)}
-OF_SLOPE_FORMS: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    ANYWHERE: slope_gradients,
-    "cpu": cpu.or_plain(cpu.silu_slope_gradient, slope_gradients),
-    **on_accelerators(triton_forms.silu_slope_gradients),  # type: ignore[arg-type,dict-item]
-}
+CURVATURE_FORMS = forms_of(curvature, cpu.silu_curvature)
+OF_SLOPE_FORMS = forms_of(slope_gradients, cpu.silu_slope_gradient, triton_forms.silu_slope_gradients)
 SILU_FORMS: Mapping[str, Form] = {ANYWHERE: _Value.apply}

@@ -6,16 +6,14 @@ The ops are linear, so their derivatives read no tensor again. Where edges share
 the edge's pair, and e' is the sum over the edges of a pair.
 """
 
-from collections.abc import Mapping
-
 from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on, on_accelerators
-from hydragnn.kernels.pairs import reads_weights
-from hydragnn.kernels.per_receiver import SUM_FORMS
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, forms_of, on_accelerators
+from hydragnn.kernels.pairs import gives_weights, reads_weights
+from hydragnn.kernels.per_receiver import sum_to_receivers
 from hydragnn.kernels.triton import forms as triton_forms
 
 
@@ -60,52 +58,19 @@ def plain_gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None
     return joined if edges is None else joined + edges
 
 
-def sum_to_receivers(messages: Tensor, topology: Topology) -> Tensor:
-    """``index_add``."""
-    return messages.new_zeros(topology.num_rows, *messages.shape[1:]).index_add(0, topology.receivers, messages)
-
-
-def sum_to_senders(messages: Tensor, topology: Topology) -> Tensor:
-    """``index_add``."""
-    return messages.new_zeros(topology.num_columns, *messages.shape[1:]).index_add(0, topology.senders, messages)
-
-
-def _compiled_sum_to_receivers(messages: Tensor, topology: Topology) -> Tensor | None:
-    return cpu.sum_to_receivers(messages, (topology.receivers, topology.num_rows))
-
-
-def _compiled_sum_to_senders(messages: Tensor, topology: Topology) -> Tensor | None:
-    return cpu.sum_to_receivers(messages, (topology.senders, topology.num_columns))
-
-
-def sum_to_items(messages: Tensor, topology: Topology) -> Tensor:
-    """Sum the messages of each pair; without pairs return them unchanged."""
-    if topology.pair is None:
-        return messages
-    return form_on(SUM_FORMS, messages.device.type)(messages, (topology.pair, topology.num_pairs))
-
-
-def items_in_triton(items: Tensor, topology: Topology) -> Tensor:
-    """Return the item of each edge's pair; without pairs return them unchanged."""
-    return items if topology.pair is None else triton_forms.gather(items, topology.pair)
-
-
-def spread_to_edges(items: Tensor, topology: Topology) -> Tensor:
-    """Return the item of each edge's pair; without pairs return them unchanged."""
-    return items if topology.pair is None else items.index_select(0, topology.pair)
-
-
-PLAIN_GATHER_ADD = reads_weights(plain_gather_add, 2)
-GATHER_ADD_FORMS: Mapping[str, Form] = {
-    ANYWHERE: PLAIN_GATHER_ADD,
-    "cpu": cpu.or_plain(cpu.gather_add, PLAIN_GATHER_ADD),
-    **on_accelerators(reads_weights(triton_forms.gather_add, 2)),
-}
-TO_SENDERS: Mapping[str, Form] = {
-    ANYWHERE: sum_to_senders,
-    "cpu": cpu.or_plain(_compiled_sum_to_senders, sum_to_senders),
-    **on_accelerators(triton_forms.sum_to_senders),
-}
+GATHER_ADD_FORMS = forms_of(
+    reads_weights(plain_gather_add, 2), cpu.gather_add, reads_weights(triton_forms.gather_add, 2)
+)
+TO_RECEIVERS = forms_of(
+    lambda messages, t: sum_to_receivers(messages, (t.receivers, t.num_rows)),
+    lambda messages, t: cpu.sum_to_receivers(messages, (t.receivers, t.num_rows)),
+    triton_forms.sum_to_receivers,
+)
+TO_SENDERS = forms_of(
+    lambda messages, t: sum_to_receivers(messages, (t.senders, t.num_columns)),
+    lambda messages, t: cpu.sum_to_receivers(messages, (t.senders, t.num_columns)),
+    triton_forms.sum_to_senders,
+)
 RECEIVED = ("to receivers", (INCOMING,))
 SENT = ("to senders", (INCOMING,))
 ITEMS = ("to items", (INCOMING,))
@@ -141,20 +106,19 @@ ENDS = Family(
             items=("rows",),
         ),
         "items": Member(
-            forms={ANYWHERE: spread_to_edges, **on_accelerators(items_in_triton)},
+            forms={
+                ANYWHERE: reads_weights(lambda items, _: items, 0),
+                **on_accelerators(lambda x, t: x if t.pair is None else triton_forms.gather(x, t.pair)),
+            },
             derivatives=(ITEMS,),
             items=("weights",),
         ),
-        "to items": Member(forms={ANYWHERE: sum_to_items}, derivatives=(("items", (INCOMING,)),), items=("edges",)),
-        "to receivers": Member(
-            forms={
-                ANYWHERE: sum_to_receivers,
-                "cpu": cpu.or_plain(_compiled_sum_to_receivers, sum_to_receivers),
-                **on_accelerators(triton_forms.sum_to_receivers),
-            },
-            derivatives=(("receivers", (INCOMING,)),),
+        "to items": Member(
+            forms={ANYWHERE: gives_weights(lambda messages, _: messages, 1)},
+            derivatives=(("items", (INCOMING,)),),
             items=("edges",),
         ),
+        "to receivers": Member(forms=TO_RECEIVERS, derivatives=(("receivers", (INCOMING,)),), items=("edges",)),
         "to senders": Member(forms=TO_SENDERS, derivatives=(("senders", (INCOMING,)),), items=("edges",)),
     }
 )

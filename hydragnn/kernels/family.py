@@ -1,10 +1,11 @@
-"""Families of ops whose derivatives are ops of the same family."""
+"""Families of ops whose derivatives are ops, and nonlinear ops."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, dtype
@@ -47,9 +48,21 @@ def form_on(forms: Mapping[str, T], device: str) -> T:
     return forms.get(_taken_for.get(device, device), forms[ANYWHERE])
 
 
-def on_accelerators(form: Form) -> dict[str, Form]:
+def on_accelerators(form: Callable[..., T]) -> dict[str, Callable[..., T]]:
     """Return a Triton form by kind of device; empty without Triton."""
     return dict.fromkeys(ACCELERATORS, form)
+
+
+def forms_of(
+    plain: Callable[..., T], compiled: Callable[..., T | None], triton: Callable[..., T] | None = None
+) -> dict[str, Callable[..., T]]:
+    """Return the forms of an op; ``plain`` serves where ``compiled`` returns None."""
+
+    def on_cpu(*inputs: Any, **options: Any) -> T:
+        value = compiled(*inputs, **options)
+        return plain(*inputs, **options) if value is None else value
+
+    return {ANYWHERE: plain, "cpu": on_cpu, **({} if triton is None else on_accelerators(triton))}
 
 
 def is_accelerated(device: str) -> bool:
@@ -133,8 +146,7 @@ class Family:
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """Return the op ``name`` of the tensors, with derivatives of every order."""
-        value: Tensor = self._shells[name](structure, *tensors)
-        return value
+        return self._shells[name](structure, *tensors)
 
     def gradients(
         self, name: str, operands: Sequence[Tensor], structure: Any, dtypes: Sequence[dtype], needed: Sequence[bool]
@@ -147,8 +159,7 @@ class Family:
         member = self.members[name]
         kind = _kind(operands[INCOMING])
         if all(needed) and not _open_blocks and (kind in member.together or kind in member.tangents):
-            values: Sequence[Tensor] = self._together[name].apply(structure, *operands)
-            return values
+            return self._together[name].apply(structure, *operands)
         recorded = torch.is_grad_enabled()  # a gradient that is not has no need of a function of autograd
         return [
             (self._shells if recorded else self._values)[derivative](
@@ -284,3 +295,73 @@ def _together(name: str, member: Member, family: Family) -> type[Function]:
 
     Together.__name__ = Together.__qualname__ = f"{name}, all derivatives"
     return Together
+
+
+Tensors = tuple[Tensor | None, ...]
+
+
+class CallRecord(NamedTuple):
+    """Tensors, results and gradients of a call; None where absent."""
+
+    tensors: Tensors
+    results: Tensors
+    incoming: Tensors
+
+
+@dataclass(kw_only=True, eq=False)
+class Nonlinear:
+    """Op with one or more results and differentiable gradients.
+
+    ``op(tensors, structure)`` returns the results.
+
+    ``gradients`` says what its tensors receive; it calls ops, so that its own derivatives exist.
+    """
+
+    name: str
+    forms: Mapping[str, Callable[..., Any]]
+    """By kind of device, called with the tensors, then the structure; without derivatives."""
+    gradients: Callable[[CallRecord, Any], Tensors]
+    tensors: int = 1
+    optional: int = 0
+    """Number of the last tensors that may be None."""
+    results: int = 1
+    keeps_tensors: bool = True
+    """False where gradients are made of the results alone."""
+
+    def __call__(self, tensors: Sequence[Tensor | None], structure: Any) -> Any:
+        """Return the result, or the tuple of results."""
+        return self._shell.apply(structure, *tensors)
+
+    def value(self, tensors: Sequence[Tensor | None], structure: Any) -> tuple[Tensor, ...]:
+        """Return the results by the form of the device, without derivatives."""
+        assert tensors[0] is not None
+        value: Any = form_on(self.forms, tensors[0].device.type)(*tensors, structure)
+        return value if isinstance(value, tuple) else (value,)
+
+    @cached_property
+    def _shell(self) -> type[Function]:
+        """Autograd function of the op."""
+        op = self
+
+        class Shell(Function):
+            @staticmethod
+            def forward(ctx: Any, structure: Any, *tensors: Tensor | None) -> Any:
+                results = op.value(tensors, structure)
+                ctx.save_for_backward(*(tensors if op.keeps_tensors else ()), *results)
+                ctx.structure = structure
+                ctx.set_materialize_grads(False)
+                return results if op.results > 1 else results[0]
+
+            @staticmethod
+            def backward(ctx: Any, *incoming: Tensor | None) -> Tensors:
+                if all(one is None for one in incoming):
+                    return (None,) * (op.tensors + 1)
+                return None, *op.gradients(op.record(ctx.saved_tensors, incoming), ctx.structure)
+
+        Shell.__name__ = Shell.__qualname__ = self.name  # what profilers and grad_fn show
+        return Shell
+
+    def record(self, saved: Tensors, incoming: Tensors) -> CallRecord:
+        """Sort the tensors that an autograd function saved."""
+        split = len(saved) - self.results
+        return CallRecord(saved[:split] or (None,) * self.tensors, saved[split:], incoming)

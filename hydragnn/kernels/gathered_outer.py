@@ -9,15 +9,13 @@ Edges may share weights (``Topology.sharing``): then there is one per pair. Each
 kernel on ROCm and CUDA. None makes an array of edges x channels, except ``multiply_along``, whose value is one.
 """
 
-from collections.abc import Callable, Mapping
-
 from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.ends import TO_SENDERS
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on, on_accelerators
+from hydragnn.kernels.family import INCOMING, Family, Member, form_on, forms_of, on_accelerators
 from hydragnn.kernels.outer import ALONG_CHANNELS_FORMS, ALONG_DIRECTIONS_FORMS, OUTER_SUM_FORMS
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
@@ -60,16 +58,12 @@ def plain_contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: T
     return form_on(ALONG_CHANNELS_FORMS, x.device.type)(along, vectors, topology)
 
 
-def _forms(plain: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
-    return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain), **on_accelerators(triton)}
-
-
-SUM_ALONG_FORMS = _forms(reads_weights(plain_sum_along, 1), cpu.sum_along, triton_forms.sum_along)
-COLLECT_ALONG_FORMS = _forms(reads_weights(plain_collect_along, 0), cpu.collect_along, triton_forms.collect_along)
-MULTIPLY_ALONG_FORMS = _forms(
+SUM_ALONG_FORMS = forms_of(reads_weights(plain_sum_along, 1), cpu.sum_along, triton_forms.sum_along)
+COLLECT_ALONG_FORMS = forms_of(reads_weights(plain_collect_along, 0), cpu.collect_along, triton_forms.collect_along)
+MULTIPLY_ALONG_FORMS = forms_of(
     gives_weights(plain_multiply_along, 3), cpu.multiply_along, gives_weights(triton_forms.multiply_along, 3)
 )
-CONTRACT_ALONG_FORMS = _forms(reads_weights(plain_contract_along, 1), cpu.contract_along, triton_forms.contract_along)
+CONTRACT_ALONG_FORMS = forms_of(reads_weights(plain_contract_along, 1), cpu.contract_along, triton_forms.contract_along)
 GATHERED_OUTER = Family(
     {
         "sum_along": Member(

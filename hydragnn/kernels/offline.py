@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,8 @@ READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
 
 def _expected(kernel: str, constants: Mapping[str, Any], number: int, lanes: int) -> tuple[int, int]:
     """Return the number and bytes of the loads that these tiles need."""
-    share = (
-        constants["BE"] * constants["BF"] * number // (constants["num_warps"] * lanes)
-    )  # bytes of a thread in a tile
+    # bytes of a thread in a tile
+    share = constants["BE"] * constants["BF"] * number // (constants["num_warps"] * lanes)
     size = max(number, min(16, constants["VEC"] * number, share))
     return READS[kernel](constants) * max(1, share // size), size
 
@@ -120,26 +120,18 @@ def compiled(
     Forward and backward; kernels in Triton's cache are read there. The architecture is checked when the first is asked for.
     InputError where it is unknown or Triton is missing.
     """
-    collector = _collector(architecture)
-    for width in channels:
-        for dtype in dtypes:
-            for name, op in OPS.items():
-                if only in name:
-                    for _, case in op.cases(
-                        {"long rows": random_graph(64, 10), "short rows": random_graph(32, 10)}, width
-                    ):
-                        yield from collector.launched_in(op.call, case.to("meta", dtype))
-
-
-def _collector(architecture: str) -> _Collector:
     if architecture not in ARCHITECTURES:
         raise InputError(
             f"unknown architecture {architecture}; Triton kernels are compiled for {', '.join(ARCHITECTURES)}"
         )
     try:
-        return _Collector(architecture)
+        collector = _Collector(architecture)
     except ImportError as error:
         raise InputError(f"Triton is not installed ({error}): pip install 'hydragnn-ensemble[kernels]'") from None
+    graphs, ops = {"long rows": random_graph(64, 10), "short rows": random_graph(32, 10)}, OPS.items()
+    for width, dtype, op in product(channels, dtypes, [op for name, op in ops if only in name]):
+        for _, case in op.cases(graphs, width):
+            yield from collector.launched_in(op.call, case.to("meta", dtype))
 
 
 class _Collector(triton_launch.Launcher):

@@ -1,7 +1,6 @@
 """Registry ``OPS`` of all ops, and the graphs of their tests."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -10,14 +9,13 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import (
-    activated,
     activation,
     ends,
+    function_sums,
     gathered_outer,
     outer,
     per_receiver,
     pointwise,
-    powers,
     reference,
     segments,
     softmax,
@@ -151,59 +149,26 @@ GATHER_ADD = Op(
 )
 
 
-def _outer_sums(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 3)), rest=(edges,))
+def _of(*shapes: str, rest: str = "", first: Callable[[Tensor], Tensor] = lambda x: x, smooth: bool = True) -> Make:
+    """Return a maker of cases by shapes such as ``edges channels``."""
+
+    def make(edges: Topology, channels: int, normal: Normal) -> Case:
+        counts = {name: getattr(edges, f"num_{name}") for name in ("edges", "rows", "columns", "weights")}
+        counts["channels"] = channels
+        tensors = [normal(*(counts[word] if word in counts else int(word) for word in one.split())) for one in shapes]
+        rests = {"topology": (edges,), "receivers": (edges.receivers, edges.num_rows), "senders": (edges.senders,)}
+        return Case(tensors=(first(tensors[0]), *tensors[1:]), rest=rests.get(rest, ()), smooth=smooth)
+
+    return make
 
 
-def _activated(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(3 * normal(edges.num_edges, channels), normal(edges.num_edges, 1)), rest=(edges,))
-
-
-def _deviations(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 1)), rest=(edges,))
-
-
-def _gathered_outer(edges: Topology, channels: int, normal: Normal) -> Case:
-    x, weight = normal(edges.num_columns, channels), normal(edges.num_weights, channels)
-    return Case(tensors=(x, weight, normal(edges.num_edges, 3)), rest=(edges,))
-
-
-def _along() -> dict[str, Make]:
-    return {"directions": _gathered_outer, "directions, shared weight": _sharing(_gathered_outer)}
-
-
-def _along_directions(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, 3), normal(edges.num_rows, 3, channels)), rest=(edges,))
-
-
-def _along_channels(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_rows, 3, channels)), rest=(edges,))
-
-
-def _numbers_of_edges(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(3 * normal(edges.num_edges, channels),), rest=())
-
-
-def _messages(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, channels),), rest=(edges.receivers, edges.num_rows))
-
-
-def _equal_messages(edges: Topology, channels: int, normal: Normal) -> Case:
-    """Return messages of whole numbers, some of them equal."""
-    case = _messages(edges, channels, normal)
-    return replace(case, tensors=(case.tensors[0].round(),), smooth=False)
-
-
-def _heads(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, 2, channels),), rest=(edges.receivers, edges.num_rows))
-
-
-def _scores(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges),), rest=(edges.receivers, edges.num_rows))
-
-
-def _rows(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_columns, channels),), rest=(edges.senders,))
+GATHERED_OUTER = _of("columns channels", "weights channels", "edges 3", rest="topology")
+EDGE_SUM = ("edges channels", "edges 1")
+MESSAGES = {
+    "channels": _of("edges channels", rest="receivers"),
+    "numbers": _of("edges", rest="receivers"),
+    "equal numbers": _of("edges channels", rest="receivers", first=Tensor.round, smooth=False),
+}
 
 
 def _rows_op(name: str, call: Callable[..., Any], plain: Callable[..., Any], variants: Mapping[str, Make]) -> Op:
@@ -216,14 +181,6 @@ def _rows_op(name: str, call: Callable[..., Any], plain: Callable[..., Any], var
     # plain torch rounds phases in half precision, of which waves make a turn; models compute lengths in more
     tolerance = {**TOLERANCE, torch.float16: 0.03, torch.bfloat16: 0.2} if name == "radial_functions" else TOLERANCE
     return Op(name=name, call=call, reference=plain, forms={ANYWHERE: plain}, variants=variants, tolerance=tolerance)
-
-
-def _vectors_of_edges(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, 3),), rest=())
-
-
-def _factors(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 1)), rest=())
 
 
 def _radial() -> dict[str, Make]:
@@ -243,14 +200,6 @@ def _radial() -> dict[str, Make]:
 def _results(options: Mapping[str, Any]) -> int:
     """Return the number of results: without an end there is no envelope."""
     return 1 if options["envelope"] < 0 else 2
-
-
-def _five(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=tuple(normal(edges.num_rows, channels) for _ in range(5)), rest=())
-
-
-def _squares(edges: Topology, channels: int, normal: Normal) -> Case:
-    return Case(tensors=(normal(edges.num_rows, channels).square(),), rest=())
 
 
 def _halves() -> dict[str, Make]:
@@ -290,7 +239,7 @@ ROWS = (
         "lengths_and_directions",
         pointwise.lengths_and_directions,
         pointwise.plain_lengths,
-        {"vectors": _vectors_of_edges},
+        {"vectors": _of("edges 3")},
     ),
     _rows_op(
         "radial_functions",
@@ -298,7 +247,12 @@ ROWS = (
         lambda lengths, options: pointwise.plain_radial(lengths, **options)[: _results(options)],
         _radial(),
     ),
-    _rows_op("ended", lambda x, y: (pointwise.ended(x, y),), lambda x, y: (x * y,), {"channels": _factors}),
+    _rows_op(
+        "ended",
+        lambda x, y: (pointwise.ended(x, y),),
+        lambda x, y: (x * y,),
+        {"channels": _of("edges channels", "edges 1")},
+    ),
     _rows_op(
         "measured",
         lambda scalars, halves, smooth: pointwise.measured(scalars, halves, smooth=smooth),
@@ -309,10 +263,20 @@ ROWS = (
         "normalised",
         lambda x: pointwise.STANDARD(x, floor=0.1),
         lambda x: pointwise.STANDARD.plain(x, floor=0.1),
-        {"channels": lambda edges, channels, normal: Case(tensors=(normal(edges.num_rows, channels),), rest=())},
+        {"channels": _of("rows channels")},
     ),
-    _rows_op("beside", lambda *x: (pointwise.beside(*x),), pointwise.BESIDE.plain, {"statistics": _five}),
-    _rows_op("rooted", lambda x: (pointwise.rooted(x, 0.1),), lambda x: ((x + 0.1).sqrt(),), {"squares": _squares}),
+    _rows_op(
+        "beside",
+        lambda *x: (pointwise.beside(*x),),
+        pointwise.BESIDE.plain,
+        {"statistics": _of(*5 * ["rows channels"])},
+    ),
+    _rows_op(
+        "rooted",
+        lambda x: (pointwise.rooted(x, 0.1),),
+        lambda x: ((x + 0.1).sqrt(),),
+        {"squares": _of("rows channels", first=Tensor.square)},
+    ),
     _rows_op("gated", _with_gates(pointwise.gated), _with_gates(pointwise.plain_gated), _gates()),
 )
 """Functions of rows."""
@@ -330,13 +294,9 @@ def _segment_op(call: Callable[..., Any], forms: Mapping[str, Form] | None = Non
     Its ``forms`` take (receivers, nodes) as one argument; without any, ``call`` is plain torch. Messages of several dimensions
     are tried where ``heads``: other ops are made of these.
     """
-    variants = {"channels": _messages, "numbers": _scores, "equal numbers": _equal_messages}
-    variants |= {"heads": _heads} if heads else {}
-    return _op(call, {name: _of_segments(form) for name, form in (forms or {}).items()} or {ANYWHERE: call}, variants)
-
-
-def _of_segments(form: Form) -> Form:
-    return lambda messages, receivers, num_nodes: form(messages, (receivers, num_nodes))
+    variants = MESSAGES | ({"heads": _of("edges 2 channels", rest="receivers")} if heads else {})
+    by_kind = {name: lambda x, r, nodes, form=form: form(x, (r, nodes)) for name, form in (forms or {}).items()}
+    return _op(call, by_kind or {ANYWHERE: call}, variants)
 
 
 OPS: Mapping[str, Op] = {
@@ -346,10 +306,22 @@ OPS: Mapping[str, Op] = {
         _op(trilinear.scatter_multiply_sum, trilinear.COLUMN_SUM_FORMS, _sums(from_rows=True)),
         _op(trilinear.edge_product, trilinear.EDGE_PRODUCT_FORMS, _products()),
         GATHER_ADD,
-        _op(gathered_outer.gather_outer_sum, gathered_outer.SUM_ALONG_FORMS, _along()),
-        _op(outer.outer_sum, outer.OUTER_SUM_FORMS, {"directions": _outer_sums}),
-        _op(outer.along_directions, outer.ALONG_DIRECTIONS_FORMS, {"directions": _along_directions}),
-        _op(outer.along_channels, outer.ALONG_CHANNELS_FORMS, {"directions": _along_channels}),
+        _op(
+            gathered_outer.gather_outer_sum,
+            gathered_outer.SUM_ALONG_FORMS,
+            {"directions": GATHERED_OUTER, "directions, shared weight": _sharing(GATHERED_OUTER)},
+        ),
+        _op(outer.outer_sum, outer.OUTER_SUM_FORMS, {"directions": _of("edges channels", "edges 3", rest="topology")}),
+        _op(
+            outer.along_directions,
+            outer.ALONG_DIRECTIONS_FORMS,
+            {"directions": _of("edges 3", "rows 3 channels", rest="topology")},
+        ),
+        _op(
+            outer.along_channels,
+            outer.ALONG_CHANNELS_FORMS,
+            {"directions": _of("edges channels", "rows 3 channels", rest="topology")},
+        ),
         _segment_op(segments.segment_sum, per_receiver.SUM_FORMS, heads=True),
         _segment_op(segments.segment_mean),
         _segment_op(segments.segment_max, heads=True),
@@ -357,11 +329,15 @@ OPS: Mapping[str, Op] = {
         _segment_op(segments.segment_variance),
         _segment_op(segments.segment_std),
         _segment_op(segments.segment_statistics, heads=True),
-        _op(segments.spread, {ANYWHERE: segments.spread}, {"rows": _rows}),
-        _op(activated.activated_sum, activated.FORMS, {"messages": _activated}),
-        _op(powers.power_sums, powers.FORMS, {"deviations": _deviations}),
+        _op(segments.spread, {ANYWHERE: segments.spread}, {"rows": _of("columns channels", rest="senders")}),
+        _op(
+            function_sums.activated_sum,
+            function_sums.ACTIVATED.forms,
+            {"messages": _of(*EDGE_SUM, rest="topology", first=lambda x: 3 * x)},
+        ),
+        _op(function_sums.power_sums, function_sums.POWER_SUMS.forms, {"deviations": _of(*EDGE_SUM, rest="topology")}),
         _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS, heads=True),
-        _op(activation.silu, activation.SILU_FORMS, {"numbers": _numbers_of_edges}),
+        _op(activation.silu, activation.SILU_FORMS, {"numbers": _of("edges channels", first=lambda x: 3 * x)}),
         *ROWS,
     )
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
+from hydragnn.kernels.family import INCOMING, Family, Member, forms_of, on_accelerators
 from hydragnn.kernels.trilinear import segment_bag
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -70,21 +70,9 @@ def plain_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) 
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 
-OUTER_SUM_FORMS = {
-    ANYWHERE: plain_outer_sum,
-    "cpu": cpu.or_plain(cpu.outer_sum, plain_outer_sum),
-    **on_accelerators(triton_forms.outer_sum),
-}
-ALONG_DIRECTIONS_FORMS = {
-    ANYWHERE: plain_along_directions,
-    "cpu": cpu.or_plain(cpu.along_directions, plain_along_directions),
-    **on_accelerators(triton_forms.along_directions),
-}
-ALONG_CHANNELS_FORMS = {
-    ANYWHERE: plain_along_channels,
-    "cpu": cpu.or_plain(cpu.along_channels, plain_along_channels),
-    **on_accelerators(triton_forms.along_channels),
-}
+OUTER_SUM_FORMS = forms_of(plain_outer_sum, cpu.outer_sum, triton_forms.outer_sum)
+ALONG_DIRECTIONS_FORMS = forms_of(plain_along_directions, cpu.along_directions, triton_forms.along_directions)
+ALONG_CHANNELS_FORMS = forms_of(plain_along_channels, cpu.along_channels, triton_forms.along_channels)
 OUTER = Family(
     {
         "outer_sum": Member(

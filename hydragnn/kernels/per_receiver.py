@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, forms_of, on_accelerators
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -25,17 +25,11 @@ def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
     return received.index_select(0, segments[0])
 
 
-def spread_in_triton(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """Return the row of each edge's receiver, one row at a time."""
-    return triton_forms.gather(received, segments[0])
-
-
-SPREAD_FORMS = {ANYWHERE: spread_to_edges, **on_accelerators(spread_in_triton)}
-SUM_FORMS = {
-    ANYWHERE: sum_to_receivers,
-    "cpu": cpu.or_plain(cpu.sum_to_receivers, sum_to_receivers),
-    **on_accelerators(sum_in_order),
+SPREAD_FORMS = {
+    ANYWHERE: spread_to_edges,
+    **on_accelerators(lambda received, segments: triton_forms.gather(received, segments[0])),
 }
+SUM_FORMS = forms_of(sum_to_receivers, cpu.sum_to_receivers, sum_in_order)
 SUMS = Family(
     {
         "sum": Member(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),

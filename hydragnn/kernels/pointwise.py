@@ -42,13 +42,12 @@ class Pointwise:
     linear: frozenset[int] = frozenset()
     """Tensors by place in which results are linear, apart from all others: second derivatives are zero."""
 
-    def __call__(self, *tensors: Tensor | None, **options: Any) -> Tensors:
+    def __call__(self, *tensors: Tensor | None, **options: Any) -> tuple[Any, ...]:
         """Return the results, with derivatives of every order."""
         if not self.serves(tensors[0]):
             return self.plain(*tensors, **options)
         self.check(*tensors, **options)
-        results: Tensors = _Order.apply(self, options, 0, len(tensors), *tensors)
-        return results
+        return _Order.apply(self, options, 0, len(tensors), *tensors)
 
     def check(self, *tensors: Tensor | None, **options: Any) -> None:
         """Raise ValueError for tensors of different rows, and what plain torch raises for different widths.
@@ -134,8 +133,7 @@ def joined(parts: Sequence[Float[Tensor, "..."]], dim: int) -> Float[Tensor, "..
     """Return ``torch.cat`` of the parts; where launches count, its second derivative is a ``torch.cat``, too."""
     if not is_accelerated(parts[0].device.type):
         return torch.cat(list(parts), dim)
-    result: Tensor = _Joined.apply(dim, *parts)
-    return result
+    return _Joined.apply(dim, *parts)
 
 
 class _Joined(Function):
@@ -163,7 +161,6 @@ def lengths_and_directions(
             [0.0000, 0.0000]])
     """
     lengths, directions = LENGTHS(vectors)
-    assert lengths is not None and directions is not None
     return lengths, directions
 
 
@@ -195,7 +192,6 @@ def radial_functions(
     ``options`` are those of ``plain_radial``. Atomics: none.
     """
     functions, envelope = RADIAL(lengths, **options)
-    assert functions is not None and envelope is not None
     return functions, envelope
 
 
@@ -277,9 +273,7 @@ def ended(
     values: Float[Tensor, "items channels"], factors: Float[Tensor, "items 1"]
 ) -> Float[Tensor, "items channels"]:
     """Return rows times a number each, such as an envelope. Atomics: none."""
-    (result,) = ENDED(values, factors)
-    assert result is not None
-    return result
+    return ENDED(values, factors)[0]
 
 
 ENDED = Pointwise(kernel="ended", plain=lambda x, y: (x * y,), shapes=lambda x, y: (x.shape,), whole=True)
@@ -293,10 +287,9 @@ def normalised(layer: nn.Module, values: Float[Tensor, "rows channels"]) -> Floa
     if type(layer) is nn.LayerNorm and values.dim() == 2 and values.shape[1] <= 1024 and STANDARD.serves(values):
         half = values.dtype in (torch.float16, torch.bfloat16)  # which autocast normalises in fp32
         (standard,) = STANDARD(values.float() if half else values, floor=layer.eps)
-        if standard is not None and layer.elementwise_affine and layer.bias is not None:
+        if layer.elementwise_affine and layer.bias is not None:
             return torch.addcmul(layer.bias, standard, layer.weight)
-    result: Tensor = layer(values)
-    return result
+    return layer(values)
 
 
 STANDARD = Pointwise(
@@ -316,9 +309,7 @@ def beside(
     deviation: Float[Tensor, "nodes channels"],
 ) -> Float[Tensor, "nodes four"]:
     """Return own + mean, own + low, own + high and the deviation, side by side. Atomics: none."""
-    (result,) = BESIDE(own, mean, low, high, deviation)
-    assert result is not None
-    return result
+    return BESIDE(own, mean, low, high, deviation)[0]
 
 
 BESIDE = Pointwise(
@@ -332,9 +323,7 @@ BESIDE = Pointwise(
 def rooted(values: Float[Tensor, "rows *features"], floor: float) -> Float[Tensor, "rows *features"]:
     """Return sqrt(values + floor). Atomics: none."""
     rows = values if values.dim() == 2 else values.reshape(values.shape[0], math.prod(values.shape[1:]))
-    (result,) = ROOT(rows, floor=floor)
-    assert result is not None
-    return result.view(values.shape)
+    return ROOT(rows, floor=floor)[0].view(values.shape)
 
 
 ROOT = Pointwise(
@@ -374,7 +363,6 @@ def measured(
     Halves l and r are vectors: [s, |r|] and <l, r>, channel by channel, with norms of ``norm_of``. Atomics: none.
     """
     beside, products = NORMS(scalars, halves, smooth=smooth, floor=floor)
-    assert beside is not None and products is not None
     return beside, products
 
 

@@ -1,7 +1,7 @@
 """Twice differentiable reductions of messages to their receivers.
 
 Receivers may come in any order. On CUDA and ROCm the edges of a node are found by one sort per array of receivers
-(``ordered``): no atomics, and the same bits again. Without Triton there sums are ``index_add``, which adds atomically, so
+(``segment_order``): no atomics, and the same bits again. Without Triton there sums are ``index_add``, which adds atomically, so
 that last bits differ from run to run unless ``torch.use_deterministic_algorithms(True)``.
 """
 
@@ -125,5 +125,4 @@ def segment_softmax(
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    shares: Tensor = SOFTMAX((scores,), (receivers, num_nodes))
-    return shares
+    return SOFTMAX((scores,), (receivers, num_nodes))

@@ -7,14 +7,10 @@ Each op takes one pass over the rows. With row(a) the sum of a over the edges wi
     curvature(y, u, v) = u v - v row(y u) - u row(y v)    made of sums
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from torch import Tensor
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, Form, form_on, on_accelerators
-from hydragnn.kernels.nonlinear import CallRecord, Nonlinear, Tensors
+from hydragnn.kernels.family import CallRecord, Nonlinear, Tensors, form_on, forms_of
 from hydragnn.kernels.per_receiver import SUM_FORMS, SUMS
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.statistics import Segments, scattered_extreme
@@ -60,10 +56,6 @@ def _curvature_in_triton(y: Tensor, u: Tensor, v: Tensor, segments: Segments) ->
     return curvature(y, u, v, segments) if may_be_long(order) else triton_reductions.softmax_gradient(y, u, v, order)
 
 
-def _forms(plain: Form, compiled: Callable[..., Tensor | None]) -> Mapping[str, Form]:
-    return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain)}
-
-
 def _of_scores(record: CallRecord, segments: Segments) -> Tensors:
     return (GRADIENT((record.results[0], record.incoming[0]), segments),)
 
@@ -85,17 +77,17 @@ def _of_curvature(record: CallRecord, segments: Segments) -> Tensors:
     return -u * of_v - v * of_u, w * v - w * sums(y * v) - y * of_v, w * u - w * sums(y * u) - y * of_u
 
 
-SOFTMAX_FORMS: Mapping[str, Any] = {**_forms(shares, cpu.softmax), **on_accelerators(_in_triton)}
+SOFTMAX_FORMS = forms_of(shares, cpu.softmax, _in_triton)
 SOFTMAX = Nonlinear(name="softmax", forms=SOFTMAX_FORMS, gradients=_of_scores, keeps_tensors=False)
 GRADIENT = Nonlinear(
     name="softmax_gradient",
-    forms={**_forms(gradient, cpu.softmax_gradient), **on_accelerators(_gradient_in_triton)},
+    forms=forms_of(gradient, cpu.softmax_gradient, _gradient_in_triton),
     gradients=_of_gradient,
     tensors=2,
 )
 CURVATURE = Nonlinear(
     name="softmax_curvature",
-    forms={**_forms(curvature, cpu.softmax_curvature), **on_accelerators(_curvature_in_triton)},
+    forms=forms_of(curvature, cpu.softmax_curvature, _curvature_in_triton),
     gradients=_of_curvature,
     tensors=3,
 )

@@ -5,7 +5,7 @@ With fixed weights, a network of a length is a smooth function of that length. A
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, Form, form_on
+from hydragnn.kernels.family import form_on, forms_of
 
 Functions = Callable[[Tensor], Sequence[Tensor]]
 """From x ``[items]`` to the values of several functions, ``[items, channels]`` each."""
@@ -51,8 +51,7 @@ def interpolated(x: Float[Tensor, " items"], table: Table) -> Float[Tensor, "ite
     >>> interpolated(torch.tensor([0.5, 1.5, 3.0]), square).squeeze(1)
     tensor([0.2500, 2.2500, 4.0000])
     """
-    values: Tensor = _Value.apply(x, table)
-    return values
+    return _Value.apply(x, table)
 
 
 class _Value(Function):
@@ -67,8 +66,7 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        slope: Tensor = _Slope.apply(x, incoming, ctx.table)
-        return slope, None
+        return _Slope.apply(x, incoming, ctx.table), None
 
 
 class _Slope(Function):
@@ -174,5 +172,5 @@ def _with_slopes(functions: Functions, x: Tensor) -> list[tuple[Tensor, Tensor]]
     return [(one.detach(), slope) for one, slope in zip(values, slopes)]
 
 
-VALUE_FORMS: Mapping[str, Form] = {ANYWHERE: value, "cpu": cpu.or_plain(cpu.table_value, value)}
-SLOPE_FORMS: Mapping[str, Form] = {ANYWHERE: slope, "cpu": cpu.or_plain(cpu.table_slope, slope)}
+VALUE_FORMS = forms_of(value, cpu.table_value)
+SLOPE_FORMS = forms_of(slope, cpu.table_slope)

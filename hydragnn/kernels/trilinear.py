@@ -19,7 +19,7 @@ Weights are absent (1), one number per edge ``[edges]``, one per edge and channe
 ``[nodes, dim, channels]``; axes share the weight. Edges may share weights (``Topology.sharing``): then there is one per pair.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Gradients, Member, on_accelerators
+from hydragnn.kernels.family import INCOMING, Family, Gradients, Member, forms_of, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -138,51 +138,43 @@ def _align(weight: Tensor, x: Tensor) -> Tensor:
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
 
 
-def _without_weight(form: Form) -> Form:
-    return lambda x, topology: form(x, None, topology)
-
-
-def _reading(plain: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
-    """Return the forms of a sum; all accept weights that edges share."""
-    plain = reads_weights(plain, WEIGHT)
-    return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain), **on_accelerators(triton)}
-
-
 WEIGHT = 1  # position among the tensors of both sums
-ROW_SUM_FORMS = _reading(plain_row_sum, cpu.row_sum, triton_forms.row_sum)
-COLUMN_SUM_FORMS = _reading(plain_column_sum, cpu.column_sum, triton_forms.column_sum)
-EDGE_PRODUCT_FORMS: Mapping[str, Form] = {
-    ANYWHERE: gives_weights(plain_edge_product, 2),
-    "cpu": cpu.or_plain(cpu.edge_product, gives_weights(plain_edge_product, 2)),
-    **on_accelerators(gives_weights(triton_forms.edge_product, 2)),
-}
+ROW_SUM_FORMS = forms_of(reads_weights(plain_row_sum, WEIGHT), cpu.row_sum, triton_forms.row_sum)
+COLUMN_SUM_FORMS = forms_of(reads_weights(plain_column_sum, WEIGHT), cpu.column_sum, triton_forms.column_sum)
+EDGE_PRODUCT_FORMS = forms_of(
+    gives_weights(plain_edge_product, 2), cpu.edge_product, gives_weights(triton_forms.edge_product, 2)
+)
 
 
 def _trilinear(per: Per) -> Family:
     """Return the family of three ops for one kind of weight."""
     products = {name: partial(form, per=per) for name, form in EDGE_PRODUCT_FORMS.items()}
-    together: Mapping[str, Mapping[str, Gradients]] = {name: {} for name in TOGETHER} if per == "edge" else TOGETHER
+
+    def in_one_pass(gradients: Gradients) -> Mapping[str, Gradients]:
+        """Return the form for all tensors; none for weights per edge."""
+        return {} if per == "edge" else {"cpu": gradients}
+
     product_along = gives_weights(partial(triton_forms.edge_product, per=per), 2)
     return Family(
         {
             "row_sum": Member(
                 forms=ROW_SUM_FORMS,
                 derivatives=(("column_sum", (INCOMING, 1)), ("edge_product", (0, INCOMING))),
-                together=together["row_sum"],
+                together=in_one_pass(cpu.row_sum_gradients),
                 tangents=on_accelerators(triton_forms.row_sum),
                 items=("columns", "weights"),
             ),
             "column_sum": Member(
                 forms=COLUMN_SUM_FORMS,
                 derivatives=(("row_sum", (INCOMING, 1)), ("edge_product", (INCOMING, 0))),
-                together=together["column_sum"],
+                together=in_one_pass(cpu.column_sum_gradients),
                 tangents=on_accelerators(triton_forms.column_sum),
                 items=("rows", "weights"),
             ),
             "edge_product": Member(
                 forms=products,
                 derivatives=(("column_sum", (1, INCOMING)), ("row_sum", (0, INCOMING))),
-                together=together["edge_product"],
+                together=in_one_pass(cpu.edge_product_gradients),
                 tangents=on_accelerators(product_along),
                 items=("columns", "rows"),
             ),
@@ -190,22 +182,16 @@ def _trilinear(per: Per) -> Family:
     )
 
 
-TOGETHER: Mapping[str, Mapping[str, Gradients]] = {
-    "row_sum": {"cpu": cpu.row_sum_gradients},
-    "column_sum": {"cpu": cpu.column_sum_gradients},
-    "edge_product": {"cpu": cpu.edge_product_gradients},
-}
-"""One pass over the edges for what all tensors of an op receive, with weights per channel or head."""
 PER_EDGE, PER_HEAD, PER_CHANNEL = _trilinear("edge"), _trilinear("head"), _trilinear("channel")
 PLAIN = Family(
     {
         "row_sum": Member(
-            forms={name: _without_weight(form) for name, form in ROW_SUM_FORMS.items()},
+            forms={name: lambda x, t, form=form: form(x, None, t) for name, form in ROW_SUM_FORMS.items()},
             derivatives=(("column_sum", (INCOMING,)),),
             items=("columns",),
         ),
         "column_sum": Member(
-            forms={name: _without_weight(form) for name, form in COLUMN_SUM_FORMS.items()},
+            forms={name: lambda g, t, form=form: form(g, None, t) for name, form in COLUMN_SUM_FORMS.items()},
             derivatives=(("row_sum", (INCOMING,)),),
             items=("rows",),
         ),

@@ -15,7 +15,6 @@ from hydragnn.kernels.offline import READS, Compiled, read_amd
 from hydragnn.kernels.op import Errors
 from hydragnn.kernels.ops import case_graphs, random_graph
 from hydragnn.kernels.triton import edges as triton_edges
-from hydragnn.kernels.triton import elementwise as triton_elementwise
 from hydragnn.kernels.triton import pointwise as triton_pointwise
 from hydragnn.kernels.triton import segments as triton_segments
 from hydragnn.kernels.triton import sums as triton_sums
@@ -195,7 +194,7 @@ def test_kernels_compile_beside_the_checks_of_annotations() -> None:
     """Triton reads the names in a kernel from its globals, so that nothing may be wrapped around it."""
     kernels = [
         getattr(module, name)
-        for module in (triton_sums, triton_edges, triton_elementwise, triton_pointwise, triton_segments, triton_windows)
+        for module in (triton_sums, triton_edges, triton_pointwise, triton_segments, triton_windows)
         for name in dir(module)
         if isinstance(getattr(module, name), triton.JITFunction)
     ]

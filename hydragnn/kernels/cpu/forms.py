@@ -4,26 +4,15 @@ No array of edges x channels is made on the way to nodes. Sums run in the order 
 every machine and with any number of threads (the loops use one).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu.compiled import call, serves
-
-T = TypeVar("T")
-
-
-def or_plain(compiled: Callable[..., T | None], plain: Callable[..., T]) -> Callable[..., T]:
-    """Return the compiled form with ``plain`` as its fallback for None."""
-
-    def form(*inputs: Any, **options: Any) -> T:
-        value = compiled(*inputs, **options)
-        return plain(*inputs, **options) if value is None else value
-
-    return form
 
 
 def row_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
@@ -46,8 +35,7 @@ def _weighted_sum(
         return None
     out = x.new_empty(rows, *x.shape[1:])
     sizes = (index.shape[0], rows, *_axes_and_channels(x, weight.dim() - 1))
-    call("weighted_sum", (x, weight, index, into, pair), sizes, out)
-    return out
+    return _run("weighted_sum", (x, weight, index, into, pair), sizes, out)
 
 
 def _weighs(weight: Tensor, x: Tensor) -> bool:
@@ -73,8 +61,7 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor |
         return None
     retained = (x.shape[-1],) if per == "channel" else (x.shape[-2], 1)
     out = x.new_empty(topology.num_weights, *retained)
-    call("edge_product", (*ends, topology.pair), (edges, len(out), *_axes_and_channels(x, len(retained))), out)
-    return out
+    return _run("edge_product", (*ends, topology.pair), (edges, len(out), *_axes_and_channels(x, len(retained))), out)
 
 
 def row_sum_gradients(x: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
@@ -116,8 +103,7 @@ def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tenso
         return None
     rows, dim, channels = topology.num_rows, directions.shape[1], messages.shape[1]
     out = messages.new_empty(rows, dim, channels)
-    call("outer_sum", (messages, directions, topology.row_offsets), (rows, dim, channels), out)
-    return out
+    return _run("outer_sum", (messages, directions, topology.row_offsets), (rows, dim, channels), out)
 
 
 def along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
@@ -126,8 +112,7 @@ def along_directions(directions: Tensor, vectors: Tensor, topology: Topology) ->
         return None
     edges, dim, channels = topology.num_edges, directions.shape[1], vectors.shape[2]
     out = vectors.new_empty(edges, channels)
-    call("along_directions", (directions, vectors, topology.receivers), (edges, dim, channels), out)
-    return out
+    return _run("along_directions", (directions, vectors, topology.receivers), (edges, dim, channels), out)
 
 
 def along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
@@ -136,8 +121,7 @@ def along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Ten
         return None
     edges, dim, channels = topology.num_edges, vectors.shape[1], messages.shape[1]
     out = vectors.new_empty(edges, dim)
-    call("along_channels", (messages, vectors, topology.receivers), (edges, dim, channels), out)
-    return out
+    return _run("along_channels", (messages, vectors, topology.receivers), (edges, dim, channels), out)
 
 
 def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
@@ -146,8 +130,7 @@ def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology)
         return None
     sizes = (topology.num_rows, directions.shape[1], x.shape[1])
     out = x.new_empty(sizes)
-    call("sum_along", (x, weight, directions, topology.senders, topology.row_offsets, topology.pair), sizes, out)
-    return out
+    return _run("sum_along", (x, weight, directions, topology.senders, topology.row_offsets, topology.pair), sizes, out)
 
 
 def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
@@ -156,8 +139,9 @@ def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology:
         return None
     out = weight.new_empty(topology.num_columns, weight.shape[1])
     arrays = (weight, directions, vectors, topology.senders, topology.receivers, topology.pair)
-    call("collect_along", arrays, (topology.num_edges, topology.num_columns, directions.shape[1], weight.shape[1]), out)
-    return out
+    return _run(
+        "collect_along", arrays, (topology.num_edges, topology.num_columns, directions.shape[1], weight.shape[1]), out
+    )
 
 
 def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
@@ -166,8 +150,9 @@ def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Top
         return None
     sizes = (topology.num_edges, topology.num_weights, directions.shape[1], x.shape[1])
     out = x.new_empty(sizes[1], sizes[3])
-    call("multiply_along", (x, directions, vectors, topology.senders, topology.receivers, topology.pair), sizes, out)
-    return out
+    return _run(
+        "multiply_along", (x, directions, vectors, topology.senders, topology.receivers, topology.pair), sizes, out
+    )
 
 
 def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
@@ -176,8 +161,7 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
         return None
     sizes = (topology.num_edges, vectors.shape[1], x.shape[1])
     out = x.new_empty(sizes[:2])
-    call("contract_along", (x, weight, vectors, topology.senders, topology.receivers, topology.pair), sizes, out)
-    return out
+    return _run("contract_along", (x, weight, vectors, topology.senders, topology.receivers, topology.pair), sizes, out)
 
 
 def sum_along_gradients(
@@ -201,8 +185,7 @@ def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topo
         return None
     out = sent.new_empty(topology.num_edges, *sent.shape[1:])
     ends = (received, sent, edges, topology.senders, topology.receivers, topology.pair)
-    call("gather_add", ends, (topology.num_edges, _width(sent)), out)
-    return out
+    return _run("gather_add", ends, (topology.num_edges, _width(sent)), out)
 
 
 def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
@@ -238,73 +221,65 @@ def serves_segments(messages: Tensor, receivers: Tensor, num_nodes: int) -> bool
     return call("ascends", (receivers,), (receivers.shape[0], num_nodes))
 
 
-def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+def statistics(messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...]) -> tuple[Tensor, ...] | None:
     """Return the named ones of mean, variance, low and high."""
-    values = {name: messages.new_empty(num_nodes, *messages.shape[1:]) for name in names}
+    if not serves_segments(messages, *segments):
+        return None
+    values = {name: messages.new_empty(segments[1], *messages.shape[1:]) for name in names}
     outs = [values.get(name) for name in ("mean", "variance", "low", "high")]
-    call("statistics", (messages, receivers), _sizes(messages, num_nodes), *outs)
+    call("statistics", (messages, segments[0]), _sizes(messages, segments[1]), *outs)
     return tuple(values.values())
 
 
 def statistics_gradient(
-    messages: Tensor, receivers: Tensor, operands: Mapping[str, Tensor], incoming: Mapping[str, Tensor | None]
-) -> Tensor:
+    messages: Tensor,
+    segments: tuple[Tensor, int],
+    operands: Mapping[str, Tensor | None],
+    incoming: Mapping[str, Tensor | None],
+) -> Tensor | None:
     """Return the gradient of messages from those of their statistics."""
-    out, spare = (
-        torch.empty_like(messages, memory_format=torch.contiguous_format),
-        messages.new_empty(2, _width(messages)),
-    )
+    if not serves_segments(messages, *segments):
+        return None
+    out, spare = _dense_like(messages), messages.new_empty(2, _width(messages))
     arrays = [operands.get(name) for name in ("mean", "low", "high")]
     arrays += [incoming.get(name) for name in ("mean", "variance", "low", "high")]
-    num_nodes = next(iter(operands.values())).shape[0]
-    call("statistics_gradient", (messages, receivers, *arrays), _sizes(messages, num_nodes), spare, out)
-    return out
+    return _run("statistics_gradient", (messages, segments[0], *arrays), _sizes(messages, segments[1]), spare, out)
 
 
-def holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
+def holders(messages: Tensor, value: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
     """Return each node's first edge with ``value``, or the number of edges."""
+    if not serves_segments(messages, *segments):
+        return None
     out = torch.empty_like(value, dtype=torch.int64)
-    call("holders", (messages, receivers, value), _sizes(messages, value.shape[0]), out)
-    return out
+    return _run("holders", (messages, segments[0], value), _sizes(messages, value.shape[0]), out)
 
 
-def softmax(scores: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
-    """Return the shares of exponentials of each row."""
-    return _by_row("softmax", 1, (scores,), segments)
-
-
-def softmax_gradient(y: Tensor, u: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
-    """Return the gradient of scores, from shares and their gradient."""
-    return _by_row("softmax_gradient", 1, (y, u), segments)
-
-
-def softmax_curvature(y: Tensor, u: Tensor, v: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
-    """Return the gradient of shares, from v for the gradient of scores."""
-    return _by_row("softmax_curvature", 2, (y, u, v), segments)
-
-
-def _by_row(name: str, spare: int, tensors: tuple[Tensor, ...], segments: tuple[Tensor, int]) -> Tensor | None:
-    """Call a loop with one result per message.
+def _by_row(name: str, spare: int, *inputs: Any) -> Tensor | None:
+    """Call a loop on tensors and segments, with one result per message.
 
     Returns None for single numbers, where torch is faster, and unless receivers ascend.
     """
-    first, (receivers, num_nodes) = tensors[0], segments
-    if _width(first) == 1 or not serves(*tensors) or not serves_segments(first, receivers, num_nodes):
+    *tensors, segments = inputs
+    first = tensors[0]
+    if _width(first) == 1 or not serves(*tensors) or not serves_segments(first, *segments):
         return None
     assert all(tensor.shape == first.shape for tensor in tensors)
     out = _dense_like(first)
     sizes = first.shape[0], _width(first)
-    call(name, (*tensors, receivers), sizes, first.new_empty(spare * _width(first)), out)
-    return out
+    return _run(name, (*tensors, segments[0]), sizes, first.new_empty(spare * _width(first)), out)
+
+
+softmax = partial(_by_row, "softmax", 1)
+softmax_gradient = partial(_by_row, "softmax_gradient", 1)
+softmax_curvature = partial(_by_row, "softmax_curvature", 2)
 
 
 def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
     """Return g u silu''(x) in one pass."""
     if not serves(x, g, u) or not x.shape == g.shape == u.shape:
         return None
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    call("silu_curvature", (x, g, u), (out.numel(),), out)
-    return out
+    out = _dense_like(x)
+    return _run("silu_curvature", (x, g, u), (out.numel(),), out)
 
 
 def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -316,48 +291,28 @@ def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor
     return for_x, for_g
 
 
-def activated_sum(a: Tensor, w: Tensor, topology: Topology) -> Tensor:
-    """Sum weights times SiLU of messages, edge by edge."""
-    out = a.new_empty(topology.num_rows, a.shape[1])
-    call("activated_sum", (a, w, topology.receivers), (topology.num_edges, topology.num_rows, a.shape[1]), out)
-    return out
+def function_sum(name: str, sums: int, a: Tensor, w: Tensor, topology: Topology) -> Tensor:
+    """Sum weights times functions of messages, edge by edge."""
+    rows = topology.num_rows, a.shape[1]
+    out = a.new_empty(rows if sums == 1 else (sums, *rows))
+    return _run(name, (a, w, topology.receivers), (topology.num_edges, *rows), out)
 
 
-def activated_gradient(a: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
-    """Return both gradients of ``activated_sum`` in one pass."""
+def function_gradient(name: str, a: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
+    """Return both gradients of ``function_sum`` in one pass."""
     for_a, for_w = _dense_like(a), _dense_like(w)
-    call("activated_gradient", (a, w, g, topology.receivers), (topology.num_edges, a.shape[1]), for_a, for_w)
+    rows = () if g.dim() == 2 else (topology.num_rows,)  # where there are several sums
+    call(name, (a, w, g, topology.receivers), (topology.num_edges, *rows, a.shape[1]), for_a, for_w)
     return for_a, for_w
 
 
-def activated_second(a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
-    """Return the gradients of ``activated_gradient`` in one pass."""
+def function_second(
+    name: str, a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology
+) -> tuple[Tensor, ...]:
+    """Return the gradients of ``function_gradient`` in one pass."""
     outs = _dense_like(a), _dense_like(w), _dense_like(g)
     sizes = (topology.num_edges, topology.num_rows, a.shape[1])
-    call("activated_second", (a, w, g, u, v, topology.receivers), sizes, *outs)
-    return outs
-
-
-def power_sums(x: Tensor, w: Tensor, topology: Topology) -> Tensor:
-    """Sum weights times three powers of deviations, edge by edge."""
-    out = x.new_empty(3, topology.num_rows, x.shape[1])
-    call("power_sums", (x, w, topology.receivers), (topology.num_edges, topology.num_rows, x.shape[1]), out)
-    return out
-
-
-def power_gradient(x: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
-    """Return both gradients of ``power_sums`` in one pass."""
-    for_x, for_w = _dense_like(x), _dense_like(w)
-    sizes = (topology.num_edges, topology.num_rows, x.shape[1])
-    call("power_gradient", (x, w, g, topology.receivers), sizes, for_x, for_w)
-    return for_x, for_w
-
-
-def power_second(x: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
-    """Return the gradients of ``power_gradient`` in one pass."""
-    outs = _dense_like(x), _dense_like(w), _dense_like(g)
-    sizes = (topology.num_edges, topology.num_rows, x.shape[1])
-    call("power_second", (x, w, g, u, v, topology.receivers), sizes, *outs)
+    call(name, (a, w, g, u, v, topology.receivers), sizes, *outs)
     return outs
 
 
@@ -368,8 +323,7 @@ def table_value(x: Tensor, table: Any) -> Tensor | None:
         return None
     intervals, channels = knots.shape[0] - 1, knots.shape[2]
     out = x.new_empty(x.shape[0], channels)
-    call("table_value", (x, knots, x.new_tensor([1 / table.step])), (x.shape[0], intervals, channels), out)
-    return out
+    return _run("table_value", (x, knots, x.new_tensor([1 / table.step])), (x.shape[0], intervals, channels), out)
 
 
 def table_slope(x: Tensor, g: Tensor, table: Any) -> Tensor | None:
@@ -377,10 +331,15 @@ def table_slope(x: Tensor, g: Tensor, table: Any) -> Tensor | None:
     knots = table.knots
     if not serves(x, g, knots) or x.dim() != 1 or g.shape != (x.shape[0], knots.shape[2]):
         return None
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = _dense_like(x)
     sizes = (x.shape[0], knots.shape[0] - 1, knots.shape[2])
-    call("table_slope", (x, g, knots, x.new_tensor([1 / table.step])), sizes, out)
-    return out
+    return _run("table_slope", (x, g, knots, x.new_tensor([1 / table.step])), sizes, out)
+
+
+def _run(name: str, arrays: Sequence[Tensor | None], sizes: Sequence[int], *outs: Tensor) -> Tensor:
+    """Call a loop; return the last array that it writes."""
+    call(name, arrays, sizes, *outs)
+    return outs[-1]
 
 
 def _dense_like(tensor: Tensor) -> Tensor:

@@ -22,47 +22,28 @@ NONE: Tangents = (None, None, None)
 
 def row_sum(x: Tensor, weight: Tensor | None, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum weighted states of senders per row."""
-    return _sum(
-        Summands(
-            *by_row(topology),
-            topology.senders,
-            x=x,
-            weight=weight,
-            numbers=topology.pair,
-            d_x=along[0],
-            d_weight=along[1],
-        )
-    )
+    d_x, d_weight = along[:2]
+    inputs = by_row(topology, topology.senders, x=x, weight=weight, numbers=topology.pair, d_x=d_x, d_weight=d_weight)
+    return _sum(inputs)
 
 
 def column_sum(g: Tensor, weight: Tensor | None, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum weighted states of receivers per column."""
-    numbers = None if weight is None else _weights_by_column(topology)
+    numbers, (d_x, d_weight) = None if weight is None else _weights_by_column(topology), along[:2]
     index = topology.receivers_by_sender
-    return _sum(
-        Summands(*by_column(topology), index, x=g, weight=weight, numbers=numbers, d_x=along[0], d_weight=along[1])
-    )
+    return _sum(by_column(topology, index, x=g, weight=weight, numbers=numbers, d_x=d_x, d_weight=d_weight))
 
 
 def outer_sum(messages: Tensor, directions: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum messages times directions per row, of one read of the messages."""
-    inputs = Summands(*by_row(topology), None, x=messages, along=directions, d_x=along[0], d_along=along[1])
+    inputs = by_row(topology, None, x=messages, along=directions, d_x=along[0], d_along=along[1])
     return _sum_outer(inputs, messages.dtype)
 
 
 def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Sum weighted states of senders times directions per row."""
-    inputs = Summands(
-        *by_row(topology),
-        topology.senders,
-        x=x,
-        weight=weight,
-        numbers=topology.pair,
-        along=directions,
-        d_x=along[0],
-        d_weight=along[1],
-        d_along=along[2],
-    )
+    arrays = dict(zip(("d_x", "d_weight", "d_along"), along), weight=weight, numbers=topology.pair, along=directions)
+    inputs = by_row(topology, topology.senders, x=x, **arrays)
     return _sum_outer(inputs, torch.promote_types(x.dtype, weight.dtype))
 
 
@@ -70,18 +51,9 @@ def collect_along(
     weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology, along: Tangents = NONE
 ) -> Tensor:
     """Sum projected, weighted vectors of receivers per column."""
-    inputs = Summands(
-        *by_column(topology),
-        topology.receivers_by_sender,
-        x=vectors,
-        weight=weight,
-        numbers=_weights_by_column(topology),
-        along=directions,
-        order=topology.by_sender,
-        d_weight=along[0],
-        d_along=along[1],
-        d_x=along[2],
-    )
+    arrays = dict(zip(("d_weight", "d_along", "d_x"), along), weight=weight, along=directions, order=topology.by_sender)
+    index, numbers = topology.receivers_by_sender, _weights_by_column(topology)
+    inputs = by_column(topology, index, x=vectors, numbers=numbers, **arrays)
     kind = torch.promote_types(weight.dtype, vectors.dtype)
     out = weight.new_empty(topology.num_columns, weight.shape[1], dtype=kind)
     _launch_sums(inputs, out, weight.shape[1], axes=1, inner=directions.shape[1])
@@ -94,27 +66,26 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str, along: Tang
     if per == "head":
         heads, width = x.shape[-2], x.shape[1:-2].numel() * x.shape[-1]  # a head's channels of all axes are one sum
         out = x.new_empty(topology.num_edges, heads, 1, dtype=kind)
-        ends, changes = (x.movedim(-2, 1), g.movedim(-2, 1)), tuple(map(_head_first, along))
-        _dot_ends(topology, *ends, None, out, width, heads, gather=True, left_axes=True, along=changes)
+        ends, changes = (
+            (x.movedim(-2, 1), g.movedim(-2, 1), None),
+            [None if one is None else one.movedim(-2, 1) for one in along],
+        )
+        _dot_ends(topology, ends, out, width, heads, changes, gather=True, left_axes=True)
         return out
     if per == "channel":
         channels = x.shape[-1]
         out = x.new_empty(topology.num_edges, channels, dtype=kind)
-        _multiply_ends(topology, x, g, None, out, x.shape[1:-1].numel(), gather=True, along=along)
+        _multiply_ends(topology, (x, g, None), out, x.shape[1:-1].numel(), along, gather=True)
         return out
     out = x.new_empty(topology.num_edges, dtype=kind)
-    _dot_ends(topology, x, g, None, out, x.shape[1:].numel(), 1, gather=True, along=along)
+    _dot_ends(topology, (x, g, None), out, x.shape[1:].numel(), 1, along, gather=True)
     return out
-
-
-def _head_first(end: Tensor | None) -> Tensor | None:
-    return None if end is None else end.movedim(-2, 1)
 
 
 def along_directions(directions: Tensor, vectors: Tensor, topology: Topology, along: Tangents = NONE) -> Tensor:
     """Project vectors of receivers on directions of edges."""
     out = vectors.new_empty(topology.num_edges, vectors.shape[-1])
-    _multiply_ends(topology, directions, vectors, None, out, vectors.shape[1], gather=False, along=along)
+    _multiply_ends(topology, (directions, vectors, None), out, vectors.shape[1], along, gather=False)
     return out
 
 
@@ -125,7 +96,7 @@ def multiply_along(
     kind = torch.promote_types(x.dtype, vectors.dtype)
     out = vectors.new_empty(topology.num_edges, vectors.shape[-1], dtype=kind)
     changes = along[1], along[2], along[0]
-    _multiply_ends(topology, directions, vectors, x, out, vectors.shape[1], gather=False, along=changes)
+    _multiply_ends(topology, (directions, vectors, x), out, vectors.shape[1], changes, gather=False)
     return out
 
 
@@ -133,7 +104,7 @@ def along_channels(messages: Tensor, vectors: Tensor, topology: Topology, along:
     """Contract vectors of receivers with messages."""
     kind = torch.promote_types(messages.dtype, vectors.dtype)
     out = vectors.new_empty(topology.num_edges, vectors.shape[1], dtype=kind)
-    _dot_ends(topology, messages, vectors, None, out, vectors.shape[-1], vectors.shape[1], gather=False, along=along)
+    _dot_ends(topology, (messages, vectors, None), out, vectors.shape[-1], vectors.shape[1], along, gather=False)
     return out
 
 
@@ -142,7 +113,7 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
     kind = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), vectors.dtype)
     out = vectors.new_empty(topology.num_edges, vectors.shape[1], dtype=kind)
     changes = along[0], along[2], along[1]
-    _dot_ends(topology, x, vectors, weight, out, vectors.shape[-1], vectors.shape[1], gather=True, along=changes)
+    _dot_ends(topology, (x, vectors, weight), out, vectors.shape[-1], vectors.shape[1], changes, gather=True)
     return out
 
 
@@ -186,15 +157,9 @@ def _add_ends(
 
 def function_sum(x: Tensor, weight: Tensor, topology: Topology, function: int, along: Tangents = NONE) -> Tensor:
     """Sum weighted functions of messages per row; one sum for each where there are three."""
-    inputs = Summands(
-        *by_row(topology),
-        None,
-        x=x,
-        weight=weight.reshape(-1),
-        d_x=along[0],
-        d_weight=None if along[1] is None else along[1].reshape(-1),
-        function=function,
-    )
+    d_weight = None if along[1] is None else along[1].reshape(-1)
+    arrays = {"weight": weight.reshape(-1), "d_x": along[0], "d_weight": d_weight, "function": function}
+    inputs = by_row(topology, None, x=x, **arrays)
     axes = FUNCTIONS[function]
     out = x.new_empty(topology.num_rows, axes, x.shape[1])
     _launch_sums(inputs, out, x.shape[1], axes)
@@ -229,7 +194,7 @@ def function_gradient(
 
 def silu_slope_gradients(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return g u silu''(x) and u silu'(x), element by element."""
-    from hydragnn.kernels.triton import elementwise as kernels
+    from hydragnn.kernels.triton import edges as kernels
 
     x, g, u = x.contiguous(), g.contiguous(), u.contiguous()
     of_x, of_g = torch.empty_like(x), torch.empty_like(g)
@@ -243,12 +208,12 @@ def silu_slope_gradients(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tenso
 
 def sum_to_receivers(messages: Tensor, topology: Topology) -> Tensor:
     """Sum messages per row."""
-    return _sum(Summands(*by_row(topology), None, x=messages))
+    return _sum(by_row(topology, None, x=messages))
 
 
 def sum_to_senders(messages: Tensor, topology: Topology) -> Tensor:
     """Sum messages per column."""
-    return _sum(Summands(*by_column(topology), topology.by_sender, x=messages))
+    return _sum(by_column(topology, topology.by_sender, x=messages))
 
 
 def sum_in_order(messages: Tensor, order: SegmentOrder) -> Tensor:
@@ -312,14 +277,16 @@ class Summands:
     function: int = 0
 
 
-def by_row(topology: Topology) -> tuple[Tensor, Tensor | None]:
-    """Return the offsets of rows, and their edges' owners where a row may be long."""
-    return topology.row_offsets, topology.receivers if topology.long_ends(triton_launch.LONG)[0] else None
+def by_row(topology: Topology, index: Tensor | None, **arrays: Any) -> Summands:
+    """Return the input of a sum per row; owners if one may be long."""
+    owners = topology.receivers if topology.long_ends(triton_launch.LONG)[0] else None
+    return Summands(topology.row_offsets, owners, index, **arrays)
 
 
-def by_column(topology: Topology) -> tuple[Tensor, Tensor | None]:
+def by_column(topology: Topology, index: Tensor | None, **arrays: Any) -> Summands:
     """Return the same of columns."""
-    return topology.column_offsets, topology.sorted_senders if topology.long_ends(triton_launch.LONG)[1] else None
+    owners = topology.sorted_senders if topology.long_ends(triton_launch.LONG)[1] else None
+    return Summands(topology.column_offsets, owners, index, **arrays)
 
 
 def _weights_by_column(topology: Topology) -> Tensor:
@@ -330,9 +297,8 @@ def _weights_by_column(topology: Topology) -> Tensor:
 def _sum(inputs: Summands) -> Tensor:
     """Sum items of x with all their axes."""
     x, weight = inputs.x, inputs.weight
-    last = (
-        0 if weight is None else weight.dim() - 1
-    )  # dimensions of x that weights have; without, axes are channels like others
+    # dimensions of x that weights have; without, axes are channels like others
+    last = 0 if weight is None else weight.dim() - 1
     kind = torch.promote_types(x.dtype, weight.dtype) if weight is not None and last else x.dtype
     out = x.new_empty(inputs.offsets.shape[0] - 1, *x.shape[1:], dtype=kind)
     axes = x.shape[1:-last].numel() if last else 1
@@ -396,10 +362,8 @@ def _read_by(
         return absent if tensor is None else tensor.contiguous()
 
     indices = plain(inputs.index), plain(inputs.order), plain(inputs.numbers)
-    states = (absent if one is None else one for one in (weight, x, d_weight, d_x))
-    held = dict(zip(("weight", "x", "d_weight", "d_x"), states))
-    along, d_along = plain(inputs.along), plain(inputs.d_along)
-    read = (*indices, held["weight"], along, held["x"], held["d_weight"], d_along, held["d_x"])
+    tensors = (weight, plain(inputs.along), x, d_weight, plain(inputs.d_along), d_x)
+    read = (*indices, *(absent if one is None else one for one in tensors))
     return read, (x_row, x_axis, w_row, d_row, d_axis, dw_row)
 
 
@@ -429,49 +393,36 @@ def _group(axes: int) -> int:
     return next(some for some in (3, 2, 1) if axes % some == 0)
 
 
-def _multiply_ends(
-    topology: Topology,
-    lhs: Tensor,
-    rhs: Tensor,
-    factor: Tensor | None,
-    out: Tensor,
-    axes: int,
-    *,
-    gather: bool,
-    along: Tangents,
-) -> None:
-    constants = {"GATHER": gather, "FACTOR": factor is not None, "AXES": axes}
-    _launch_edges("multiply_ends", topology, (lhs, rhs, factor), along, out, out.shape[-1], constants)
+Ends = tuple[Tensor, Tensor, Tensor | None]
+"""Tensors of both ends, and a factor or weight."""
+
+
+def _multiply_ends(topology: Topology, ends: Ends, out: Tensor, axes: int, along: Tangents, *, gather: bool) -> None:
+    constants = {"GATHER": gather, "FACTOR": ends[2] is not None, "AXES": axes}
+    _launch_edges("multiply_ends", topology, ends, along, out, out.shape[-1], constants)
 
 
 def _dot_ends(
     topology: Topology,
-    lhs: Tensor,
-    rhs: Tensor,
-    weight: Tensor | None,
+    ends: Ends,
     out: Tensor,
     channels: int,
     axes: int,
+    along: Tangents,
     *,
     gather: bool,
-    along: Tangents,
     left_axes: bool = False,
 ) -> None:
-    constants = {
-        "GATHER": gather,
-        "PAIR": weight is not None and topology.pair is not None,
-        "WEIGHT": weight is not None,
-        "LEFT_AXES": left_axes,
-        "AXES": axes,
-        "GROUP": 1 if left_axes else _group(axes),
-    }
-    _launch_edges("dot_ends", topology, (lhs, rhs, weight), along, out, channels, constants)
+    has_weight, group = ends[2] is not None, 1 if left_axes else _group(axes)
+    constants: dict[str, int] = {"LEFT_AXES": left_axes, "AXES": axes, "GROUP": group}
+    constants |= {"GATHER": gather, "PAIR": has_weight and topology.pair is not None, "WEIGHT": has_weight}
+    _launch_edges("dot_ends", topology, ends, along, out, channels, constants)
 
 
 def _launch_edges(
     name: str,
     topology: Topology,
-    tensors: tuple[Tensor, Tensor, Tensor | None],
+    tensors: Ends,
     along: Tangents,
     out: Tensor,
     channels: int,
