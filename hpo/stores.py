@@ -8,7 +8,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.places import StorePlace, stores_from_json, text_of
 from hydragnn.datasets import open_store
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.runs.moved import write_places
+from hydragnn.runs.folder import write_places
 
 
 def places_of(settings: CampaignSettings) -> list[tuple[str, StorePlace]]:

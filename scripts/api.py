@@ -416,7 +416,7 @@ def build_ensemble(
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble.building.build import check_out
     from hydragnn.hpo import campaign_records
-    from hydragnn.runs.moved import name_store
+    from hydragnn.runs.folder import name_store
     from hydragnn.scripts.ensembles import Choice, best_trials, campaign_or_runs, check_no_options, trained_trials
 
     check_references(baselines)

@@ -46,8 +46,7 @@ from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, check_members, check_no_copies, load_run
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.record import FINISHED, read_record
-from hydragnn.runs.folder import trained_config
-from hydragnn.runs.moved import is_data
+from hydragnn.runs.folder import is_data, trained_config
 from hydragnn.runs.signals import STOPPING, raise_signals
 
 LOCK = ".lock"

@@ -15,10 +15,9 @@ from hydragnn.distributed.pipeline import Pipeline, Shared, make_pipeline
 from hydragnn.distributed.ranks import Ranks, number_of
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
-from hydragnn.runs.close_range import close_range_of
 from hydragnn.runs.fine_tuning import Start, load_start, merged_limits, merged_ranges, rate_factors
 from hydragnn.runs.folder import decisive
-from hydragnn.runs.graph_statistics import training_statistics
+from hydragnn.runs.graph_statistics import close_range_of, training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.runs.provenance import first_record, notes_on
@@ -35,7 +34,7 @@ class Assembly:
     data: RunData
     context: TrainingContext
     record: RunRecord
-    """What is known before the first step."""
+    """Facts before the first step."""
     start: Start | None = None
     """The model that the run begins with."""
     mesh: Mesh = field(default_factory=Mesh)

@@ -6,9 +6,10 @@ there and leaves without a trace.
 
 import math
 import os
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular, read_sealed
 
 SECONDS_BETWEEN_BEATS = 1.0
+LONGEST = 3600.0
+"""Seconds for which long work shows that it lives; whatever takes longer hangs, and a watchdog may find out."""
 BEAT_SECONDS = "beat_seconds"
-"""Under which ``attempt.json`` asks for more."""
+"""Key under which ``attempt.json`` asks for more."""
 
 
 class Fenced(Exception):
@@ -94,9 +97,8 @@ class Heartbeat:
             descriptor = open_regular(file, os.O_WRONLY | os.O_CREAT)
             try:
                 epochs = "" if self.epochs is None else f"{self.epochs:.6f}"
-                os.write(
-                    descriptor, f"{time.time():.0f} {self.attempt.name:8} {epochs:>16}\n".encode()
-                )  # always as long
+                line = f"{time.time():.0f} {self.attempt.name:8} {epochs:>16}\n"  # always as long
+                os.write(descriptor, line.encode())
             finally:
                 os.close(descriptor)
 
@@ -109,3 +111,32 @@ def shown_epochs(folder: Path, attempt: int) -> float | None:
         return float(epochs) if int(number) == attempt else None
     except (OSError, ValueError, InputError):
         return None
+
+
+@contextmanager
+def keep_beating(
+    heartbeat: Callable[[], None], every: float = SECONDS_BETWEEN_BEATS, longest: float = LONGEST
+) -> Iterator[None]:
+    """Call ``heartbeat`` from a thread during the block; reraise its errors."""
+    finished = threading.Event()
+    errors: list[Exception] = []
+
+    def beat() -> None:
+        end = time.monotonic() + longest
+        try:
+            while not finished.wait(every) and time.monotonic() < end:
+                heartbeat()
+        except Exception as error:  # a fenced or interrupted run
+            errors.append(error)
+
+    heartbeat()
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+    heartbeat()
+    if errors:
+        raise errors[0]

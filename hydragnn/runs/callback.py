@@ -1,26 +1,86 @@
-"""Callback of runs: checkpoints, model, record, TensorBoard, progress."""
+"""Callback of runs: checkpoints, model, record, TensorBoard, progress, cost."""
 
+import json
+import resource
+import sys
 import time
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hydragnn.base.errors import MissingPackageError, as_note
 from hydragnn.base.files import write_json
+from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import texts_of_all
 from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
-from hydragnn.record import RunRecord, write_record
+from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Heartbeat
-from hydragnn.runs.best_weights import best_weights
 from hydragnn.runs.checkpoint import save_checkpoint
 from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import Signals
-from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.training.state import TrainState
+
+WARM_UP = 2
+"""First steps of a segment, which load and allocate.
+
+Their time counts only where there are no others.
+"""
+
+
+class Stopwatch:
+    """Cost of this segment on top of what earlier segments cost."""
+
+    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device) -> None:
+        """Begin now."""
+        self.earlier, self.ranks, self.device = earlier, ranks, device
+        self.start, self.cpu_start = time.perf_counter(), time.process_time()
+        self.steps = self.graphs = 0
+        self.training_seconds, self.step_start = 0.0, time.perf_counter()
+
+    def begin_steps(self) -> None:
+        """Steps begin now, after validation and checkpoints."""
+        self.step_start = time.perf_counter()
+
+    def count_step(self, graphs: int) -> None:
+        """A step ended whose batch had so many graphs, over all ranks."""
+        now = time.perf_counter()
+        self.steps += 1
+        if self.steps == WARM_UP + 1:
+            self.graphs, self.training_seconds = 0, 0.0
+        self.graphs += graphs
+        self.training_seconds += now - self.step_start
+        self.step_start = now
+
+    @property
+    def graphs_per_second(self) -> float:
+        """Training speed of this segment; 0 before the first step.
+
+        Reductions make every rank wait for the slowest, whose time this is. Validation, checkpoints and preparation are not counted, nor are the first steps.
+        """
+        return self.graphs / self.training_seconds if self.training_seconds else 0.0
+
+    def cost(self) -> Cost:
+        """Return the cost of all segments, as if ranks were alike."""
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device) / 2**20
+        else:
+            unit = 2**20 if sys.platform == "darwin" else 2**10
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        return Cost(
+            seconds=self.earlier.seconds + time.perf_counter() - self.start,
+            cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
+            peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
+            graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,
+            ranks=self.ranks.size,
+            nodes=self.ranks.nodes,
+        )
 
 
 class RunCallback:
@@ -156,3 +216,34 @@ def summary_writer(folder: Path, epochs: int) -> Any:
     except ImportError as error:
         raise MissingPackageError("tensorboard", "tensorboard", "train.tensorboard = true") from error
     return SummaryWriter(str(folder), purge_step=epochs + 1)
+
+
+def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:
+    """Return the model's tensors with the best weights so far; collective.
+
+    The first rank has all of them, the others none. Where ranks have parts, one parameter at a time is summed over all of them.
+    """
+    if state.parameters.is_whole and mesh.size("pipeline") == 1:
+        with state.parameters.best():
+            return _copies(state.model.state_dict()) if mesh.ranks.first else {}
+    device, best = state.totals.device, state.tensors()["best"]
+    spans = [span for span in state.parameters.spans if span.counted and state.parameters.is_written]
+    shapes: dict[str, list[int]] = {}
+    for text in texts_of_all(json.dumps(state.parameters.shapes), mesh.ranks, device):
+        shapes.update(json.loads(text))
+    weights: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        own = [span for span in spans if span.name == name]
+        part = best.new_zeros(shape)
+        for span in own:
+            local = best.new_zeros(prod(span.piece.local_shape))
+            local[span.first : span.last] = best[span.at : span.at + span.last - span.first]
+            span.piece.put(local, part)
+        whole = mesh.ranks.sum_in_place(part)
+        if mesh.ranks.first:
+            weights[name] = whole.cpu()
+    return _copies(state.model.state_dict()) | weights if mesh.ranks.first else {}
+
+
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}

@@ -9,8 +9,10 @@ name, flushed and renamed by the first rank. Reading one runs no code, whoever m
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate, groupby
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -24,8 +26,9 @@ from hydragnn.base.settings import Settings
 from hydragnn.distributed.mesh import ITEMS, Mesh
 from hydragnn.distributed.sharing import texts_of_all
 from hydragnn.runs.attempt import Attempt, Fenced
-from hydragnn.runs.saved_layout import SavedPart, layout_of_spans, layout_of_vectors, merged, read_vector
 from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, joined, write_tensors
+from hydragnn.training.parameters import Span
+from hydragnn.training.pieces import Piece
 from hydragnn.training.state import TrainState
 
 VERSION = 3
@@ -33,6 +36,26 @@ OLDEST = 2
 """Version in which the first rank wrote whole vectors."""
 KEEP = 2
 """Checkpoints that stay; the weights of the best epoch are inside each."""
+
+
+class SavedPart(Settings):
+    """Consecutive numbers of a parameter, of rows that one rank had."""
+
+    at: Count
+    """Position in the vectors."""
+    first: Count
+    last: Count
+    """Half-open range of the flat rows."""
+    dim: Count = 0
+    rows: tuple[tuple[Count, Count], ...]
+
+    def piece(self, shape: tuple[int, ...]) -> Piece:
+        """Return the rows as a piece of a parameter."""
+        return Piece(shape=shape, dim=self.dim, rows=self.rows)
+
+
+SavedLayout = dict[str, tuple[SavedPart, ...]]
+"""Parts of every parameter, by name."""
 
 
 class SavedBase(Settings):
@@ -43,7 +66,7 @@ class SavedBase(Settings):
     steps: Count
     curves: dict[str, list[float | None]]
     identity: dict[str, str]
-    """Whose state it is: hashes of configuration and data."""
+    """Hashes of configuration and data, of which this is the state."""
     ranks: Annotated[int, pydantic.Field(strict=True, ge=1)]
     """Rows of ``totals``: ranks that had other graphs or nodes."""
     index: TensorIndex
@@ -66,16 +89,16 @@ class SavedState(SavedBase):
     """Version 3."""
 
     shapes: dict[str, list[Count]]
-    """Of the whole parameters, by name."""
-    layout: dict[str, tuple[SavedPart, ...]]
-    """Where their numbers lie in the vectors, whose pieces are end to end."""
+    """Shapes of the whole parameters, by name."""
+    layout: SavedLayout
+    """Positions of their numbers in the vectors, whose pieces are end to end."""
 
 
 class OwnPart(Settings):
     """Files and parameters of one rank."""
 
     index: TensorIndex
-    layout: dict[str, tuple[SavedPart, ...]]
+    layout: SavedLayout
     shapes: dict[str, list[Count]]
     length: Count
 
@@ -160,9 +183,13 @@ def write_own(folder: Path, state: TrainState, mesh: Mesh, totals: Tensor) -> Ow
         tensors = {name: value for name, value in tensors.items() if value.dim()}
     file = "tensors.safetensors" if ranks.first else f"tensors-{ranks.rank}.safetensors"
     folder.mkdir(exist_ok=True)  # of a file system that shows it late
+    layout: SavedLayout = {
+        one.name: (SavedPart(at=one.at, first=one.first, last=one.last, dim=one.piece.dim, rows=one.piece.rows),)
+        for one in state.parameters.spans
+    }
     return OwnPart(
         index=write_tensors(folder, file, tensors),
-        layout=layout_of_spans(state.parameters.spans),
+        layout=layout,
         shapes={name: list(shape) for name, shape in state.parameters.shapes.items()},
         length=len(tensors["weights"]),
     )
@@ -246,7 +273,11 @@ def _read_saved(path: Path) -> SavedState:
     if version == VERSION:
         return SavedState.parse(content, str(file))
     old = SavedVectors.parse(content, str(file))
-    shapes, layout = layout_of_vectors(old.layout)
+    shapes = {name: list(shape) for name, shape, _ in old.layout}
+    layout: SavedLayout = {
+        name: (SavedPart(at=start, first=0, last=prod(shape), rows=((0, shape[0] if shape else 1),)),)
+        for name, shape, start in old.layout
+    }
     common = {name: getattr(old, name) for name in SavedBase.model_fields}
     return SavedState(**common, shapes=shapes, layout=layout)
 
@@ -281,3 +312,66 @@ def _remove_old(folder: Path, keep: str, attempt: Attempt) -> None:
     attempt.check()  # after looking, so that nothing that a later attempt writes can be among them
     for path in [*later, *earlier[: len(earlier) - KEEP + 1], *unfinished]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def merged(layouts: Sequence[SavedLayout], lengths: Sequence[int]) -> SavedLayout:
+    """Return the layout of several ranks' vectors, end to end."""
+    whole: dict[str, list[SavedPart]] = {}
+    for layout, start in zip(layouts, accumulate(lengths, initial=0)):
+        for name, parts in layout.items():
+            moved = [part.model_copy(update={"at": start + part.at}) for part in parts]
+            whole.setdefault(name, []).extend(moved)
+    return {name: tuple(parts) for name, parts in whole.items()}
+
+
+def read_vector(files: TensorFiles, name: str, layout: SavedLayout, spans: Sequence[Span], like: Tensor) -> Tensor:
+    """Return the vector of a rank's spans; nothing else is read.
+
+    At most one parameter is in memory beside it.
+    """
+    vector = torch.zeros(like.shape, dtype=like.dtype)
+    for span in spans:
+        out = vector[span.at : span.at + span.last - span.first]
+        parts = layout[span.name]
+        rows = span.piece.dim, span.piece.rows
+        own = [part for part in parts if (part.dim, part.rows) == rows]
+        if not _read(files, name, own, span.first, out):
+            out.copy_(span.piece.of(_whole(files, name, span, parts, out.dtype)).flatten()[span.first : span.last])
+    return vector
+
+
+def _read(files: TensorFiles, name: str, parts: Sequence[SavedPart], first: int, out: Tensor) -> bool:
+    """Read flat rows from ``first`` on; return False where parts lack some."""
+    position, last = first, first + len(out)
+    for part in sorted(parts, key=lambda part: part.first):
+        if part.first <= position < part.last:
+            end = min(last, part.last)
+            start = part.at + position - part.first
+            files.read_range(name, start, start + end - position, out[position - first : end - first])
+            position = end
+    return position == last
+
+
+def _whole(files: TensorFiles, name: str, span: Span, parts: Sequence[SavedPart], dtype: torch.dtype) -> Tensor:
+    """Return a whole parameter from the rows of several ranks."""
+    whole = torch.empty(span.piece.shape, dtype=dtype)
+    missing = torch.ones(span.piece.shape, dtype=torch.bool)
+    for piece, own in _by_rows(parts, span.piece.shape):
+        local = torch.empty(prod(piece.local_shape), dtype=dtype)
+        if _read(files, name, own, 0, local):
+            piece.put(local, whole)
+            piece.put(torch.zeros_like(local, dtype=torch.bool), missing)
+    if missing.any():
+        raise InputError(f"{files.folder}: {name} does not have all of {span.name}; use another copy")
+    return whole
+
+
+def _by_rows(parts: Sequence[SavedPart], shape: tuple[int, ...]) -> Iterator[tuple[Piece, list[SavedPart]]]:
+    """Yield parts by their rows, without damaged ones."""
+
+    def rows(part: SavedPart) -> tuple[int, tuple[tuple[int, int], ...]]:
+        return part.dim, part.rows
+
+    for (dim, ranges), own in groupby(sorted(parts, key=rows), rows):
+        if dim < len(shape) and all(first < last <= shape[dim] for first, last in ranges):
+            yield Piece(shape=shape, dim=dim, rows=ranges), list(own)

@@ -44,7 +44,7 @@ class Extrapolation:
 
     loader: Loader
     alone: Steps
-    """Of one device without peers."""
+    """Steps of one device without peers."""
     layouts: Sequence[Steps]
     network: Network
     ranks: int

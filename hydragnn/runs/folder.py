@@ -1,7 +1,7 @@
-"""Folders of runs: what was begun there, and what does not belong."""
+"""Folders of runs: checks of what is there, and moved stores."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,20 @@ from hydragnn.base.files import (
     lock_file,
     read_json,
     unlock_file,
+    write_json,
 )
+from hydragnn.base.places import StorePlace, paths_of
 from hydragnn.config import AnyConfig, parse_config, stored_config
+from hydragnn.datasets import GraphStore, WithoutEdges, open_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
-from hydragnn.record import Cost, RunRecord, read_record
+from hydragnn.record import RunRecord, read_record
 from hydragnn.runs.attempt import Attempt
 
 ATTEMPT = "attempt.json"
 
 FIRST_FILES = ("config.json", ATTEMPT, "heartbeat")
-"""What may be in the folder of a run before it begins."""
+"""Files in the folder of a run before it begins."""
 
 INDIFFERENT = {
     "data": ("store", "memory", "group"),
@@ -179,14 +182,19 @@ def is_left_behind(name: str) -> bool:
     return name == LOCK or name.startswith(".failure-") or (name.startswith(".") and name.endswith(".tmp"))
 
 
+def earlier_record(out: Path) -> RunRecord | None:
+    """Return the record in a folder, if any."""
+    return read_record(out) if (out / "record.json").exists() else None
+
+
 def trained_config(run: Path) -> AnyConfig:
     """Return a run's configuration; InputError unless it was trained.
 
     Which graphs trained a model, and may not calibrate it, is known from its configuration alone.
     """
     config = stored_config(run / "config.json")
-    if (run / "record.json").exists():
-        trained = parse_config(read_record(run).config, f"{run / 'record.json'}")
+    if record := earlier_record(run):
+        trained = parse_config(record.config, f"{run / 'record.json'}")
         changed = differences(decisive(trained.to_json()), decisive(config.to_json()))
         if changed:
             raise InputError(
@@ -208,7 +216,8 @@ def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
     Earlier versions took the configuration with all that a resumed run may change.
     """
     begun = [read_json(out / "config.json")] if (out / "config.json").is_file() else []
-    recorded = [read_record(out).config] if (out / "record.json").exists() else []
+    earlier = earlier_record(out)
+    recorded = [earlier.config] if earlier else []
     whole = {digest(decisive(table)) for table in (record.config, *begun, *recorded)}
     own = {name: {value} for name, value in identity(record).items()}
     return {**own, "configuration_hash": own["configuration_hash"] | whole}
@@ -219,10 +228,8 @@ def check_checkpoint(checkpoint: Path | None, out: Path) -> None:
 
     It would begin anew over its own model. Trials do, with the same bits.
     """
-    if checkpoint or (out / ATTEMPT).is_file() or not (out / "record.json").exists():
-        return
-    record = read_record(out)
-    if record.status in ("finished", "stopped", "paused"):
+    record = None if checkpoint or (out / ATTEMPT).is_file() else earlier_record(out)
+    if record and record.status in ("finished", "stopped", "paused"):
         raise InputError(
             f"{out} has trained {record.epochs} epochs, but the checkpoint to go on from is gone; copy {out / 'checkpoints'} back as a "
             "whole, or begin a new run in another folder"
@@ -231,9 +238,9 @@ def check_checkpoint(checkpoint: Path | None, out: Path) -> None:
 
 def continued(config: dict[str, Any], out: Path, epoch: int) -> list[str]:
     """Return what a run was continued with after an epoch, latest last."""
-    if not (out / "record.json").exists():
+    record = earlier_record(out)
+    if record is None:
         return []
-    record = read_record(out)
     # parsed both, since keys of later versions are in neither
     before, now = (parse_config(table, str(out / "record.json")).to_json() for table in (record.config, config))
     changed = differences(decisive(before), decisive(now))
@@ -286,15 +293,42 @@ def differences(before: object, now: object, path: str = "") -> list[str]:
     return [] if before == now else [f"{path}: {before}, now {now}"]
 
 
-def earlier_budget(out: Path) -> dict[str, Any]:
-    """Return the batches that a run began with; empty if none."""
-    if not (out / "record.json").exists():
-        return {}
-    return read_record(out).memory_budget
+def is_data(store: GraphStore, data_hash: str) -> bool:
+    """Return True where a run was trained on the store's graphs."""
+    return data_hash in (store.fingerprint, WithoutEdges(store).fingerprint)
 
 
-def earlier_cost(out: Path) -> Cost:
-    """Return the cost of the run's earlier segments."""
-    if not (out / "record.json").exists():
-        return Cost()
-    return read_record(out).cost
+def name_store(runs: Iterable[Path], place: Path, branch: str = "") -> None:
+    """Let configurations of runs name the store at ``place``.
+
+    InputError, and nothing is changed, where a run was trained on other graphs.
+    """
+    store, runs = open_store(place), [run for run in runs if (run / "config.json").is_file()]
+    for run in runs:
+        record = earlier_record(run)
+        trained = record.of_branch(branch).data_hash if record else ""
+        if trained and not is_data(store, trained):
+            raise InputError(
+                f"the store {place} is not what {run} was trained on (fingerprint {store.fingerprint}, trained on {trained}); "
+                "give the original store, or a copy of it"
+            )
+    for run in runs:
+        write_places(run, {branch: place})
+
+
+def write_places(run: Path, places: Mapping[str, StorePlace]) -> None:
+    """Write the stores' places into a run's ``config.json``."""
+    path = run / "config.json"
+    check_no_link(path)
+    config = read_json(path)
+    sections = {section.get("name", ""): section for section in config.get("branches") or [config]}
+    previous = {name: section["data"]["store"] for name, section in sections.items()}
+    now = {**previous}
+    for name in places.keys() & previous.keys():
+        paths = [str(path.resolve()) for path in paths_of(places[name])]
+        now[name] = paths if len(paths) > 1 else paths[0]
+    if now == previous:
+        return
+    for name, section in sections.items():
+        section["data"]["store"] = now[name]
+    write_json(path, config)

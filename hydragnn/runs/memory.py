@@ -20,7 +20,7 @@ from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.levels import known_levels, levels_of
 from hydragnn.models import ModelDescription
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.beating import keep_beating
+from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import placed_branch
 from hydragnn.training.data import BranchData, Feed, Share
@@ -126,7 +126,7 @@ class Scale:
     run: Assembly
     ranks: Ranks
     number: int
-    """Of the branch."""
+    """Number of the branch."""
     pairs: bool
     """Attention reads pairs of nodes, which count as edges do."""
     fixed: int

@@ -40,7 +40,7 @@ class BranchPlan:
 
     name: str
     weight: Fraction
-    """How often an epoch shows each training graph."""
+    """Times that an epoch shows each training graph."""
     store: GraphStore
     """Without its edges where the run does without them."""
     split: Split
@@ -66,7 +66,7 @@ class RunPlan:
     table: dict[str, Any]
     branches: tuple[BranchPlan, ...]
     budget: Budget
-    """Of a batch, over all ranks, as far as it is given."""
+    """Limits of a batch, over all ranks, as far as they are given."""
     training: TrainSettings
     fills_memory: bool = False
     """True where batches hold what memory allows; the budget has its other limits."""
@@ -77,7 +77,7 @@ class RunPlan:
     parallel: ParallelSettings
     """Layout of the ranks."""
     memory: str = ""
-    """What a rank may take of it; empty: all of an accelerator for batches that fill it, otherwise no limit."""
+    """Memory that a rank may take; empty: all of an accelerator for batches that fill it, otherwise no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -177,7 +177,7 @@ ACTS_ON: dict[ActsOn, ActsWith] = {
         holds=lambda model: bool(model.dim or any(field.on == "edge" for field in model.input_fields)),
     ),
 }
-"""What settings of architectures act on, judged by the description of a model. ``data.edges = false`` is an ablation, of which all else may stay as it is."""
+"""Objects on which settings of architectures act, judged by the description of a model. ``data.edges = false`` is an ablation, of which all else may stay as it is."""
 
 
 def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dict[str, str]:

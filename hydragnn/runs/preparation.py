@@ -67,12 +67,12 @@ class Draft:
     targets: tuple[Target, ...]
     """With class weights in numbers."""
     summaries: Mapping[str, FieldSummary]
-    """Of the inputs that have a scale."""
+    """Summaries of the inputs that have a scale."""
     normalisation: Normalisation
     valid: Mapping[str, Any]
     """Moments of the validation labels and the trivial predictor's errors."""
     notes: tuple[str, ...]
-    """On the labels."""
+    """Notes on the labels."""
     labels: Mapping[str, Mapping[str, int]]
     """Graphs of each part that have a label, by target."""
 
@@ -148,7 +148,7 @@ def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: 
         "train": digest_of(split.train),
         "valid": digest_of(split.valid),
         "inputs": [field.to_json() for field in model.input_fields],
-        "targets": [without_weights(target) for target in model.targets],
+        "targets": [{k: v for k, v in one.to_json().items() if k not in WEIGHTS} for one in model.targets],
         "parts": {name: digest_of(getattr(split, name)) for name in split.counts},
     }
     measured = cache.value(of, lambda: measure(plan, cache))
@@ -165,13 +165,9 @@ def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: 
     )
 
 
+MOMENTS = ("count", "mean", "squares")
 WEIGHTS = ("weight", "stage_two_factor", "per_node")
-"""What a target has that nothing measured depends on."""
-
-
-def without_weights(target: Target) -> dict[str, Any]:
-    """Return a target as JSON, without what measurements ignore."""
-    return {name: value for name, value in target.to_json().items() if name not in WEIGHTS}
+"""Keys of a target that nothing measured depends on."""
 
 
 def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
@@ -182,8 +178,10 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
     survey = Survey(store, train, shared_rows(ranks, device), cache.heartbeat)
     normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
     for target in targets:
-        if not target.derivative and not target.field.classes:
-            refuse_lost_digits(survey, target)
+        if target.derivative or target.field.classes:
+            continue
+        if sentence := lost_digits(survey, target.field, extensive=target.extensive):
+            raise InputError(sentence)
     cache.heartbeat()
     scaled = [field for field in model.input_fields if field.name in normalisation.scales]
     return {
@@ -198,12 +196,6 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
         ),
         "labels": first_ranks_value(lambda: labels_in_parts(store, plan.split, targets), ranks, device),
     }
-
-
-def refuse_lost_digits(survey: Survey, target: Target) -> None:
-    """Raise InputError for labels with too few digits."""
-    if sentence := lost_digits(survey, target.field, extensive=target.extensive):
-        raise InputError(sentence)
 
 
 def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
@@ -227,8 +219,8 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
         "graphs": digest_of(used),
         "fields": sorted(model.fields),
         "needed": model.required_inputs,
+        "stress": stress_fields(model),
     }
-    of["stress"] = stress_fields(model)
     cache.value(of, look)
     if not looked and not as_written(store, cache):
         look()
@@ -294,7 +286,10 @@ def branch_data(
         normalisation=normalisation,
         train=train,
         **validation_of(Feed(shares, normalisation, placement), in_memory=in_memory),
-        valid_moments={name: moments_from(value) for name, value in draft.valid["moments"].items()},
+        valid_moments={
+            name: RunningMoments(**{key: torch.tensor(one, dtype=torch.float64) for key, one in zip(MOMENTS, value)})
+            for name, value in draft.valid["moments"].items()
+        },
         trivial=draft.valid["trivial"],
         notes=draft.notes,
         labels=draft.labels,
@@ -329,15 +324,15 @@ def training_feed(
 ) -> Feed:
     """Return the batches of a training part, in memory or read."""
     store, train, names = plan.store, plan.split.train, [*plan.model.fields]
+    needed = with_elements(names, normalisation)
     if plan.group is not None and ranks.size > 1:
-        needed = with_elements(names, normalisation)
         kept = kept_by_ranks(store, train, needed, ranks, placement.device, group=plan.group, alive=heartbeat)
         return Feed(batches(kept, train, fields=needed), normalisation, placement)
-    if plan.window or (shared and is_in_page_cache(store)):
-        needed = with_elements(names, normalisation)
+    # a large store of which files are copied from the page cache
+    cached = (disk := disk_store(store)) is not None and len(disk) >= LEAST_GRAPHS and disk.direct
+    if plan.window or (shared and cached):
         return Feed(batches(store, train, fields=needed, window=plan.window or None), normalisation, placement)
-    memory = normalise_store(store, train, names, normalisation, placement.dtype)
-    memory = with_levels(memory, plan.model)
+    memory = with_levels(normalise_store(store, train, names, normalisation, placement.dtype), plan.model)
     return Feed(batches(memory, np.arange(len(memory))), None, placement)
 
 
@@ -353,12 +348,6 @@ class ValidationParts:
         with closing(ahead((parts for _, parts in self.feed.epoch(0)), device, tensors_of_parts)) as shares:
             for parts in shares:
                 yield from parts
-
-
-def is_in_page_cache(store: GraphStore) -> bool:
-    """Return True for a large store copied from the page cache."""
-    disk = disk_store(store)
-    return disk is not None and len(disk) >= LEAST_GRAPHS and disk.direct
 
 
 def check_weight(weight: Fraction, batches: int) -> None:
@@ -470,7 +459,7 @@ def valid_statistics(
     trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
     labels = {target.name: labels_of(store, valid, target) for target in targets if not target.field.classes}
     moments = {
-        name: [value.count.tolist(), value.mean.tolist(), value.squares.tolist()]
+        name: [getattr(value, key).tolist() for key in MOMENTS]
         for name, value in ((name, moments_of(values, values == values)) for name, values in labels.items())
     }
     return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}
@@ -499,9 +488,3 @@ def labels_of(store: GraphStore, graphs: NDArray[np.int64], target: Target) -> T
         column = store.column(target.field.name, start, stop)
         blocks.append(column.values[np.repeat(column.present & selection[start:stop], counts[start:stop])])
     return torch.from_numpy(np.concatenate(blocks).reshape(-1, target.field.width))
-
-
-def moments_from(value: Sequence[Any]) -> RunningMoments:
-    """The moments that ``valid_statistics`` wrote."""
-    count, mean, squares = (torch.tensor(number, dtype=torch.float64) for number in value)
-    return RunningMoments(count=count, mean=mean, squares=squares)

@@ -13,17 +13,22 @@ from numpy.typing import NDArray
 from hydragnn.architectures import GeometricSettings
 from hydragnn.base.files import digest
 from hydragnn.datasets import GraphStore
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.split import PARTS, Copies, Split, copies_across, sentence_on_copies, sentence_on_files
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
+from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.parts import PART
 from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
-from hydragnn.runs.cutoff import can_be_silenced, sentence_on, silenced_edges, without_envelope, without_the_farther
+from hydragnn.runs.cutoff import ROUNDING
 from hydragnn.runs.plan import RunPlan, head_factors
 from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 from hydragnn.training.data import RunData
+
+BLOCK = 1024
+"""Graphs whose edges are measured at once."""
 
 
 def first_record(
@@ -75,15 +80,32 @@ def notes_on(
             notes.append(of + sentence_on_copies(store, branch.split, copies))
         if derived and encoder.kinks:
             notes.append(f"{of}forces and stress of {encoder.kind} are not smooth: {encoder.kinks}")
-        if derived and model.edges and (sentence := without_the_farther(store.attributes)):
-            notes.append(of + sentence)
+        most = store.attributes.get("max_neighbours")
+        if derived and model.edges and isinstance(most, int) and not isinstance(most, bool):
+            notes.append(
+                f"{of}energies jump and forces are not smooth where another neighbour becomes one of the {most} nearest, which are all that "
+                f"the store keeps (max_neighbours = {most}); a store built without max_neighbours keeps every neighbour within its cutoff"
+            )
         if not model.edges or not isinstance(encoder, GeometricSettings) or encoder.cutoff is None:
             continue
+        limit = cutoff_of(store.attributes)
         if derived and encoder.envelope == "none":
-            notes.append(of + without_envelope(store.attributes))
-        if encoder.envelope != "none" and can_be_silenced(store.attributes, encoder.cutoff):
-            silenced, edges = _silenced(cache, branch.split.train, encoder.cutoff)
-            notes += [of + sentence_on(silenced, edges, encoder.cutoff)] if silenced else []
+            where = (
+                "wherever edges come and go"
+                if limit is None
+                else f"where neighbours cross the store's cutoff of {limit:g}"
+            )
+            notes.append(
+                f"{of}energies jump and forces are not smooth {where}, since there is no envelope; envelope = "
+                '"polynomial" ends messages smoothly at model.cutoff'
+            )
+        if encoder.envelope != "none" and (limit is None or encoder.cutoff * ROUNDING < limit):
+            silenced, edges = silenced_edges(cache, branch.split.train, encoder.cutoff)
+            if silenced:
+                notes.append(
+                    f"{of}the envelope silences {silenced} of the {edges} edges of the training part ({silenced / edges:.1%}): they are as "
+                    f'long as model.cutoff = {encoder.cutoff:g} or longer; raise it, or say envelope = "none" where edges do not come from a cutoff'
+                )
     return notes
 
 
@@ -104,12 +126,19 @@ def _conversions(head: HeadSettings, model: ModelDescription, store: GraphStore)
             )
 
 
-def _silenced(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -> list[int]:
-    """Return the counts of edges beyond the cutoff and of all."""
-    of = {"what": "silenced edges", "train": digest_of(train), "cutoff": cutoff}
-    rows = shared_rows(cache.ranks, cache.device)
-    counts: list[int] = cache.value(of, lambda: silenced_edges(cache.store, train, cutoff, rows, cache.heartbeat))
-    return counts
+def silenced_edges(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -> list[int]:
+    """Return how many edges are silenced, of how many; collective."""
+
+    def counts(block: int) -> NDArray[np.float64]:
+        cache.heartbeat()
+        lengths = edge_vectors(cache.store.read(train[block * BLOCK : (block + 1) * BLOCK], [])).norm(dim=1)
+        return np.array([float((lengths >= cutoff).sum()), float(len(lengths))])
+
+    def totals() -> list[int]:
+        rows = shared_rows(cache.ranks, cache.device)(-(-len(train) // BLOCK), 2, counts)
+        return [int(total) for total in rows.sum(axis=0)]
+
+    return cache.value({"what": "silenced edges", "train": digest_of(train), "cutoff": cutoff}, totals)
 
 
 def _copies(cache: StatisticsCache, split: Split) -> Copies:

@@ -17,7 +17,7 @@ from hydragnn.graphs.padding import Shape, best_shapes
 from hydragnn.models import GraphModel, replay
 from hydragnn.models.replay import NotRecordable, Recorder, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.beating import keep_beating
+from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.preparation import ValidationParts
 from hydragnn.training.data import BranchData, Feed
 from hydragnn.training.executor import Eager, Recorded

@@ -15,11 +15,10 @@ from hydragnn.distributed.affinity import bind_near, cores_given_back
 from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.models import GraphModel, load_graph_model
-from hydragnn.record import RunRecord
+from hydragnn.record import Cost, RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
-from hydragnn.runs.beating import keep_beating
-from hydragnn.runs.callback import RunCallback
+from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat, keep_beating
+from hydragnn.runs.callback import RunCallback, Stopwatch
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.failures import (
     failure_of,
@@ -36,8 +35,7 @@ from hydragnn.runs.folder import (
     check_checkpoint,
     check_folder,
     continued,
-    earlier_budget,
-    earlier_cost,
+    earlier_record,
     identities,
     table_as_begun,
 )
@@ -46,7 +44,6 @@ from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.recording import with_note, with_replays
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
-from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.start import with_digest
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import train_epochs
@@ -142,7 +139,8 @@ def ready_run(
     if ranks.first:
         forget_failures(out)
     ranks.wait()
-    heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, device)
+    earlier = earlier_record(out)
+    heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier.cost if earlier else Cost(), ranks, device)
     with propagate_failure(this, ranks), interrupt_at_once() as check:
 
         def heartbeat() -> None:
@@ -155,7 +153,7 @@ def ready_run(
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
         # trials and ranks have neighbours on their node that read the same graphs
         run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
-        run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat, sharing)
+        run = within_memory(run, plan, ranks, earlier.memory_budget if earlier else {}, heartbeat, sharing)
         limited = memory_of(plan, device, sharing) is not None
         run = with_replays(run, ranks, heartbeat, limited=limited)
         if plan.training.precision == "tf32" and device.type != "cuda":

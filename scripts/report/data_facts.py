@@ -17,7 +17,7 @@ from hydragnn.ensemble import Ensemble, part_evaluation
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.runs.moved import is_data
+from hydragnn.runs.folder import is_data
 from hydragnn.scripts.report.facts import Data, GraphErrors, Part, PartGraphs, Points
 from hydragnn.training.baselines import VOLUME, BaselineMetrics, baseline_errors, fitted_baselines
 

@@ -15,7 +15,7 @@ import hydragnn
 from hydragnn.datasets import check_store, open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.hpo import campaign_history, campaign_records
-from hydragnn.runs.moved import name_store
+from hydragnn.runs.folder import name_store
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.facts import error, is_categorical
 from tests.ensemble.finished import arrays_of

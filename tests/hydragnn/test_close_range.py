@@ -25,7 +25,7 @@ from hydragnn.models import GraphModel, TrainedModel, build_from_description, lo
 from hydragnn.models.branched import build_branched
 from hydragnn.models.description import degree_statistics, make_description
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs.close_range import Closest
+from hydragnn.runs.graph_statistics import Closest
 
 CUTOFF = 4.5
 KINDS = ("schnet", "painn", "mace", "egnn", "equivariant_transformer")

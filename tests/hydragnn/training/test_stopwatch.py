@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.record import Cost
-from hydragnn.runs import stopwatch
+from hydragnn.runs import callback
 
 STEPS = st.lists(st.tuples(st.integers(1, 50), st.floats(1e-3, 10.0), st.floats(0.0, 100.0)), min_size=1, max_size=12)
 """Graphs and seconds of steps, and seconds of something else before each."""
@@ -23,8 +23,8 @@ def test_throughput_counts_every_graph_once_and_steps_after_the_first_two_alone(
     now = 0.0
     clock = SimpleNamespace(perf_counter=lambda: now, process_time=time.process_time)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stopwatch, "time", clock)
-        watch = stopwatch.Stopwatch(Cost(), Ranks(size=ranks), torch.device("cpu"))
+        patch.setattr(callback, "time", clock)
+        watch = callback.Stopwatch(Cost(), Ranks(size=ranks), torch.device("cpu"))
         now += preparation
         for graphs, seconds, pause in steps:
             now += pause
