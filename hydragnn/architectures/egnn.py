@@ -66,9 +66,8 @@ class EGNNLayer(nn.Module):
         assert features is not None
         inner = self.inner(scalars, features, shifted_graph.sharing)  # [edges, channels]
         if envelope is not None and not self.reads_messages:
-            received = activated_sum(
-                inner, envelope, topology
-            )  # eq. 5, without an array of messages; [nodes, channels]
+            # eq. 5, without an array of messages; [nodes, channels]
+            received = activated_sum(inner, envelope, topology)
         else:
             messages = self.messages(inner)  # [edges, channels]
             received = (

@@ -81,10 +81,8 @@ class GATv2Layer(nn.Module):
         sent, received = self.from_sender(states), self.from_receiver(states)  # [nodes, channels]
         from_edges = None if self.from_edge is None or features is None else self.from_edge(features)
         joined = gather_add(received, sent, from_edges, graph.sharing)  # [edges, channels]
-        scores, own = (
-            self.scores(joined),
-            self.scores(self.joined_alone(sent + received, graph)),
-        )  # [edges, heads], [nodes, heads]
+        # [edges, heads], [nodes, heads]
+        scores, own = self.scores(joined), self.scores(self.joined_alone(sent + received, graph))
         # [nodes, heads]; taken off before exp, so that nothing overflows
         highest = torch.maximum(segment_max(scores.detach(), topology.receivers, topology.num_rows), own.detach())
         shares = (scores - spread(highest, topology.receivers)).exp()  # [edges, heads]
@@ -110,10 +108,8 @@ class GATv2Layer(nn.Module):
 
     def scores(self, joined: Float[Tensor, "items channels"]) -> Float[Tensor, "items heads"]:
         """Return the score of each edge per head, before the softmax."""
-        hidden = nn.functional.leaky_relu(joined, self.negative_slope).unflatten(
-            -1, (self.heads, -1)
-        )  # [items, heads, width]
-        return self.weighted(hidden)
+        hidden = nn.functional.leaky_relu(joined, self.negative_slope)
+        return self.weighted(hidden.unflatten(-1, (self.heads, -1)))  # of [items, heads, width]
 
     def weighted(self, hidden: Float[Tensor, "items heads width"]) -> Float[Tensor, "items heads"]:
         """Return the products with the learned vector of each head."""

@@ -162,7 +162,7 @@ class NodeFilters(nn.Module):
 
 
 WIDTH = 64
-"""Of the hidden layers of the radial network, as the paper's."""
+"""Width of the hidden layers of the radial network, as the paper's."""
 
 
 def scaled(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:

@@ -16,7 +16,7 @@ Directions = Literal["unit", "over_length"]
 
 
 NEAREST = 1 / 50
-"""Of the cutoff: what lies nearer is weighed as if it were there, .1 Angstrom for a cutoff of 5, since 1 / |r| has no end."""
+"""Share of the cutoff: what lies nearer is weighed as if it were there, .1 Angstrom for a cutoff of 5, since 1 / |r| has no end."""
 
 
 def directions_of(graph: MessageGraph, form: Directions) -> Float[Tensor, "edges dim"]:

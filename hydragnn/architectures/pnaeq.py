@@ -151,10 +151,8 @@ class PNAEq(Architecture):
         channels, count, scalers = settings.hidden_dim, settings.num_layers, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec)
         self.carried = [frozenset({0}), *[self.gives] * (settings.num_layers - 1), spec.degrees]
-        width, blind = (
-            self.basis.width,
-            None if 1 in spec.degrees else count - 1,
-        )  # the layer whose vectors are not read
+        width = self.basis.width
+        blind = None if 1 in spec.degrees else count - 1  # the layer whose vectors are not read
         self.layers = nn.ModuleList(
             PNAEqLayer(
                 PNAEqMessage(

@@ -77,9 +77,8 @@ class PNAPlusLayer(nn.Module):
         topology: Topology,
     ) -> Float[Tensor, "nodes channels"]:
         """Return U of the node and of the scaled statistics of messages."""
-        joined = gather_add(
-            self.from_receiver(states), self.from_sender(states), edges, topology
-        )  # M; [edges, channels]
+        # M; [edges, channels]
+        joined = gather_add(self.from_receiver(states), self.from_sender(states), edges, topology)
         messages = joined * filters
         if self.statistics == "smooth":
             aggregated = smooth_statistics(messages, envelope, topology)  # A; 4 x [nodes, channels]

@@ -24,7 +24,7 @@ KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
         lambda value: isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
     ),
 }
-"""What a value of a type is, with an example, and whether a value is one."""
+"""Noun for a value of a type, with an example, and a check of values."""
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:

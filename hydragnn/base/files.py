@@ -378,10 +378,7 @@ def read_json(path: Path) -> Any:
         raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not JSON, not text, numbers of thousands of digits, nested without end
+    except (ValueError, RecursionError) as error:  # no JSON or text, numbers of thousands of digits, nested without end
         raise InputError(f"{path} is not valid JSON ({error}); it was cut off or belongs to another program") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error

@@ -25,7 +25,7 @@ WITH_MARK = (".csv", ".dat", ".json", ".toml", ".tsv", ".txt")
 """Suffixes of text that is read with and without a byte order mark of UTF-8."""
 
 STREAMS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-"""What unpacks a file, by its first bytes."""
+"""Functions that unpack a file, by its first bytes."""
 
 DAMAGED_ARRAYS = (
     BadZipFile,
@@ -39,7 +39,7 @@ DAMAGED_ARRAYS = (
     ValueError,
     zlib.error,
 )
-"""What reading an npz file raises whose bytes are not those that were written; every array in it has a checksum."""
+"""Errors of reading an npz file whose bytes are not those that were written; every array in it has a checksum."""
 
 
 def check_readable(path: Path) -> None:

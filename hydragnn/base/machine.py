@@ -22,11 +22,11 @@ class Machine:
     """Cores, free memory and GPUs of this process, within its limits."""
 
     cores: int
-    """That do not share their arithmetic with another one."""
+    """Cores that do not share their arithmetic with another one."""
     memory: int
     """Bytes that are free."""
     gpus: int
-    """That a training would see."""
+    """GPUs that a training would see."""
 
     def workers(self, batches: int = 0, sharing: int = 1) -> int:
         """Return the workers that fit: per GPU, otherwise per core.

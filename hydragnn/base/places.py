@@ -17,7 +17,7 @@ from hydragnn.base.files import kind_of_folder
 from hydragnn.base.limits import status_of
 
 MANIFEST = "manifest.json"
-"""What makes a folder a store."""
+"""File that makes a folder a store."""
 
 StorePlace = Path | tuple[Path, ...]
 """A store, or several that are one."""

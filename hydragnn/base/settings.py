@@ -37,7 +37,7 @@ class ActsWith:
     words: str
     """The condition, after "acts only"."""
     remedy: str
-    """What makes it hold, as an imperative."""
+    """Remedy that makes it hold, as an imperative."""
     holds: Callable[[Any], bool]
     """Return True where it does, for the settings that declare it."""
 
@@ -175,10 +175,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # no TOML, no text, numbers of thousands of digits, nested without end
+    except (ValueError, RecursionError) as error:  # no TOML or text, numbers of thousands of digits, nested without end
         raise InputError(f"{path} is not valid TOML: {error}; give a text file of keys, or repair it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error

@@ -14,13 +14,8 @@ DEEPEST = 3
 
 KEPT = (9, 10)  # tab and end of line
 CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {*KEPT}
-DIRECTIONS = {
-    0x200E,
-    0x200F,
-    0x061C,
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-}  # which make a text read otherwise
+# which make a text read otherwise
+DIRECTIONS = {0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 WRITTEN_OUT = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
 MARKS = {code: WRITTEN_OUT[code] for code in DIRECTIONS}
 _FORMULA = re.compile(r"[\s'\"]*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")

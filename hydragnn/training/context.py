@@ -71,13 +71,13 @@ class TrainingContext:
 
     settings: TrainSettings
     targets: tuple[Target, ...]
-    """Of all branches, one after the other."""
+    """Targets of all branches, one after the other."""
     branches: tuple[slice, ...]
-    """Which of the targets belong to each branch."""
+    """Range of the targets of each branch."""
     loss_weights: Float64[Tensor, " fields"]
-    """Of the first stage."""
+    """Weights of the first stage."""
     stage_two_weights: Float64[Tensor, " fields"]
-    """Of the second stage, and of the validation loss in both, so that all epochs can be compared."""
+    """Weights of the second stage, and of the validation loss in both, so that all epochs can be compared."""
     stage_two: int
     """Epochs before the second stage; 0 where weights never change."""
     rank: int = 0
@@ -89,7 +89,7 @@ class TrainingContext:
     reduce_predicted: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over the processes with predictions of different graphs or nodes, in place; all get the same bits."""
     executors: tuple[Executor, ...] = ()
-    """How each branch computes."""
+    """Executors of the branches."""
 
     @property
     def device(self) -> torch.device:

@@ -112,7 +112,7 @@ class BranchData:
 
     name: str = ""
     weight: Fraction = Fraction(1)
-    """How often an epoch shows each training graph."""
+    """Times that an epoch shows each training graph."""
     store: GraphStore
     fields: Mapping[str, Field]
     inputs: tuple[str, ...]

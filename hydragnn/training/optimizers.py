@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     own: slice
     """Their positions in the vectors of states, which hold the weights that this rank updates and no others."""
     factor: float = 1.0
-    """Of the learning rate."""
+    """Factor of the learning rate."""
 
 
 Groups = Sequence[Rows]

@@ -139,7 +139,7 @@ class Sharing:
     sum_norm: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over all ranks with other weights to update, in place; the same bits on each."""
     pieces: Mapping[str, Piece] = field(default_factory=dict)
-    """Of the parameters that a model of this rank has in part."""
+    """Pieces of the parameters that a model of this rank has in part."""
     repeated: frozenset[str] = frozenset()
     """Parameters whose norm another rank of ``sum_norm`` counts."""
 

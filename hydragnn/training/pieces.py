@@ -19,10 +19,10 @@ class Piece:
     """
 
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     dim: int = 0
     rows: Rows
-    """Of this rank; a whole parameter has one range."""
+    """Rows of this rank; a whole parameter has one range."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:

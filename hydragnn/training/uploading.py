@@ -15,7 +15,7 @@ AHEAD = frozenset({"cuda"})
 """Devices beside which a thread makes the next batch; on a CPU it would take the cores from the step."""
 
 READING = Lock()
-"""Of runs that share a process one reads at a time."""
+"""Lock of runs that share a process: one reads at a time."""
 
 T = TypeVar("T")
 
