@@ -13,7 +13,7 @@ from hydragnn.distributed.mesh import Mesh
 from hydragnn.parallel import AXES, Axis
 from hydragnn.training import buckets
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.parameters import FlatParameters, Parameters, Sharing, alone
+from hydragnn.training.parameters import FlatParameters, Sharing, alone
 from hydragnn.training.pieces import Piece
 
 COPIES: tuple[Axis, ...] = ("replicate", "graph")
@@ -26,7 +26,7 @@ def parallelize(
     placement: DevicePlacement,
     settings: TrainSettings,
     rate_factors: Mapping[str, float] = MappingProxyType({}),
-) -> Parameters:
+) -> FlatParameters:
     """Place the model and return the parameters that the loop updates.
 
     Every rank computes its share of every batch.

@@ -14,6 +14,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -126,7 +127,8 @@ def ended_by(error: Exception, attempt: Attempt) -> int:
     """Record and print the end; return the exit code."""
     attempt.check()
     if isinstance(error, Interrupted):
-        note_interruption(attempt)
+        if not this_launch().rank and attempt.number is not None:  # before its first save
+            record_end(attempt, "paused", None)
         print(error, file=sys.stderr)
         return 0
     if not isinstance(error, Busy):  # the run is another process's
@@ -149,31 +151,21 @@ def note_failure(failure: Failure, attempt: Attempt) -> None:
         return
     if this_launch().rank and (is_recorded_in_time(attempt) or failure.kind == "lost_node"):
         return
+    record_end(attempt, "failed", failure)
+
+
+def record_end(attempt: Attempt, status: Literal["failed", "paused"], failure: Failure | None) -> None:
+    """Record an end unless the attempt has recorded one."""
+    folder = attempt.folder
     with suppress(InputError):  # an unreadable configuration has no record; the message on stderr says it all
-        record = record_of_begin(folder)
+        if (folder / "record.json").is_file():
+            record = read_record(folder)
+        else:
+            config = stored_config(folder / "config.json")
+            record = RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
         if not is_recorded(record, attempt):
-            changed = replace(record, status="failed", failure=failure, attempt=attempt.name)
+            changed = replace(record, status=status, failure=failure, attempt=attempt.name)
             write_record(changed, folder, attempt.check)
-
-
-def note_interruption(attempt: Attempt) -> None:
-    """Record that a counted attempt was interrupted before its first save."""
-    if this_launch().rank or attempt.number is None:
-        return
-    with suppress(InputError):
-        record = record_of_begin(attempt.folder)
-        if not is_recorded(record, attempt):
-            write_record(
-                replace(record, status="paused", failure=None, attempt=attempt.name), attempt.folder, attempt.check
-            )
-
-
-def record_of_begin(folder: Path) -> RunRecord:
-    """The record in the folder, or one that has only the configuration."""
-    if (folder / "record.json").is_file():
-        return read_record(folder)
-    config = stored_config(folder / "config.json")
-    return RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
 
 
 def is_recorded_in_time(attempt: Attempt) -> bool:

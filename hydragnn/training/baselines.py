@@ -62,7 +62,7 @@ class Features:
             counts = torch.stack([batch.counts("node"), batch.counts("edge"), volumes(batch)], dim=1).double()
             ratios = counts[:, 1:] / counts[:, :1].clamp(min=1)
             statistics = self._statistics(batch, "node"), self._statistics(batch, "edge")
-            return torch.cat([own, counts, ratios, *statistics, self._mixture(batch)], 1)
+            return torch.cat([own, counts, ratios, *statistics, self.mixture(batch)], 1)
         nodes, of_graph = self.own(batch, "node"), self.own(batch, "graph")[batch.owner(location)]
         if location == "edge":
             return torch.cat([own, nodes[batch.senders], nodes[batch.receivers], of_graph], dim=1)
@@ -89,19 +89,13 @@ class Features:
         species = (batch[ATOMIC_NUMBERS].reshape(-1, 1) == self.kinds[ATOMIC_NUMBERS]).double()
         return species if location == "node" else segment_mean(species, batch.owner("node"), batch.num_graphs)
 
-    @property
-    def is_mixture(self) -> bool:
-        """Return True for nodes that are parts of a volume."""
-        volume = next((field for field in self.inputs if field.name == VOLUME and field.on == "node"), None)
-        return volume is not None and volume.width == 1 and not volume.classes
+    def mixture(self, batch: GraphBatch) -> Float[Tensor, "graphs features"]:
+        """Return means of node inputs weighted by volume, and inputs of graphs.
 
-    def mixture_width(self, batch: GraphBatch) -> int:
-        """Return how many last columns of graphs are means by volume."""
-        return self._mixture(batch).shape[1]
-
-    def _mixture(self, batch: GraphBatch) -> Float[Tensor, "graphs features"]:
-        """Return means of node inputs weighted by volume, and inputs of graphs."""
-        if not self.is_mixture:
+        There are none unless nodes are parts of a volume.
+        """
+        volumes_of = [field for field in self.inputs if field.name == VOLUME and field.on == "node"]
+        if not volumes_of or volumes_of[0].width != 1 or volumes_of[0].classes:
             return torch.zeros(batch.num_graphs, 0, dtype=torch.float64)
         parts = [f for f in self.inputs if f.on == "node" and f.name != VOLUME]
         columns = [invariants(batch[f.name], f, self.kinds.get(f.name)) for f in parts]
@@ -284,7 +278,7 @@ def fitted_baselines(
             if len(rows[0]) >= FEWEST and target.field.classes:
                 fitted[target.name] = fitted_classes(target, rows[0], rows[2].ravel().astype(np.int64))
             elif len(rows[0]) >= FEWEST:
-                means = features.mixture_width(batches[0]) if target.field.on == "graph" else 0
+                means = features.mixture(batches[0]).shape[1] if target.field.on == "graph" else 0
                 fitted[target.name] = fitted_target(target, *rows, means)
     return Baselines(features=features, fitted=fitted)
 

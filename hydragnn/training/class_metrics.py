@@ -18,13 +18,21 @@ BINS = 15
 """Bins of equal width in the probability of the predicted class, for the expected calibration error."""
 
 
-def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of labels of each class in these graphs."""
+def values_of(
+    field: Field, store: GraphStore, graphs: NDArray[np.int64]
+) -> tuple[NDArray[np.generic], NDArray[np.bool_]]:
+    """Return values of a field, and True for those of the graphs that have it."""
     column, sizes = store.column(field.name), store.sizes()
     selection = np.zeros(len(store), dtype=np.bool_)
     selection[graphs] = True
+    selection &= column.present
     items = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
-    labels = column.values[np.repeat(selection & column.present, items)]
+    return column.values[np.repeat(selection, items)], selection
+
+
+def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of labels of each class in these graphs."""
+    labels, _ = values_of(field, store, graphs)
     labels = labels[is_labelled(labels, field)] if field.role == "target" else labels
     if labels.size and not 0 <= labels.min() <= labels.max() < field.classes:
         raise InputError(

@@ -13,6 +13,7 @@ from torch import Tensor
 from hydragnn.config import TrainSettings
 from hydragnn.models import Target
 from hydragnn.training.executor import Eager, Executor
+from hydragnn.training.parameters import alone
 from hydragnn.training.state import TrainState
 
 
@@ -58,11 +59,6 @@ class Callback(Protocol):
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint now."""
-
-
-def alone(values: Tensor) -> Tensor:
-    """Return the values: the sum over ranks where there is one."""
-    return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

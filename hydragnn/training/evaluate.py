@@ -13,7 +13,7 @@ from hydragnn.datasets.fit import fitted_references
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import is_labelled
 from hydragnn.models import Categorical, Distribution, Point, Target, TrainedModel
-from hydragnn.training.class_metrics import label_frequencies
+from hydragnn.training.class_metrics import label_frequencies, values_of
 from hydragnn.training.metrics import Errors, RunningMoments, target_moments
 
 Metrics = dict[str, dict[str, float | None]]
@@ -64,7 +64,7 @@ def trivial_predictor(
     Extensive fields: the fit on composition where there are references, also where they are given (atoms in molecules are bound), otherwise the mean per node times the nodes. Forces
     and stress: zero. Classes: their shares of the training labels.
     """
-    means = {target.name: _training_summary(store, train, target) for target in targets if not target.derivative}
+    means = {target.name: _training_mean(store, train, target) for target in targets if not target.derivative}
     normalisation = replace(normalisation, references=_fitted(store, train, targets, normalisation.references))
 
     def predict(batch: GraphBatch) -> dict[str, Distribution]:
@@ -100,24 +100,14 @@ def _fitted(
     }
 
 
-def _training_summary(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
-    """Return training means, or shares of classes."""
+def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
+    """Return each component's training mean, per node if extensive; shares of classes."""
     if target.field.classes:
         return torch.from_numpy(label_frequencies(target.field, store, train))
-    return _training_mean(store, train, target)
-
-
-def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
-    """Return each component's training mean, per node if extensive."""
-    column = store.column(target.field.name)
-    sizes = store.sizes()
-    selection = np.zeros(len(store), dtype=np.bool_)
-    selection[train] = True
-    selection &= column.present
-    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]
-    values = column.values[np.repeat(selection, counts)].reshape(-1, target.field.width).astype(np.float64)
+    column, selection = values_of(target.field, store, train)
+    values = column.reshape(-1, target.field.width).astype(np.float64)
     labelled = is_labelled(values, target.field)
-    weights = sizes.nodes[selection][:, None] if target.extensive else np.ones((len(values), 1), dtype=np.int64)
+    weights = store.sizes().nodes[selection][:, None] if target.extensive else np.ones((len(values), 1), dtype=np.int64)
     return torch.from_numpy(
         np.where(labelled, values, 0.0).sum(axis=0) / np.maximum(1, (labelled * weights).sum(axis=0))
     )

@@ -44,7 +44,8 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     What a step gave is read while the device computes the next one, and before anything is saved.
     """
     steps = data.steps(state.epoch)
-    queued, interrupted = None, False
+    queued: Queued | None = None
+    interrupted = False
     with closing(
         ahead(data.epoch(state.epoch, start=state.step), context.device, lambda share: tensors_of_parts(share.parts))
     ) as shares:
@@ -52,7 +53,8 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
             rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
             result = take_step(state, share, context, rate)
             flag = context.reduce_all(torch.full_like(result.loss, float(callback.interrupted)))
-            previous, queued = queued, numbers_of(result, flag)
+            numbers = torch.stack([result.norm.to(torch.float64), result.loss, flag])
+            previous, queued = queued, (result.step, download(numbers))
             interrupted, loss = read_step(previous, state.epoch)
             callback.on_step_end(state, steps, share.graphs, loss)
             if interrupted:
@@ -65,12 +67,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
 
 
 Queued = tuple[int, Callable[[], list[float]]]
-"""Number of a step, and what waits for its numbers."""
-
-
-def numbers_of(result: StepResult, flag: Tensor) -> Queued:
-    """Return norm, loss and interruption of a step, copied without waiting."""
-    return result.step, download(torch.stack([result.norm.to(torch.float64), result.loss, flag]))
+"""Number of a step, and a function that waits for norm, loss and interruption."""
 
 
 def read_step(queued: Queued | None, epoch: int) -> tuple[bool, float | None]:

@@ -12,16 +12,6 @@ from hydragnn.kernels import segment_sum
 from hydragnn.models import Distribution, Target
 
 
-def squared_error(error: Tensor) -> Tensor:
-    """Squares."""
-    return error.square()
-
-
-def absolute(error: Tensor) -> Tensor:
-    """Absolute values."""
-    return error.abs()
-
-
 def huber(error: Tensor) -> Tensor:
     """Half the square up to 1, then linear (Huber 1964)."""
     size = error.abs()
@@ -30,7 +20,7 @@ def huber(error: Tensor) -> Tensor:
 
 TINY = 1e-12  # keeps the slope of a root finite where an error is exactly zero
 
-POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "mae": absolute, "huber": huber}
+POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": torch.square, "mae": torch.abs, "huber": huber}
 
 
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:

@@ -134,17 +134,15 @@ class ClassTally:
         return class_values(np.asarray(sums), self.target.field.classes)
 
 
-def tally_of(target: Target) -> NumberTally | ClassTally:
-    """Return the tally of a target's distribution."""
-    return ClassTally(target) if issubclass(target.distribution, Categorical) else NumberTally(target)
-
-
 class Errors:
     """Errors of several targets, as one vector of sums."""
 
     def __init__(self, targets: Sequence[Target], device: torch.device | str = "cpu") -> None:
         """Nothing gathered yet."""
-        self.tallies = {target.name: tally_of(target) for target in targets}
+        self.tallies: dict[str, NumberTally | ClassTally] = {
+            one.name: ClassTally(one) if issubclass(one.distribution, Categorical) else NumberTally(one)
+            for one in targets
+        }
         ends = np.cumsum([0, *(tally.size for tally in self.tallies.values())]).tolist()
         self.spans = {name: slice(first, last) for name, first, last in zip(self.tallies, ends, ends[1:])}
         self.sums = torch.zeros(ends[-1], dtype=torch.float64, device=device)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -42,85 +42,6 @@ class Span(NamedTuple):
     """False where another rank has the same numbers and counts them."""
 
 
-@runtime_checkable
-class Parameters(Protocol):
-    """Weights of a model on one rank, and their updates.
-
-    The loop sees no more than this, so that weights may be whole on every rank, or shares that are gathered where they are used.
-    Nothing here but the context managers and what files need makes the host wait for the device.
-    """
-
-    @property
-    def count(self) -> int:
-        """Return the number of weights of the model."""
-
-    @property
-    def spans(self) -> Sequence[Span]:
-        """Return what of every parameter stands in the vectors of ``state``."""
-
-    @property
-    def in_step(self) -> bool:
-        """Return True where all ranks must compute equally many parts."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Return True where this rank's model has all numbers of all weights."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the whole parameters of this rank's model."""
-
-    @property
-    def is_written(self) -> bool:
-        """Return True where no other rank writes the same into checkpoints."""
-
-    @property
-    def bytes(self) -> int:
-        """Return the largest memory of weights, gradient and states."""
-
-    def zero_gradient(self) -> None:
-        """Forget the gradient of the step before."""
-
-    def expect_sum(self) -> None:
-        """Let the next backward pass begin the sum over ranks."""
-
-    def in_use(self, use: Hashable = 0) -> AbstractContextManager[None]:
-        """Provide the weights for a forward pass and its derivatives.
-
-        Passes of one ``use`` take the same weights in the same order.
-        """
-
-    def add_gradient(self, loss: Float[Tensor, ""]) -> None:
-        """Add the gradient of a loss."""
-
-    def sum_gradient(self) -> None:
-        """Sum the gradients of all ranks."""
-
-    def clip(self) -> Float[Tensor, ""]:
-        """Clip the gradient; return the norm before."""
-
-    def step(self, rate: float) -> None:
-        """Move the weights once along their gradient."""
-
-    def average(self, steps: int) -> None:
-        """Update the average of weights after ``steps`` steps."""
-
-    def swap_in_eval_parameters(self) -> AbstractContextManager[None]:
-        """Use the validated weights for the length of the block."""
-
-    def keep_best(self) -> None:
-        """Remember the weights that are validated now as the best so far."""
-
-    def best(self) -> AbstractContextManager[None]:
-        """Use the best weights so far in the block."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return this rank's tensors by name, for checkpoints; not to be changed."""
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over tensors as ``state`` gives them."""
-
-
 def alone(values: Tensor) -> Tensor:
     """Return the values: the sum over ranks where there is one."""
     return values
@@ -149,6 +70,7 @@ class FlatParameters:
 
     The parameters are views of it, or are gathered from the shares of several ranks. One norm, one optimizer kernel and one average
     serve any number of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
+    Only the context managers and what files need make the host wait for the device.
     """
 
     def __init__(
@@ -250,7 +172,7 @@ class FlatParameters:
 
     @property
     def is_written(self) -> bool:
-        """Return True on the first copy, and where each has a share."""
+        """Return True where no other rank writes the same into checkpoints."""
         return self.sharing.copies is None or self.sharing.shares_states or self.sharing.copies.number == 0
 
     @property
@@ -279,7 +201,10 @@ class FlatParameters:
             self.buckets.expect()
 
     def in_use(self, use: Hashable = 0) -> AbstractContextManager[None]:
-        """Gather weights in the block where they are shared."""
+        """Gather weights in the block where they are shared.
+
+        Passes of one ``use`` take the same weights in the same order.
+        """
         return self.gathered.in_use(use) if self.gathered else nullcontext()
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
@@ -368,7 +293,7 @@ class FlatParameters:
             parameter.grad = self.gradient[rows].view(shape)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's tensors by name."""
+        """Return this rank's tensors by name, for checkpoints; not to be changed."""
         whole = len(self.best_vector) == len(self.vector)
         named = {"weights": self.vector if whole else self._own_weights(), "best": self.best_vector}
         if self.average_vector is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hydragnn.models import BranchedModel
-from hydragnn.training.parameters import Parameters
+from hydragnn.training.parameters import FlatParameters
 from hydragnn.training.schedule import best_epoch
 
 Curves = dict[str, list[float | None]]
@@ -21,7 +21,7 @@ class TrainState:
     """
 
     model: nn.Module
-    parameters: Parameters
+    parameters: FlatParameters
     totals: Tensor
     """Summed loss and number of labels of each field in the epoch so far ``[2, fields]``; this rank's part."""
     epoch: int = 0
@@ -64,7 +64,7 @@ class TrainState:
         return self.parameters.state()
 
 
-def first_state(model: nn.Module, parameters: Parameters, fields: int) -> TrainState:
+def first_state(model: nn.Module, parameters: FlatParameters, fields: int) -> TrainState:
     """Return the state before the first step."""
     device = next(model.parameters()).device
     totals = torch.zeros(2, fields, dtype=torch.float64, device=device)
