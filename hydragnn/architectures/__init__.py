@@ -14,18 +14,3 @@ from hydragnn.architectures.base import (
     architectures,
     radial_basis,
 )
-
-__all__ = [
-    "Architecture",
-    "ArchitectureSettings",
-    "GeometricSettings",
-    "GlobalAttentionSettings",
-    "GraphSpec",
-    "GraphStatistics",
-    "ModelSettings",
-    "Sight",
-    "Statistic",
-    "architecture_of",
-    "architectures",
-    "radial_basis",
-]

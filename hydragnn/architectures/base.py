@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dataclasses import field as member
 from functools import cache
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from jaxtyping import Float
@@ -428,7 +428,7 @@ _NOT_ARCHITECTURES = ("base", "moving", "table")
 @cache
 def architectures() -> Mapping[str, type[Architecture]]:
     """The architectures of this room by kind, one file each."""
-    candidates = [_defined_in(_module(name)) for name in _names()]
+    candidates = [_defined_in(name) for name in _names()]
     return MappingProxyType({architecture.kind: architecture for architecture in candidates})
 
 
@@ -438,22 +438,19 @@ def _names() -> list[str]:
     return sorted(info.name for info in pkgutil.iter_modules(room) if info.name not in _NOT_ARCHITECTURES)
 
 
-def _module(name: str) -> ModuleType:
-    return import_module(f"hydragnn.architectures.{name}")
-
-
 @cache
 def _in_this_room(kind: str) -> type[Architecture] | None:
     """Return the architecture of that kind in this room."""
     if kind in _names():
-        result = _defined_in(_module(kind))
+        result = _defined_in(kind)
         if result.kind == kind:
             return result
     return architectures().get(kind)
 
 
-def _defined_in(module: ModuleType) -> type[Architecture]:
+def _defined_in(name: str) -> type[Architecture]:
     """Return the one architecture of a module; TypeError otherwise."""
+    module = import_module(f"hydragnn.architectures.{name}")
     candidates = [
         value
         for value in vars(module).values()

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GraphSpec, Searched, Use, one_of, radial_basis
-from hydragnn.architectures.moving import MovingSettings
+from hydragnn.architectures.base import GraphSpec, Searched, one_of, radial_basis
+from hydragnn.architectures.moving import MovingArchitecture, MovingSettings
 from hydragnn.kernels import Topology, activated_sum, gather_add, outer_sum, segment_sum, silu
-from hydragnn.layers import MOVED, MeanMovement, MessageGraph, Movement, States, at_rest, mlp, where_moved
+from hydragnn.layers import MOVED, MeanMovement, MessageGraph, Movement, States, mlp, where_moved
 
 
 class EGNNSettings(MovingSettings):
@@ -92,8 +92,7 @@ class EGNNLayer(nn.Module):
     ) -> Float[Tensor, "edges channels"]:
         """Equation 3 but for its last SiLU."""
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
-        inner: Tensor = self.second(silu(gather_add(received, sent, self.from_edge(features), topology)))
-        return inner
+        return self.second(silu(gather_add(received, sent, self.from_edge(features), topology)))
 
     def messages(self, inner: Float[Tensor, "edges channels"]) -> Float[Tensor, "edges channels"]:
         """Return the message of every edge (eq. 3), perhaps gated."""
@@ -101,7 +100,7 @@ class EGNNLayer(nn.Module):
         return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 
 
-class EGNN(Architecture):
+class EGNN(MovingArchitecture):
     """EGNN with resting or moving nodes."""
 
     kind = "egnn"
@@ -121,13 +120,3 @@ class EGNN(Architecture):
             EGNNLayer(settings, width, vectors=1 in spec.degrees, moves=settings.moving_coordinates and number < last)
             for number in range(settings.num_layers)
         )
-
-    @classmethod
-    def limit(cls, settings: EGNNSettings, use: Use) -> str:
-        """Nodes that move belong to one level."""
-        moves = use == "pooling" and settings.moving_coordinates
-        return "moves its nodes (moving_coordinates)" if moves else super().limit(settings, use)
-
-    def finish(self, states: States, graph: MessageGraph) -> States:
-        """The states without what only layers need."""
-        return at_rest(states)

@@ -51,8 +51,7 @@ class NeighbourEmbedding(nn.Module):
         features, envelope = radial_inputs(graph)
         filters = self.filters(features if envelope is None else features * envelope)
         surrounding = self.surrounding(gather_multiply_sum(self.from_sender(inputs), filters, graph.sharing))
-        combined: Tensor = self.combine(torch.cat([inputs, surrounding], dim=-1))
-        return combined
+        return self.combine(torch.cat([inputs, surrounding], dim=-1))
 
     def split_plan(self) -> Plan:
         """Return channels of filters and sums."""

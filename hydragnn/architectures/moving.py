@@ -1,10 +1,11 @@
-"""Settings of architectures whose nodes may move between layers."""
+"""Architectures whose nodes may move between layers."""
 
 from typing import Literal
 
 from pydantic import model_validator
 
-from hydragnn.architectures.base import GeometricSettings
+from hydragnn.architectures.base import Architecture, GeometricSettings, Use
+from hydragnn.layers import MessageGraph, States, at_rest
 
 
 class MovingSettings(GeometricSettings):
@@ -34,3 +35,17 @@ class MovingSettings(GeometricSettings):
             'with movement = "mean" energies jump where a neighbour crosses the cutoff, because a mean over neighbours counts it at '
             'once; movement = "sum" has no such steps'
         )
+
+
+class MovingArchitecture(Architecture):
+    """Architecture with these settings; nodes that move belong to one level."""
+
+    @classmethod
+    def limit(cls, settings: MovingSettings, use: Use) -> str:
+        """Return the reason against a use: nodes that move belong to one level."""
+        moves = use == "pooling" and settings.moving_coordinates
+        return "moves its nodes (moving_coordinates)" if moves else super().limit(settings, use)
+
+    def finish(self, states: States, graph: MessageGraph) -> States:
+        """The states without what only layers need."""
+        return at_rest(states)

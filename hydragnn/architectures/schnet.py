@@ -3,8 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GraphSpec, Use, radial_basis
-from hydragnn.architectures.moving import MovingSettings
+from hydragnn.architectures.base import GraphSpec, radial_basis
+from hydragnn.architectures.moving import MovingArchitecture, MovingSettings
 from hydragnn.kernels import Topology, ended, gather_multiply_sum
 from hydragnn.layers import (
     MOVED,
@@ -15,7 +15,6 @@ from hydragnn.layers import (
     RadialFilters,
     Split,
     States,
-    at_rest,
     mlp,
     where_moved,
 )
@@ -108,7 +107,7 @@ class SchNetLayer(RadialFilters):
         return filters if envelope is None else ended(filters, envelope)
 
 
-class SchNet(Architecture):
+class SchNet(MovingArchitecture):
     """Interactions with filters of distance, one after the other (figure 2, left).
 
     Deviates from the paper: the read-out belongs to the heads; an energy is the sum of a network on every node there, too.
@@ -137,13 +136,3 @@ class SchNet(Architecture):
             SchNetLayer(f, i, settings.dropout, m, at_rest=not moving)
             for f, i, m in zip(filters, interactions, movements)
         )
-
-    @classmethod
-    def limit(cls, settings: SchNetSettings, use: Use) -> str:
-        """Nodes that move belong to one level."""
-        moves = use == "pooling" and settings.moving_coordinates
-        return "moves its nodes (moving_coordinates)" if moves else super().limit(settings, use)
-
-    def finish(self, states: States, graph: MessageGraph) -> States:
-        """The states without what only layers need."""
-        return at_rest(states)

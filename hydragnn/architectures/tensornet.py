@@ -103,8 +103,7 @@ class TensorEmbedding(nn.Module):
 
     def filtered(self, linear: nn.Module, features: Tensor, envelope: Tensor | None) -> Float[Tensor, "items channels"]:
         """u f; the constant among the features is the bias of f."""
-        values: Tensor = linear(features if envelope is None else features * envelope)
-        return values
+        return linear(features if envelope is None else features * envelope)
 
 
 class TensorFilters(nn.Module):
@@ -204,8 +203,7 @@ class TensorNet(Architecture):
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
         """The tensors of all neighbourhoods."""
-        states: States = self.embedding(inputs, graph)
-        return states
+        return self.embedding(inputs, graph)
 
     def finish(self, states: States, graph: MessageGraph) -> States:
         """Numbers from the squares of the parts, and the vectors of A."""

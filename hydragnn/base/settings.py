@@ -99,8 +99,7 @@ class Settings(pydantic.BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, complete with defaults; ``parse`` gives the same object back."""
-        result: dict[str, Any] = self.model_dump(mode="json")
-        return result
+        return self.model_dump(mode="json")
 
 
 def idle_settings(settings: Settings) -> dict[str, str]:

@@ -66,8 +66,7 @@ class Shown:
 
     def shown(self) -> Mapping[str, Any]:
         """Return the rows of the table."""
-        rows: Mapping[str, Any] = self.to_json()  # type: ignore[attr-defined]
-        return rows
+        return self.to_json()  # type: ignore[attr-defined]
 
 
 def _pairs(rows: Mapping[str, Any], depth: int) -> str:

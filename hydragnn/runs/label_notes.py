@@ -195,5 +195,4 @@ def _moved(
     if not periodic.all() or not np.linalg.det(old_cell) or not np.linalg.det(cell):
         return new - old
     fractional = new @ np.linalg.inv(cell) - old @ np.linalg.inv(old_cell)
-    moved: NDArray[np.float64] = (fractional - np.rint(fractional)) @ cell
-    return moved
+    return (fractional - np.rint(fractional)) @ cell

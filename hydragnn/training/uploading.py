@@ -68,16 +68,14 @@ def _made_on_gpu(items: Iterator[T], device: torch.device) -> tuple[T, Any] | No
 def download(values: Tensor) -> Callable[[], list[float]]:
     """Return a function that waits for these values alone."""
     if values.device.type != "cuda":
-        result: Callable[[], list[float]] = values.tolist
-        return result
+        return values.tolist
     here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     here.copy_(values, non_blocking=True)
     there: Any = torch.cuda.current_stream(values.device).record_event()
 
     def read() -> list[float]:
         there.synchronize()
-        numbers: list[float] = here.tolist()
-        return numbers
+        return here.tolist()
 
     return read
 
