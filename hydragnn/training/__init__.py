@@ -5,7 +5,6 @@ from hydragnn.training.evaluate import (
     errors_on,
     evaluate,
     flat_metrics,
-    trivial_metrics,
     trivial_predictor,
 )
 from hydragnn.training.loop import train_epochs

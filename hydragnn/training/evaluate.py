@@ -113,18 +113,6 @@ def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) 
     )
 
 
-def trivial_metrics(
-    store: GraphStore,
-    train: NDArray[np.int64],
-    part: NDArray[np.int64],
-    targets: Sequence[Target],
-    normalisation: Normalisation,
-) -> Metrics:
-    """Return errors of the trivial predictor on ``part``."""
-    predict = trivial_predictor(store, train, targets, normalisation)
-    return errors_on(predict, store, part, targets, Budget(max_graphs=1024))
-
-
 def flat_metrics(metrics: Metrics, part: str) -> dict[str, float]:
     """Return metrics under record names such as ``valid/energy/mae``."""
     return {

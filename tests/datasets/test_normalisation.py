@@ -9,12 +9,20 @@ import pytest
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import MemoryStore, Scale, fit_normalisation, normalisation_from_json, normalise, reference_sums
+from hydragnn.datasets import (
+    Budget,
+    MemoryStore,
+    Scale,
+    fit_normalisation,
+    normalisation_from_json,
+    normalise,
+    reference_sums,
+)
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Normal, Point, Target
 from hydragnn.models.trained import denormalise
-from hydragnn.training.evaluate import trivial_metrics
+from hydragnn.training.evaluate import errors_on, trivial_predictor
 
 TRAIN = np.arange(0, 60, 2)
 
@@ -149,7 +157,8 @@ def test_an_element_without_given_reference_is_refused(store: MemoryStore) -> No
 def test_the_trivial_predictor_fits_composition_whatever_references_are_given(store: MemoryStore) -> None:
     rule = target("energy", extensive=True, references=True, given_references=((1, 2.0), (6, 8.0), (8, 10.0)))
     fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
-    errors = trivial_metrics(store, TRAIN, np.arange(60), [rule], fitted)
+    predict = trivial_predictor(store, TRAIN, [rule], fitted)
+    errors = errors_on(predict, store, np.arange(60), [rule], Budget(max_graphs=1024))
     assert errors["energy"]["mae"] == pytest.approx(0, abs=1e-9)
 
 
