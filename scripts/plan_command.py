@@ -95,11 +95,11 @@ def plan(
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
     from hydragnn.runs.extrapolation import Extrapolation, layouts_on
+    from hydragnn.runs.memory import DEVICE_SHARE
     from hydragnn.runs.plan import plan_run
     from hydragnn.runs.rank_steps import measured_network, measured_steps, possible
     from hydragnn.runs.session import DTYPES, own_device, select_device
     from hydragnn.training.data import DevicePlacement
-    from hydragnn.training.memory import DEVICE_SHARE
 
     table = with_overrides(read_toml(config), assignments or [])
     settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)

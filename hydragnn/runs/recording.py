@@ -19,9 +19,8 @@ from hydragnn.models.replay import NotRecordable, Recorder, has_dropout, recorde
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.preparation import ValidationParts
-from hydragnn.training.data import BranchData, Feed
+from hydragnn.training.data import BranchData, Feed, even_cuts
 from hydragnn.training.executor import Eager, Recorded
-from hydragnn.training.micro_batches import even_cuts
 
 FEWEST = 500
 """Steps of a run that records by itself.

@@ -39,7 +39,7 @@ from hydragnn.runs.folder import (
     identities,
     table_as_begun,
 )
-from hydragnn.runs.memory import memory_of, within_memory
+from hydragnn.runs.memory import DEVICE_SHARE, memory_of, within_memory
 from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.recording import with_note, with_replays
@@ -47,7 +47,6 @@ from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.start import with_digest
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import train_epochs
-from hydragnn.training.memory import DEVICE_SHARE
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 

@@ -1,11 +1,11 @@
 """Data of the loop: normalised batches in parts on the device."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from math import ceil, floor
 
 import numpy as np
@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Loader, Normalisation, Split, normalise
-from hydragnn.datasets.packing import Budget, share_of
+from hydragnn.datasets.packing import NODE_COST, Budget, share_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.models import Target
 from hydragnn.training.metrics import RunningMoments
-from hydragnn.training.micro_batches import micro_batches
 from hydragnn.training.uploading import upload
 
 
@@ -238,3 +237,42 @@ def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[int
         skipped -= skip
         if skip < piece.batches:
             yield from islice(branch.train.epoch(piece.number, piece.first + skip), piece.batches - skip)
+
+
+def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
+    """Return at most ``number`` non-empty parts of consecutive graphs.
+
+    Where there are fewer graphs than parts, every graph is one; an empty batch has no parts.
+    """
+    if number == 1 or batch.num_graphs <= 1:
+        yield from [batch] if batch.num_graphs else []
+        return
+    cuts = even_cuts((batch.counts("edge") + NODE_COST * batch.counts("node")).tolist(), number)
+    for first, last in pairwise(cuts):
+        yield batch.select(slice(first, last))
+
+
+def even_cuts(costs: Sequence[int], number: int) -> list[int]:
+    """Return cuts of costs that minimise the largest piece.
+
+    >>> even_cuts([1, 1, 1, 9, 1, 1], 3)
+    [0, 3, 4, 6]
+    >>> even_cuts([2, 2], 4), even_cuts([], 2)
+    ([0, 1, 2], [0])
+    """
+    low, high = max([0, *costs]), sum(costs)
+    while low < high:  # the smallest limit under which the pieces are few enough
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_cuts_within(costs, middle)) - 1 <= number else (middle + 1, high)
+    return _cuts_within(costs, low)
+
+
+def _cuts_within(costs: Sequence[int], limit: int) -> list[int]:
+    """Return cuts that fill every piece up to the limit."""
+    cuts, filled = [0], 0
+    for position, cost in enumerate(costs):
+        if position > cuts[-1] and filled + cost > limit:
+            cuts.append(position)
+            filled = 0
+        filled += cost
+    return [*cuts, len(costs)] if costs else cuts

@@ -14,7 +14,7 @@ from hydragnn.kernels import family
 from hydragnn.kernels.family import taken_for
 from hydragnn.models import Distribution
 from hydragnn.models.replay import NotRecordable, NoWaiting
-from hydragnn.training.memory import allocations
+from hydragnn.runs.memory import allocations
 
 FROM_HOST = {torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor, Tensor.tolist, Tensor.cpu}
 

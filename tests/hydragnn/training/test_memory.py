@@ -23,7 +23,7 @@ from hydragnn.runs.memory import memory_of, size_of_state, within_memory
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import Share
 from hydragnn.training.loop import take_step
-from hydragnn.training.memory import allocations, peak_of
+from hydragnn.runs.memory import allocations, peak_of
 from tests.hydragnn.training.conftest import Configs, Trained, assembled
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.graphs import concatenate
 from hydragnn.graphs.validate import validate
-from hydragnn.training.micro_batches import even_cuts, micro_batches
+from hydragnn.training.data import even_cuts, micro_batches
 from tests.graphs.geometry import assert_same_geometry
 from tests.hydragnn.training.conftest import Configs, Trained, assert_same_curves
 

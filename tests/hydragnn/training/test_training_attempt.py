@@ -25,7 +25,7 @@ from hydragnn.runs.attempt import (
     Heartbeat,
     shown_epochs,
 )
-from hydragnn.runs.beating import keep_beating
+from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.checkpoint import _remove_old
 from tests.hydragnn.training.conftest import TORCHRUN, At, Configs, Launch, Process, Trained, files
 

@@ -27,7 +27,7 @@ from hydragnn.runs.recording import with_replays
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.executor import Recorded
 from hydragnn.training.loop import take_step
-from hydragnn.training.memory import allocations
+from hydragnn.runs.memory import allocations
 from tests.hydragnn.training.conftest import (
     CHARGE,
     ENERGY,
