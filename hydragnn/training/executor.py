@@ -12,7 +12,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target
 from hydragnn.models.replay import Replays
 from hydragnn.training.loss import loss_sums
-from hydragnn.training.parameters import Parameters
+from hydragnn.training.parameters import FlatParameters
 
 Part = tuple[GraphBatch, Tensor]
 """Batch with the weight of every target over the number of its labels ``[targets]``."""
@@ -41,7 +41,7 @@ class Eager:
     """Executor that computes every batch anew."""
 
     model: nn.Module
-    parameters: Parameters
+    parameters: FlatParameters
     targets: tuple[Target, ...]
     branch: int = 0
     precision: str = "fp32"
