@@ -3,7 +3,7 @@
 ``train`` hands the configuration to ``plan_run``; everybody after that takes values of the plan.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -112,7 +112,8 @@ def described_branches(
         heartbeat()
         with about(_subject(branch.name)):
             fields = {field.name: field for field in store.fields()}
-            unseen.append(unseen_inputs(fields.values(), reads) if branch.data.inputs is None else ())
+            unread = tuple(one.name for one in fields.values() if one.role == "input" and not reads(one))
+            unseen.append(unread if branch.data.inputs is None else ())
             inputs.append(input_fields(branch.data.inputs, branch.targets, fields, unseen[-1]))
     if len(branches) > 1:
         check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, open_stores, inputs)})
@@ -259,11 +260,6 @@ def _open(path: StorePlace, name: str, stores: Stores | None) -> GraphStore:
     if stores is None:
         return open_store(path)
     return stores[name] if isinstance(stores, Mapping) else stores
-
-
-def unseen_inputs(fields: Iterable[Field], reads: Callable[[Field], bool]) -> tuple[str, ...]:
-    """Return the inputs that the architecture does not read."""
-    return tuple(field.name for field in fields if field.role == "input" and not reads(field))
 
 
 def input_fields(

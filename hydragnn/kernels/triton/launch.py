@@ -23,7 +23,7 @@ class Launcher:
 
     def architecture(self, device: torch.device) -> str:
         """Return the architecture of a device, e.g. ``gfx90a`` or ``sm_90``."""
-        return _architecture(device)
+        return architecture_of(device)
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Launch a kernel with its arguments and constants."""
@@ -33,11 +33,6 @@ class Launcher:
                 kernel[grid](*inputs, **options)
         else:
             kernel[grid](*inputs, **options)
-
-
-@lru_cache
-def _architecture(device: torch.device) -> str:
-    return architecture_of(device)
 
 
 _launcher: list[Launcher] = [Launcher()]

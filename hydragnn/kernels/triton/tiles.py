@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -53,6 +54,7 @@ def cache_folder() -> Path:
     return Path(knobs.cache.dir)
 
 
+@lru_cache
 def architecture_of(device: torch.device) -> str:
     """Return the name of a device's architecture, e.g. ``gfx90a`` or ``sm_90``."""
     properties = torch.cuda.get_device_properties(device)
