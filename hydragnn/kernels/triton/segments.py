@@ -21,15 +21,6 @@ def short_row(offsets, row, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def edges_at(start, last, order, f, C, ORDER: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr):
-    """Return edges of a turn, their places, which exist, and a mask."""
-    p = start + tl.arange(0, BE)
-    valid = p < last
-    e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
-    return e, e.to(OFF)[:, None] * C + f[None, :], valid, valid[:, None] & (f < C)[None, :]
-
-
-@triton.jit
 def reduce_edges(first, last, order, x, f, C,
                  MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
                  ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
@@ -45,8 +36,11 @@ def reduce_edges(first, last, order, x, f, C,
     least_at = tl.full([BE, BF], NOWHERE, tl.int32)
     most_at = tl.full([BE, BF], NOWHERE, tl.int32)
     for start in range(first, last, BE):
-        e, place, valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
-        v = tl.load(x + place, mask=mask, other=0.0).to(ACC)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
+        mask = valid[:, None] & (f < C)[None, :]
+        v = tl.load(x + (e.to(OFF)[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
         if MOMENTS:
             count += valid.to(ACC)
             away = tl.where(mask, v - centre, 0.0)
@@ -104,8 +98,9 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store moments and extremes of every row, in one pass.
 
-    Extremes have their first edge if ``WINNERS``. Rows without edges get zeros and the edge ``none``; so do long rows, until
-    their windows are joined.
+    Extremes have their first edge if ``WINNERS``.
+
+    Rows without edges get zeros and the edge ``none``; so do long rows, until their windows are joined.
     """
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
@@ -139,7 +134,11 @@ def spread_edges(first, last, edges, at, g_at, order, x, mean, low_edge, high_ed
         least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
         most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
     for start in range(first, last, BE):
-        e, place, _valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
+        mask = valid[:, None] & column[None, :]
+        place = e.to(OFF)[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         gradient = level[None, :] + (v - middle[None, :]) * slope[None, :]
         if EXTREMES:
@@ -187,7 +186,11 @@ def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_e
         least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
         most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
     for start in range(first, last, BE):
-        e, place, _valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
+        mask = valid[:, None] & column[None, :]
+        place = e.to(OFF)[:, None] * C + f[None, :]
         held = tl.load(v + place, mask=mask, other=0.0).to(ACC)
         message = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         total += held
@@ -197,7 +200,11 @@ def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_e
             most += tl.where(e[:, None] == most_at[None, :], held, 0.0)
     average = tl.sum(total, 0) * share
     for start in range(first, last, BE):
-        _e, place, _valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & column[None, :]
+        place = e[:, None] * C + f[None, :]
         held = tl.load(v + place, mask=mask, other=0.0).to(ACC)
         tl.store(out + place, ((held - average[None, :]) * slope[None, :]).to(out.dtype.element_ty), mask=mask)
     kind = of_to_mean.dtype.element_ty
@@ -222,7 +229,11 @@ def softmax_rows_gradient(offsets, order, x, u, v, out, units, CURVED: tl.conste
     total = tl.full([BE, BF], 0.0, ACC)
     other = total
     for start in range(first, last, BE):
-        _e, place, _valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
+        place = e[:, None] * C + f[None, :]
         share = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         total += share * tl.load(u + place, mask=mask, other=0.0).to(ACC)
         if CURVED:
@@ -230,7 +241,11 @@ def softmax_rows_gradient(offsets, order, x, u, v, out, units, CURVED: tl.conste
     of_u = tl.sum(total, 0)[None, :]
     of_v = tl.sum(other, 0)[None, :]
     for start in range(first, last, BE):
-        _e, place, _valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
+        place = e[:, None] * C + f[None, :]
         one = tl.load(u + place, mask=mask, other=0.0).to(ACC)
         if CURVED:
             two = tl.load(v + place, mask=mask, other=0.0).to(ACC)
@@ -247,8 +262,11 @@ def exponentials(first, last, order, x, f, C,
     most = tl.full([BE, BF], -3.0e38, ACC)
     total = tl.full([BE, BF], 0.0, ACC)
     for start in range(first, last, BE):
-        _e, place, _valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
-        v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
+        v = tl.load(x + (e[:, None] * C + f[None, :]), mask=mask, other=float("-inf")).to(ACC)
         higher = tl.maximum(most, v)
         total = total * tl.exp(most - higher) + tl.exp(v - higher)
         most = higher
@@ -261,7 +279,11 @@ def store_shares(first, last, order, x, out, largest, scale, f, C,
                  ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store exp(x - largest) * scale at positions first to last."""
     for start in range(first, last, BE):
-        _e, place, _valid, mask = edges_at(start, last, order, f, C, ORDER, OFF, BE)
+        p = start + tl.arange(0, BE)
+        valid = p < last
+        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
+        mask = valid[:, None] & (f < C)[None, :]
+        place = e[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
         tl.store(out + place, (tl.exp(v - largest[None, :]) * scale[None, :]).to(out.dtype.element_ty), mask=mask)
 
