@@ -414,8 +414,8 @@ def _dot_ends(
     left_axes: bool = False,
 ) -> None:
     has_weight, group = ends[2] is not None, 1 if left_axes else _group(axes)
-    constants: dict[str, int] = {"LEFT_AXES": left_axes, "AXES": axes, "GROUP": group}
-    constants |= {"GATHER": gather, "PAIR": has_weight and topology.pair is not None, "WEIGHT": has_weight}
+    constants: dict[str, int] = {"GATHER": gather, "PAIR": has_weight and topology.pair is not None}
+    constants |= {"WEIGHT": has_weight, "LEFT_AXES": left_axes, "AXES": axes, "GROUP": group}
     _launch_edges("dot_ends", topology, ends, along, out, channels, constants)
 
 
