@@ -44,8 +44,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     What a step gave is read while the device computes the next one, and before anything is saved.
     """
     steps = data.steps(state.epoch)
-    queued: Queued | None = None
-    interrupted = False
+    queued, interrupted = None, False
     with closing(
         ahead(data.epoch(state.epoch, start=state.step), context.device, lambda share: tensors_of_parts(share.parts))
     ) as shares:
@@ -53,8 +52,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
             rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
             result = take_step(state, share, context, rate)
             flag = context.reduce_all(torch.full_like(result.loss, float(callback.interrupted)))
-            numbers = torch.stack([result.norm.to(torch.float64), result.loss, flag])
-            previous, queued = queued, (result.step, download(numbers))
+            previous, queued = queued, numbers_of(result, flag)
             interrupted, loss = read_step(previous, state.epoch)
             callback.on_step_end(state, steps, share.graphs, loss)
             if interrupted:
@@ -68,6 +66,11 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
 
 Queued = tuple[int, Callable[[], list[float]]]
 """Number of a step, and a function that waits for norm, loss and interruption."""
+
+
+def numbers_of(result: StepResult, flag: Tensor) -> Queued:
+    """Return norm, loss and interruption of a step, copied without waiting."""
+    return result.step, download(torch.stack([result.norm.to(torch.float64), result.loss, flag]))
 
 
 def read_step(queued: Queued | None, epoch: int) -> tuple[bool, float | None]:
