@@ -19,11 +19,10 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.levels import known_levels
 from hydragnn.record import write_record
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.memory import memory_of, size_of_state, within_memory
+from hydragnn.runs.memory import allocations, memory_of, peak_of, size_of_state, within_memory
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import Share
 from hydragnn.training.loop import take_step
-from hydragnn.runs.memory import allocations, peak_of
 from tests.hydragnn.training.conftest import Configs, Trained, assembled
 
 CPU = torch.device("cpu")

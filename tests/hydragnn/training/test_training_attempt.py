@@ -23,9 +23,9 @@ from hydragnn.runs.attempt import (
     Attempt,
     Fenced,
     Heartbeat,
+    keep_beating,
     shown_epochs,
 )
-from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.checkpoint import _remove_old
 from tests.hydragnn.training.conftest import TORCHRUN, At, Configs, Launch, Process, Trained, files
 

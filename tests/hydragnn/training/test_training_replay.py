@@ -22,12 +22,12 @@ from hydragnn.models import TrainedModel, replay
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import memory, recording
 from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.memory import allocations
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.executor import Recorded
 from hydragnn.training.loop import take_step
-from hydragnn.runs.memory import allocations
 from tests.hydragnn.training.conftest import (
     CHARGE,
     ENERGY,
