@@ -49,7 +49,7 @@ from hydragnn.hpo.status import campaign_status
 from hydragnn.hpo.warm import warm_source
 from hydragnn.record import read_record
 from hydragnn.runs.attempt import shown_epochs
-from hydragnn.runs.moved import name_store
+from hydragnn.runs.folder import name_store
 from hydragnn.scripts import api
 
 Settings = Callable[..., CampaignSettings]
