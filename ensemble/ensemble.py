@@ -20,7 +20,6 @@ from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
 from hydragnn.ensemble.committee import in_company
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
-from hydragnn.ensemble.edges import check_edges, check_lengths
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.members import (
@@ -38,7 +37,15 @@ from hydragnn.ensemble.module import GraphReader, TrainableEnsemble, listed
 from hydragnn.ensemble.plan import chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, concatenate_predictions, estimates_of
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
-from hydragnn.ensemble.structures import Structures, made_graphs, reads_atoms, structures_for, training_attributes
+from hydragnn.ensemble.structures import (
+    Structures,
+    check_edges,
+    check_lengths,
+    made_graphs,
+    reads_atoms,
+    structures_for,
+    training_attributes,
+)
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field

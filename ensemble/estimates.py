@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.calibration.distance import Distance
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, Part
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Distance, Labels, Owners, Part
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.field import Field
 from hydragnn.models import Categorical, Distribution, Target

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.calibration.cross_validation import graph_scores, shares
-from hydragnn.ensemble.calibration.distance import Distance
 from hydragnn.ensemble.calibration.forms import Form, forms
 from hydragnn.ensemble.calibration.numbers import (
     Calibration,
@@ -22,7 +21,7 @@ from hydragnn.ensemble.calibration.numbers import (
     turning_axes,
     with_quantiles,
 )
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
+from hydragnn.ensemble.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
 from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled, Members, Weights
 from hydragnn.ensemble.metrics import (
     coverage,

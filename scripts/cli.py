@@ -18,17 +18,13 @@ from hydragnn.base.settings import store_override
 from hydragnn.base.terminal import PlainConsole, printing, visible
 from hydragnn.hpo.folder import campaign_table
 from hydragnn.scripts import api
-from hydragnn.scripts.check_command import check
-from hydragnn.scripts.conformance_command import conformance
-from hydragnn.scripts.devices import Device
-from hydragnn.scripts.kernel_commands import kernels
-from hydragnn.scripts.label_command import label
-from hydragnn.scripts.options import AsJson, Values, command
+from hydragnn.scripts.check_commands import check, conformance, kernels
+from hydragnn.scripts.options import AsJson, Device, Values, command
 from hydragnn.scripts.plan_command import plan
 from hydragnn.scripts.quickstart import run_quickstart
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import leave_together, run_summary, show_value
-from hydragnn.scripts.simulation_commands import md, relax
+from hydragnn.scripts.simulation_commands import label, md, relax
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -257,7 +253,7 @@ def ensemble(values: Values, as_json: bool, *, device: Device = "") -> None:
     if as_json:
         print(json.dumps(result.to_json()))
     else:
-        from hydragnn.scripts.report.terminal import summary_table
+        from hydragnn.scripts.report.page import summary_table
 
         PlainConsole().print(summary_table(values["out"]))
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.scripts.devices import Device
+from hydragnn.scripts.options import Device
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig

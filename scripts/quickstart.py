@@ -136,7 +136,7 @@ def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
 
 
 def _print_table(console: Console, name: str, ensemble: Path) -> None:
-    from hydragnn.scripts.report.terminal import summary_table
+    from hydragnn.scripts.report.page import summary_table
 
     console.print(summary_table(ensemble, title=f"{name}: mean absolute errors on the test part"))
     if (ensemble / "ablation.json").exists():

@@ -1,4 +1,4 @@
-"""Commands ``hydragnn relax`` and ``hydragnn md``: relaxation and dynamics on ASE."""
+"""Commands ``relax``, ``md`` and ``data label``: relaxation, dynamics and labels on ASE."""
 
 import hashlib
 import math
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,13 +16,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import track
 
-from hydragnn.base.errors import Busy, InputError, Interrupted
+from hydragnn.base.errors import Busy, InputError, Interrupted, as_note, print_note
 from hydragnn.base.files import read_sealed, try_lock, write_sealed
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import check_exists
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.scripts.devices import Device
-from hydragnn.scripts.options import AsJson, Code
+from hydragnn.scripts.options import AsJson, Code, Device
 from hydragnn.scripts.run_sources import model_folder
 from hydragnn.scripts.showing import show_value
 
@@ -362,3 +362,64 @@ def _write_frame(atoms: Any, rows: Rows, step: int, random: Any, **state: Any) -
     texts = {name: values.tolist() for name, values in arrays.items()}
     rows.append(row, step=step, energy=energy, random=random.bit_generator.state, **texts, **state)
     atoms.calc.restart(atoms, energy, forces)
+
+
+def label(
+    structures: Annotated[Path, typer.Argument(help="A file of structures that ASE reads.")],
+    calculator: Annotated[
+        str, typer.Option(metavar="MODULE:NAME", help="A function that returns a calculator of ASE; --allow-code.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Extended XYZ; the same command continues it.")],
+    allow_code: Code = None,
+    device: Device = "",
+    as_json: AsJson = False,
+) -> None:
+    """Label structures with energy, forces and stress of any calculator.
+
+    `hydragnn data label frames.xyz --calculator my_potentials:make --allow-code my_potentials --out labelled.xyz`
+
+    Texts and integers beside a structure are kept, older labels are not. After Ctrl-C or a kill the same command labels only what is missing. Structures that the calculator
+    refuses are left out, too, and named; it exits with 3 then.
+    """
+    from hydragnn.ensemble.foreign import few_refusals, new_calculator, results_of
+    from hydragnn.ensemble.foreign_trial import check_calculator
+
+    rows = Rows(out, "data label")
+    _allow_code(allow_code or [])
+    frames, content = frames_in(structures)
+    potential = new_calculator(calculator, f"--calculator {calculator}")
+    if not rows.state and (doubt := check_calculator(calculator, partial(results_of, calculator=potential), frames)):
+        print_note(f"{calculator}: {doubt}")
+    failed: dict[str, str] = dict(rows.state.get("failed", {}))
+    with rows.growing({"calculator": calculator, "structures": content}):
+        for number in tracked(range(rows.state["rows"] + len(failed), len(frames)), "structures", as_json):
+            results: dict[str, Any] = {}
+            with as_note("", partial(failed.__setitem__, str(number))):  # whatever that program raises
+                results = results_of(frames[number], potential)
+            if results:
+                rows.append(labelled(frames[number], results, f"{structures.name}#{number}"))
+            else:
+                rows.note(failed=failed)
+    value = {"labelled": rows.state["rows"], "failed": failed, "out": str(out)}
+    show_value(value, as_json)
+    if failed:
+        print_note(f"of {len(frames)}, {calculator} {few_refusals(failed)}")
+        raise typer.Exit(3)
+
+
+def labelled(atoms: Any, results: dict[str, Any], name: str) -> Any:
+    """Return a structure with these labels and its own texts and integers.
+
+    Older labels are neither.
+    """
+    import numpy as np
+    from ase import Atoms
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    from hydragnn.graphs.texts import name_among
+
+    row = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    row.info = {key: text for key, text in atoms.info.items() if isinstance(text, str | int | np.integer | np.bool_)}
+    row.info["name"] = name_among(atoms.info) or name
+    row.calc = SinglePointCalculator(row, **results)
+    return row

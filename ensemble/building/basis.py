@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget
 from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, evaluate_parts
-from hydragnn.ensemble.building.held_out import Fold
-from hydragnn.ensemble.building.setup import Parts, Setup
+from hydragnn.ensemble.building.held_out import Fold, Parts, Setup
 from hydragnn.ensemble.building.training_domain import (
     calibrating_p_values,
     detectors_of_members,
@@ -29,8 +28,7 @@ from hydragnn.ensemble.building.training_domain import (
 )
 from hydragnn.ensemble.building.weights import fitted_weights
 from hydragnn.ensemble.calibration.cross_validation import shares
-from hydragnn.ensemble.calibration.distance import NO_GROWTH, Distance
-from hydragnn.ensemble.calibration.protocol import AnyCalibration
+from hydragnn.ensemble.calibration.protocol import NO_GROWTH, AnyCalibration, Distance
 from hydragnn.ensemble.domain import Domain, DomainScores, cross_fitted_domain
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import Estimate, FoldLabels

@@ -35,8 +35,7 @@ from hydragnn.ensemble.building.evaluation import (
     part_evaluation,
     with_baselines,
 )
-from hydragnn.ensemble.building.held_out import Fold, calibrating_split
-from hydragnn.ensemble.building.setup import Parts, Setup
+from hydragnn.ensemble.building.held_out import Fold, Parts, Setup, calibrating_split
 from hydragnn.ensemble.building.training_domain import part_scores, with_latent_spaces
 from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError, as_note
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import Budget, GraphStore
-from hydragnn.ensemble.building.setup import Parts, Setup
+from hydragnn.ensemble.building.held_out import Parts, Setup
 from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import DomainScores
 from hydragnn.ensemble.estimates import TargetEvaluation

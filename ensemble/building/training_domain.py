@@ -9,9 +9,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
-from hydragnn.ensemble.building.setup import Setup
-from hydragnn.ensemble.calibration.distance import NO_GROWTH, POWER, Distance, held_out_p_values
-from hydragnn.ensemble.calibration.protocol import AnyCalibration
+from hydragnn.ensemble.building.held_out import Setup
+from hydragnn.ensemble.calibration.protocol import NO_GROWTH, POWER, AnyCalibration, Distance, held_out_p_values
 from hydragnn.ensemble.domain import (
     STATES,
     Detector,

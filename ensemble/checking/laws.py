@@ -1,13 +1,15 @@
-"""Laws of committees: precision, copies, units and spread."""
+"""Laws of committees, and findings of all laws with their page."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 
-from hydragnn.conformance.law import DoesNotApply, gaps
-from hydragnn.conformance.structures import RATTLE, Seen, law
+from hydragnn.conformance.law import DoesNotApply, Verdict, gaps
+from hydragnn.conformance.structures import LAWS, RATTLE, Seen, law
 from hydragnn.ensemble.checking.subject import Subject, values_of
 from hydragnn.ensemble.members import outcome
 from hydragnn.ensemble.predictions import estimates_of
@@ -79,3 +81,51 @@ def _spread(subject: Subject) -> Seen:
         second = np.tensordot(weights, (one.members - np.tensordot(weights, one.members, axes=1)) ** 2, axes=1)
         axes = {"scalar": (), "vector": (-1,), "tensor": (-2, -1)}[one.field.parity]
         yield _difference(np.broadcast_to(second.mean(axis=axes, keepdims=True), second.shape), one.epistemic**2), name
+
+
+TITLE = "# Laws checked"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Verdict and figure of one law for a model."""
+
+    law: str
+    verdict: Verdict
+    figure: float | None
+    limit: str
+    where: str
+    """Place of the worst figure, or the reason why there is none."""
+    meaning: str
+    failures: tuple[int, ...]
+    """Numbers in the field's table of silent failures."""
+
+
+def findings_of(subject: Subject, tell: Callable[[str, int, int], None] = lambda *_: None) -> tuple[Finding, ...]:
+    """Return a finding for every law; ``tell`` has name and numbers."""
+    findings = []
+    for number, (name, one) in enumerate(LAWS.items()):
+        tell(name, number, len(LAWS))
+        verdict, figure, where = one.outcome(subject)
+        facts: dict[str, Any] = {"limit": one.bound, "meaning": one.meaning, "failures": one.failures}
+        findings.append(Finding(law=name, verdict=verdict, figure=figure, where=" ".join(where.split()), **facts))
+    return tuple(findings)
+
+
+def findings_page(name: str, findings: Sequence[Finding], command: str) -> str:
+    """Return the table in Markdown."""
+    words = ("passed", "failed", "does not apply")
+    counts = ", ".join(f"{sum(one.verdict == word for one in findings)} {word}" for word in words)
+    lines = [f"{TITLE}\n\n`{name}`: {counts}. Made by `{command}`.\n"]
+    lines += ["| law | verdict | figure | limit | where | what it means | silent failures |", f"|{'---|' * 7}"]
+    for one in findings:
+        verdict = f"**{one.verdict}**" if one.verdict == "failed" else one.verdict
+        figure, failures = shown(one.figure), ", ".join(map(str, one.failures))
+        cells = (one.law, verdict, figure, one.limit, one.where, one.meaning, failures)
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def shown(figure: float | None) -> str:
+    """Return a figure with three digits, or nothing."""
+    return "" if figure is None else f"{figure:.3g}"

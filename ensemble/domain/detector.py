@@ -1,15 +1,118 @@
-"""Detectors: values per graph that grow with foreignness, and their files."""
+"""Detectors of foreign graphs, their files, and batches as they see them."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as member
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from hydragnn.ensemble.domain.view import Array, GraphView, Numbers
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+
+Array = np.ndarray  # a class, as shapes need one: an alias of NDArray is none from numpy 2.5 on
+Numbers = np.ndarray
+
+LARGEST_TABLE = 128
+"""Kinds of nodes that have statistics of their own; where a field has more, all nodes are of one kind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Doubts:
+    """Uncertainty of members about some graphs and their nodes."""
+
+    of_graphs: Mapping[str, Float[Array, "graphs _"]] = member(default_factory=dict)
+    """By target, the largest doubt within every graph and its root mean square, and how far its ``STATES`` are; NaN where it has none."""
+    of_nodes: Mapping[str, Float[Array, " nodes"]] = member(default_factory=dict)
+    """By target on nodes, the doubt about each, and how far its ``STATES`` are; NaN where it has none."""
+
+    def select(self, graphs: Numbers, nodes: Numbers) -> "Doubts":
+        """Return the doubts about these graphs, which have these nodes."""
+        return Doubts(
+            of_graphs={name: values[graphs] for name, values in self.of_graphs.items()},
+            of_nodes={name: values[nodes] for name, values in self.of_nodes.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphView:
+    """A batch, and how unsure the ensemble is about its graphs."""
+
+    batch: GraphBatch
+    scale: float
+    """The length that lengths are measured in; 1 for graphs without geometry."""
+    doubts: Doubts = member(default_factory=Doubts)
+    items: Callable[[str, int], str] | None = None
+    """Returns words for the items of a target that members doubt most in a graph."""
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @cached_property
+    def lengths(self) -> Float[Array, " edges"]:
+        """Return lengths of all edges over the scale; none without geometry."""
+        if not self.batch.dim:
+            return np.zeros(0)
+        return np.maximum(edge_vectors(self.batch).norm(dim=1).numpy() / self.scale, 1e-9)
+
+    @cached_property
+    def edge_rows(self) -> Int[Numbers, " nodes_plus_one"]:
+        """Return the first incoming edge of every node."""
+        return self.batch.topology.row_offsets.numpy()
+
+    @cached_property
+    def node_rows(self) -> Int[Numbers, " graphs_plus_one"]:
+        """Return the first node of every graph."""
+        return self.batch.node_offsets.numpy()
+
+    def kinds(self, field: str) -> Int[Numbers, " nodes"]:
+        """Return the class of every node; zeros without such a field."""
+        if field not in self.batch.fields:
+            return np.zeros(self.batch.num_nodes, dtype=np.int64)
+        return self.batch[field].reshape(-1).numpy()
+
+    def most(self, graph: int, of_nodes: Float[Array, " nodes"]) -> int:
+        """Return the position in its graph of the largest node."""
+        return int(np.nan_to_num(of_nodes[self.node_rows[graph] : self.node_rows[graph + 1]]).argmax())
+
+    def largest(self, of_nodes: Float[Array, "nodes channels"]) -> Float[Array, "graphs channels"]:
+        """Return the largest of every graph's nodes; zero without nodes."""
+        return per_segment(np.maximum, of_nodes, self.node_rows)
+
+
+def per_segment(
+    ufunc: np.ufunc, values: Float[Array, "items channels"], offsets: Int[Numbers, " segments_plus_one"]
+) -> Float[Array, "segments channels"]:
+    """Return every segment's values reduced by a ufunc; zeros if empty.
+
+    >>> per_segment(np.add, np.array([[1.0], [2.0], [4.0]]), np.array([0, 2, 2, 3])).ravel()
+    array([3., 0., 4.])
+    """
+    result = np.zeros((len(offsets) - 1, values.shape[1]))
+    is_filled = np.diff(offsets) > 0
+    if is_filled.any():
+        result[is_filled] = ufunc.reduceat(values, offsets[:-1][is_filled], axis=0)
+    return result
+
+
+def species_field(inputs: Mapping[str, Field]) -> str:
+    """Return the field of classes that distinguishes nodes; "" without one."""
+    candidates = [
+        field.name
+        for field in inputs.values()
+        if field.on == "node" and field.width == 1 and 0 < field.classes <= LARGEST_TABLE
+    ]
+    return ATOMIC_NUMBERS if ATOMIC_NUMBERS in candidates else candidates[0] if candidates else ""
+
+
+def length_scale(batch: GraphBatch) -> float:
+    """Return the longest edge of a batch; 1 without lengths."""
+    longest = float(edge_vectors(batch).norm(dim=1).max()) if batch.dim and batch.num_edges else 0.0
+    return longest if longest > 0 and math.isfinite(longest) else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

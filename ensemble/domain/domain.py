@@ -16,12 +16,10 @@ from safetensors.numpy import load, save
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
-from hydragnn.ensemble.domain.contacts import Contacts
-from hydragnn.ensemble.domain.detector import Detector, Stored
+from hydragnn.ensemble.domain.detector import Array, Detector, GraphView, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
-from hydragnn.ensemble.domain.kinds import Kinds, OpenReferences
+from hydragnn.ensemble.domain.kinds import Contacts, Kinds, OpenReferences
 from hydragnn.ensemble.domain.rarity import Rarity
-from hydragnn.ensemble.domain.view import Array, GraphView
 from hydragnn.graphs.field import Field
 
 FILE = "domain.safetensors"

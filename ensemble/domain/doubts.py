@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from hydragnn.ensemble.domain.detector import Channel, Detector, Stored
-from hydragnn.ensemble.domain.view import Array, Doubts, GraphView, Numbers
+from hydragnn.ensemble.domain.detector import Array, Channel, Detector, Doubts, GraphView, Numbers, Stored
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.members import Outcome

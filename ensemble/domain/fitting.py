@@ -6,12 +6,19 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.domain.contacts import ContactsFit
-from hydragnn.ensemble.domain.detector import Channel, Detector
+from hydragnn.ensemble.domain.detector import (
+    Array,
+    Channel,
+    Detector,
+    Doubts,
+    GraphView,
+    Numbers,
+    length_scale,
+    species_field,
+)
 from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
-from hydragnn.ensemble.domain.kinds import KindsFit
+from hydragnn.ensemble.domain.kinds import ContactsFit, KindsFit
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
-from hydragnn.ensemble.domain.view import Array, Doubts, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import read_screened
 from hydragnn.graphs.field import Field

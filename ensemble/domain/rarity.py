@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from hydragnn.ensemble.domain.detector import Channel
-from hydragnn.ensemble.domain.view import Array
+from hydragnn.ensemble.domain.detector import Array, Channel
 
 FALSE_ALARMS = 0.02
 """Share of graphs like those of training that may be flagged."""

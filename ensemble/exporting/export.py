@@ -18,8 +18,7 @@ from hydragnn.base.errors import InputError, MissingPackageError, nearest
 from hydragnn.base.files import replace_atomically
 from hydragnn.base.shown import Shown
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.exporting.compiler import mended_compiler
-from hydragnn.ensemble.exporting.package_checks import checked_inputs
+from hydragnn.ensemble.exporting.compiler import checked_inputs, mended_compiler
 from hydragnn.ensemble.exporting.potential import Facts, PlainPotential, facts_of
 from hydragnn.ensemble.exporting.program import program_of
 

@@ -11,7 +11,6 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.ensemble.calculator import EnsembleCalculator, Results
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.graphs.search import completed_cell
@@ -72,6 +71,5 @@ def package_calculator(
 
     Loading a package runs its machine code: take only those that you exported.
     """
-    _allow_code(allow_code)
-    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch)
+    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch, allow_code=allow_code)
     return PackageCalculator(ensemble, package)

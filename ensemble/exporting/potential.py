@@ -10,16 +10,19 @@ import torch
 from ase.data import chemical_symbols
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Normalisation
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.exporting.flat_batch import batch_from_flat
 from hydragnn.ensemble.members import Member
 from hydragnn.ensemble.module import value_of
 from hydragnn.ensemble.structures import reads_atoms
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field
+from hydragnn.graphs.topology import Topology
+from hydragnn.kernels.segment_order import SegmentOrder, remember_order
 from hydragnn.models import GraphModel
 
 ELEMENTS = 119
@@ -247,3 +250,48 @@ class PlainPotential(nn.Module):
             means.append((share * members).sum(0))
             spreads.append((share * (members - means[-1]).square()).sum(0).sqrt())
         return (*means, *spreads)
+
+
+def batch_from_flat(tensors: Mapping[str, Tensor], fields: Sequence[Field]) -> GraphBatch:
+    """Return the batch of flat tensors, with all that derives from edges."""
+    senders, nodes = tensors["senders"], tensors["positions"].shape[0]
+    topology = Topology.square(senders, tensors["receivers"], nodes)
+    topology._derived.update(
+        by_sender=tensors["by_sender"],
+        sorted_senders=senders.index_select(0, tensors["by_sender"]),
+        degrees=tensors["degrees"],
+        row_offsets=pad(tensors["degrees"].cumsum(0), (1, 0)),
+        column_offsets=pad(tensors["sent"].cumsum(0), (1, 0)),
+    )
+    on = {at: {f.name: tensors[f"{at}/{f.name}"] for f in fields if f.on == at} for at in LOCATIONS}
+    batch = GraphBatch(
+        positions=tensors["positions"],
+        topology=topology,
+        edge_shifts=tensors["edge_shifts"],
+        cell=tensors["cell"],
+        periodic=tensors["periodic"],
+        node_offsets=pad(tensors["nodes_per_graph"].cumsum(0), (1, 0)),
+        edge_offsets=pad(tensors["edges_per_graph"].cumsum(0), (1, 0)),
+        fields={field.name: field for field in fields},
+        nodes=on["node"],
+        edges=on["edge"],
+        graphs=on["graph"],
+    )
+    batch._derived.update(
+        {
+            ("counts", "node"): tensors["nodes_per_graph"],
+            ("counts", "edge"): tensors["edges_per_graph"],
+            ("owner", "node"): tensors["graph_of_node"],
+            ("owner", "edge"): tensors["graph_of_edge"],
+            ("volume", "graph"): tensors["volumes"],
+            ("reverse", "edge"): tensors["reverse_edges"],
+        }
+    )
+    ascending = (
+        (topology.receivers, topology.row_offsets),
+        (tensors["graph_of_node"], batch.node_offsets),
+        (tensors["graph_of_edge"], batch.edge_offsets),
+    )
+    for owners, offsets in ascending:  # which nobody has to sort
+        remember_order(owners, offsets.shape[0] - 1, SegmentOrder(None, owners, offsets, None))
+    return batch

@@ -1,4 +1,4 @@
-"""Chapter on errors: predictors beside each other, parity, histograms, confusions."""
+"""Chapters on errors, on the largest of them, and on a training without edges."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hydragnn.ensemble import TargetEvaluation
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.scripts.report import canvas
-from hydragnn.scripts.report.canvas import Figure
+from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import (
     ClassPoints,
     Facts,
@@ -27,7 +27,6 @@ from hydragnn.scripts.report.facts import (
     metric,
     model_scores,
 )
-from hydragnn.scripts.report.section import Section, Table
 from hydragnn.scripts.report.words import measured, per_node, plain_number, pretty_unit, share, thousands, with_unit
 from hydragnn.training.baselines import BASELINES
 
@@ -294,3 +293,108 @@ def confusion_tables(part: Part) -> list[Table]:
         )
         for field, one in part.scores.items()
     ]
+
+
+WORST = 8
+
+
+def worst_chapter(facts: Facts) -> Section | None:
+    """Return the chapter on the graphs with the largest errors."""
+    part = facts.part
+    if part is None or not part.numbers:
+        return None
+    return Section(
+        "worst",
+        "Largest errors",
+        f"The graphs of the {part.name} part with the largest errors, by their number in the store. Look at these first: "
+        "wrong labels and missing physics show here.",
+        tables=[worst_table(points, facts) for points in part.numbers.values()],
+    )
+
+
+def worst_table(points: Points, facts: Facts) -> Table:
+    """Return the graphs with the largest errors of one field."""
+    errors, data, outside, covered = points.graph_errors(), facts.data, facts.outside, points.covered
+    worst = {int(errors.number[n]): float(errors.mae[n]) for n in np.argsort(-errors.mae, kind="stable")[:WORST]}
+    rows_of = {graph: np.flatnonzero(points.graph == graph) for graph in worst}
+    top = {graph: own[np.argmax(np.abs(points.error[own]))] for graph, own in rows_of.items()}
+    many = len(errors.number) < len(points.graph)
+
+    def inside(graph: int) -> str:
+        share = np.nan if covered is None else covered[rows_of[graph]].mean()  # a graph has all intervals or none
+        return "unknown" if np.isnan(share) else f"{100 * share:.0f} %"
+
+    columns: dict[str, Callable[[int], str]] = {
+        "graph": lambda graph: f"{facts.name_of(graph)} ({graph})" if facts.name_of(graph) else str(graph),
+        "nodes": lambda graph: str(data.sizes.nodes[graph]) if data is not None and graph < len(data.sizes) else "–",
+        "MAE" if many else "error": lambda graph: measured(worst[graph]),
+        "true": lambda graph: measured(float(points.target[top[graph]])),
+        "predicted": lambda graph: measured(float(points.mean[top[graph]])),
+    }
+    if (spread := points.spread) is not None:
+        columns["spread"] = lambda graph: measured(float(spread[rows_of[graph]].mean()))
+    columns |= {"covered": inside} if covered is not None else {}
+    columns |= (
+        {"domain": lambda graph: "outside: " * bool(outside[graph]) + (outside[graph] or "inside")} if outside else {}
+    )
+    caption = with_unit(points.field, points.unit) + ": true and predicted are of the worst value." * many
+    return table_of(worst, columns, caption)
+
+
+def ablation_chapter(facts: Facts) -> Section | None:
+    """Return the chapter on trainings without edges."""
+    if not facts.ablation:
+        return None
+    return Section(
+        "ablation",
+        "Training without edges",
+        "The same configuration was trained with every edge taken away, so that no node hears of its neighbours.",
+        [ablation_figure(facts)],
+        [ablation_table(facts)],
+    )
+
+
+def ablation_figure(facts: Facts) -> Figure:
+    """Return errors with and without edges, relative to the trivial predictor."""
+
+    def draw(axes: Axes) -> None:
+        ratios: list[float] = []
+        for row, one in enumerate(facts.ablation.values()):
+            base = one["trivial"] or math.nan
+            pair = [one["with_edges"] / base, one["without_edges"] / base]
+            axes.plot(pair, [row, row], color=canvas.SOFT, linewidth=2)
+            axes.plot(pair[:1], [row], "o", markersize=9)
+            axes.plot(
+                pair[1:], [row], "o", color=canvas.PAPER, markersize=8, markeredgecolor=canvas.INK, markeredgewidth=1.4
+            )
+            ratios += pair
+        canvas.ratio_axis(axes, ratios)
+        canvas.named_rows(axes, list(facts.ablation))
+        canvas.label(axes, "error / trivial error", grid="x")
+
+    return canvas.figure(
+        "ablation",
+        "Errors with and without edges",
+        "error relative to the trivial predictor (dashed) of the same model trained with all edges (filled) "
+        "and with every edge taken away (hollow). A wide gap means that the answer really depends on the neighbours.",
+        draw,
+        height=95 + 34 * len(facts.ablation),
+    )
+
+
+def ablation_table(facts: Facts) -> Table:
+    """Return errors with and without edges."""
+    return table_of(
+        facts.ablation.items(),
+        {
+            "field": lambda row: row[0],
+            "unit": lambda row: pretty_unit(row[1]["unit"]),
+            "with edges": lambda row: measured(row[1]["with_edges"]),
+            "without edges": lambda row: measured(row[1]["without_edges"]),
+            "trivial predictor": lambda row: measured(row[1]["trivial"]),
+            "worse by": lambda row: (
+                f"{row[1]['without_edges'] / row[1]['with_edges']:.1f} ×" if row[1]["with_edges"] else "–"
+            ),
+        },
+        "Errors of the same model with and without edges.",
+    )

@@ -15,9 +15,8 @@ from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.status.timeline import Span, Timeline, local_nodes
 from hydragnn.scripts.report import canvas
-from hydragnn.scripts.report.canvas import Figure
+from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import Facts
-from hydragnn.scripts.report.section import Section, Table, table_of
 from hydragnn.scripts.report.words import duration, shorten
 
 ROWS = 64

@@ -1,40 +1,47 @@
-"""One self-contained page of a campaign, an ensemble or a run."""
+"""One self-contained page of a folder, its commands, and its table for the terminal."""
 
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from rich.table import Table
 
 from hydragnn import __version__
+from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
+from hydragnn.base.places import text_of
 from hydragnn.base.shown import visible
+from hydragnn.ensemble import Manifest, TargetEvaluation
+from hydragnn.record import RunRecord
 from hydragnn.scripts.report import (
-    ablation,
     data,
-    domain,
     errors,
-    members,
     node_time,
     search,
-    task,
     training,
     uncertainty,
     where,
-    worst,
 )
-from hydragnn.scripts.report.collect import collect
-from hydragnn.scripts.report.facts import Facts
-from hydragnn.scripts.report.reproduce import reproduction
+from hydragnn.scripts.report.collect import collect, ensemble_facts
+from hydragnn.scripts.report.facts import Facts, best_baseline, better_baseline, error, is_categorical, metric, ratio
 from hydragnn.scripts.report.verdict import THRESHOLDS, verdict
-from hydragnn.scripts.report.words import measured, pretty_unit
+from hydragnn.scripts.report.words import join, measured, pretty_unit, text, with_unit
+from hydragnn.training.baselines import BASELINES
 
 FOLDER = Path(__file__).parent
 REPORT = " – HydraGNN Ensemble</title>".encode()
 """End of the title of every report."""
 CHAPTERS = (
-    *(task, data, search, node_time, training, members),
-    *(errors, where, uncertainty, domain, worst, ablation),
+    *(data.task_chapter, data.chapter, search.chapter, node_time.chapter, training.chapter, training.members_chapter),
+    *(errors.chapter, where.chapter, uncertainty.chapter, uncertainty.domain_chapter),
+    *(errors.worst_chapter, errors.ablation_chapter),
 )
 """Chapters between the verdict and the reproduction, in order; each is None where it does not apply."""
 
@@ -56,7 +63,7 @@ def page(facts: Facts, made: str) -> str:
         verdict=verdict(facts),
         thresholds=THRESHOLDS,
         nominal=facts.evaluation.nominal,
-        sections=[section for one in CHAPTERS if (section := one.chapter(facts)) is not None],
+        sections=[section for one in CHAPTERS if (section := one(facts)) is not None],
         reproduction=reproduction(facts),
     )
     return visible(html)
@@ -83,3 +90,155 @@ def write_report(
     time = (now or datetime.now().astimezone()).strftime("%d %B %Y, %H:%M")
     write_atomically(place, page(facts, f"Made on {time} with hydragnn-ensemble {__version__}."))
     return place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduction:
+    """Commands and provenance of the work."""
+
+    commands: str
+    file_name: str
+    toml: str
+    provenance: tuple[tuple[str, str], ...]
+
+
+def reproduction(facts: Facts) -> Reproduction:
+    """Return commands and provenance of everything in the report."""
+    table = dict(facts.config)
+    name = "CONFIG.toml"
+    if facts.campaign is not None:
+        table["search"] = facts.campaign.search
+        name = "CAMPAIGN.toml"
+    return Reproduction(
+        commands="\n".join(_commands(facts, name)),
+        file_name=name,
+        toml=tomli_w.dumps(_without_none(table)),
+        provenance=tuple(_provenance(facts)),
+    )
+
+
+def _commands(facts: Facts, name: str) -> list[str]:
+    lines: list[str] = []
+    last = "RUN"
+    if facts.run is not None:
+        lines.append(f"hydragnn train {name} --out RUN")
+    if facts.campaign is not None:
+        lines.append(f"hydragnn search {name} --out CAMPAIGN")
+        last = "CAMPAIGN"
+    if facts.manifest is not None:
+        branch = f" --branch {facts.branch}" if facts.branch else ""
+        lines += _ensemble_commands(facts.manifest, name if facts.campaign is None else "", branch)
+        last = "ENSEMBLE"
+    return [*lines, f"hydragnn report {last}"]
+
+
+def _ensemble_commands(ensemble: Manifest, config: str, branch: str) -> list[str]:
+    """Return the commands of an ensemble from a campaign, or from runs."""
+    members = ensemble.members
+    if ensemble.selection.get("campaign") or not config:
+        return [f"hydragnn ensemble CAMPAIGN {_choice(ensemble, len(members))}{branch} --out ENSEMBLE"]
+    runs = [shlex.quote(member.name) for member in members]
+    first = f"hydragnn train {config} --out {runs[0]}"
+    others = "  # the others as members/*/config.json of the ensemble say" if len(runs) > 1 else ""
+    return [first + others, f"hydragnn ensemble {' '.join(runs)}{branch} --out ENSEMBLE"]
+
+
+def _choice(ensemble: Manifest, members: int) -> str:
+    """Return the options of ``hydragnn ensemble`` that chose these members."""
+    selection = ensemble.selection
+    named = {"--final-seeds": "final_seeds", "--epochs": "final_epochs"}
+    options = [f"{option} {selection[key]}" for option, key in named.items() if selection.get(key)]
+    return " ".join([f"--top-k {selection.get('k', members)}", *options])
+
+
+def _without_none(value: Any) -> Any:
+    """Return the value without keys whose value is None, which TOML lacks."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value if item is not None]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _record(facts: Facts) -> RunRecord | None:
+    """Return the record of the run, first member or best trial."""
+    if facts.run is not None:
+        return facts.run
+    if facts.members:
+        return next(iter(facts.members.values()))
+    best = facts.campaign.best if facts.campaign else None
+    return facts.campaign.records.get(best.number) if facts.campaign and best else None
+
+
+def _provenance(facts: Facts) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if facts.data is not None:
+        rows += [("store", text_of(facts.data.path)), ("store fingerprint", facts.data.store.fingerprint)]
+    record = _record(facts)
+    if record is not None:
+        if facts.data is None or record.data_hash != facts.data.store.fingerprint:
+            rows.append(("data hash at training", record.data_hash))
+        rows.append(("configuration hash", record.config_hash))
+        rows.append(("training seed", str(record.seed)))
+        rows += [(name, version) for name, version in record.versions.items()]
+        rows += [(key.replace("_", " "), text(value)) for key, value in record.hardware.items()]
+    members = list(facts.members.values())
+    sentences = dict.fromkeys(one for each in (record, *members) if each is not None for one in each.continued)
+    if sentences:
+        rows.append(("continued, unlike one run of this configuration", "; ".join(sentences)))
+    if len(members) > 1:
+        hashes = dict.fromkeys(member.config_hash for member in members)
+        rows.append(("members' configurations", ", ".join(hashes)))
+    seconds = [record.cost.cpu_seconds for record in facts.campaign.records.values()] if facts.campaign else []
+    if seconds:
+        rows.append(("CPU time of the search", f"{sum(seconds) / 60:.1f} min"))
+    return [(key, value) for key, value in rows if value]
+
+
+COLUMNS = ("field", "trivial", "best\nsimple", "best\nsingle", "ensemble", "ratio", "covered")
+
+
+def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
+    """Return errors and coverage of an ensemble beside simpler predictors.
+
+    Of the test part, else of graphs that members held out, else of validation. InputError where the folder is no ensemble or was
+    never evaluated.
+    """
+    facts = ensemble_facts(ensemble_folder)
+    part = facts.part
+    if part is None:
+        raise InputError(
+            f"{ensemble_folder} was never evaluated (no evaluation.json); build it with data that has labels"
+        )
+    title = title or f"{ensemble_folder.resolve().name}: mean absolute errors on the {part.name} part"
+    table = Table(title=title, title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "field" else "right", overflow="fold")
+    table.caption = (
+        f"ratio: ensemble / trivial predictor; covered: share inside the {facts.evaluation.nominal * 100:.0f} % "
+        + ("interval or set of classes" if any(map(is_categorical, part.scores.values())) else "interval")
+    )
+    simple = {name for one in part.scores.values() for name in one.baselines}
+    words = {**BASELINES, **{name: name for name in sorted(simple - BASELINES.keys())}}
+    table.caption += (
+        f"; best simple of: {join([what for name, what in words.items() if name in simple])}" if simple else ""
+    )
+    lost = [f"{field} ({better})" for field, one in part.scores.items() if (better := better_baseline(one))]
+    table.caption += f". One of these is better for {join(lost)}" if lost else ""
+    for field, one in part.scores.items():
+        table.add_row(*_cells(field, one))
+    return table
+
+
+def _cells(field: str, one: TargetEvaluation) -> tuple[str, ...]:
+    best, simple = one.members.get(one.best_member), one.baselines.get(best_baseline(one))
+    share, covered = ratio(one) if one.ensemble else math.nan, metric(one.ensemble, "coverage")
+    return (
+        with_unit(field, one.unit),
+        measured(error(one.trivial)),
+        measured(error(simple)) if simple else "–",
+        measured(error(best)) if best else "–",
+        measured(error(one.ensemble)) if one.ensemble else "–",
+        f"{share:.3f}" if math.isfinite(share) else "–",
+        f"{covered * 100:.1f} %" if math.isfinite(covered) else "–",
+    )

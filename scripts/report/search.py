@@ -15,9 +15,8 @@ from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.status.facts import TRIALS
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
-from hydragnn.scripts.report.canvas import Figure
+from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
-from hydragnn.scripts.report.section import Section, Table, table_of
 from hydragnn.scripts.report.training import curve
 from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, shorten, text
 

@@ -21,10 +21,10 @@ from hydragnn.base.errors import InputError
 from hydragnn.conformance.structures import LAWS
 from hydragnn.conformance.transforms import jump
 from hydragnn.datasets import StoreWriter
-from hydragnn.ensemble.checking import Finding, Subject, findings, findings_of, model_subject
+from hydragnn.ensemble.checking import Finding, Subject, findings_of, laws, model_subject
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts.api import train
-from hydragnn.scripts.check_command import check
+from hydragnn.scripts.check_commands import check
 
 EXACT = {
     "rotation", "permutation", "translation", "arrays that are not contiguous", "repetition", "batches", "extensivity", "detached fragments",
@@ -41,7 +41,7 @@ def crystal() -> Atoms:
 
 
 def of_law(name: str, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Finding:
-    monkeypatch.setattr(findings, "LAWS", {name: LAWS[name]})
+    monkeypatch.setattr(laws, "LAWS", {name: LAWS[name]})
     (finding,) = findings_of(subject)
     return finding
 
@@ -211,9 +211,7 @@ def test_structures_that_cannot_be_asked_are_refused(text: str, says: str, runs:
 def test_the_page_the_value_and_the_status_say_what_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        findings, "LAWS", {name: LAWS[name] for name in ("errors are not silent", "precision", "rotation")}
-    )
+    monkeypatch.setattr(laws, "LAWS", {name: LAWS[name] for name in ("errors are not silent", "precision", "rotation")})
     page, frames = tmp_path / "page.md", tmp_path / "frames.xyz"
     write(frames, [crystal()])
     words: dict[str, Any] = {"calculator": "ase.calculators.emt:EMT", "structures": frames, "out": page}

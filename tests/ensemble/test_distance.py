@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.ensemble.calibration.distance import NO_GROWTH, POWER, Distance, held_out_p_values
 from hydragnn.ensemble.calibration.numbers import Calibration
+from hydragnn.ensemble.calibration.protocol import NO_GROWTH, POWER, Distance, held_out_p_values
 from hydragnn.ensemble.domain.rarity import Rarity
 from hydragnn.ensemble.estimates import FoldLabels, Labelled
 from hydragnn.ensemble.manifest import calibration_from_json

@@ -23,7 +23,7 @@ from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
 from hydragnn.scripts.report import write_report
-from hydragnn.scripts.report.terminal import summary_table
+from hydragnn.scripts.report.page import summary_table
 from tests.ensemble.conftest import members_in
 
 PHASE = Field(name="phase", on="graph", classes=3, dtype="int64", role="target")

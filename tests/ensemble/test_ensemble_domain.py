@@ -27,9 +27,8 @@ from hydragnn.ensemble.domain import (
     fitted_domain,
     scores_of,
 )
-from hydragnn.ensemble.domain.detector import Channel, Stored
+from hydragnn.ensemble.domain.detector import Channel, Stored, length_scale
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, HIGHEST, QUANTILES, expected_alarms, fitted_rarity
-from hydragnn.ensemble.domain.view import length_scale
 from hydragnn.ensemble.manifest import write_manifest
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, from_ase, graph_from_arrays

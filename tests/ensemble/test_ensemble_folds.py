@@ -16,14 +16,14 @@ from hydragnn.base.files import checksum_of
 from hydragnn.datasets import MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.building.held_out import calibrating_split
-from hydragnn.ensemble.calibration.distance import held_out_p_values
 from hydragnn.ensemble.calibration.numbers import Calibration
+from hydragnn.ensemble.calibration.protocol import held_out_p_values
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report
-from hydragnn.scripts.report.terminal import summary_table
+from hydragnn.scripts.report.page import summary_table
 from tests.ensemble.finished import arrays_of
 
 Array = np.ndarray[Any, np.dtype[Any]]

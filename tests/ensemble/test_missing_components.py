@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.calibration.distance import Distance
 from hydragnn.ensemble.calibration.numbers import fit_calibration
+from hydragnn.ensemble.calibration.protocol import Distance
 from hydragnn.ensemble.estimates import FoldLabels, Labelled
 from hydragnn.ensemble.metrics import coverage, gaussian_crps, point_metrics
 from hydragnn.ensemble.numbers import NumberEstimate, moments_of

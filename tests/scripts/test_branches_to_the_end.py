@@ -14,7 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.scripts.report.collect import collect
-from hydragnn.scripts.report.reproduce import reproduction
+from hydragnn.scripts.report.page import reproduction
 from tests.ensemble.finished import arrays_of
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")

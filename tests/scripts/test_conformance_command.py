@@ -19,7 +19,7 @@ from hydragnn.conformance.table import (
     conformance_page,
     conformance_table,
 )
-from hydragnn.scripts.conformance_command import conformance
+from hydragnn.scripts.check_commands import conformance
 
 
 def test_no_promise_on_the_page_fails(root: Path) -> None:

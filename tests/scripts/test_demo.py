@@ -17,9 +17,8 @@ from hydragnn.hpo.settings import read_campaign
 from hydragnn.hpo.space.points import space_of
 from hydragnn.scripts.demo import make_alloys, make_plates, make_polycrystals
 from hydragnn.scripts.demo.alloys import labelled_alloy
-from hydragnn.scripts.demo.conduction import fluxes
 from hydragnn.scripts.demo.plates import LOSS, labelled_plate, random_plate, shares, smooth_fields, solve_conduction
-from hydragnn.scripts.demo.polycrystals import conductivities, labelled_polycrystal, microstructure
+from hydragnn.scripts.demo.polycrystals import conductivities, fluxes, labelled_polycrystal, microstructure
 
 SAMPLES = {"alloys": labelled_alloy, "polycrystals": labelled_polycrystal, "plates": labelled_plate}
 MAKERS = {"alloys": make_alloys, "polycrystals": make_polycrystals, "plates": make_plates}

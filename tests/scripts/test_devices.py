@@ -7,10 +7,10 @@ import pytest
 
 from hydragnn.base.environment import changed_environment, environment
 from hydragnn.base.errors import InputError
-from hydragnn.scripts import devices
-from hydragnn.scripts.devices import use_device
+from hydragnn.scripts import options
+from hydragnn.scripts.options import use_device
 
-HIDDEN = dict.fromkeys(devices.HIDING)
+HIDDEN = dict.fromkeys(options.HIDING)
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:-1", "cpu:0", "cuda:99999"])
@@ -31,8 +31,8 @@ def test_a_device_that_is_not_there_is_one_sentence() -> None:
 
 
 def test_devices_are_what_libraries_and_children_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 1)
-    monkeypatch.setattr(devices, "keep_memory", lambda: True)
+    monkeypatch.setattr(options, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(options, "keep_memory", lambda: True)
     with changed_environment(HIDDEN):
         assert use_device("") == "" and "CUDA_VISIBLE_DEVICES" not in environment()
         use_device("cuda")

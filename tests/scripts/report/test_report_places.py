@@ -18,10 +18,9 @@ from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.data_facts import part_graphs
 from hydragnn.scripts.report.errors import relative_errors
 from hydragnn.scripts.report.facts import Data, Facts, Part, PartGraphs, Points
-from hydragnn.scripts.report.groups import groups_of, groups_table
 from hydragnn.scripts.report.page import page
 from hydragnn.scripts.report.verdict import verdict
-from hydragnn.scripts.report.where import field_maps, scales_of, view_of
+from hydragnn.scripts.report.where import field_maps, groups_of, groups_table, scales_of, view_of
 
 HOSTILE = "<script>alert('x')</script> & \"a\""
 LATTICE = np.array([(x, y) for y in range(3) for x in range(3)], dtype=float)
