@@ -8,7 +8,7 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.graph_groups import SharedPrediction
-from hydragnn.ensemble.members import Company, Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
+from hydragnn.ensemble.members import Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
 from hydragnn.ensemble.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -33,7 +33,7 @@ WEIGHTS = 1 << 26
 """Bytes of weights up to which members are computed as one."""
 
 OUTCOMES: tuple[str, Location] = ("outcomes", "graph")
-"""Where a batch keeps what members predict for it, by committee and member."""
+"""Place in a batch of what members predict for it, by committee and member."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ def is_small(model: TrainedModel, edges: int, members: int) -> bool:
     return device.type == "cpu" and work <= WORK_OF_CPU
 
 
-class Committee(Company):
+class Committee:
     """Members some of which are computed as one.
 
     Which, follows from the members, the kind of the device and the batch alone, so that all ranks and a resumed prediction give the same bits.
@@ -155,7 +155,9 @@ def weights_of(model: TrainedModel) -> int:
     return sum(weight.nbytes for weight in model.model.parameters())
 
 
-def in_company(members: Sequence[Member]) -> tuple[list[Member], Committee]:
+def in_committee(members: Sequence[Member]) -> tuple[list[Member], Committee]:
     """Return members that may be computed as one."""
     committee = Committee(members)
-    return [replace(member, number=number, company=committee) for number, member in enumerate(members)], committee
+    return [
+        replace(member, number=number, together=committee.outcome) for number, member in enumerate(members)
+    ], committee

@@ -18,7 +18,7 @@ from hydragnn.base.places import absent_store, as_path, is_store, model_folder, 
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
-from hydragnn.ensemble.committee import in_company
+from hydragnn.ensemble.committee import in_committee
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
@@ -61,7 +61,7 @@ class Ensemble(Shown):
 
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
         """Take checked members; ``load`` and ``build_ensemble`` check."""
-        self.members, _ = in_company(members)
+        self.members, _ = in_committee(members)
         self.manifest = manifest
         self.digest = identity
         self.names = tuple(entry.name for entry in manifest.members)

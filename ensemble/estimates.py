@@ -36,7 +36,7 @@ class Labelled:
     graph: Owners
     nodes: Counts
     p_values: Float[Array, " items"] | None = None
-    """Of each item's graph in the training domain; None where there is none."""
+    """P-value of each item's graph in the training domain; None where there is none."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,16 +63,16 @@ class TargetEvaluation:
 
     unit: str
     trivial: Mapping[str, float | None]
-    """Of the predictor that uses the training labels only; None where there is none."""
+    """Scores of the predictor that uses the training labels only; None where there is none."""
     members: Mapping[str, Mapping[str, float]]
-    """Of every member by its name."""
+    """Scores of every member by its name."""
     best_member: str
     """The best member on these very labels, which no selection could use; empty where members predicted different graphs."""
     ensemble: Mapping[str, float]
     confusion: tuple[tuple[int, ...], ...] = ()
-    """Of classes: labels counted by true class (rows) and predicted class."""
+    """Labels of classes, counted by true class (rows) and predicted class."""
     baselines: Mapping[str, Mapping[str, float | None]] = member(default_factory=dict)
-    """Of simple predictors that read inputs: composition, ridge and boosting, where there are any."""
+    """Scores of simple predictors that read inputs: composition, ridge and boosting."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as plain JSON."""

@@ -57,7 +57,7 @@ class Manifest:
     dim: int
     nominal: float = 0.9
     weights: Mapping[str, tuple[float, ...]] = member(default_factory=dict)
-    """Of members by field, where they differ from those of ``members``."""
+    """Weights of members by field, where they differ from those of ``members``."""
     calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
     domain: Domain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)

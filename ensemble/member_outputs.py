@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.calibration.protocol import Part
-from hydragnn.ensemble.committee import in_company
+from hydragnn.ensemble.committee import in_committee
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.members import Member, Outcome, join_outcomes, optional_inputs, shared_inputs
 from hydragnn.ensemble.plan import default_budget
@@ -91,7 +91,7 @@ def member_outputs(
     """Predict these graphs with every member; batches are built once."""
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
-    members, committee = in_company(members)
+    members, committee = in_committee(members)
     targets, optional = members[0].targets, optional_inputs(members, shared_inputs(members).values())
     parts_of_member: list[list[Outcome]] = [[] for _ in members]
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}

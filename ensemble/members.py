@@ -1,7 +1,6 @@
 """One member: a trained model, its run, and its weight."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,8 @@ class Member:
     """Moments of the final states of its training graphs."""
     number: int = 0
     """Its position among all members."""
-    company: "Company | None" = None
-    """What may compute it together with others; None for a member by itself."""
+    together: "Callable[[Member, GraphBatch], Outcome | None] | None" = None
+    """Function that computes it with others; gives None where it is to be computed alone."""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -65,15 +64,7 @@ class Outcome:
     distances: Float[np.ndarray, "graphs 3"]
     """Distances of final states from those of training, see ``LatentSpace``; NaN where unknown."""
     node_distances: Float[np.ndarray, " nodes"]
-    """Those of every node."""
-
-
-class Company(ABC):
-    """Members some of which may be computed as one."""
-
-    @abstractmethod
-    def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
-        """Return a member's predictions; None where it is computed alone."""
+    """Distances of every node."""
 
 
 def load_member(
@@ -197,8 +188,8 @@ def optional_inputs(members: Iterable[Member], inputs: Iterable[Field]) -> froze
 
 def outcome(member: Member, batch: GraphBatch) -> Outcome:
     """Return the member's predictions for a batch; failures stay with their graph."""
-    together = None if member.company is None else member.company.outcome(member, batch)
-    return outcome_alone(member, batch) if together is None else together
+    result = None if member.together is None else member.together(member, batch)
+    return outcome_alone(member, batch) if result is None else result
 
 
 def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:

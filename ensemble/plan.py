@@ -36,7 +36,7 @@ class Chunks:
     """One past the last graph of every chunk in the store; the next one begins there."""
     loads: Float[np.ndarray, " chunks"]
     numbers: Numbers | None
-    """Of graphs of the store in the output; None where they are the same."""
+    """Numbers in the output of the store's graphs; None where they are the same."""
     reasons: Mapping[int, str]
     """Reasons why nothing can be predicted of these chunks."""
     unbuilt: Mapping[int, int]

@@ -13,7 +13,7 @@ from hydragnn.base.environment import environment
 from hydragnn.base.errors import NO_MEMORY, wants_memory
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a search to stop, beside Ctrl-C."""
+"""Signals that ask a search to stop, beside Ctrl-C."""
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ FILE_SYSTEM = (
     errno.EMFILE,
     errno.ENOLCK,
 )
-"""What a file system says that no command can do anything about."""
+"""Errors of a file system that no command can do anything about."""
 
 SHARED = (["train"], ["predict"], ["plan"], ["data", "build"])
 """Commands whose work the ranks of a launcher share; all others are one process."""

@@ -20,7 +20,7 @@ class Installation(Shown):
     gpus: tuple[str, ...]
     """Names of the devices that torch sees."""
     compiled_kernels: str
-    """Whether the loops for CPUs were compiled at installation."""
+    """State of the loops for CPUs, which the installation compiles."""
     triton: str
     mpi: str
     adios2: str
@@ -29,7 +29,7 @@ class Installation(Shown):
     scheduler: str
     """Slurm, PBS or Flux, where their commands are on the path."""
     workers: str
-    """How many local processes ``--workers auto`` would start, and what decides it."""
+    """Number of local processes of ``--workers auto``, and what decides it."""
     optional: Mapping[str, str]
     """Packages that only some commands need."""
 

@@ -24,7 +24,7 @@ class Section:
 
     title: str
     path: str
-    """What stands before a key, such as ``train``; empty for the keys of BUILD.toml."""
+    """Words before a key, such as ``train``; empty for the keys of BUILD.toml."""
     settings: type[Settings]
     names: tuple[str, ...]
 

@@ -31,16 +31,16 @@ class SimulationResult(Shown):
     title: str
     nodes: int
     seed: int
-    """Of faults and trials; equal seeds give equal figures."""
+    """Seed of faults and trials; equal seeds give equal figures."""
     rungs: tuple[int, ...]
     """Epochs at which trials are compared; the last is the full budget."""
     slots_per_trial: tuple[int, int]
     """The fewest and the most that a trial may have."""
     figures: Figures
     assumptions: Mapping[str, Any]
-    """Those that apply, as docs/simulate.md explains them."""
+    """Assumptions that apply, as docs/simulate.md explains them."""
     files: tuple[Path, ...] = ()
-    """What was written; empty without ``out``."""
+    """Files that were written; empty without ``out``."""
 
     def to_json(self) -> dict[str, Any]:
         """The figures as plain JSON."""

@@ -45,7 +45,7 @@ class Basis:
     """Calibration and training domain, and the evaluation of the ensemble with them."""
 
     weights: Mapping[str, tuple[float, ...]]
-    """Of members by field; empty where they are the ensemble's own."""
+    """Weights of members by field; empty where they are the ensemble's own."""
     calibrations: Mapping[str, AnyCalibration]
     domain: Domain
     diversity: Mapping[str, Mapping[str, float]]

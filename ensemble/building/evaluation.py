@@ -25,7 +25,7 @@ from hydragnn.training import errors_on, trivial_predictor
 from hydragnn.training.baselines import BaselineMetrics, baseline_errors, fitted_baselines
 
 VERSION = 1
-"""Of ``evaluation.json``."""
+"""Version of ``evaluation.json``."""
 HELD_OUT: Final = "held-out"
 """The part in which every graph is predicted by the members that have not seen it, of ensembles by cross-validation."""
 

@@ -22,7 +22,7 @@ TINY = 1e-300
 """Smallest mean square, in units of any scale."""
 
 PRIOR = 10.0
-"""So many graphs without a need for a factor count in every third."""
+"""Number of graphs without a need for a factor that count in every third."""
 
 LARGEST = 10.0
 """Largest factor, and the inverse of the smallest, that a third asks for."""

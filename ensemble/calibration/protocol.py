@@ -98,7 +98,7 @@ class AnyCalibration(ABC):
     """False where these are too few for the nominal level: the largest score is used then."""
     part: Part = "valid"
     folds: tuple[FoldScores, ...] = ()
-    """Of a cross-validation ensemble, whose intervals and sets are CV+; else empty."""
+    """Scores by fold of an ensemble whose intervals and sets are CV+; else empty."""
     distance: Distance = NO_GROWTH
     """Growth of uncertainties with the distance from training data, to which quantiles belong."""
 

@@ -18,11 +18,11 @@ from hydragnn.datasets import open_store
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.foreign import results_of
+from hydragnn.ensemble.module import atoms_of
 from hydragnn.ensemble.prediction.rules import structures_in
 from hydragnn.ensemble.predictions import Predictions
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.joining import concatenate, unbatch
 
 FEW = 3
@@ -115,11 +115,8 @@ class Subject:
         for name, field in calculator.names.items():
             means = predictions[field]["mean"] * calculator.factors[name]
             for result, own in zip(results, np.split(means, rows) if name == "forces" else means):
-                result.update(
-                    {name: own.item() if name == "energy" else own}
-                    if np.isfinite(own).any() or name != "stress"
-                    else {}
-                )
+                if np.isfinite(own).any() or name != "stress":
+                    result[name] = own.item() if name == "energy" else own
         return results
 
     @cached_property
@@ -165,18 +162,14 @@ def model_subject(folder: Path, structures: Path | None = None, *, branch: str =
             raise InputError(f"the training store {absent} is not there; give --structures FILE, or put it back")
         store = open_store(path)
         graphs = unbatch(store.read(_drawn(store.sizes().nodes, seed), ensemble.needed(store)))
-    facts: Mapping[str, Any] = {
-        "name": str(folder),
-        "ensemble": ensemble,
-        "single": single,
-        "graphs": concatenate(graphs),
-    }
+    facts: Mapping[str, Any] = {"ensemble": ensemble, "single": single, "graphs": concatenate(graphs)}
     try:
         rule = EnsembleCalculator(ensemble).structures
     except InputError:  # no energy, or no atoms: laws of fields remain
-        return Subject(new_calculator=None, **facts)
-    frames = [_atoms_of(graph, rule.fields) for graph in graphs] if frames is None else frames
+        return Subject(name=str(folder), new_calculator=None, **facts)
+    frames = [atoms_of(graph) for graph in graphs] if frames is None else frames
     return Subject(
+        name=str(folder),
         new_calculator=lambda: EnsembleCalculator(ensemble, outside="record"),
         frames=frames,
         cutoff=rule.cutoff,
@@ -193,13 +186,3 @@ def _drawn(nodes: Int[Array, " graphs"], seed: int) -> Int[Array, " few"]:
     """Return the numbers of a few graphs, no large one if there are others."""
     small = np.flatnonzero((nodes <= max(SMALL, nodes.min())) & (nodes > 0))
     return np.sort(np.random.default_rng(seed).choice(small, min(FEW, len(small)), replace=False))
-
-
-def _atoms_of(graph: GraphBatch, fields: Sequence[Any]) -> Atoms:
-    """Return the structure of a graph, with the fields that members read."""
-    cell, periodic = graph.cell[0].numpy(), graph.periodic[0].numpy()
-    atoms = Atoms(graph[ATOMIC_NUMBERS].numpy(), graph.positions.numpy(), cell=cell, pbc=periodic)
-    for field in fields:
-        values = graph[field.name].numpy()
-        (atoms.arrays if field.on == "node" else atoms.info)[field.name] = values if field.on == "node" else values[0]
-    return atoms

@@ -51,7 +51,7 @@ class DomainScores:
     p_values: Float[Array, " graphs"]
     """See ``Rarity.p_values``; NaN where unknown."""
     reasons: tuple[str, ...]
-    """What is foreign about each graph that is flagged, or which detectors see it; empty for others."""
+    """Reason of each flagged graph, or the detectors that see it; empty for others."""
     node_p_values: Float[Array, " nodes"] | None = None
     """The same of every node among nodes; None where they are not known."""
 
@@ -74,7 +74,7 @@ class Domain:
     detectors: tuple[Detector, ...] = ()
     rarity: Rarity | None = None
     of_nodes: Rarity | None = None
-    """Of nodes; None in ensembles that knew it of graphs alone."""
+    """Rarity of nodes; None in ensembles that knew it of graphs alone."""
     scale: float = 1.0
     expected_alarms: float | None = None
     """Share of graphs like held-out ones that is flagged; None in one that was read."""

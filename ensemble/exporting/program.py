@@ -12,7 +12,7 @@ from hydragnn.ensemble.exporting.potential import PlainPotential
 from hydragnn.kernels import plain_forms
 
 ATOMS, EDGES, STRUCTURES = 23, 61, 5
-"""Of the example on which potentials are traced: unlike each other and any width, so that each is a symbol of its own."""
+"""Sizes of the example on which potentials are traced: unlike each other and any width, so that each is a symbol of its own."""
 
 
 def example(potential: PlainPotential) -> tuple[Tensor, ...]:

@@ -6,17 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import is_store
+from hydragnn.base.places import check_suffix, is_store
 from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.distributed.graph_groups import GraphGroup
 from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.prediction.formats import Heading, Sink
+from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink, VirtualSink
+from hydragnn.ensemble.prediction.formats.structures import XyzSink
+from hydragnn.ensemble.prediction.formats.tables import CsvSink, ParquetSink
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import Rule, rules_for
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sources import Building, Source
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.units import length_in_angstrom
 from hydragnn.models import GraphModel
 from hydragnn.record import read_record
+
+FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
+    ".h5": Hdf5Sink,
+    ".csv": CsvSink,
+    ".parquet": ParquetSink,
+    ".xyz": XyzSink,
+}
 
 SECONDS_PER_BLOCK = 10.0
 """More than a block of files takes to become graphs."""
@@ -38,9 +51,9 @@ class Job:
     batch: BatchSettings | None = None
     """The budget of a batch; None chooses it by the graphs."""
     branch: str = ""
-    """Which branch of a run predicts; empty where there are no branches."""
+    """Branch of a run that predicts; empty where there are none."""
     keep_parts: bool = False
-    """Whether an HDF5 file is a view of part files, which stay."""
+    """True where an HDF5 file is a view of part files, which stay."""
     graph_ranks: int = 1
     """Ranks that share every batch."""
 
@@ -61,6 +74,40 @@ class Job:
     def rules(self, ensemble: Ensemble) -> list[Rule]:
         """Return the rules by which files become graphs."""
         return rules_for(self.sources, ensemble, keep=self.out.suffix == ".xyz")
+
+    def sink(self, ensemble: Ensemble) -> Sink:
+        """Return the writer for the suffix of ``out``.
+
+        With ``keep_parts`` an HDF5 file is a view of the part files. InputError for a foreign suffix, or structures of an
+        ensemble that does not read atoms.
+        """
+        out = self.out
+        check_suffix(out)
+        if out.suffix == ".xyz" and (
+            ensemble.manifest.dim != 3 or ATOMIC_NUMBERS not in {f.name for f in ensemble.inputs}
+        ):
+            raise InputError(
+                f"--out {out}: extended XYZ holds atoms, and this ensemble does not read any; use .h5 or .csv"
+            )
+        on_edges = [field.name for field in ensemble.fields if field.on == "edge"]
+        if out.suffix == ".xyz" and on_edges:
+            raise InputError(
+                f"--out {out}: extended XYZ has no place for {on_edges[0]}, which lies on edges; use .h5 or .csv"
+            )
+        if self.keep_parts and out.suffix != ".h5":
+            raise InputError(f"--out {out}: only .h5 can be a view of part files; leave --parts out, or write .h5")
+        absent = {f"fields/{one.name}/{quantity}" for one in ensemble.targets for quantity in ensemble.absent(one)}
+        absent |= set() if ensemble.knows_domain else {"domain", "domain_score"}
+        absent |= set() if ensemble.manifest.domain.of_nodes else {"node_domain_score"}
+        heading = Heading(
+            length=length_in_angstrom(ensemble.training_attributes) if out.suffix == ".xyz" else 1.0,
+            targets=ensemble.targets,
+            nominal=ensemble.manifest.nominal,
+            ensemble=ensemble.digest,
+            members=ensemble.names,
+            absent=frozenset(absent),
+        )
+        return (VirtualSink if self.keep_parts else FORMATS[out.suffix])(out, heading, self.parts.folder)
 
     @property
     def parts(self) -> Parts:

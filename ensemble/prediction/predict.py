@@ -1,6 +1,7 @@
 """Prediction into a file, by any number of ranks."""
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -25,7 +26,6 @@ from hydragnn.distributed.graph_groups import DONE, FAILED, GraphGroup, join_gra
 from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import chunks_of, default_budget, device_limits
-from hydragnn.ensemble.prediction.formats import check_absent, sink_for
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
@@ -47,7 +47,7 @@ from hydragnn.ensemble.prediction.work import Joiner, Worker
 from hydragnn.runs.signals import raise_signals
 
 VERSION = 14
-"""Of the folder of parts: another one is refused."""
+"""Version of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "writing")
 
@@ -164,7 +164,9 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """
     ensemble = inputs.ensemble(ranks * job.graph_ranks)
-    check_absent(sink_for(job.out, ensemble, job.parts.folder, keep_parts=job.keep_parts))
+    for final in job.sink(ensemble).temporaries.values():
+        if os.path.lexists(final):  # a broken link is somebody's, too
+            raise InputError(f"{final} exists already; choose another --out or delete it")
     parts = job.parts
     check_plan(job.plan)
     with parts.entered(lock, resume=job.resume) as fresh:
@@ -213,7 +215,7 @@ def _predict_opened(
         reasons = {number: unbuilt.reason for number, unbuilt in graphs.failures.items()}
         chunks = chunks_of(sizes, graphs.numbers, limits, reasons)
         parts = job.parts
-        sink = sink_for(job.out, ensemble, parts.folder, keep_parts=job.keep_parts)
+        sink = job.sink(ensemble)
         parts.look(opening["finished"])
         every = np.ones(len(chunks), dtype=np.bool_)
         every[list(chunks.reasons)] = False

@@ -45,7 +45,7 @@ class View:
     xy: NDArray[np.float64]
     radius: Values
     mesh: Triangulation | None
-    """Of plane meshes, which have no discs."""
+    """Triangles of plane meshes, which have no discs."""
     values: Mapping[str, Values]
 
     @property

@@ -10,7 +10,7 @@ import torch
 from ase import Atoms
 
 from hydragnn.ensemble import committee
-from hydragnn.ensemble.committee import Committee
+from hydragnn.ensemble.committee import in_committee
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.members import Member, Outcome, load_run, outcome, outcome_alone
 from hydragnn.graphs import GraphBatch
@@ -109,12 +109,10 @@ def test_a_batch_that_cannot_be_computed_as_one_is_computed_one_by_one(
 
 
 def test_seconds_of_members_that_are_computed_as_one_are_equal(eight: list[Path], frames: list[Atoms]) -> None:
-    members = members_of(eight[:3], torch.float64)
-    company = members[0].company
-    assert isinstance(company, Committee)
-    assert company.shared([3.0, 0.0, 0.0]) == (3.0, 0.0, 0.0)
+    members, committee = in_committee(members_of(eight[:3], torch.float64))
+    assert committee.shared([3.0, 0.0, 0.0]) == (3.0, 0.0, 0.0)
     outcome(members[0], store_of(frames[:2]).read([0, 1]))
-    assert company.shared([3.0, 0.0, 0.0]) == (1.0, 1.0, 1.0)
+    assert committee.shared([3.0, 0.0, 0.0]) == (1.0, 1.0, 1.0)
 
 
 def test_a_batch_whose_numbers_changed_in_place_is_predicted_anew(eight: list[Path], frames: list[Atoms]) -> None:

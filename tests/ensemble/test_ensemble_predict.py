@@ -408,15 +408,15 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
 def test_a_failure_while_writing_leaves_no_half_file_and_the_prediction_goes_on(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    from hydragnn.ensemble.prediction import formats
+    from hydragnn.ensemble.prediction.job import FORMATS
 
-    class Full(formats.FORMATS[suffix]):
+    class Full(FORMATS[suffix]):
         def write(self, block: Any) -> Never:
             super().write(block)
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setitem(formats.FORMATS, suffix, Full)
+        patch.setitem(FORMATS, suffix, Full)
         with pytest.raises(InputError, match="No space left on device; free space"):
             predict_to_file(ensemble, stored, tmp_path / f"out{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}.parts"]

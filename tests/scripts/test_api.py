@@ -54,18 +54,7 @@ GIVES: dict[str, Any] = {
     "train": RunRecord,
 }
 VALUES = sorted(
-    {
-        Evaluation,
-        ExportResult,
-        StoreInfo,
-        Installation,
-        PredictionResult,
-        CampaignResult,
-        SimulationResult,
-        CampaignStatus,
-        Submission,
-        RunRecord,
-    },
+    {kind for kind in GIVES.values() if dataclasses.is_dataclass(kind)} | {PredictionResult},
     key=lambda kind: kind.__name__,
 )
 

@@ -283,23 +283,10 @@ def unknown_options(text: str, options: Container[str]) -> set[str]:
     return {word for line in lines for word in NAMED.findall(line) if word not in options and word not in OF_OTHERS}
 
 
-@pytest.mark.parametrize(
-    ("text", "unknown"),
-    [
-        ("whatever `--held` says", {"--held"}),
-        ("add --resum to go on", {"--resum"}),
-        ("    srun --exact hydragnn train", set()),
-        ("`--top-k 5` and `--topk 5`", {"--topk"}),
-        ("`--energy_key`", {"--energy_key"}),
-        ("a range 1--two and a dash -- here", set()),
-    ],
-)
-def test_an_option_that_no_command_has_is_found(text: str, unknown: set[str]) -> None:
-    assert unknown_options(text, _options_of_commands()) == unknown
-
-
 def test_every_option_named_on_a_page_is_one_of_a_command(root: Path) -> None:
     commands = _options_of_commands()
+    odd = "`--held`, --resum, `--top-k 5`, `--topk 5`, `--energy_key`, 1--two -- here\n    srun --exact hydragnn"
+    assert unknown_options(odd, commands) == {"--held", "--resum", "--topk", "--energy_key"}
     measured = _options(*(root / "tests" / "benchmarks").glob("*.py"))
     for page in [*_pages(root), root / "CONTRIBUTING.md", root / "ARCHITECTURE.md"]:
         text, own = page.read_text(), measured if page.parent.name == "measurements" else set()
@@ -347,35 +334,18 @@ def _unknown_keys(text: str) -> set[str]:
     return {path for path in paths - _known_keys() if not path.startswith("search.space.") and path[-1] != "_"}
 
 
-@pytest.mark.parametrize(
-    ("text", "unknown"),
-    [
-        ("`train.epoch = 3`", {"train.epoch"}),
-        ("`parallel.shard` and `parallel.shards`", {"parallel.shards"}),
-        ("heads.0.forces_weight or heads.force_weight", {"heads.force_weight"}),
-        ("start.xyz in search.toml", {"start.xyz", "search.toml"}),
-        ("branches.1.data.stores", {"data.stores"}),
-        ("`job.stage_data`, `search.space.low`", set()),
-    ],
-)
-def test_a_key_that_no_configuration_has_is_found(text: str, unknown: set[str]) -> None:
-    assert _unknown_keys(text) == unknown
-
-
 NO_KEYS = {
-    "model.json",
-    "model.pt2",
-    "start.forgetting",
-    "model.domain",
-    "model.predict",
-    "start.xyz",
-    "model.toml",
-    "search.toml",
+    *("model.json", "model.pt2", "start.forgetting", "model.domain"),
+    *("model.predict", "start.xyz", "model.toml", "search.toml"),
 }
 """Files, an entry of records and an attribute of Python."""
 
 
 def test_every_key_named_on_a_page_or_in_a_sentence_of_the_code_exists(root: Path) -> None:
+    odd = "train.epoch = 3, parallel.shard parallel.shards heads.0.forces_weight heads.force_weight branches.1.data.stores"
+    assert _unknown_keys(f"{odd} job.stage_data search.space.low start.xyz") == {
+        *("train.epoch", "parallel.shards", "heads.force_weight", "data.stores", "start.xyz")
+    }
     spans = [span for page in _pages(root) for span in re.findall(r"`([^`\n]+)`", page.read_text())]
     texts = [text for file in _modules(root) if file.parent.name != "sites" for text in _texts(file)]
     assert len(spans) > 1000 and len(texts) > 1000

@@ -109,44 +109,21 @@ def test_runs_of_different_folds_become_an_ensemble_by_cross_validation(
     assert code == 0 and "mean absolute errors on the test part" in text, err
 
 
-OPTIONS = {
-    "--top-k": ("--top-k", "1"),
-    "--train": ("--train",),
-    "--final-seeds": ("--final-seeds", "2"),
-    "--epochs": ("--epochs", "3"),
-    "--workers": ("--workers", "2"),
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_of_campaigns_is_refused_for_runs(name: str, call: Call, runs: list[Path], tmp_path: Path) -> None:
-    code, _, err = call("ensemble", *runs, "--out", tmp_path / "ensemble", *OPTIONS[name])
+@pytest.mark.parametrize("option", ["--top-k 1", "--train", "--final-seeds 2", "--epochs 3", "--workers 2"])
+def test_an_option_of_campaigns_is_refused_for_runs(option: str, call: Call, runs: list[Path], tmp_path: Path) -> None:
+    code, _, err = call("ensemble", *runs, "--out", tmp_path / "ensemble", *option.split())
     assert code == 2 and err.count("\n") == 1, err
-    assert err.startswith(f"error: {name} has no meaning for given runs")
+    assert err.startswith(f"error: {option.split()[0]} has no meaning for given runs")
     assert not list(tmp_path.iterdir())
 
 
-def with_record(run: Path, tmp_path: Path, **changes: Any) -> Path:
-    """A copy of the run whose record says something else."""
+def copy_with(run: Path, tmp_path: Path, config: dict[str, Any] | None = None, **record: Any) -> Path:
+    """A copy of the run whose record, or sections of whose configuration, say something else."""
     shutil.copytree(run, tmp_path / "copy")
-    write_record(replace(read_record(run), **changes), tmp_path / "copy")
-    return tmp_path / "copy"
-
-
-def without_store(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run whose store is somewhere else."""
-    shutil.copytree(run, tmp_path / "copy")
+    write_record(replace(read_record(run), **record), tmp_path / "copy")
     value = json.loads((run / "config.json").read_text())
-    value["data"]["store"] = str(tmp_path / "gone.h5")
-    (tmp_path / "copy" / "config.json").write_text(json.dumps(value))
-    return tmp_path / "copy"
-
-
-def with_split(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run whose configuration says another split than it was trained with."""
-    shutil.copytree(run, tmp_path / "copy")
-    value = json.loads((run / "config.json").read_text())
-    value["split"]["seed"] = 7
+    for section, changes in (config or {}).items():
+        value[section] |= changes
     (tmp_path / "copy" / "config.json").write_text(json.dumps(value))
     return tmp_path / "copy"
 
@@ -169,15 +146,18 @@ REFUSED: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
     "a campaign twice": (lambda runs, tmp: [folder_with(tmp, "campaign.json")] * 2, "give one campaign"),
     "a run twice": (lambda runs, tmp: [*runs, runs[0] / ".." / "run-0"], "is given twice"),
     "a run that goes on": (
-        lambda runs, tmp: [runs[0], with_record(runs[1], tmp, status="running")],
+        lambda runs, tmp: [runs[0], copy_with(runs[1], tmp, status="running")],
         "copy is running after 1 epochs",
     ),
-    "a run that failed": (lambda runs, tmp: [with_record(runs[1], tmp, status="failed")], "copy failed"),
+    "a run that failed": (lambda runs, tmp: [copy_with(runs[1], tmp, status="failed")], "copy failed"),
     "a run with another configuration": (
-        lambda runs, tmp: [with_split(runs[1], tmp)],
+        lambda runs, tmp: [copy_with(runs[1], tmp, {"split": {"seed": 7}})],
         "copy/config.json is not what was trained, as record.json has it (split.seed: 0, now 7); copy the run again",
     ),
-    "a run whose store is gone": (lambda runs, tmp: [without_store(runs[1], tmp)], "gone.h5, which member copy"),
+    "a run whose store is gone": (
+        lambda runs, tmp: [copy_with(runs[1], tmp, {"data": {"store": str(tmp / "gone.h5")}})],
+        "gone.h5, which member copy",
+    ),
 }
 
 

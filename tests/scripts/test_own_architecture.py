@@ -7,23 +7,12 @@ from pathlib import Path
 import pytest
 
 from hydragnn.base.files import read_json
-from tests.charged_rings import write_rings
+from tests.charged_rings import RUN, write_rings
 from tests.forked import Forked
 
-CAMPAIGN = """
-[data]
-store = "rings.h5"
-[model]
-kind = "acme-means"
-hidden_dim = 8
-num_layers = 2
-num_radial = 4
-envelope = "none"
-[[heads]]
-kind = "scalar"
-field = "moment"
-[train]
-epochs = 2
+CAMPAIGN = (
+    RUN.format(store="rings.h5").replace('"schnet"', '"acme-means"').replace("num_layers = 1", "num_layers = 2")
+    + """
 [search]
 trials = 4
 [search.space."model.kind"]
@@ -34,6 +23,7 @@ type = "float"
 low = 0.05
 high = 0.3
 """
+)
 
 STRICT = ("-W", "error", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 """Warnings are errors, but for modules that the server of processes has loaded already."""

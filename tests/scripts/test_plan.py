@@ -10,24 +10,10 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.scripts.plan_command import site_network
-from tests.charged_rings import write_rings
+from tests.charged_rings import RUN, write_rings
 
 Call = Callable[..., tuple[int, str, str]]
-CONFIG = """
-[data]
-store = "rings.h5"
-[batch]
-max_nodes = 40
-max_graphs = 8
-[model]
-kind = "schnet"
-hidden_dim = 8
-num_layers = 1
-cutoff = 2.0
-[[heads]]
-kind = "scalar"
-field = "moment"
-"""
+CONFIG = RUN.format(store="rings.h5") + "[batch]\nmax_nodes = 40\nmax_graphs = 8\n"
 
 
 @pytest.fixture

@@ -12,58 +12,27 @@ import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.scripts import cli
-from tests.charged_rings import write_rings
+from tests.charged_rings import RUN, SEARCH, write_rings
 
 ARCHIVE = Path(__file__).parents[1] / "archive"
-CONFIG = """
-[data]
-store = "{store}"
-[model]
-kind = "schnet"
-hidden_dim = 8
-num_layers = 1
-cutoff = 2.0
-[[heads]]
-kind = "scalar"
-field = "moment"
-"""
-SEARCH = """
-[search]
-trials = 2
-[search.space."model.hidden_dim"]
-type = "int"
-low = 4
-high = 8
-"""
 BUILD = 'kind = "ase"\nfiles = ["{folder}/*.xyz"]\ncutoff = 3.0\n'
 
 COMMANDS = {
-    "quickstart": (["quickstart", "--scale", "alloys"], ""),
-    "conformance": (["conformance", "gin"], ".md"),
-    "check": (["check", "{inputs}/run"], ".md"),
-    "data build": (["data", "build", "{inputs}/build.toml"], ".h5"),
-    "data merge": (["data", "merge", "{inputs}/store.h5", "{inputs}/other.h5"], ".h5"),
-    "data label": (
-        [
-            "data",
-            "label",
-            "{inputs}/one.xyz",
-            "--calculator",
-            "ase.calculators.emt:EMT",
-            "--allow-code",
-            "ase.calculators.emt",
-        ],
-        ".xyz",
-    ),
-    "export": (["export", "{inputs}/run", "--to", "torch"], ".pt2"),
-    "train": (["train", "{inputs}/config.toml"], ""),
-    "search": (["search", "{inputs}/campaign.toml"], ""),
-    "simulate": (["simulate", "{inputs}/campaign.toml", "--nodes", "4", "--hours", "0.1"], ""),
-    "ensemble": (["ensemble", "{inputs}/campaign"], ""),
-    "predict": (["predict", "{inputs}/run", "{inputs}/store.h5"], ".h5"),
-    "report": (["report", "{inputs}/run"], ".html"),
-    "relax": (["relax", "{inputs}/run", "{inputs}/one.xyz"], ".xyz"),
-    "md": (["md", "{inputs}/run", "{inputs}/one.xyz"], ".xyz"),
+    "quickstart": ("--scale alloys", ""),
+    "conformance": ("gin", ".md"),
+    "check": ("{inputs}/run", ".md"),
+    "data build": ("{inputs}/build.toml", ".h5"),
+    "data merge": ("{inputs}/store.h5 {inputs}/other.h5", ".h5"),
+    "data label": ("{inputs}/one.xyz --calculator ase.calculators.emt:EMT --allow-code ase.calculators.emt", ".xyz"),
+    "export": ("{inputs}/run --to torch", ".pt2"),
+    "train": ("{inputs}/config.toml", ""),
+    "search": ("{inputs}/campaign.toml", ""),
+    "simulate": ("{inputs}/campaign.toml --nodes 4 --hours 0.1", ""),
+    "ensemble": ("{inputs}/campaign", ""),
+    "predict": ("{inputs}/run {inputs}/store.h5", ".h5"),
+    "report": ("{inputs}/run", ".html"),
+    "relax": ("{inputs}/run {inputs}/one.xyz", ".xyz"),
+    "md": ("{inputs}/run {inputs}/one.xyz", ".xyz"),
 }
 """Words that each command needs beside ``--out``, and the suffix of what it writes."""
 
@@ -132,8 +101,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     make_store(folder / "store.h5")
     make_store(folder / "other.h5")
-    (folder / "config.toml").write_text(CONFIG.format(store=folder / "store.h5"))
-    (folder / "campaign.toml").write_text((CONFIG + SEARCH).format(store=folder / "store.h5"))
+    (folder / "config.toml").write_text(RUN.format(store=folder / "store.h5"))
+    (folder / "campaign.toml").write_text((RUN + SEARCH).format(store=folder / "store.h5"))
     (folder / "build.toml").write_text(BUILD.format(folder=folder))
     (folder / "one.xyz").write_text('1\nLattice="9 0 0 0 9 0 0 0 9" pbc="F F F"\nCu 0 0 0\n')
     hydragnn.train(
@@ -153,7 +122,7 @@ def refusal(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Pat
     monkeypatch.setattr("hydragnn.distributed.leave", leave)
 
     def call(name: str, target: Path) -> str:
-        words = [word.format(inputs=inputs) for word in COMMANDS[name][0]]
+        words = f"{name} {COMMANDS[name][0].format(inputs=inputs)}".split()
         with pytest.raises(InputError) as refused:
             typer.main.get_command(cli.app).main([*words, "--out", str(target)], standalone_mode=False)
         return str(refused.value)
@@ -202,7 +171,7 @@ def test_a_simulation_is_replaced_by_another_and_nothing_else_is(
 ) -> None:
     out = tmp_path / "simulated"
     out.mkdir()
-    words = [word.format(inputs=inputs) for word in COMMANDS["simulate"][0]]
+    words = f"simulate {COMMANDS['simulate'][0].format(inputs=inputs)}".split()
     for _ in range(2):
         typer.main.get_command(cli.app).main([*words, "--json", "--out", str(out)], standalone_mode=False)
     assert (out / "simulated.json").is_file()

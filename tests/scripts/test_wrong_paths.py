@@ -11,7 +11,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.places import SUFFIXES, check_source, check_store, model_folder
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.prediction.formats.suffixes import FORMATS
+from hydragnn.ensemble.prediction.job import FORMATS
 from hydragnn.scripts import api
 
 RUN = 'name = "x"\n[data]\nstore = "{store}"\n'

@@ -31,7 +31,7 @@ Column = NDArray[Any] | list[str]
 """Numbers, truth values or bytes; or texts."""
 
 Piece = Mapping[str, Column]
-"""What is appended to a file, by name: arrays of values, texts, or the bytes of lines (uint8)."""
+"""Rows that are appended to a file, by name: values, texts, or the bytes of lines (uint8)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

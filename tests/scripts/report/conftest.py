@@ -13,7 +13,7 @@ import torch
 from hydragnn.base.files import write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
-from hydragnn.ensemble import Manifest
+from hydragnn.ensemble import Evaluation, Manifest, NumberEstimate, TargetEvaluation
 from hydragnn.ensemble.manifest import MemberEntry, write_manifest
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.hpo import campaign_settings
@@ -28,6 +28,7 @@ from hydragnn.scripts.report import write_report
 UNITS = {"energy": "eV", "forces": "eV/Angstrom", "charge": "e"}
 TRIVIAL = {"energy": 0.84, "forces": 1.31, "charge": 0.071}
 SIMPLE = {"composition": 0.6, "ridge": 0.3, "boosting": 0.5}  # shares of the errors of the trivial predictor
+NAMES = ("0012", "0019", "0003")
 RUNGS = (4, 12, 36)
 GRAPHS = 240
 SPACE: dict[str, Any] = {
@@ -123,16 +124,7 @@ def base_config(store: Path) -> dict[str, Any]:
         "split": {"train": 0.7, "valid": 0.1},
         "model": {"kind": "painn", "hidden_dim": 32},
         "heads": [
-            {
-                "kind": "energy",
-                "loss": "mse",
-                "stage_two_factor": 1.0,
-                "per_node": False,
-                "field": "energy",
-                "references": True,
-                "forces": "forces",
-                "forces_weight": 10.0,
-            },
+            {"kind": "energy", "field": "energy", "references": True, "forces": "forces"},
             {"kind": "scalar", "field": "charge", "loss": "huber"},
         ],
         "train": {"epochs": 36},
@@ -243,42 +235,30 @@ def write_ensemble(folder: Path, store: Path) -> Path:
     """Three members with errors, spreads and intervals that obey the law of total variance."""
     generator = np.random.default_rng(11)
     arrays: dict[str, Any] = {}
-    parts: dict[str, Any] = {}
-    for part, first, count in (("valid", 0, 24), ("test", 100, 48)):
-        parts[part] = {}
+    parts: dict[str, dict[str, TargetEvaluation]] = {}
+    for part, graphs in {"valid": np.arange(24), "test": np.arange(100, 148)}.items():
         for field, per_graph in (("energy", 1), ("forces", 60), ("charge", 20)):
-            entry, rows = _evaluated(field, per_graph, np.arange(first, first + count), generator)
-            parts[part][field] = entry
+            scores, rows = _evaluated(field, np.repeat(graphs, per_graph), generator)
+            parts.setdefault(part, {})[field] = scores
             arrays |= {f"{part}/{field}/{name}": value for name, value in rows.items()}
-    names = ("0012", "0019", "0003")
+    entries = [
+        MemberEntry(name=name, folder=f"members/{number}", weight=1 / 3, checksums={}, summary={})
+        for number, name in enumerate(NAMES)
+    ]
+    choice = {"method": "top-k", "by": "valid/loss", "k": 3, "candidates": 4, "final_seeds": 0, "campaign": "campaign"}
+    diversity = {field: {"error_correlation": 0.71, "ambiguity": 0.12} for field in UNITS}
     manifest = Manifest(
-        members=tuple(
-            MemberEntry(name=name, folder=f"members/{number}", weight=1 / 3, checksums={}, summary={})
-            for number, name in enumerate(names)
-        ),
+        members=tuple(entries),
         targets=tuple(Target(field=Field(name=name, on="graph", unit=unit)) for name, unit in UNITS.items()),
         inputs=(),
         dim=3,
         data={"store": "../alloys.h5"},
-        selection={
-            "method": "top-k",
-            "by": "valid/loss",
-            "k": 3,
-            "candidates": 4,
-            "final_seeds": 0,
-            "campaign": "campaign",
-            "diversity": {field: {"error_correlation": 0.71, "ambiguity": 0.12} for field in UNITS},
-        },
+        selection={**choice, "diversity": diversity},
     )
     write_manifest(manifest, folder)
     for number in range(3):
-        record = record_of(
-            base_config(store),
-            {"model.hidden_dim": 32 + 16 * number},
-            quality=0.07 + 0.01 * number,
-            epochs=36,
-            seed=number,
-        )
+        values = {"model.hidden_dim": 32 + 16 * number}
+        record = record_of(base_config(store), values, quality=0.07 + 0.01 * number, epochs=36, seed=number)
         write_json(folder / "members" / str(number) / "record.json", asdict(record))
     detectors = ("kinds", "structure", "spread")
     arrays |= {f"{part}/domain/scores": generator.gamma(2, 0.2, size=(40, 3)) for part in parts}
@@ -289,7 +269,8 @@ def write_ensemble(folder: Path, store: Path) -> Path:
         "flagged": dict.fromkeys(parts, 0.025),
         "flagged_by_detector": {part: dict.fromkeys(detectors, 0.01) for part in parts},
     }
-    write_json(folder / "evaluation.json", {"version": 1, "nominal": 0.9, "parts": parts, "domain": domain})
+    evaluation = Evaluation(nominal=0.9, parts=parts, failed={}, seconds_per_graph={}, domain=domain)
+    write_json(folder / "evaluation.json", evaluation.to_json())
     np.savez(folder / "evaluation.npz", **arrays)
     rows = {
         f: {"unit": UNITS[f], "trivial": TRIVIAL[f], "with_edges": 0.06 * TRIVIAL[f], "without_edges": 0.7 * TRIVIAL[f]}
@@ -300,52 +281,25 @@ def write_ensemble(folder: Path, store: Path) -> Path:
 
 
 def _evaluated(
-    field: str, per_graph: int, graphs: np.ndarray[Any, Any], generator: np.random.Generator
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    base = TRIVIAL[field]
-    graph = np.repeat(graphs, per_graph)
-    target = 1.25 * base * generator.normal(size=len(graph))
-    sigma = 0.07 * base * np.exp(0.5 * generator.normal(size=len(graph)))
-    common = sigma * generator.normal(size=len(graph))
-    members = target + common + 0.6 * sigma * generator.normal(size=(3, len(graph)))
-    mean = members.mean(axis=0)
-    epistemic = members.std(axis=0)
-    aleatoric = np.zeros_like(mean) if field != "charge" else 0.9 * sigma
-    width = 1.645 * sigma * 1.06
-
-    def errors(name: str, prediction: np.ndarray[Any, Any]) -> dict[str, Any]:
-        error = prediction - target
-        r2 = 1 - float((error**2).sum() / ((target - target.mean()) ** 2).sum())
-        return {"name": name, "mae": float(abs(error).mean()), "rmse": float(np.sqrt((error**2).mean())), "r2": r2}
-
-    scores = [errors(name, values) for name, values in zip(("0012", "0019", "0003"), members)]
-    best = min(scores, key=lambda score: score["mae"])["name"]
-    ensemble = errors("ensemble", mean)
-    del ensemble["name"]
-    inside = abs(mean - target) <= width
-    ensemble |= {
-        "crps": 0.03,
-        "nll": -0.4,
-        "coverage": float(inside.mean()),
-        "interval_width": float(2 * width.mean()),
-        "miscalibration_area": 0.021,
-        "spearman": 0.56,
-    }
-    trivial = errors("trivial", np.zeros_like(target))
-    del trivial["name"]
-    entry = {"unit": UNITS[field], "trivial": trivial, "members": scores, "best_member": best, "ensemble": ensemble}
-    if field == "energy":
-        simple = {name: {key: value * share for key, value in trivial.items()} for name, share in SIMPLE.items()}
-        entry["baselines"] = simple
-    rows = {
-        "target": target,
-        "mean": mean,
-        "std": sigma,
-        "epistemic": epistemic,
-        "aleatoric": aleatoric,
-        "lower": mean - width,
-        "upper": mean + width,
-        "graph": graph,
-        "members": members,
-    }
-    return entry, rows
+    field: str, graph: np.ndarray[Any, Any], generator: np.random.Generator
+) -> tuple[TargetEvaluation, dict[str, Any]]:
+    base, rows = TRIVIAL[field], len(graph)
+    labels = 1.25 * base * generator.normal(size=rows)
+    sigma = 0.07 * base * np.exp(0.5 * generator.normal(size=rows))
+    common = sigma * generator.normal(size=rows)
+    members = labels + common + 0.6 * sigma * generator.normal(size=(3, rows))
+    mean, width = members.mean(axis=0), 1.645 * sigma * 1.06
+    estimate = NumberEstimate(
+        target=Target(field=Field(name=field, on="node", unit=UNITS[field])),
+        mean=mean,
+        std=sigma,
+        epistemic=members.std(axis=0),
+        aleatoric=(field == "charge") * 0.9 * sigma,
+        lower=mean - width,
+        upper=mean + width,
+        members=members,
+    )
+    trivial = estimate.scores(np.zeros(rows), labels)
+    simple = {name: {key: value * share for key, value in trivial.items()} for name, share in SIMPLE.items()}
+    scores = estimate.evaluation(labels, np.ones(rows, int), NAMES, trivial, simple if field == "energy" else {})
+    return scores, estimate.rows(labels, graph)

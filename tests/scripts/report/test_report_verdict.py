@@ -10,6 +10,7 @@ from hydragnn.ensemble import TargetEvaluation
 from hydragnn.scripts.report.facts import Points
 from hydragnn.scripts.report.uncertainty import LEVELS, binned_errors, observed_levels
 from hydragnn.scripts.report.verdict import (
+    Finding,
     coverage_error,
     coverage_finding,
     error_finding,
@@ -37,82 +38,59 @@ def points(covered: np.ndarray, graph: np.ndarray) -> Points:
     )
 
 
-@pytest.mark.parametrize(
-    ("mae", "grade"), [(0.1, "good"), (0.49, "good"), (0.5, "fair"), (0.89, "fair"), (0.9, "poor"), (2.0, "poor")]
-)
-def test_errors_are_graded_by_their_ratio_to_the_trivial_predictor(mae: float, grade: str) -> None:
-    assert error_finding(scores(mae)).grade == grade
+def beside(mae: float, **baselines: float) -> TargetEvaluation:
+    return replace(scores(mae), baselines={name: {"mae": value} for name, value in baselines.items()})
 
 
-def test_a_trivial_predictor_without_error_is_no_yardstick() -> None:
-    assert error_finding(scores(0.1, trivial=0.0)).grade == "unknown"
-    assert error_finding(scores(0.1, trivial=math.nan)).grade == "unknown"
+def covering(share: float, graphs: int = 10_000, each: int = 1) -> Finding:
+    """The finding on so many graphs, of which a share lies in its interval."""
+    graph = np.repeat(np.arange(graphs), each)
+    return coverage_finding(points(graph < share * graphs, graph), share, 0.9)
 
 
-@pytest.mark.parametrize(("best", "phrase"), [(0.2, "50 % below"), (0.08, "25 % above"), (0.1, "Level with")])
-def test_the_ensemble_is_compared_with_its_best_member(best: float, phrase: str) -> None:
-    assert phrase in error_finding(scores(0.1, best=best)).sentence
-
-
-def test_errors_of_energies_are_stated_per_atom() -> None:
-    own = {"mae": 0.1, "mae_per_node": 0.0123}
-    assert "It is 12.3 meV/atom." in error_finding(replace(scores(0.1), ensemble=own)).sentence
-    assert "per" not in error_finding(scores(0.1)).sentence.replace("predictor", "")
+PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
 
 
 @pytest.mark.parametrize(
-    ("mae", "baselines", "grade", "phrase"),
+    ("finding", "grade", "phrase"),
     [
+        *((error_finding(scores(mae)), "good", "its best member.") for mae in (0.1, 0.49)),
+        *((error_finding(scores(mae)), "fair", "") for mae in (0.5, 0.89)),
+        *((error_finding(scores(mae)), "poor", "") for mae in (0.9, 2.0)),
+        *((error_finding(scores(0.1, trivial=trivial)), "unknown", "") for trivial in (0.0, math.nan)),
+        (error_finding(scores(0.1, best=0.2)), "good", "50 % below"),
+        (error_finding(scores(0.1, best=0.08)), "good", "25 % above"),
+        (error_finding(scores(0.1, best=0.1)), "good", "Level with"),
+        (error_finding(PER_ATOM), "good", "It is 12.3 meV/atom."),
         (
-            0.1,
-            {"ridge": 0.05, "boosting": 0.08},
+            error_finding(beside(0.1, ridge=0.05, boosting=0.08)),
             "fair",
-            "ridge on statistics of inputs, 0.05 against 0.1 eV. Train on more",
+            "is better: ridge on statistics of inputs, 0.05 against 0.1 eV. Train on more",
         ),
-        (0.04, {"ridge": 0.05, "boosting": 0.08}, "good", "its best member."),
+        (error_finding(beside(0.04, ridge=0.05, boosting=0.08)), "good", "its best member."),
         (
-            0.1,
-            {"exact": 0.05},
+            error_finding(beside(0.1, exact=0.05)),
             "fair",
             "A model of others is better: exact, 0.05 against 0.1 eV. Predict with it, or train on labels of it (hydragnn data label).",
         ),
+        (covering(0.90), "good", "keep"),
+        (covering(0.85), "fair", "narrow"),
+        (covering(0.95), "fair", "wide"),
+        (covering(0.7), "poor", "overconfident"),
+        (covering(1.0), "poor", "careful"),
+        (covering(0.84, graphs=50), "good", "chance"),
+        (covering(1.0, graphs=5, each=1000), "unknown", ""),
+        *((spread_finding(rank), grade, "") for rank, grade in ((0.6, "good"), (0.3, "fair"), (0.0, "poor"))),
+        *((spread_finding(rank), "unknown", "") for rank in (None, math.nan)),
     ],
 )
-def test_a_model_that_loses_to_a_simple_baseline_says_so_with_the_next_move(
-    mae: float, baselines: dict[str, float], grade: str, phrase: str
-) -> None:
-    own = replace(scores(mae), baselines={name: {"mae": value} for name, value in baselines.items()})
-    found = error_finding(own)
-    assert found.grade == grade and phrase in found.sentence
-    assert ("better:" in found.sentence) == (grade == "fair")
+def test_findings_are_graded_and_say_why(finding: Finding, grade: str, phrase: str) -> None:
+    assert finding.grade == grade and phrase in finding.sentence
 
 
-@pytest.mark.parametrize(
-    ("share", "grade", "phrase"),
-    [
-        (0.90, "good", "keep"),
-        (0.85, "fair", "narrow"),
-        (0.95, "fair", "wide"),
-        (0.7, "poor", "overconfident"),
-        (1.0, "poor", "careful"),
-    ],
-)
-def test_coverage_of_many_graphs_is_graded_by_its_distance_from_the_promise(
-    share: float, grade: str, phrase: str
-) -> None:
-    rows = 10_000
-    actual = coverage_finding(points(np.arange(rows) < share * rows, np.arange(rows)), share, 0.9)
-    assert actual.grade == grade and phrase in actual.sentence
-
-
-def test_a_miss_that_chance_explains_is_not_held_against_the_model() -> None:
-    actual = coverage_finding(points(np.arange(50) < 42, np.arange(50)), 0.84, 0.9)
-    assert actual.grade == "good" and "chance" in actual.sentence
-
-
-def test_a_handful_of_graphs_cannot_judge_coverage_however_many_nodes_they_have() -> None:
-    actual = coverage_finding(points(np.ones(5000, dtype=bool), np.repeat(np.arange(5), 1000)), 1.0, 0.9)
-    assert actual.grade == "unknown"
+def test_an_error_is_stated_per_atom_and_beside_a_baseline_only_where_there_is_one() -> None:
+    sentence = error_finding(scores(0.1)).sentence
+    assert "per" not in sentence.replace("predictor", "") and "better:" not in sentence
 
 
 def test_values_of_one_graph_that_fail_together_count_as_one() -> None:
@@ -121,13 +99,6 @@ def test_values_of_one_graph_that_fail_together_count_as_one() -> None:
     apart = points(np.random.default_rng(0).permutation(graph < 90), graph)
     assert coverage_error(together, 0.9) == pytest.approx(math.sqrt(0.09 / 100), rel=0.05)
     assert coverage_error(apart, 0.9) == pytest.approx(math.sqrt(0.09 / 5000), rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("rank", "grade"), [(0.6, "good"), (0.3, "fair"), (0.0, "poor"), (None, "unknown"), (math.nan, "unknown")]
-)
-def test_the_spread_is_graded_by_how_well_it_ranks_the_errors(rank: float | None, grade: str) -> None:
-    assert spread_finding(rank).grade == grade
 
 
 def test_a_field_is_as_good_as_the_worse_of_error_and_coverage() -> None:
