@@ -107,8 +107,7 @@ def build_store(
             build_with_workers(settings, as_path(out), processes, tell)
         else:
             build(settings, as_path(out), tell)
-    info = store_info(out)
-    return replace(info, notes=(*info.notes, *precision_notes(open_store(out))))
+    return _noted(out, precision_notes(open_store(out)))
 
 
 @check_arguments
@@ -122,9 +121,7 @@ def merge_stores(
         check_store(path)
     from hydragnn.datasets.merging import merge_stores as merge
 
-    notes = merge(paths, as_path(out))
-    info = store_info(out)
-    return replace(info, notes=(*info.notes, *notes))
+    return _noted(out, merge(paths, as_path(out)))
 
 
 @check_arguments
@@ -154,8 +151,7 @@ def append_store(
             other if other is not None and is_store(other) else read_build_settings(*_table(source, overrides)),
             tell,
         )
-    info = store_info(path)
-    return replace(info, notes=(*info.notes, *notes))
+    return _noted(path, notes)
 
 
 @check_arguments
@@ -659,6 +655,12 @@ def doctor() -> "Installation":
     from hydragnn.scripts.doctor import installation
 
     return installation()
+
+
+def _noted(store: Path | str, notes: Sequence[str]) -> "StoreInfo":
+    """Return the contents of a store with further notes."""
+    info = store_info(store)
+    return replace(info, notes=(*info.notes, *notes))
 
 
 def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table, Path]:

@@ -88,8 +88,7 @@ def build_ensemble(
         members = _members(folders, weights, branch)
         check_members(members)
         check_no_copies(members)
-        store = store or _store_of(members[0])
-        _check_store(members[0], store)
+        store = _store_of(members[0], store)
         compared = _baselines(folders, baselines, members[0], store, check)
         raw = ensemble_of(members)
         split, folds = calibrating_split(members, store)
@@ -215,24 +214,22 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
     return names
 
 
-def _store_of(member: Member) -> GraphStore:
-    """Return the training store of a member; InputError where it has moved."""
+def _store_of(member: Member, store: GraphStore | None) -> GraphStore:
+    """Return the store that a member was trained on; InputError for another."""
     path = member.config.data.store
-    if (absent := absent_store(path)) is not None:
-        raise InputError(
-            f"the store {absent}, which member {member.name} was trained on, is not there any more; its graphs calibrate and "
-            "judge the ensemble: put it back, or say where it or a copy lies (--store PATH)"
-        )
-    return open_store(path)
-
-
-def _check_store(member: Member, store: GraphStore) -> None:
-    """Raise InputError unless the member was trained on this store."""
+    if store is None:
+        if (absent := absent_store(path)) is not None:
+            raise InputError(
+                f"the store {absent}, which member {member.name} was trained on, is not there any more; its graphs calibrate and "
+                "judge the ensemble: put it back, or say where it or a copy lies (--store PATH)"
+            )
+        store = open_store(path)
     if not is_data(store, member.record.data_hash):
         raise InputError(
-            f"the store {text_of(member.config.data.store)} is not what member {member.name} was trained on (fingerprint "
+            f"the store {text_of(path)} is not what member {member.name} was trained on (fingerprint "
             f"{store.fingerprint}, trained on {member.record.data_hash}); give the original store"
         )
+    return store
 
 
 def evaluate_ensemble(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
+from hydragnn.datasets import GraphStore, Split, make_split
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member
@@ -66,10 +66,9 @@ def fold_graphs(members: Sequence[Member], store: GraphStore) -> tuple[Fold, ...
     """Return graphs that trained or chose for some members only, as folds."""
     speaking = [position for position, member in enumerate(members) if member.weight > 0]
     used = np.zeros((len(speaking), len(store)), dtype=np.bool_)
-    parts = [(settings, make_split(store, settings)) for settings in _different(members)]
+    splits = splits_of(members, store)
     for row, position in enumerate(speaking):
-        split = next(split for settings, split in parts if settings == members[position].config.split)
-        used[row, np.union1d(split.train, split.valid)] = True
+        used[row, np.union1d(splits[position].train, splits[position].valid)] = True
     some = np.flatnonzero(used.any(axis=0) & ~used.all(axis=0))
     patterns, of_graph = np.unique(used[:, some], axis=1, return_inverse=True)
     return tuple(
@@ -81,15 +80,18 @@ def fold_graphs(members: Sequence[Member], store: GraphStore) -> tuple[Fold, ...
     )
 
 
-def _different(members: Sequence[Member]) -> list[SplitSettings]:
-    settings = [member.config.split for member in members]
-    return [one for number, one in enumerate(settings) if one not in settings[:number]]
+def splits_of(members: Sequence[Member], store: GraphStore) -> list[Split]:
+    """Return the split of every member; equal settings share one."""
+    splits: list[Split] = []
+    for number, member in enumerate(members):
+        same = next((k for k in range(number) if members[k].config.split == member.config.split), None)
+        splits.append(make_split(store, member.config.split) if same is None else splits[same])
+    return splits
 
 
 def _union(members: Sequence[Member], store: GraphStore) -> Split:
     """Return the parts for all members together; any may be empty."""
-    first, *others = [make_split(store, one) for one in _different(members)]
-    return reduce(_joined, others, first)
+    return reduce(_joined, {id(split): split for split in splits_of(members, store)}.values())
 
 
 def _joined(first: Split, second: Split) -> Split:

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
-from hydragnn.ensemble.building.held_out import Setup
+from hydragnn.datasets import GraphStore
+from hydragnn.ensemble.building.held_out import Setup, splits_of
 from hydragnn.ensemble.calibration.protocol import NO_GROWTH, POWER, AnyCalibration, Distance, held_out_p_values
 from hydragnn.ensemble.domain import (
     STATES,
@@ -42,13 +42,8 @@ Calibrations = Mapping[str, AnyCalibration]
 
 def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
     """Return the ensemble with the final states of training graphs fitted."""
-    splits: list[tuple[SplitSettings, Split]] = []
     members = []
-    for member in ensemble.members:
-        split = next((split for settings, split in splits if settings == member.config.split), None)
-        if split is None:
-            split = make_split(store, member.config.split)
-            splits.append((member.config.split, split))
+    for member, split in zip(ensemble.members, splits_of(ensemble.members, store), strict=True):
         fit = LatentFit(member.model.model.channels)
         for _, view in views(store, references_of(split.train), ensemble.needed(store), 1.0):
             fit.show(final_states(member, view.batch), view.batch.owner("node"), len(view))

@@ -137,10 +137,6 @@ class OpenReferences(Detector):
         """Return the cause in words."""
         return "compositions of training graphs do not determine the reference energy of its composition"
 
-    def settings(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
     def tensors(self) -> dict[str, Array]:
         """Return elements and directions."""
         return {"elements": self.elements.astype(np.float64), "directions": self.directions}

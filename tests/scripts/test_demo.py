@@ -25,7 +25,7 @@ MAKERS = {"alloys": make_alloys, "polycrystals": make_polycrystals, "plates": ma
 
 
 @pytest.mark.parametrize("scale", MAKERS)
-def test_the_store_holds_the_samples_in_order(scale: str, tmp_path: Path) -> None:
+def test_the_store_holds_the_samples_of_its_seed_in_order(scale: str, tmp_path: Path) -> None:
     MAKERS[scale](tmp_path / "demo.h5", samples=5, seed=3)
     store = open_store(tmp_path / "demo.h5")
     assert len(store) == 5
@@ -35,12 +35,8 @@ def test_the_store_holds_the_samples_in_order(scale: str, tmp_path: Path) -> Non
     assert torch.equal(batch.positions, again.positions)
     assert all(torch.equal(batch[name], again[name]) for name in again.fields)
     assert sum(field.role == "target" for field in store.fields()) >= 2
-
-
-@pytest.mark.parametrize("scale", SAMPLES)
-def test_another_seed_makes_other_samples(scale: str) -> None:
-    first, second = (SAMPLES[scale](0, seed) for seed in (0, 1))
-    assert first.positions.shape != second.positions.shape or not torch.equal(first.positions, second.positions)
+    first, other = (SAMPLES[scale](0, seed).positions for seed in (3, 1))
+    assert first.shape != other.shape or not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("scale", MAKERS)

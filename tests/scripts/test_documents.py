@@ -21,11 +21,17 @@ from ase.build import bulk
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.base.imports import allow_named
-from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.config import parse_config
+from hydragnn.datasets import StoreWriter, open_store, read_build_settings
 from hydragnn.ensemble import build_ensemble
 from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.hpo import campaign_records, campaign_settings, space_of
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.launching.sites import Step, read_allocation, site_of
+from hydragnn.hpo.sampling import History
+from hydragnn.hpo.sampling.sampler import sampler_class
+from hydragnn.hpo.search_settings import search_settings
+from hydragnn.parallel import ParallelSettings
 from hydragnn.scripts.demo import make_alloys
 from hydragnn.scripts.key_help import OTHER_NAMES, sections
 
@@ -148,11 +154,6 @@ def test_the_head_of_the_documents_trains(acme: Path) -> None:
 
 
 def test_the_sampler_of_the_documents_gives_points_of_the_space(acme: Path) -> None:
-    from hydragnn.hpo import space_of
-    from hydragnn.hpo.sampling import History
-    from hydragnn.hpo.sampling.sampler import sampler_class
-    from hydragnn.hpo.search_settings import search_settings
-
     width = {"model.hidden_dim": {"type": "int", "low": 8, "high": 64}}
     search = search_settings({"sampler": "acme.samplers:Neighbour", "space": width}, "page")
     allow_named({"sampler": search.sampler})
@@ -163,8 +164,6 @@ def test_the_sampler_of_the_documents_gives_points_of_the_space(acme: Path) -> N
 def test_the_layouts_of_the_documents_are_searched_by_two_ranks(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydragnn.hpo import campaign_records
-
     monkeypatch.chdir(tmp_path)
     make_alloys(tmp_path / "alloys.h5", samples=40)
     (text,) = [block for block in _blocks(root / "docs" / "search.md", "toml") if "layout_trials" in block]
@@ -178,12 +177,6 @@ def test_the_layouts_of_the_documents_are_searched_by_two_ranks(
 
 
 def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
-    from hydragnn.config import parse_config
-    from hydragnn.datasets import read_build_settings
-    from hydragnn.hpo import campaign_settings
-    from hydragnn.hpo.job import JobSettings
-    from hydragnn.parallel import ParallelSettings
-
     make_alloys(tmp_path / "alloys.h5", samples=8)
     seen = 0
     for page in _pages(root):
@@ -206,8 +199,6 @@ def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Pat
 
 def test_every_part_of_a_configuration_in_the_documents_is_valid_in_a_whole_one(root: Path) -> None:
     """Blocks marked ``skip`` show one section; those of packages and of other people's code are left out."""
-    from hydragnn.config import parse_config
-    from hydragnn.hpo.search_settings import search_settings
 
     seen = 0
     for page in _pages(root):

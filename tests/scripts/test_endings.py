@@ -91,25 +91,22 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
     assert not (tmp_path / "ensemble").exists()
 
 
-def predicted(failed: int) -> SimpleNamespace:
-    return SimpleNamespace(graphs=3, failed=failed, to_json=lambda: {"graphs": 3})
-
-
-@pytest.mark.parametrize(
-    ("line", "result", "code"),
-    [
-        *(("predict", predicted(failed), code) for failed, code in ((0, 0), (2, 0), (3, 3))),
-        *(("train", SimpleNamespace(status=status), code) for status, code in (("finished", 0), ("stopped", 0))),
-        ("train", SimpleNamespace(status="failed"), 3),
-    ],
-)
-def test_a_command_exits_with_0_where_it_came_to_an_end_of_its_own_with_a_result(
-    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, result: SimpleNamespace, code: int
+@pytest.mark.parametrize(("failed", "code"), [(0, 0), (2, 0), (3, 3)])
+def test_a_prediction_exits_with_0_where_any_graph_was_predicted(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failed: int, code: int
 ) -> None:
-    monkeypatch.setattr(api, line, lambda *_, **__: result)
+    result = SimpleNamespace(graphs=3, failed=failed, to_json=lambda: {"graphs": 3})
+    monkeypatch.setattr(api, "predict", lambda *_, **__: result)
+    assert call("predict", tmp_path, tmp_path, "--out", tmp_path / "out.h5", "--json")[0] == code
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("stopped", 0), ("failed", 3)])
+def test_a_run_exits_with_0_where_it_came_to_an_end_of_its_own(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, code: int
+) -> None:
+    monkeypatch.setattr(api, "train", lambda *_, **__: SimpleNamespace(status=status))
     monkeypatch.setattr(cli, "run_summary", lambda record, _: {"status": record.status})
-    sources = [tmp_path, tmp_path] if line == "predict" else [tmp_path / "CONFIG.toml"]
-    assert call(line, *sources, "--out", tmp_path / "out.h5", "--json")[0] == code
+    assert call("train", tmp_path / "CONFIG.toml", "--out", tmp_path / "run", "--json")[0] == code
 
 
 INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
