@@ -39,14 +39,6 @@ def test_a_ratio_is_the_median_of_those_of_single_rounds() -> None:
     assert row == ["`gin`", "energies", "theirs", "3.0", "2.00", "3.0", "2.00", "2.0", "1.00", "1e-07"]
 
 
-def test_what_is_kept_as_json_is_what_was_measured() -> None:
-    import json
-
-    one = measured(theirs=(6.0, 4.0))
-    again = Measured.from_json(json.loads(json.dumps(one.to_json())))
-    assert rows_of("gin", again) == rows_of("gin", one) and again.made_with == one.made_with
-
-
 def test_the_page_says_what_was_not_measured_and_where_ours_is_no_faster() -> None:
     known = {
         "gin": replace(measured(theirs=(6.0, 4.0)), missing={"mine": "it ended with 1"}),

@@ -129,20 +129,19 @@ def test_nodes_of_meshes_are_grouped_by_their_distance_from_the_boundary(plates:
     assert rows["size of the truth (K)", "2"] == list(range(9, 17))
 
 
+def atoms_of(kinds: Any, **nodes: Any) -> GraphBatch:
+    """Atoms without edges, with forces where there are some."""
+    fields = [
+        Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
+        *(Field(name=name, on="node", shape=(3,), role="target", parity="vector") for name in nodes),
+    ]
+    places = torch.arange(3.0 * len(kinds)).reshape(-1, 3).double()
+    return graph_from_arrays(places, [], [], fields=fields, nodes={"atomic_numbers": kinds, **nodes})
+
+
 def cells() -> tuple[PartGraphs, Points, Points]:
     """Copper, and copper with two of gold: energies of graphs and forces on their atoms."""
-    fields = [Field(name="atomic_numbers", on="node", classes=119, dtype="int64")]
-    force = Field(name="forces", on="node", shape=(3,), role="target", parity="vector")
-    graphs = [
-        graph_from_arrays(
-            torch.eye(3)[: len(kinds)].double(),
-            [],
-            [],
-            fields=[*fields, force],
-            nodes={"atomic_numbers": kinds, "forces": own},
-        )
-        for kinds, own in (([29], [[0.0, 0.0, 5.0]]), ([29, 79, 79], [[0.0, 0.0, 1.0]] * 3))
-    ]
+    graphs = [atoms_of([29], forces=[[0.0, 0.0, 5.0]]), atoms_of([29, 79, 79], forces=[[0.0, 0.0, 1.0]] * 3)]
     energy = points("energy", [1.0, 2.0], [1.5, 2.3], [4, 6], half=[1.0, 0.1])
     forces = points("forces", [0, 0, 5] + [0, 0, 1] * 3, [0, 0, 4] + [0, 0, 1] + [3, 0, 1] * 2, [4] * 3 + [6] * 9)
     items = {"forces": np.repeat(np.arange(4), 3)}
@@ -172,18 +171,8 @@ def test_graphs_of_the_same_elements_are_grouped_by_formula() -> None:
     own, energy, _ = cells()
     own = replace(own, batch=own.batch.with_fields({"atomic_numbers": torch.tensor([29, 29, 29, 29])}))
     assert not [one for one in groups_of(energy, own, None) if one[0] == "composition"]
-    (gold, oxide), both = [ase.Atoms(formula).numbers for formula in ("Au2O4", "AuO")], cells()[0]
-    atoms = [
-        graph_from_arrays(
-            torch.rand(len(kinds), 3).double(),
-            [],
-            [],
-            fields=[both.batch.fields["atomic_numbers"]],
-            nodes={"atomic_numbers": kinds},
-        )
-        for kinds in (gold, oxide)
-    ]
-    own = replace(own, batch=concatenate(atoms), items={})
+    graphs = [atoms_of(ase.Atoms(formula).numbers) for formula in ("Au2O4", "AuO")]
+    own = replace(own, batch=concatenate(graphs), items={})
     assert [one[1] for one in groups_of(energy, own, None) if one[0] == "composition"] == ["AuO", "AuO2"]
 
 
