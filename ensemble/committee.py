@@ -102,7 +102,7 @@ class Committee:
         return outcomes
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:
-        """Return the seconds of members, equal for those of a group, whose first one took them all."""
+        """Return the seconds of members, equal for those of a group."""
         groups = self.groups or {}
         everyone = {number: groups[number].numbers if number in groups else (number,) for number in range(len(seconds))}
         return tuple(sum(seconds[one] for one in numbers) / len(numbers) for numbers in everyone.values())

@@ -117,7 +117,7 @@ class Ensemble(Shown):
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
 
     def replayed(self) -> "Ensemble":
-        """Return the ensemble with members that replay predictions as graphs of a GPU, where they lie on one.
+        """Return the ensemble with members that replay predictions on a GPU.
 
         It pays for many batches of few sizes. A member that cannot be recorded predicts as it is.
         """
@@ -153,7 +153,7 @@ class Ensemble(Shown):
         return torch.cat([member.model.states(batch) for member in self.members], dim=-1)
 
     def trainable(self) -> TrainableEnsemble:
-        """Return a module of torch with copies of the parameters, for a loop of one's own.
+        """Return a module of torch with copies of the parameters.
 
         A call takes what ``graphs`` takes, and gives a tensor per field, with gradients.
         """

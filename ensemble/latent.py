@@ -15,7 +15,7 @@ RIDGE = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LatentSpace:
-    """Whitening matrices of the final states of training nodes, and of their means over graphs.
+    """Whitening matrices of final states of training nodes and of graphs.
 
     d^2 = f^T (F^T F / n + ridge)^-1 f, the inverse of the last-layer prediction rigidity times n (Bigi et al. 2024,
     arXiv:2403.02251), of every node; the intercept of heads is left out, and states need not have mean 0. Of a graph the same

@@ -1,4 +1,4 @@
-"""Models as modules of torch, and graphs of any kind as they read them."""
+"""Models as modules of torch, and graphs as they read them."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ def value_of(prediction: Distribution) -> Tensor:
 
 
 def atoms_of(graph: GraphBatch) -> Atoms:
-    """Return the structure of one graph of atoms, with its fields; InputError for a plane."""
+    """Return the structure of a graph with its fields; InputError for planes."""
     if graph.dim != 3:
         raise InputError(f"the positions have {graph.dim} coordinates, and those of atoms 3; add the third")
     numbers, cell, flags = graph[ATOMIC_NUMBERS].numpy(), graph.cell[0].numpy(), graph.periodic[0].numpy()

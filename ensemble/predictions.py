@@ -95,7 +95,7 @@ class Predictions(Shown):
 
     @property
     def domain_score(self) -> Float[Array, " graphs"]:
-        """Return the probability that a graph like those of training is as unlike them; NaN if unknown.
+        """Return probabilities that usual graphs are as unusual; NaN if unknown.
 
         A conformal p-value: 0.01 means that one in a hundred is. Beyond all n held-out graphs it is below 1 / (n + 1) and ranks only.
         """

@@ -127,7 +127,7 @@ def course_of(
 
 
 def spread_factors(rollouts: Sequence[Rollout], truths: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return error over spread of every step, as root mean squares over several roll-outs.
+    """Return root mean squares of errors over those of spreads, by step.
 
     They calibrate the spread of other roll-outs (``Rollout.scaled``), if these graphs trained no member.
     """

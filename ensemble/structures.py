@@ -145,7 +145,7 @@ class Structures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedMake(MakerOfMany):
-    """Maker of a graph with texts, which are known even if it fails."""
+    """Maker of a graph with texts, known even if it fails."""
 
     structures: Structures
     atoms: Atoms

@@ -115,7 +115,7 @@ def merge_stores(
     stores: Annotated[Sequence[Path | str], list[Path], typer.Argument(help="Stores with the same fields.")],
     out: NewOut,
 ) -> "StoreInfo":
-    """Copy the graphs of several stores into a new one; return its contents."""
+    """Copy graphs of several stores into a new one; return its contents."""
     paths = [as_path(store) for store in stores] if isinstance(stores, list | tuple) else [as_path(stores)]
     for path in paths:
         check_store(path)

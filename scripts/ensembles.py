@@ -58,7 +58,7 @@ class Choice:
 
 
 def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
-    """Return the best trials of a campaign, also such that a rung held back unless ``finished``."""
+    """Return the best trials of a campaign; only ``finished`` ones by default."""
     ranked = finished_runs(campaign) if finished else best_runs(campaign)
     if len(ranked) < top_k:
         raise InputError(

@@ -64,11 +64,11 @@ Code = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module
 def command(
     app: typer.Typer, function: Callable[..., Any], name: str, *, required: Sequence[str] = (), before: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function of the api as a command, which the decorated function runs and shows.
+    """Register a function of the api as a command.
 
-    Annotated arguments of the function are those of the command: the second item of an annotation is the type on the command line, if
-    it is another one, and the last the option. ``required`` ones have no default there. Keywords of the decorated function are further options,
-    ahead of the one named ``before`` or at the end.
+    The decorated function runs it and shows the result. Annotated arguments are those of the command: the second item of an
+    annotation is the type on the command line, if it is another one, and the last the option. ``required`` ones have no default
+    there. Keywords of the decorated function are further options, ahead of the one named ``before`` or at the end.
     """
     own = inspect.signature(function).parameters
     shared = {key: _option(one, key in required) for key, one in own.items() if get_origin(one.annotation) is Annotated}

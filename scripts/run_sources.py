@@ -37,7 +37,7 @@ def run_folder(config: Any, out: Path | str | None, *, resume: bool = True) -> P
 
 
 def model_folder(path: Path) -> Path:
-    """Return the ensemble or run of a path, or a campaign's best trial.
+    """Return an ensemble or run, or a campaign's best trial.
 
     InputError for anything else, for a model without its run, and for a campaign without a result.
     """

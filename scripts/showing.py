@@ -78,7 +78,7 @@ def leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoRet
 
 @contextmanager
 def progress(*columns: ProgressColumn, quiet: bool, **fields: Any) -> Iterator[Callable[..., None]]:
-    """Show the progress of one task on a terminal; gives a function that updates it."""
+    """Show a task's progress on a terminal; gives a function of updates."""
     console = PlainConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         yield partial(bar.update, bar.add_task("", total=None, **fields))

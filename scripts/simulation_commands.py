@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -37,6 +38,28 @@ EXPLODED = 10.0
 """A relaxed cell is no so many times larger or smaller: its atoms see each other no more, without any force, or lie in one another."""
 COST = 50
 """Time between two saved states, in units of what saving takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relaxation:
+    """Settings of relaxations, which their file keeps."""
+
+    optimizer: str
+    fmax: float
+    steps: int
+    cell: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dynamics:
+    """Settings of a trajectory, which its file keeps; K, fs and 1/fs."""
+
+    temperature: float
+    timestep: float
+    thermostat: str
+    friction: float
+    seed: int
+    interval: int
 
 
 class Rows:
@@ -186,11 +209,11 @@ def relax(
     """
     rows = Rows(out, "relax")
     _check_positive(fmax=fmax)
-    potential, frames, how = _inputs(model, structures, branch, allow_code, "record")
+    how = Relaxation(optimizer=optimizer, fmax=fmax, steps=steps, cell=cell)
+    potential, frames, origin = _inputs(model, structures, branch, allow_code, "record")
     if cell and ("stress" not in potential.names or not any(atoms.pbc.all() for atoms in frames)):
         raise InputError("--cell needs a model with a stress, and structures with three periodic axes; leave it out")
-    how |= {"optimizer": optimizer, "fmax": fmax, "steps": steps, "cell": cell}
-    with rows.growing(how):
+    with rows.growing(origin | asdict(how)):
         for number in tracked(range(rows.state["rows"], len(frames)), "structures", as_json):
             row = _relaxed(frames[number], potential.ensemble, f"{structures.name}#{number}", how)
             facts = {**row.info, "energy": row.calc.results.get("energy")}
@@ -204,7 +227,7 @@ def relax(
         raise typer.Exit(3)
 
 
-def _relaxed(atoms: Any, ensemble: Any, name: str, how: Mapping[str, Any]) -> Any:
+def _relaxed(atoms: Any, ensemble: Any, name: str, how: Relaxation) -> Any:
     """Return a structure after relaxation, whether it converged or not."""
     from ase.filters import FrechetCellFilter
     from ase.optimize import BFGS, FIRE
@@ -216,11 +239,11 @@ def _relaxed(atoms: Any, ensemble: Any, name: str, how: Mapping[str, Any]) -> An
     facts: dict[str, Any] = {"name": name_among(atoms.info) or name, "steps": 0, "converged": False}
     try:
         atoms.get_forces()  # InputError before a filter reads the cell
-        moves_cell, volume = how["cell"] and atoms.pbc.all(), atoms.cell.volume
+        moves_cell, volume = how.cell and atoms.pbc.all(), atoms.cell.volume
         target = FrechetCellFilter(atoms) if moves_cell else atoms
-        optimiser = {"FIRE": FIRE, "BFGS": BFGS}[how["optimizer"]](target, logfile=None)
+        optimiser = {"FIRE": FIRE, "BFGS": BFGS}[how.optimizer](target, logfile=None)
         optimiser.attach(lambda: facts.update(steps=optimiser.nsteps))
-        facts["converged"] = bool(optimiser.run(how["fmax"], how["steps"]))
+        facts["converged"] = bool(optimiser.run(how.fmax, how.steps))
         facts["max_force"] = float((atoms.get_forces() ** 2).sum(1).max() ** 0.5)
         facts["status"] = "converged" if facts["converged"] else "not converged"
         if moves_cell and not 1 / EXPLODED < (times := atoms.cell.volume / volume) < EXPLODED:
@@ -261,22 +284,22 @@ def md(
     _check_positive(temperature=temperature, timestep=timestep, friction=friction)
     if steps % interval:
         raise InputError(f"--steps {steps} is no multiple of --interval {interval}; change one of them")
-    potential, frames, how = _inputs(model, structure, branch, allow_code, outside)
+    potential, frames, origin = _inputs(model, structure, branch, allow_code, outside)
     if len(frames) > 1:
         raise InputError(f"{structure} has {len(frames)} structures; dynamics begin with one, so give a file with one")
     if resume and not rows.state:
         print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
     atoms = frames[0]
-    how |= {"temperature": temperature, "timestep": timestep, "thermostat": thermostat, "friction": friction}
-    how |= {"seed": seed, "interval": interval}
+    facts = {"temperature": temperature, "timestep": timestep, "friction": friction}
+    how = Dynamics(**facts, thermostat=thermostat, seed=seed, interval=interval)
     atoms.calc = potential
     if not all(0 < mass < math.inf for mass in atoms.get_masses()):
         raise InputError(f"{structure} has masses that are no numbers above 0; correct them, or leave them out")
     if not rows.state.get("rows"):
         atoms.get_forces()  # InputError before there is a file
         _limits(atoms, how, atoms.get_total_energy())()
-    with rows.growing(how):
-        reason, reached = _propagate(atoms, rows, steps, as_json)
+    with rows.growing(origin | asdict(how)):
+        reason, reached = _propagate(atoms, rows, how, steps, as_json)
     result = {"trajectory": str(out), "status": "stopped" if reason else "finished", "step": reached}
     show_value({**result, "frames": rows.state["rows"], **({"reason": reason} if reason else {})}, as_json)
     if reason:
@@ -285,7 +308,7 @@ def md(
         raise typer.Exit(3)
 
 
-def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, int]:
+def _propagate(atoms: Any, rows: Rows, how: Dynamics, steps: int, quiet: bool) -> tuple[str, int]:
     """Write frames; return why they stopped, and the last step."""
     import numpy as np
     from ase import units
@@ -294,22 +317,21 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
 
     from hydragnn.ensemble import OutsideDomain
 
-    state, how = rows.state, rows.state["settings"]
-    random = np.random.default_rng(how["seed"])
+    state, random = rows.state, np.random.default_rng(how.seed)
     if state["rows"]:
         atoms.positions[:] = state["positions"]
         atoms.set_momenta(np.array(state["momenta"]), apply_constraint=False)
         random.bit_generator.state = state["random"]
         atoms.calc.restart(atoms, state["energy"], np.array(state["forces"]))
     elif not atoms.has("momenta"):
-        masses, heat = atoms.get_masses()[:, None], units.kB * how["temperature"]
+        masses, heat = atoms.get_masses()[:, None], units.kB * how.temperature
         atoms.set_momenta(random.standard_normal((len(atoms), 3)) * np.sqrt(masses * heat))
         if len(atoms) > 1 and not atoms.constraints:  # no drift, at the same mean temperature
             at_rest = atoms.get_momenta() - masses * atoms.get_momenta().sum(0) / masses.sum()
             atoms.set_momenta(at_rest * np.sqrt(len(atoms) / (len(atoms) - 1)))
-    timestep = how["timestep"] * units.fs
-    if how["thermostat"] == "langevin":
-        bath = {"temperature_K": how["temperature"], "friction": how["friction"] / units.fs}
+    timestep = how.timestep * units.fs
+    if how.thermostat == "langevin":
+        bath = {"temperature_K": how.temperature, "friction": how.friction / units.fs}
         dynamics: Any = Langevin(atoms, timestep, **bath, fixcm=False, rng=random)
     else:
         dynamics = VelocityVerlet(atoms, timestep)
@@ -318,9 +340,9 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     dynamics.attach(_limits(atoms, how, begun))
     if not state["rows"]:
         _write_frame(atoms, rows, 0, random, begun=begun)
-    for _ in tracked(range(dynamics.nsteps, steps, how["interval"]), "frames", quiet):
+    for _ in tracked(range(dynamics.nsteps, steps, how.interval), "frames", quiet):
         try:
-            dynamics.run(how["interval"])
+            dynamics.run(how.interval)
         except OutsideDomain as error:
             return f"outside the training domain (domain score {error.score:.3g}): {error.reason}", dynamics.nsteps
         except InputError as error:
@@ -329,13 +351,13 @@ def _propagate(atoms: Any, rows: Rows, steps: int, quiet: bool) -> tuple[str, in
     return "", dynamics.nsteps
 
 
-def _limits(atoms: Any, how: Mapping[str, Any], begun: float) -> Callable[[], None]:
+def _limits(atoms: Any, how: Dynamics, begun: float) -> Callable[[], None]:
     """Return a check of every step, which raises InputError for impossible motion."""
     import numpy as np
     from ase import units
 
-    heat, closed, last = units.kB * how["temperature"], how["thermostat"] == "none", atoms.get_positions()
-    hottest, most = max(HOTTEST, 20 * how["temperature"]), max(0.1, heat) if closed else 2 + 20 * heat
+    heat, closed, last = units.kB * how.temperature, how.thermostat == "none", atoms.get_positions()
+    hottest, most = max(HOTTEST, 20 * how.temperature), max(0.1, heat) if closed else 2 + 20 * heat
 
     def check() -> None:
         hot, step = atoms.get_temperature(), float(np.linalg.norm(atoms.positions - last, axis=1).max())

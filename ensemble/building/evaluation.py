@@ -86,7 +86,7 @@ class Evaluation(Shown):
 
 
 def evaluation_from_json(value: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation that ``to_json`` wrote; KeyError, TypeError or ValueError on anything else."""
+    """Return the evaluation of ``to_json``; KeyError, TypeError or ValueError on anything else."""
     nominal, parts = float(value["nominal"]), value["parts"]
     if not 0 < nominal < 1:
         raise ValueError(f"intervals that hold a share of {nominal}")

@@ -121,6 +121,6 @@ class Setup:
     """Share of usual graphs that may be flagged."""
 
     def outputs(self, graphs: Int[np.ndarray, " graphs"], store: GraphStore | None = None) -> MemberOutputs:
-        """Predict these graphs of the training store, or of another, with every member."""
+        """Predict graphs of the training store, or of another, with every member."""
         store = store or self.store
         return member_outputs(self.ensemble.members, store, graphs, self.ensemble.needed(store))

@@ -29,7 +29,7 @@ BLOCK = 2**22
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldScores:
-    """Members of one fold, and scores of the graphs they have not seen."""
+    """Members of a fold, and scores of graphs they have not seen."""
 
     members: Annotated[tuple[Count, ...], pydantic.Field(min_length=1)]
     """Positions in the ensemble."""

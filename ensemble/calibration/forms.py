@@ -111,7 +111,7 @@ def forms(extensive: bool) -> list[Form]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:
-    """Spread, magnitude and nodes of items, on which intervals may depend; components are columns."""
+    """Spread, magnitude and nodes of items, with components as columns."""
 
     spread: Float[Array, "rows components"]
     """Standard deviation of the mixture before calibration."""
@@ -140,7 +140,7 @@ class LabelledRows(Rows):
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """Calibration of one component, or of a whole vector or tensor; all but scale and quantile from validation."""
+    """Calibration of one component, or of a whole vector or tensor."""
 
     scale: Positive
     """Factor on the spread (method spread) or the standard deviation itself in the field's unit (absolute)."""

@@ -1,4 +1,4 @@
-"""Errors that grow with the distance from training data, and end in "unknown".
+"""Calibrations of every kind, and errors that grow with distance.
 
 The distance is the training domain's p-value. Standard deviations are divided by a power of it below ``USUAL``, so that scores are those of
 normalised split conformal prediction (Lei et al. 2018, arXiv:1604.04173, section 5.2) with a scale that knows the distance.
@@ -42,7 +42,7 @@ class Distance:
     """P-value up to which a graph is beyond all that calibrate, so that it has no interval; 0 of none."""
 
     def growth(self, p_values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return factors on standard deviations, root mean square 1 over graphs like those of training; 1 without a p-value.
+        """Return factors on standard deviations; 1 without a p-value.
 
         >>> Distance(power=0.25).growth(np.array([1.0, 0.1 / 16, np.nan])).round(3)
         array([0.953, 1.907, 1.   ])

@@ -183,6 +183,6 @@ def _of_file(path: Path, seed: int) -> list[Atoms]:
 
 
 def _drawn(nodes: Int[Array, " graphs"], seed: int) -> Int[Array, " few"]:
-    """Return the numbers of a few graphs, no large one if there are others."""
+    """Return numbers of a few graphs, no large one if possible."""
     small = np.flatnonzero((nodes <= max(SMALL, nodes.min())) & (nodes > 0))
     return np.sort(np.random.default_rng(seed).choice(small, min(FEW, len(small)), replace=False))

@@ -22,7 +22,7 @@ LISTED = 2
 
 
 def item_doubts(one: Estimate, weights: Float[Array, " members"]) -> Float[Array, " items"]:
-    """Return the doubt about every item before any calibration; NaN where there is none.
+    """Return the doubt about every item before calibration; NaN without one.
 
     Of classes the entropy. Of numbers the standard deviation between members, as root mean square over components; of one
     member the noise that it predicts.
@@ -91,7 +91,7 @@ class Spread(Detector):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Return the largest doubt within a graph and the root mean square, per target."""
+        """Return largest and root mean square doubt within a graph per target."""
         return tuple(Channel(slack=0.1) for _ in self._columns)
 
     @property

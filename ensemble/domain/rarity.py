@@ -1,4 +1,4 @@
-"""Rarity of a graph: one score of all channels, against the scores of held-out graphs."""
+"""Rarity of a graph: its score against those of held-out graphs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Rarity:
         return np.nan_to_num(excesses, nan=0.0, posinf=HIGHEST).clip(0.0, HIGHEST)
 
     def p_values(self, excesses: Float[Array, "items channels"], graphs: int | None = None) -> Float[Array, " items"]:
-        """Return the probability that a graph like those of training is as rare; NaN if unknown.
+        """Return probabilities that a usual graph is as rare; NaN if unknown.
 
         (1 + k) / (n + 1) for a joint score that k of n held-out graphs reach (split conformal). Beyond all of them,
         1 / (n + 1) times the largest of their scores over the graph's: a rank, and no probability. What training never
@@ -67,7 +67,7 @@ class Rarity:
         return (1 + as_rare * (graphs / scores)) / (graphs + 1) * np.minimum(beyond, 1.0)
 
     def outside(self, excesses: Float[Array, "graphs channels"]) -> Bool[np.ndarray, " graphs"]:
-        """Return which graphs are flagged; without held-out graphs those with a channel above its unit."""
+        """Return the flagged graphs; without held-out ones by units of channels."""
         if not len(self.held_out):
             return np.asarray(excesses.max(axis=1, initial=0.0) > 1)
         exactly = (excesses >= HIGHEST).any(axis=1)

@@ -67,7 +67,7 @@ class PackageCalculator(EnsembleCalculator):
 def package_calculator(
     folder: Path | str | Ensemble, package: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()
 ) -> PackageCalculator:
-    """Return the ASE calculator of a model and the package exported from it.
+    """Return the ASE calculator of a model and its exported package.
 
     Loading a package runs its machine code: take only those that you exported.
     """

@@ -45,7 +45,7 @@ class TorchSimModel(ModelInterface):
         self._compute_forces, self._compute_stress = "forces" in potential.names, "stress" in potential.names
 
     def forward(self, state: SimState | dict[str, Any], **_: Any) -> dict[str, Tensor]:
-        """Return results by name; InputError names a structure that cannot be predicted by its number."""
+        """Return results by name; InputError numbers a structure that fails."""
         batch = self._graphs(state if isinstance(state, SimState) else SimState(**state))
         predictions = self.potential.ensemble.predict_checked(batch)
         for number, status in enumerate(predictions.status):

@@ -1,4 +1,4 @@
-"""Prediction by any number of processes, continued after any kill, into one file.
+"""Prediction by many processes, continued after any kill, into one file.
 
 ``job`` holds the settings, ``sources`` and ``rules`` make graphs, ``schedule`` divides the work, ``group`` joins
 processes, ``work`` does it, ``parts`` keep it, ``formats`` write it, ``reporting`` shows it; ``predict`` does all.

@@ -129,7 +129,7 @@ class Inputs:
         self._source: Source | None = None
 
     def ensemble(self, processes: int = 1) -> Ensemble:
-        """Return the ensemble; InputError where so many processes have no memory for it."""
+        """Return the ensemble; InputError without memory for so many processes."""
         if self._ensemble is None:
             loaded = Ensemble.load(self._job.model, branch=self._job.branch, processes=processes)
             self._ensemble = loaded if self._sharing is None else loaded.shared(self._sharing)

@@ -142,7 +142,7 @@ class Parts:
         return place >= 0 and self._segments[place][1] > chunk
 
     def keep_segment(self, first: int, stop: int, counts: Counts, piece: Piece) -> None:
-        """Keep the output of consecutive batches, with counts of its graphs; InputError where there is no space."""
+        """Keep output and counts of consecutive batches; InputError without space."""
         content = part_bytes(piece, counts)
         name = f"{first:012d}-{stop:012d}.{_digest(content)}.h5"
         temporary = self.folder / f".{name}.{unique_name()}"

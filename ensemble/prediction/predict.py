@@ -251,7 +251,7 @@ def _predict_opened(
 
 
 def _show_plan(schedule: Schedule, job: Job, ensemble: Ensemble) -> None:
-    """Print the plan, and what is doubtful about the ensemble or its input."""
+    """Print the plan, and doubts about the ensemble or its input."""
     print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
     doubt = "" if is_store(job.source) or job.source.suffix == ".toml" else ensemble.doubt_about_structures
     for note in filter(None, (ensemble.caveat, doubt)):

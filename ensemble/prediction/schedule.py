@@ -106,7 +106,7 @@ def make_schedule(loads: Float[np.ndarray, " chunks"], every: Marks, finished: M
 
 
 def tasks_of(costs: Float[np.ndarray, " chunks"], is_open: Marks, ranks: int) -> Iterator[Task]:
-    """Give large batches one by one, the costliest first, then ever shorter runs.
+    """Give large batches alone, the costliest first, then ever shorter runs.
 
     >>> costs, every = np.array([1.0, 1.0, 9.0, 1.0]), np.ones(4, dtype=np.bool_)
     >>> [(task.first, task.stop) for task in tasks_of(costs, every, ranks=1)]

@@ -73,7 +73,7 @@ class Building:
                     raise
 
     def _write(self, rule: int, block: Block, out: Path) -> dict[str, Any]:
-        """Write the graphs of a block; return numbers and failures, or an error.
+        """Write graphs of a block; return numbers and failures, or an error.
 
         InputError where they cannot be written: no fault of the files, and no note for a resumed prediction.
         """

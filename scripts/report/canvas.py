@@ -1,4 +1,4 @@
-"""Chapters of the page: drawings as inline SVG, and tables of ready texts."""
+"""Chapters of the page: drawings as SVG, tables of ready texts."""
 
 import io
 import math
@@ -56,7 +56,7 @@ class Figure:
 
 
 def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: int = 250, dpi: int = 200) -> str:
-    """Return the SVG of a drawing of ``width`` by ``height`` pixels; images in it have ``dpi``."""
+    """Return a drawing of ``width`` by ``height`` pixels as SVG."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         drawing = Drawing(figsize=(width / 72, height / 72), dpi=72)
         FigureCanvasSVG(drawing)
@@ -303,7 +303,7 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Chapter of the page; figures that are None and tables without rows are not shown."""
+    """Chapter of the page; None and tables without rows are not shown."""
 
     anchor: str
     title: str

@@ -256,7 +256,7 @@ def run_evaluation(record: RunRecord, units: Mapping[str, str]) -> Evaluation:
 
 
 def _with_points(facts: Facts, folder: Path, table: Mapping[str, Any]) -> Facts:
-    """Add validation predictions of the run's model and baselines, if model and store remain."""
+    """Add validation predictions of model and baselines, if both remain."""
     valid = facts.evaluation.parts.get("valid")
     if valid is None or not (weights_folder(folder) / "model.json").is_file():
         return facts

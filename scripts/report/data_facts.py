@@ -127,7 +127,7 @@ def graph_ranks(points: Points) -> tuple[GraphErrors, NDArray[np.int64]]:
 
 
 def _items_of(points: Points, batch: GraphBatch, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the item of every row; -1 where the store has other labels."""
+    """Return the item of every row; -1 where labels differ."""
     labelled = batch.labelled(points.field).numpy()
     labels = batch[points.field].numpy()[labelled].astype(np.float64)
     item = np.nonzero(labelled)[0]
@@ -168,7 +168,7 @@ def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def run_rows(model: Ensemble, config: RunConfig) -> tuple[dict[str, NDArray[Any]], BaselineMetrics]:
-    """Return predictions of a run on a sample of its validation graphs, and errors of simple baselines.
+    """Return predictions on a sample of validation graphs, and baselines' errors.
 
     InputError without its store; there are no baselines where it holds other graphs.
     """

@@ -1,4 +1,4 @@
-"""Chapters on errors, on the largest of them, and on a training without edges."""
+"""Chapters on errors, the largest of them, and training without edges."""
 
 import math
 from collections.abc import Callable
@@ -217,7 +217,7 @@ def _draw_confusion(points: ClassPoints, axes: Axes) -> None:
 def _compared(
     part: Part, categorical: bool, cells: Callable[[str, TargetEvaluation, Scores], tuple[str, ...]]
 ) -> dict[str, Any]:
-    """Return rows of trivial predictor, simple baselines, best member and ensemble per field."""
+    """Return rows of all predictors per field."""
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     for field, one in part.scores.items():

@@ -1,4 +1,4 @@
-"""Contents of a report, read once by ``collect``: results as they were written, and the rows behind them."""
+"""Contents of a report, which ``collect`` reads once."""
 
 import math
 from collections.abc import Mapping
@@ -60,13 +60,13 @@ def best_baseline(one: TargetEvaluation) -> str:
 
 
 def better_baseline(one: TargetEvaluation) -> str:
-    """Return the simple predictor that is better than both model and trivial predictor; empty without any."""
+    """Return the simple predictor that beats model and trivial one, if any."""
     best = best_baseline(one)
     return best if best and error(one.baselines[best]) < min(error(model_scores(one)), error(one.trivial)) else ""
 
 
 def better_member(one: TargetEvaluation) -> str:
-    """Return the best member if the ensemble is 2 % worse; else empty."""
+    """Return the best member if 2 % better; else empty."""
     best = one.members.get(one.best_member) if one.ensemble and len(one.members) > 1 else None
     return one.best_member if best and error(model_scores(one)) > 1.02 * error(best) else ""
 
@@ -113,7 +113,7 @@ class Points:
 
     @property
     def covered(self) -> Values | None:
-        """Return 1 for each target inside its interval, NaN where that is unknown; None without intervals."""
+        """Return 1 inside an interval, NaN if unknown; None without intervals."""
         if self.lower is None or self.upper is None or not len(self.target) or np.isnan(self.upper).all():
             return None
         inside = (self.target >= self.lower) & (self.target <= self.upper)
@@ -152,7 +152,7 @@ class ClassPoints:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
-    """One part of the data (test, valid) with its scores and rows by field."""
+    """One part of the data with its scores and rows."""
 
     name: str
     scores: Mapping[str, TargetEvaluation]
@@ -197,7 +197,7 @@ class Campaign:
 
     @property
     def scores(self) -> dict[int, float]:
-        """Return the objective of every trial that has one and did not fail, by number."""
+        """Return the objectives of trials that did not fail, by number."""
         return {
             trial.number: trial.value
             for trial in self.history.trials
@@ -332,7 +332,7 @@ class Facts:
 
     @property
     def outside(self) -> dict[int, str]:
-        """Return the detectors that flag each graph of the evaluated part, if graphs are known."""
+        """Return the detectors that flag each graph of the evaluated part."""
         part = self.part
         if part is None or not self.evaluation.domain or not part.points:
             return {}

@@ -1,4 +1,4 @@
-"""One self-contained page of a folder, its commands, and its table for the terminal."""
+"""One self-contained page of a folder, and its table for terminals."""
 
 import math
 import shlex

@@ -1,4 +1,4 @@
-"""Chapters on the training of a run, and on the members of an ensemble."""
+"""Chapters on the training of a run, and on an ensemble's members."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def chapter(facts: Facts) -> Section | None:
 
 
 def curve(record: RunRecord | None, name: str) -> list[float]:
-    """Return one curve of a record, NaN for epochs without value; empty without a record."""
+    """Return a curve of a record, NaN without value; else empty."""
     return [math.nan if value is None else float(value) for value in (record.curves.get(name, []) if record else [])]
 
 

@@ -250,7 +250,7 @@ def domain_chapter(facts: Facts) -> Section | None:
 
 
 def domain_scores(facts: Facts) -> Figure | None:
-    """Return shares of graphs below any score of the training domain; None without scores."""
+    """Return shares of graphs below scores of the domain, if any."""
     allowed = facts.evaluation.domain["false_alarms"]
     if not facts.p_values:
         return None

@@ -75,7 +75,7 @@ class FieldVerdict:
 
 
 def bar_widths(errors: Sequence[float]) -> list[float]:
-    """Return errors in percent of the largest; 0 for those that are unknown.
+    """Return errors in percent of the largest; 0 where unknown.
 
     >>> bar_widths([4.0, 1.0, math.nan]), bar_widths([0.0])
     ([100.0, 25.0, 0.0], [0.0])
@@ -118,7 +118,7 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
 
 
 def error_finding(one: TargetEvaluation) -> Finding:
-    """Compare the error with those of trivial predictor, best member and best simple baseline."""
+    """Compare the error with those of simpler predictors and the best member."""
     share, own = ratio(one), error(model_scores(one))
     if not math.isfinite(share):
         return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")

@@ -40,7 +40,7 @@ RANKS = {1: ("only graph",), 2: ("best", "worst"), 3: ("best", "median", "worst"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class View:
-    """A graph in the plane of a picture with the values of its nodes."""
+    """A graph in the plane with the values of its nodes."""
 
     xy: NDArray[np.float64]
     radius: Values
@@ -230,7 +230,7 @@ def groups_table(facts: Facts, part: Part, field: str) -> Table | None:
 
 
 def groups_of(points: Points, own: PartGraphs | None, data: Data | None) -> Iterator[tuple[str, str, Rows]]:
-    """Return kind, name and rows of groups, two or more of a kind."""
+    """Return kind, name and rows of groups, several of a kind."""
     kinds: dict[str, Grouping] = {}
     if own is not None:
         kinds |= {"element": by_element(points, own), "composition": by_composition(points, own)}

@@ -99,7 +99,7 @@ def with_unit(text: str, unit: str, form: str = "{0} ({1})") -> str:
 
 
 def per_node(value: float, unit: str) -> str:
-    """Return an error per node with its unit, of energies in eV as people state it.
+    """Return an error per node with its unit; energies in meV/atom.
 
     >>> per_node(0.0113, "eV"), per_node(0.5, "e A"), per_node(0.5, "")
     ('11.3 meV/atom', '0.500 e A per node', '0.500 per node')

@@ -83,7 +83,7 @@ class Heading:
 
 
 class Sink(ABC):
-    """A file of predictions to which one process appends, renamed when it is complete."""
+    """A file of predictions of one process, renamed when complete."""
 
     def __init__(self, path: Path, heading: Heading, folder: Path | None = None) -> None:
         """Write nothing yet."""
