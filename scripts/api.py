@@ -9,7 +9,7 @@ A table or a TOML file is the user's own and may name classes as ``package.modul
 installed packages register, and classes of the modules in ``allow_code``, which stay allowed in this process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from os import PathLike
@@ -657,7 +657,7 @@ def doctor() -> "Installation":
     return installation()
 
 
-def _noted(store: Path | str, notes: Sequence[str]) -> "StoreInfo":
+def _noted(store: Path | str, notes: Iterable[str]) -> "StoreInfo":
     """Return the contents of a store with further notes."""
     info = store_info(store)
     return replace(info, notes=(*info.notes, *notes))
