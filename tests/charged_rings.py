@@ -12,31 +12,6 @@ from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 RUN = """
 [data]
-store = "{store}"
-[model]
-kind = "schnet"
-hidden_dim = 8
-num_layers = 1
-num_radial = 4
-cutoff = 2.0
-[[heads]]
-kind = "scalar"
-field = "moment"
-[train]
-epochs = 2
-"""
-"""Configuration of a small run on rings."""
-SEARCH = """
-[search]
-trials = 2
-[search.space."model.hidden_dim"]
-type = "int"
-low = 4
-high = 8
-"""
-
-RUN = """
-[data]
 store = "rings.h5"
 [model]
 kind = "schnet"

@@ -11,7 +11,7 @@ from tests.charged_rings import RUN, write_rings
 from tests.forked import Forked
 
 CAMPAIGN = (
-    RUN.format(store="rings.h5").replace('"schnet"', '"acme-means"').replace("num_layers = 1", "num_layers = 2")
+    RUN.replace('"schnet"', '"acme-means"').replace("num_layers = 1", "num_layers = 2")
     + """
 [search]
 trials = 4

@@ -13,7 +13,7 @@ from hydragnn.scripts.plan_command import site_network
 from tests.charged_rings import RUN, write_rings
 
 Call = Callable[..., tuple[int, str, str]]
-CONFIG = RUN.format(store="rings.h5") + "[batch]\nmax_nodes = 40\nmax_graphs = 8\n"
+CONFIG = RUN + "[batch]\nmax_nodes = 40\nmax_graphs = 8\n"
 
 
 @pytest.fixture

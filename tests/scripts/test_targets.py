@@ -101,8 +101,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     make_store(folder / "store.h5")
     make_store(folder / "other.h5")
-    (folder / "config.toml").write_text(RUN.format(store=folder / "store.h5"))
-    (folder / "campaign.toml").write_text((RUN + SEARCH).format(store=folder / "store.h5"))
+    (folder / "config.toml").write_text(RUN.replace("rings.h5", str(folder / "store.h5")))
+    (folder / "campaign.toml").write_text((RUN + SEARCH).replace("rings.h5", str(folder / "store.h5")))
     (folder / "build.toml").write_text(BUILD.format(folder=folder))
     (folder / "one.xyz").write_text('1\nLattice="9 0 0 0 9 0 0 0 9" pbc="F F F"\nCu 0 0 0\n')
     hydragnn.train(
