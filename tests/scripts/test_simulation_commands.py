@@ -282,7 +282,7 @@ def test_what_no_atoms_do_in_a_step(thermostat: str, temperature: float, change:
     atoms = Atoms("Ar2", [[0, 0, 0], [4, 0, 0]], calculator=Gas())
     heat = units.kB * temperature
     atoms.set_momenta(np.sqrt(atoms.get_masses()[:, None] * heat) * [[1, 1, 1], [-1, -1, -1]])
-    settings: dict[str, Any] = {"temperature": temperature, "thermostat": thermostat}
+    settings: dict[str, Any] = {"temperature": float(temperature), "thermostat": thermostat}
     how = simulation_commands.Dynamics(**settings, timestep=1.0, friction=0.01, seed=0, interval=1)
     check = simulation_commands._limits(atoms, how, atoms.get_total_energy())
     check()
