@@ -2,14 +2,14 @@
 
 from hydragnn.ensemble.building.build import build_ensemble, evaluate_ensemble
 from hydragnn.ensemble.building.evaluation import Evaluation, part_evaluation
-from hydragnn.ensemble.calculator import EnsembleCalculator, OutsideDomain, calculator, torch_sim_model
+from hydragnn.ensemble.calculator import EnsembleCalculator, OutsideDomain, calculator
 from hydragnn.ensemble.calibration.classes import ClassCalibration
 from hydragnn.ensemble.calibration.numbers import Calibration, conformal_quantile, fit_calibration
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import Estimate, TargetEvaluation
 from hydragnn.ensemble.exporting.export import FORMATS, ExportResult, export_ensemble
-from hydragnn.ensemble.exporting.package_calculator import package_calculator
+from hydragnn.ensemble.exporting.package_calculator import package_calculator, torch_sim_model
 from hydragnn.ensemble.manifest import Manifest, read_manifest
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.prediction.predict import predict_to_file

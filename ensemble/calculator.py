@@ -1,11 +1,10 @@
 """ASE calculator of an ensemble: energies, forces, stress and their uncertainties."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,18 +13,13 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.arguments import check_arguments
-from hydragnn.base.errors import InputError, MissingPackageError, nearest, print_note
+from hydragnn.base.errors import InputError, nearest, print_note
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.predictions import Predictions
-from hydragnn.ensemble.structures import training_attributes
+from hydragnn.ensemble.structures import factors_of, properties_of, training_attributes
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.skin import SkinList
-from hydragnn.graphs.units import in_ase_units, length_in_angstrom
-from hydragnn.models import Target
-
-if TYPE_CHECKING:
-    from hydragnn.ensemble.exporting.torch_sim_states import TorchSimModel
 
 Values = dict[str, tuple[str, Any]]
 """Keys and values of fields by name."""
@@ -212,45 +206,3 @@ def _as_ase(name: str, values: np.ndarray) -> Any:
     if name == "energy":
         return float(values.reshape(()))
     return values if name == "forces" else full_3x3_to_voigt_6_stress(values[0])
-
-
-def properties_of(targets: Sequence[Target]) -> dict[str, str]:
-    """Return the targets that are ASE's properties; InputError without an energy."""
-    source = next((target.source for target in targets if target.derivative == "forces"), "energy")
-    target_of_energy = next((target for target in targets if target.field.name == source), None)
-    energy = None if target_of_energy is None else target_of_energy.field
-    if target_of_energy is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
-        raise InputError(
-            "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
-        )
-    derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
-    return {"energy": target_of_energy.name, **derived}
-
-
-def factors_of(targets: Sequence[Target], attributes: Mapping[str, Any]) -> dict[str, float]:
-    """Return ASE's units per unit of each property; InputError for unknown units.
-
-    ``attributes`` are those of the training store. A property without a unit fits the others, and is in ASE's where none has one.
-    """
-    if length_in_angstrom(attributes) != 1.0:
-        raise InputError(
-            "the positions of the training data are not in Angstrom, and those of ASE are; build the store in Angstrom"
-        )
-    fields, names = {target.name: target.field for target in targets}, properties_of(targets)
-    units = {what: fields[name].unit for what, name in names.items()}
-    factor_of = {what: in_ase_units(unit, what, f"field {names[what]}") for what, unit in units.items() if unit}
-    return {what: factor_of.get(what, next(iter(factor_of.values()), 1.0)) for what in units}
-
-
-def torch_sim_model(
-    folder: Path | str | Ensemble, branch: str = "", *, outside: Outside = "warn", allow_code: Sequence[str] = ()
-) -> "TorchSimModel":
-    """Return torch-sim's model of a folder or a loaded ensemble.
-
-    The arguments are those of ``calculator``. MissingPackageError without torch-sim.
-    """
-    if find_spec("torch_sim") is None:
-        raise MissingPackageError("torch-sim-atomistic", "simulation", "a model of torch-sim")
-    from hydragnn.ensemble.exporting.torch_sim_states import TorchSimModel
-
-    return TorchSimModel(calculator(folder, branch, outside=outside, allow_code=allow_code))

@@ -1,8 +1,10 @@
-"""ASE calculator of a package of AOTInductor, for long dynamics."""
+"""Calculator of a package of AOTInductor, and model of torch-sim."""
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,10 +12,13 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from hydragnn.base.errors import InputError
-from hydragnn.ensemble.calculator import EnsembleCalculator, Results
+from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.ensemble.calculator import EnsembleCalculator, Outside, Results, calculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.graphs.search import completed_cell
+
+if TYPE_CHECKING:
+    from hydragnn.ensemble.exporting.torch_sim_states import TorchSimModel
 
 
 class PackageCalculator(EnsembleCalculator):
@@ -73,3 +78,17 @@ def package_calculator(
     """
     ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch, allow_code=allow_code)
     return PackageCalculator(ensemble, package)
+
+
+def torch_sim_model(
+    folder: Path | str | Ensemble, branch: str = "", *, outside: Outside = "warn", allow_code: Sequence[str] = ()
+) -> "TorchSimModel":
+    """Return torch-sim's model of a folder or a loaded ensemble.
+
+    The arguments are those of ``calculator``. MissingPackageError without torch-sim.
+    """
+    if find_spec("torch_sim") is None:
+        raise MissingPackageError("torch-sim-atomistic", "simulation", "a model of torch-sim")
+    from hydragnn.ensemble.exporting.torch_sim_states import TorchSimModel
+
+    return TorchSimModel(calculator(folder, branch, outside=outside, allow_code=allow_code))

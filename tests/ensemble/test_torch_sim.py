@@ -128,6 +128,6 @@ def test_models_that_read_more_than_states_hold_and_a_missing_package_get_a_sent
     pytest.importorskip("torch_sim", reason=NEEDED)
     with pytest.raises(InputError, match="reads charge, tags beside elements and positions"):
         torch_sim_model(charged[0])
-    monkeypatch.setattr("hydragnn.ensemble.calculator.find_spec", lambda name: None)
+    monkeypatch.setattr("hydragnn.ensemble.exporting.package_calculator.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"hydragnn-ensemble\[simulation\]"):
         torch_sim_model(ensemble)
