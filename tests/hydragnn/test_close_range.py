@@ -221,20 +221,11 @@ def test_members_as_one_repel() -> None:
 
 @pytest.mark.parametrize("repulsion", ["zbl", "none"])
 def test_runs_measure_the_limits_of_their_training_part(tmp_path: Path, repulsion: str) -> None:
-    unit = Field(name="energy", on="graph", unit="Ha", role="target", dtype="float64")
-    with StoreWriter(tmp_path / "s.h5", [FIELDS[0], unit, replace(FIELDS[2], unit="Ha/Angstrom")], dim=3) as writer:
+    energy, forces = replace(FIELDS[1], unit="Ha"), replace(FIELDS[2], unit="Ha/Angstrom")
+    with StoreWriter(tmp_path / "s.h5", [FIELDS[0], energy, forces], dim=3) as writer:
         for seed in range(30):
-            one = from_ase(alloy(seed, 0.1), CUTOFF)
-            labels = {"energy": torch.tensor([-4.0 - 0.01 * seed]), "forces": torch.randn(4, 3) * 0.1}
-            fields = {"energy": unit, "forces": replace(FIELDS[2], unit="Ha/Angstrom")}
-            writer.write(
-                replace(
-                    one,
-                    fields={**one.fields, **fields},
-                    nodes={**one.nodes, "forces": labels["forces"]},
-                    graphs={"energy": labels["energy"].double()},
-                )
-            )
+            labels = {"energy": torch.tensor([-4.0 - 0.01 * seed]).double(), "forces": torch.randn(4, 3) * 0.1}
+            writer.write(from_ase(alloy(seed, 0.1), CUTOFF).with_fields(labels, fields=[energy, forces]))
     config = {
         "data": {"store": str(tmp_path / "s.h5")},
         "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "cutoff": CUTOFF, "repulsion": repulsion},

@@ -121,21 +121,16 @@ WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "unknown input": ("painn", SCALAR, {"inputs": ("sise",)}, "no field sise; did you mean size"),
     "target as input": ("painn", SCALAR, {"inputs": ("size", "energy")}, "both an input and a target"),
 }
-for name, shape in (
-    ("misspelled", "guesss"),
-    ("a target", "forces"),
-    ("of edges", "area"),
-    ("classes", "atomic_numbers"),
-):
-    of_displacement = {**SCALAR, "field": "displacement", "correction_of": shape}
-    inputs = {"inputs": ("size", "guess", "area", "atomic_numbers")}
-    WRONG[f"correction {name}"] = ("pna", of_displacement, inputs, "is no numeric node input")
-WRONG["correction of another shape"] = (
-    "pna",
-    {**SCALAR, "field": "displacement", "correction_of": "size"},
-    {"inputs": ("size", "guess")},
-    r"has shape \(\), the field \(2,\)",
-)
+OF_DISPLACEMENT, INPUTS = {**SCALAR, "field": "displacement"}, ("size", "guess", "area", "atomic_numbers")
+for name in (
+    "guesss",
+    "forces",
+    "area",
+    "atomic_numbers",
+    "size",
+):  # misspelled, a target, of edges, classes, another shape
+    says = r"has shape \(\), the field \(2,\)" if name == "size" else "is no numeric node input"
+    WRONG[f"correction of {name}"] = ("pna", {**OF_DISPLACEMENT, "correction_of": name}, {"inputs": INPUTS}, says)
 
 
 @pytest.mark.parametrize("case", WRONG)

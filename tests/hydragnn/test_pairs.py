@@ -1,6 +1,5 @@
 """Both directions of an edge have one filter: who pairs with whom, and that nothing else changes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,21 +84,17 @@ def test_energy_forces_stress_and_gradients_are_those_of_filters_for_every_edge(
         loss = sum((value.square().sum() for value in predictions.values()), torch.zeros(()))
         return [*predictions.values(), *torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)]
 
-    sought: list[bool] = []
+    sought, results = list[bool](), list[list[Tensor]]()
+    for find in (pairs_of, lambda *_: None):
 
-    def seek(find: Callable[..., Pairs | None]) -> Callable[..., Pairs | None]:
-        def found(vectors: Tensor, topology: Topology) -> Pairs | None:
-            pairs = find(vectors, topology)
+        def seek(vectors: Tensor, topology: Topology, find: Any = find) -> Pairs | None:
+            pairs: Pairs | None = find(vectors, topology)
             sought.append(pairs is not None)
             return pairs
 
-        return found
-
-    for find in (pairs_of, lambda *_: None):
-        monkeypatch.setattr(hydragnn.layers.message_graph, "pairs_of", seek(find))
-        if find is pairs_of:
-            halved = numbers()
-    for ours, full in zip(halved, numbers()):
+        monkeypatch.setattr(hydragnn.layers.message_graph, "pairs_of", seek)
+        results.append(numbers())
+    for ours, full in zip(*results, strict=True):
         torch.testing.assert_close(ours, full, rtol=1e-9, atol=1e-11)
     assert set(sought[: len(sought) // 2]) == {True} and set(sought[len(sought) // 2 :]) == {False}
 
