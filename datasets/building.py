@@ -30,19 +30,19 @@ ROUNDS = 4
 """Blocks per process. Where graphs are not counted, a block holds so small a part of the graphs before it, for each process, that none has much more to do than another."""
 
 PARTS = 512
-"""Where they are counted, blocks shrink to such a part of all graphs, or to one for each process, so that all processes end together."""
+"""Blocks of counted graphs shrink to this part of all, or to one per process, so that all processes end together."""
 
 LOOK = 1024
 """Graphs of others that a process passes between two looks at whether it shall go on."""
 
 SECONDS = 0.5
-"""Between two looks at the notes of other processes, for one that works."""
+"""Time between two looks at the notes of others, for a process that works."""
 
 PAUSE = 0.05
-"""And for one that waits."""
+"""The same for one that waits."""
 
 NOWHERE = -1
-"""In place of a block's number: what went wrong concerns all blocks."""
+"""Block of a failure that concerns all blocks."""
 
 Progress = Callable[[int], None]
 Table = dict[str, Any]
@@ -145,7 +145,7 @@ def build_store(settings: BuildSettings, out: Path | str, progress: Progress | N
 
 @contextmanager
 def reserved(out: Path) -> Iterator[None]:
-    """Let nobody else make a store at ``out``; leave nothing where the block fails."""
+    """Reserve the place of a store; leave nothing where the block fails."""
     with only_maker(out):
         clear_unfinished(out)
         try:
@@ -159,9 +159,9 @@ def reserved(out: Path) -> Iterator[None]:
 def build_together(
     group: Group, read: Callable[[], BuildSettings], out: Path, progress: Progress | None = None, remedy: str = ""
 ) -> None:
-    """Make a store with all processes of a group, of which several have ``reserved`` the place.
+    """Make a store with all processes of a group.
 
-    ``read`` gives the settings. InputError as of ``build_store``, and where a process was ended, with a ``remedy``, and then there is no store. Rank 0
+    Several have ``reserved`` the place. ``read`` gives the settings. InputError as of ``build_store``, and where a process was ended, with a ``remedy``, and then there is no store. Rank 0
     raises it, the others raise SaidByFirst.
     """
     builder = _Builder(group, out, progress or (lambda graphs: None), remedy)

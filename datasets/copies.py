@@ -1,6 +1,6 @@
-"""Copies among the graphs of a store: exact ones, and the same structure written otherwise.
+"""Copies among the graphs of a store.
 
-A structure stays the same when it is wrapped, shifted, turned, rounded or repeated, or its atoms come in another order: its atoms
+They are exact, or the same structure written otherwise. A structure stays the same when it is wrapped, shifted, turned, rounded or repeated, or its atoms come in another order: its atoms
 keep their sums over edges of functions of length and species. Means of the sums propose pairs of structures. A pair counts where the
 sorted sums of all atoms agree, so that one atom elsewhere makes another structure.
 """

@@ -133,7 +133,7 @@ class GatherPlan:
 
 
 def _lacks_labels(values: Array, field: Field) -> bool:
-    """Return True where labels are missing: a sum shows a NaN, faster than a look at each."""
+    """Return True where labels are missing; a sum shows a NaN fastest."""
     if field.classes:
         return bool(values.min(initial=0) == MISSING_CLASS)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -141,5 +141,5 @@ def _lacks_labels(values: Array, field: Field) -> bool:
 
 
 def gather(flat: FlatGraphs, indices: Int64[ndarray, " chosen"], names: Collection[str] | None = None) -> GraphBatch:
-    """Return the graphs ``indices`` as a batch, with the named fields (None: all)."""
+    """Return some graphs as a batch, with the named fields (None: all)."""
     return GatherPlan(flat, names).batch(indices)

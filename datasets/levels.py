@@ -28,7 +28,7 @@ INDICES: Mapping[str, tuple[str, str]] = {
     "finer": ("kept", "finer edge"),
     "coarser": ("kept", "edge"),
 }
-"""What a level has a number for, and what it numbers; in the arrays numbers begin with each graph."""
+"""Rows of every array of a level, and what they number; numbers begin with each graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class FlatLevel:
     """One level of many graphs."""
 
     offsets: Mapping[str, Int64[ndarray, " graphs_plus_one"]]
-    """Where the rows of each graph begin, of nodes and edges of this level and of the next finer one, and of finer edges that are kept."""
+    """First row of each graph: of nodes and edges of this level and of the next finer one, and of finer edges that are kept."""
     indices: Mapping[str, NDArray[np.int32]]
     members: NDArray[np.int32]
     """Finer nodes of every node."""

@@ -126,7 +126,7 @@ class BatchSettings(Settings):
     the first step and kept for the whole run (max_graphs does not count then)."""
 
     memory: str = ""
-    """What a rank may take for weights, optimizer and the tensors of a step, such as ``"4 GB"``: a batch that takes more is computed
+    """Memory of a rank for weights, optimizer and the tensors of a step, such as ``"4 GB"``: a batch that takes more is computed
     in parts, with the same result. Absent: all of an accelerator under ``budget = "auto"``, otherwise no limit."""
 
     max_graphs: int = Field(default=32, ge=0, le=2**53)

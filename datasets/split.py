@@ -198,7 +198,7 @@ LABELS: Mapping[str, tuple[str, Callable[[GraphStore, str], ndarray]]] = {
     "composition": ("compositions", lambda store, field: reduced_compositions(store)),
     "group": ("groups", group_labels),
 }
-"""What is parted as a whole, and the labels of graphs that stay together, by kind of split."""
+"""Units of every kind of split, and the labels of graphs that stay together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class StoreInfo(Shown):
     backend: str
     """``hdf5`` or ``adios2``."""
     version: int
-    """Of the layout on disk (docs/format.md)."""
+    """Version of the layout on disk (docs/format.md)."""
     graphs: int
     nodes: SizeSummary
     edges: SizeSummary
@@ -74,7 +74,7 @@ class StoreInfo(Shown):
     labels: Mapping[str, tuple[int, int]]
     """Numbers of each field that are there, and that are missing."""
     attributes: Mapping[str, Any]
-    """What its maker noted, such as the cutoff in Angstrom."""
+    """Notes of its maker, such as the cutoff in Angstrom."""
     parts: int
     """Part files, one per writer."""
     bytes: int
@@ -84,7 +84,7 @@ class StoreInfo(Shown):
     texts: Mapping[str, int]
     """Keys of texts, such as ``name``, and how many graphs have one."""
     notes: tuple[str, ...] = ()
-    """What was noticed of its graphs when they were written, and of its fields when it was built."""
+    """Oddities of its graphs, noticed when they were written."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, with counts of graphs and labels by field."""
@@ -232,7 +232,7 @@ class StoreCheck:
     notes: list[str]
     """Defects of valid graphs, each with a count and an example, and fields that have lost digits."""
     nearest: list[str]
-    """Of every pair of elements the smallest distance in the edges, and the graph that has it."""
+    """Smallest distance in the edges of every pair of elements, and its graph."""
 
 
 def check_store(path: Path | str) -> list[str]:

@@ -16,7 +16,7 @@ from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.field import LOCATIONS, Field, Location, is_labelled
 from hydragnn.graphs.halo import Halo
 from hydragnn.graphs.texts import NAME, Texts, label
-from hydragnn.graphs.topology import Topology, note_ascending, reverse_of
+from hydragnn.graphs.topology import HasTensors, Topology, map_tensors, note_ascending, reverse_of
 
 MOST = 10
 """Graphs whose names and sizes notebooks show."""
@@ -26,7 +26,7 @@ FAR = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
-class GraphBatch(Shown):
+class GraphBatch(Shown, HasTensors):
     """Graphs laid end to end; the ``topology`` counts nodes over all.
 
     A message flows sender -> receiver. Edges are sorted by receiver. ``positions`` has dim 0 where graphs have no
@@ -328,7 +328,10 @@ class GraphBatch(Shown):
             edges={name: _take(value, edges) for name, value in self.edges.items()},
             graphs={name: _take(value, rows_of_graphs) for name, value in self.graphs.items()},
             masks={name: _take(value, rows_of_graphs) for name, value in self.masks.items()},
-            texts={key: texts.select(_numbers(rows_of_graphs)) for key, texts in self.texts.items()},
+            texts={
+                key: texts.select(rows_of_graphs if isinstance(rows_of_graphs, slice) else rows_of_graphs.tolist())
+                for key, texts in self.texts.items()
+            },
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
@@ -364,40 +367,10 @@ class GraphBatch(Shown):
         moved._derived.update(self._derived)  # nothing that follows from offsets and edges
         return moved
 
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors, in a fixed order."""
-        tensors: list[Tensor] = []
-
-        def note(value: Tensor) -> Tensor:
-            tensors.append(value)
-            return value
-
-        self.mapped(note)
-        return tensors
-
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GraphBatch":
         """Return the batch with ``change``, which keeps values, done to every tensor."""
-
-        def map_all(values: Mapping[Any, Any]) -> dict[Any, Any]:
-            others = {name: value.mapped(change) for name, value in values.items() if hasattr(value, "mapped")}
-            return {n: change(value) if isinstance(value, Tensor) else value for n, value in values.items()} | others
-
-        changed = replace(
-            self,
-            positions=change(self.positions),
-            topology=self.topology.mapped(change),
-            edge_shifts=change(self.edge_shifts),
-            cell=change(self.cell),
-            periodic=change(self.periodic),
-            node_offsets=change(self.node_offsets),
-            edge_offsets=change(self.edge_offsets),
-            nodes=map_all(self.nodes),
-            edges=map_all(self.edges),
-            graphs=map_all(self.graphs),
-            masks=map_all(self.masks),
-            halo=None if self.halo is None else self.halo.mapped(change),
-        )
-        changed._derived.update(map_all(self._derived))
+        changed = HasTensors.mapped(self, change)
+        changed._derived.update(map_tensors(self._derived, change))
         for location in ("node", "edge"):
             if ("owner", location) in changed._derived:
                 note_ascending(changed.owner(location), self.num_graphs, changed.offsets(location))
@@ -431,7 +404,7 @@ def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torc
 
 
 def _whole_numbers(graphs: Any) -> Sequence[int] | Tensor:
-    """Return numbers of graphs as a list, or bools as a tensor; InputError otherwise."""
+    """Return numbers as a list, bools as a tensor; else InputError."""
     try:
         values = [*(graphs.tolist() if hasattr(graphs, "tolist") else graphs)]
         return torch.tensor(values) if values and isinstance(values[0], bool) else [*map(index, values)]
@@ -439,10 +412,6 @@ def _whole_numbers(graphs: Any) -> Sequence[int] | Tensor:
         raise InputError(
             f"{graphs!r:.80} are no graphs of a batch; give a slice, whole numbers, or one bool per graph"
         ) from error
-
-
-def _numbers(rows: Rows) -> slice | list[int]:
-    return rows if isinstance(rows, slice) else rows.tolist()
 
 
 def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Tensor]:

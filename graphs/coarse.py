@@ -1,22 +1,20 @@
 """Coarser levels of a batch: nodes, edges and vectors."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.topology import HasTensors, Topology
 
 TIE = 1e-5
 """Edges whose lengths differ by less than this share are as short: no rounding decides where a pair is one."""
 
-Change = Callable[[Tensor], Tensor]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Merging:
+class Merging(HasTensors):
     """Finer edges that each coarser edge stands for."""
 
     finer: Int[Tensor, " kept"]
@@ -30,7 +28,7 @@ class Merging:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Level:
+class Level(HasTensors):
     """Level of a batch: clusters of the next finer level, joined once."""
 
     topology: Topology
@@ -53,25 +51,9 @@ class Level:
         """The cluster of every finer node."""
         return self.leaving.senders
 
-    def mapped(self, change: Change) -> "Level":
-        """The level with ``change`` done to every tensor; it keeps the values."""
-        merging = replace(self.merging, finer=change(self.merging.finer), coarser=change(self.merging.coarser))
-        return replace(
-            self,
-            topology=self.topology.mapped(change),
-            owner=change(self.owner),
-            nodes_per_graph=change(self.nodes_per_graph),
-            joining=self.joining.mapped(change),
-            leaving=self.leaving.mapped(change),
-            share=change(self.share),
-            merging=merging,
-            edge_kinds={name: change(kinds) for name, kinds in self.edge_kinds.items()},
-            vectors=None if self.vectors is None else change(self.vectors),
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Levels:
+class Levels(HasTensors):
     """Coarser levels of a batch."""
 
     levels: tuple[Level, ...]
@@ -82,18 +64,7 @@ class Levels:
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        sizes: list[int] = []
-
-        def counted(tensor: Tensor) -> Tensor:
-            sizes.append(tensor.nbytes)
-            return tensor
-
-        self.mapped(counted)
-        return sum(sizes)
-
-    def mapped(self, change: Change) -> "Levels":
-        """The levels with ``change`` done to every tensor."""
-        return replace(self, levels=tuple(level.mapped(change) for level in self.levels))
+        return sum(tensor.nbytes for tensor in self.tensors())
 
 
 def level_of_clusters(

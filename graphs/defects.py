@@ -41,7 +41,7 @@ class Defect:
     first: int
     """Number of the first graph that has it."""
     detail: str
-    """What that graph has."""
+    """Finding in that graph."""
 
     def sentence(self, name: str, among: int, called: str) -> str:
         """Return the defect in a sentence; ``called`` is the first graph.

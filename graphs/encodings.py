@@ -49,7 +49,7 @@ def with_encodings(batch: GraphBatch, widths: Mapping[str, int]) -> GraphBatch:
 
 
 ENCODINGS = {LAPLACIAN: with_laplacian_encoding, RANDOM_WALK: with_random_walk_encoding}
-"""What adds each encoding, by the name of its field."""
+"""Functions that add encodings, by the name of their field."""
 
 
 def _with_encoding(

@@ -1,7 +1,7 @@
 """Halo of a part: nodes that other ranks own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hydragnn.graphs.field import Location
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.topology import HasTensors, Topology
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class Peers(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Sections:
+class Sections(HasTensors):
     """Inner edges of a part, and border edges, which need copies.
 
     All edges of a node lie in one section. The border has rows of its own: those that receive its edges, and those that send them.
@@ -54,21 +54,9 @@ class Sections:
     results: Int[Tensor, " results"]
     """Positions among ``nodes`` of those whose new states the border gives."""
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Sections":
-        """Return the sections with ``change`` done to every tensor."""
-        return Sections(
-            inner_edges=change(self.inner_edges),
-            border_edges=change(self.border_edges),
-            inner=self.inner.mapped(change),
-            border=self.border.mapped(change),
-            nodes=change(self.nodes),
-            copies=change(self.copies),
-            results=change(self.results),
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Halo:
+class Halo(HasTensors):
     """Nodes of a batch that this rank owns, and rows to exchange.
 
     A batch with a halo is one rank's part of a batch. Its graphs have the nodes that the rank owns, and behind them copies of the
@@ -103,15 +91,3 @@ class Halo:
         if location == "node":
             return self.owned
         return torch.full((items,), location == "edge" or self.peers.rank == 0, device=self.owned.device)
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Halo":
-        """Return the halo with ``change`` done to every tensor."""
-        return replace(
-            self,
-            rows=change(self.rows),
-            sent=change(self.sent),
-            owned=change(self.owned),
-            numbers=change(self.numbers),
-            nodes_per_graph=change(self.nodes_per_graph),
-            sections=None if self.sections is None else self.sections.mapped(change),
-        )

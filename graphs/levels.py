@@ -20,7 +20,7 @@ CLUSTERS = "clusters"
 """The node field with the number of every node's cluster inside its graph, from the finest level to the coarsest."""
 
 LEVELS: tuple[str, Location] = ("levels", "node")
-"""Where a batch keeps what ``levels_of`` made."""
+"""Key of what ``levels_of`` made, in a batch."""
 
 MOST_CLUSTERS = 2**31 - 1
 

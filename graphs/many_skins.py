@@ -36,7 +36,7 @@ class ManySkins:
     def __init__(self, cutoff: float, max_neighbours: int | None = None, skin: float = SKIN) -> None:
         self.cutoff, self.most, self.skin = cutoff, max_neighbours, skin
         self.searches = 0
-        """How many structures were searched so far."""
+        """Number of structures searched so far."""
         self._counts, self._periodic = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.bool)
         self._lists: list[tuple[Tensor, Tensor, Tensor]] = []
 

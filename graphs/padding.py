@@ -27,7 +27,7 @@ GROWTH = 0.05
 """Share by which shapes of a run may let nodes and edges of its batches grow; batches that were not looked at grow by a bit more."""
 
 MOST_SHAPES = 48
-"""Of a run: each is recorded, which takes as long as three steps."""
+"""Most shapes of a run: each is recorded, which takes as long as three steps."""
 
 Shape = tuple[int, int, int]
 """Nodes, edges and graphs of padded batches."""
@@ -96,7 +96,7 @@ def _best_parts(group: Sizes, weights: Shares) -> tuple[float, list[Sizes]]:
 
 
 def _covers(group: Sizes) -> Sizes:
-    """Return nodes and edges that hold the first batch, the first two, and so on ``[batches, 2]``."""
+    """Return sizes that hold the first batch, the first two, ... ``[batches, 2]``."""
     nodes, edges = group[:, 0], group[:, 1]
     all_edges = _rounded(np.maximum.accumulate(edges))
     most = 2 * np.maximum(1, edges // np.maximum(nodes, 1))  # as _most_edges
@@ -109,10 +109,10 @@ def _rounded(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 REAL: tuple[str, Location] = ("real", "graph")
-"""Where a padded batch keeps how many nodes, edges and graphs the batch had."""
+"""Key of the numbers of nodes, edges and graphs before padding."""
 
 OF_SIZES = ("counts", "owner", "bounds")
-"""What a batch derives from offsets alone."""
+"""Names of what a batch derives from offsets alone."""
 
 
 def real_items(batch: GraphBatch, location: Location) -> int:
@@ -218,7 +218,7 @@ def as_padded(batch: GraphBatch) -> GraphBatch:
 
 
 def _shape_for(batch: GraphBatch, edges: int, shapes: Sequence[Shape]) -> Shape:
-    """Return the first shape that holds the batch and so many edges, or one of any sizes without nodes."""
+    """Return the first shape that holds them, else one without nodes."""
     for shape in shapes:
         enough = _rows_for(batch.num_nodes, batch.num_edges, shape[1])
         if shape[0] >= enough and shape[1] >= edges and shape[2] > len(batch):
@@ -227,7 +227,7 @@ def _shape_for(batch: GraphBatch, edges: int, shapes: Sequence[Shape]) -> Shape:
 
 
 def _rows_for(nodes: int, edges: int, all_edges: int) -> int:
-    """Return how many nodes there must be, so that none of the further ones has many edges."""
+    """Return the nodes among which all edges have few per node."""
     return nodes + 1 + (all_edges - edges) // _most_edges(nodes, edges)
 
 

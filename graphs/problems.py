@@ -137,7 +137,7 @@ def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:
 
 
 def edge_problems(batch: GraphBatch) -> Iterator[Finding]:
-    """Yield graphs with edges that leave them, and then those whose edges are not sorted by receiver."""
+    """Yield graphs with edges out of range, then those with unsorted edges."""
     nodes, edges = batch.offsets("node").cpu().numpy(), batch.offsets("edge").cpu().numpy()
     graphs = np.flatnonzero(np.diff(edges))
     if not len(graphs):
@@ -367,7 +367,7 @@ def is_skew(tensors: NDArray[Any]) -> NDArray[np.bool_]:
 def not_finite(
     what: str, values: Tensor, offsets: NDArray[np.int64], move: str, missing: bool = False
 ) -> Iterator[Finding]:
-    """Yield graphs with values that are infinite, or NaN and not ``missing`` labels."""
+    """Yield graphs with infinite values, or NaN that are no labels."""
     if values.is_floating_point() and not math.isfinite(float(values.sum())):
         for graph, row, value, count in _first_bad(values, values.isinf() if missing else ~values.isfinite(), offsets):
             yield graph, f", {what}: {value} in row {row} ({count} in all); {move}"

@@ -46,7 +46,7 @@ SHIFTS: dict[str, tuple[bool, int]] = {
     "offset": (True, 1),
     "offsets": (False, 0),
 }
-"""Which attributes shift one end of every edge: whether they count cell vectors, and which row of ``edge_index`` they move."""
+"""Attributes that shift one end of every edge: True if they count cell vectors, and the row of ``edge_index`` that they move."""
 TURNED = ("edge_cell_shift", "edge_cell_shifts")
 """Attributes beside which row 0 of ``edge_index`` receives."""
 

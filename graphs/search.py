@@ -72,7 +72,7 @@ def edge_order(
 
 
 def completed_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Float[ndarray, "3 3"]:
-    """Return the cell completed by unit vectors; InputError where periodic axes lack one."""
+    """Return the cell completed by unit vectors; InputError without periodic ones."""
     from ase.geometry import complete_cell
 
     if not periodic.any():

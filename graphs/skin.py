@@ -1,4 +1,4 @@
-"""Neighbour lists of moving atoms, searched anew only when necessary, on the device where they are needed."""
+"""Neighbour lists of moving atoms, searched anew only when necessary."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -83,15 +83,15 @@ class _Listed:
     by_sender: Int[Tensor, " pairs"]
     shortest: float
     sure: Bool[Tensor, " pairs"]
-    """Which pairs are nearer than the cutoff by more than the skin."""
+    """True for pairs nearer than the cutoff by more than the skin."""
     others: Int[Tensor, " others"]
     """Numbers of the pairs that may cross the cutoff."""
     offsets: Float[Tensor, "pairs 3"]
     """Shifts in the present cell, in Angstrom."""
     present: Float[ndarray, "3 3"]
-    """That cell."""
+    """The present cell."""
     within: Tensor
-    """Which pairs are edges now."""
+    """True for pairs that are edges now."""
     edges: tuple[Topology, Tensor] | None = None
     """Topology and shifts of these, where they were asked for."""
 
@@ -111,7 +111,7 @@ class SkinList:
     def __init__(self, skin: float = SKIN, device: torch.device | str = "cpu") -> None:
         self.skin, self.device = skin, torch.device(device)
         self.searches = 0
-        """How often neighbours were searched."""
+        """Number of searches so far."""
         self.searches_there = self.device.type == "cuda"
         """True while they may be searched on the device."""
         self._search: DeviceSearch | None = None
@@ -152,9 +152,9 @@ class SkinList:
         name: str = "structure",
         places: Float[Tensor, "nodes 3"] | None = None,
     ) -> tuple[Topology, Float[Tensor, "edges 3"]]:
-        """Return edges and their shifts on the device; the same ones while no pair comes or goes.
+        """Return edges and their shifts on the device.
 
-        ``places`` are the positions on the device, where they are known.
+        They are the same objects while no pair comes or goes. ``places`` are the positions on the device, where they are known.
         """
         count, same = self._measured(positions, cell, periodic, cutoff, name, places)
         if count is None:
@@ -170,7 +170,7 @@ class SkinList:
     def _measured(
         self, positions: ndarray, cell: ndarray, periodic: Any, cutoff: float, name: str, places: Tensor | None = None
     ) -> tuple[int | None, bool]:
-        """Mark pairs within the cutoff; return their number and whether they are the same as before.
+        """Mark pairs within the cutoff; return their number, True if unchanged.
 
         None where the search itself has to be asked.
         """

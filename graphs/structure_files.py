@@ -19,7 +19,7 @@ ELEMENTS_OF_LAMMPS = {
     "lammps-dump-text": re.compile(r"^ITEM: ATOMS.*\s(element|mass)\b", re.MULTILINE),
     "lammps-dump-binary": re.compile(r"$^"),
 }
-"""What tells elements in files of LAMMPS. Without it ASE takes type 1 for hydrogen, type 2 for helium."""
+"""Marks of elements in files of LAMMPS. Without them ASE takes type 1 for hydrogen, type 2 for helium."""
 
 
 def structures_of(

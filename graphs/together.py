@@ -182,7 +182,7 @@ def _searched(
 
 
 def _joined(field: Field, values: Mapping[int, Any], counts: Int64[ndarray, " graphs"], missing: bool) -> Tensor | None:
-    """Return a field's values of all graphs, where labels may be missing; None in doubt."""
+    """Return a field's values of all graphs; None in doubt."""
     arrays = {graph: np.asarray(value) for graph, value in values.items()}
     kinds = {array.dtype for array in arrays.values()}
     if len(kinds) > 1 or {kind.kind for kind in kinds} - ({"i"} if field.classes else {"f", "i"}):

@@ -1,9 +1,9 @@
 """Topology: the index structures of message passing."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from dataclasses import field as member
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,40 @@ LONG = 512
 """A row of more edges is long: on a GPU several programs sum it."""
 
 
+class HasTensors:
+    """Base of frozen dataclasses with tensors in their fields."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy with ``change``, which keeps values, done to every tensor."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return replace(self, **{name: map_tensors(value, change) for name, value in values.items()})
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in a fixed order."""
+        tensors: list[Tensor] = []
+
+        def note(value: Tensor) -> Tensor:
+            tensors.append(value)
+            return value
+
+        self.mapped(note)
+        return tensors
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a value with ``change`` done to every tensor in it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if hasattr(value, "mapped"):
+        return value.mapped(change)
+    if isinstance(value, Mapping):
+        return {name: map_tensors(one, change) for name, one in value.items()}
+    return tuple(map_tensors(one, change) for one in value) if isinstance(value, tuple) else value
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class Topology:
     """Edges as a sparse matrix: rows are receivers, columns senders.
@@ -33,9 +67,9 @@ class Topology:
     num_columns: int
     num_rows: int
     pair: Int[Tensor, " edges"] | None = None
-    """Where edges share their weights with others, the number of the weight that each has; see ``sharing``."""
+    """Number of every edge's weight, if edges share weights; see ``sharing``."""
     num_pairs: int = 0
-    """How many weights there are then."""
+    """Number of shared weights."""
     _derived: dict[str, Tensor] = member(init=False, default_factory=dict)
     _longest: tuple[int, int] | None = member(init=False, default=None)
 

@@ -17,7 +17,7 @@ from hydragnn.graphs.topology import Topology
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
 
 TAKEN: dict[str, np.dtype[Any]] = {"g": np.dtype(np.float64), "G": np.dtype(np.complex128)}
-"""What long doubles become, which torch does not have."""
+"""Types in place of long doubles, which torch does not have."""
 
 AGREES = 1e-3
 """Relative difference between lengths of one edge, since single precision and units in tables round."""
@@ -102,7 +102,7 @@ def graph_from_arrays(
 
 
 def _box_and_flags(cell: ArrayLike | None, periodic: Any, dim: int, name: str) -> tuple[Tensor, Tensor]:
-    """Return a graph's cell and periodic axes; InputError for a cell that does not say which repeat."""
+    """Return a graph's cell and periodic axes; InputError where unclear."""
     flags = _flags(False if periodic is None else periodic, dim, name)
     box = _box(cell, flags, dim, name)
     if periodic is None and bool(box[:dim, :dim].any()):

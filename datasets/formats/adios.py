@@ -27,7 +27,7 @@ The library looks for plugins below this path only, and below a file there is no
 """
 
 DTYPES = {"double": "f8", "float": "f4", "int64_t": "i8", "int32_t": "i4", "uint8_t": "u1"}
-"""What ADIOS2 calls the dtypes of stores."""
+"""Names of dtypes in ADIOS2."""
 
 RESERVED = ".reserved"
 """A file that keeps space for a directory until it is complete."""

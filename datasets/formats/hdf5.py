@@ -22,9 +22,9 @@ from hydragnn.datasets.manifest import Layout, PartInfo
 
 CHUNK_BYTES = 1 << 18
 POSITIONED = hasattr(h5py.h5d.DatasetID, "chunk_iter")
-"""Whether this HDF5 (1.12.3 or later) gives the places of chunks in the file."""
+"""True where HDF5 (1.12.3 or later) gives the places of chunks in the file."""
 VERSIONS = ("v110", "v110")
-"""Of the format, oldest and newest."""
+"""Versions of the format, oldest and newest."""
 
 
 def open_hdf5(path: Path, mode: str, **options: Any) -> Any:

@@ -13,7 +13,6 @@ from pydantic import Field as Setting
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import knows_locks
-from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.table_files import find_files
@@ -43,8 +42,7 @@ class AseBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each structure; InputError names file and structure."""
-        paths = find_files(self.files)
-        for path, name in zip(paths, distinct_names(paths)):
+        for path, name in self.named_files():
             for number, (nodes, read) in enumerate(_structures(path, self)):
                 yield OneStructure(self, read, nodes, name, number)
 

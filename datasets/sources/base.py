@@ -20,10 +20,11 @@ from hydragnn.base.settings import Settings
 from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Location
+from hydragnn.graphs.field import LOCATIONS, Location
 from hydragnn.graphs.parts import PARTS
 from hydragnn.graphs.problems import GEOMETRY
 from hydragnn.graphs.texts import FILE, FOLDER, NAME, as_text, name_among, one_line, text_of
+from hydragnn.graphs.validate import graph_from_arrays
 
 Make = Callable[[], GraphBatch]
 """Function that makes one graph of a source; InputError where that graph cannot be made."""
@@ -191,6 +192,29 @@ class BuildSettings(Settings, ABC):
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph; InputError for an unreadable file."""
 
+    def named_files(self) -> list[tuple[Path, str]]:
+        """Return the files with their names, and folders where names repeat."""
+        paths = find_files(self.files)
+        return [*zip(paths, distinct_names(paths))]
+
+    def graph_of(
+        self,
+        positions: Any,
+        senders: Any,
+        receivers: Any,
+        values: Mapping[str, Any],
+        texts: Mapping[str, list[str]],
+        **more: Any,
+    ) -> GraphBatch:
+        """Return a graph of arrays and ``values`` by field, with its texts.
+
+        More arguments are those of ``graph_from_arrays``, which checks all of them.
+        """
+        on = {at: {one.name: values[one.name] for one in self.fields if one.on == at} for at in LOCATIONS}
+        fields = [one.field for one in self.fields]
+        more |= {"fields": fields, "nodes": on["node"], "edges": on["edge"], "graphs": on["graph"]}
+        return graph_from_arrays(positions, senders, receivers, optional=self.optional, **more).with_texts(texts)
+
     def count(self) -> int | None:
         """Return the number of graphs; None where only making them would tell."""
         return sum(1 for _ in self.makers())
@@ -315,8 +339,7 @@ class ObjectsBuild(BuildSettings, ABC):
             sized = hasattr(objects, "__getitem__") and hasattr(objects, "__len__")
             yield "data", (objects[number] for number in range(len(objects))) if sized else objects
             return
-        paths = find_files(self.files)
-        yield from zip(distinct_names(paths), map(self.load, paths))
+        yield from ((name, self.load(path)) for path, name in self.named_files())
 
 
 def _is_series(objects: Any) -> bool:

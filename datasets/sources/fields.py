@@ -27,7 +27,7 @@ class FieldSettings(Settings):
     """Unit, as it shall stand in tables and plots."""
 
     parity: Parity = "scalar"
-    """How the value turns under rotation: scalar, vector or tensor."""
+    """Kind of the value under rotation: scalar, vector or tensor."""
 
     role: Role = "input"
     """input, target or auxiliary (kept, but not given to models)."""
@@ -122,7 +122,7 @@ class CoarseningSettings(Settings):
     """Pairs of neighbours are one, the closest ones first."""
 
     levels: int = Setting(default=1, ge=1, le=16)
-    """How many; every level is made of the last."""
+    """Number of levels; each is made of the last."""
 
     @field_validator("by", mode="before")
     @classmethod

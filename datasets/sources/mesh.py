@@ -15,10 +15,9 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import Unpacker, check_readable
-from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.datasets.sources.table_files import find_files, stack_rows
+from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
 
 
@@ -39,8 +38,7 @@ class MeshBuild(BuildSettings):
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each mesh file or frame; InputError names the file."""
         steps = [field.step for field in self.fields]
-        paths = find_files(self.files)
-        for path, name in zip(paths, distinct_names(paths)):
+        for path, name in self.named_files():
             frames = frames_in(path)
             if frames is None and any(steps):
                 raise InputError(f"{path} is no time series in XDMF, so that a field has no step; leave it out")

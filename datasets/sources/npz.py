@@ -14,7 +14,6 @@ from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import distinct_names
 from hydragnn.base.settings import ActsWith
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.sources.base import BuildSettings, Make
@@ -23,7 +22,6 @@ from hydragnn.datasets.sources.table_files import (
     Table,
     both_ways,
     check_sides,
-    find_files,
     read_npz,
     stack_rows,
     table_column,
@@ -98,8 +96,7 @@ class NpzBuild(BuildSettings):
         """Yield a maker for each graph; InputError names file, array and graph."""
         if self.undirected:
             check_reversed((field.field for field in self.fields), self.edges or "")
-        paths = find_files(self.files)
-        for path, name in zip(paths, distinct_names(paths)):
+        for path, name in self.named_files():
             source = replace(_open(path, self), name=name)
             shared = source.geometry(0) if source.graphs and source.has_one_geometry else None
             for graph in range(source.graphs):
@@ -133,28 +130,12 @@ class _Source:
 
     def graph(self, graph: int, shared: _Geometry | None) -> GraphBatch:
         """Return one graph, with the ``shared`` geometry if there is one."""
-        from hydragnn.graphs.validate import graph_from_arrays
-
         settings, (positions, cell, senders, receivers, shifts) = self.settings, shared or self.geometry(graph)
-        values: dict[str, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
-        for field in settings.fields:
-            values[field.on][field.name] = self._value(field, graph)
-        texts = {key: self.column(key)[graph] for key in settings.text_keys}
-        batch = graph_from_arrays(
-            positions,
-            senders,
-            receivers,
-            fields=[field.field for field in settings.fields],
-            nodes=values["node"],
-            edges=values["edge"],
-            graphs=values["graph"],
-            edge_shifts=shifts,
-            cell=cell,
-            periodic=settings.periodic,
-            optional=settings.optional,
-            name=f"{self.path.name}, graph {graph}",
-        )
-        return batch.with_texts(settings.texts_of(texts, f"{self.name}#{graph}"))
+        texts = settings.texts_of({key: self.column(key)[graph] for key in settings.text_keys}, f"{self.name}#{graph}")
+        values = {field.name: self._value(field, graph) for field in settings.fields}
+        geometry = {"edge_shifts": shifts, "cell": cell, "periodic": settings.periodic}
+        name = f"{self.path.name}, graph {graph}"
+        return settings.graph_of(positions, senders, receivers, values, texts, name=name, **geometry)
 
     @property
     def has_one_geometry(self) -> bool:

@@ -23,7 +23,6 @@ from hydragnn.datasets.sources.table_files import (
     stack_rows,
     table_column,
 )
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.network import check_reversed
 from hydragnn.graphs.texts import NAME_KEYS
@@ -101,33 +100,15 @@ class TablesBuild(BuildSettings):
             if self.undirected:
                 senders, receivers, twice = both_ways(senders, receivers)
                 rows_here["edge"] = rows_here["edge"][twice]
-            values: dict[Location, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
-            for field in self.fields:
-                values[field.on][field.name] = _value(field, tables, sources, rows_here, name)
+            values = {field.name: _value(field, tables, sources, rows_here, name) for field in self.fields}
             columns = [table_column(grains, key, sources["node"])[rows_here["node"]] for key in self.positions]
             texts = {
                 key: table_column(tables["graph"], key, sources["graph"])[rows_here["graph"]]
                 for key in {*self.text_keys, *(key for key in NAME_KEYS if key in tables["graph"])}
             }
-            yield partial(
-                _graph,
-                self.texts_of(texts, str(label)),
-                np.stack(columns, axis=1) if columns else np.zeros((len(rows_here["node"]), 0)),
-                senders,
-                receivers,
-                fields=[field.field for field in self.fields],
-                nodes=values["node"],
-                edges=values["edge"],
-                graphs=values["graph"],
-                optional=self.optional,
-                name=name,
-            )
-
-
-def _graph(texts: dict[str, list[str]], *arrays: Any, **more: Any) -> GraphBatch:
-    from hydragnn.graphs.validate import graph_from_arrays
-
-    return graph_from_arrays(*arrays, **more).with_texts(texts)
+            positions = np.stack(columns, axis=1) if columns else np.zeros((len(rows_here["node"]), 0))
+            own = self.texts_of(texts, str(label))
+            yield partial(self.graph_of, positions, senders, receivers, values, own, name=name)
 
 
 def _places(ids: Array, names: Array, where: str) -> Array:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_claim
-from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings, Make
-from hydragnn.datasets.sources.table_files import Table, find_files, read_table, stack_rows, table_column
+from hydragnn.datasets.sources.table_files import Table, read_table, stack_rows, table_column
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
@@ -57,10 +56,10 @@ class VoxelsBuild(BuildSettings):
         numbers = ["grain", *(key for field in self.fields if field.on == "node" for key in field.keys)]
         optional = [key for field in self.fields if field.missing for key in field.keys]
         table = {} if self.grains is None else read_table(Path(self.grains), numbers, optional, ["file"])
-        paths = find_files(self.files)
-        if table and len(paths) > 1:
+        files = self.named_files()
+        if table and len(files) > 1:
             table_column(table, "file", self.grains or "")
-        for path, name in zip(paths, distinct_names(paths)):
+        for path, name in files:
             yield partial(self._graph, path, name, table)
 
     def _graph(self, path: Path, name: str, table: Table) -> GraphBatch:
