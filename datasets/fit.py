@@ -144,7 +144,9 @@ def _scale_of(summary: FieldSummary, field: Field, *, centred: bool = True) -> S
         mean, variance = _along_identity(mean, variance, summary.items > 0, field)
     elif field.parity != "scalar" or not centred:
         mean, variance = np.zeros(field.width), np.full(field.width, summary.squares / summary.items.sum())
-    return Scale(mean=tuple(mean.tolist()), std=_stds(np.sqrt(variance), mean))
+    std = np.sqrt(variance)
+    std = np.where(std <= 1e-12 * np.abs(mean), 1.0, std)  # of components that are constant up to rounding
+    return Scale(mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
 def _along_identity(
@@ -159,12 +161,6 @@ def _along_identity(
     traces = np.trace(of_tensors, axis1=-2, axis2=-1) / np.maximum(diagonal, 1)
     isotropic = (traces[:, None, None] * np.eye(field.shape[-1])).reshape(-1)
     return isotropic, np.full(field.width, (variance + np.square(mean - isotropic))[labelled].mean())
-
-
-def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return standard deviations, 1 for components constant up to rounding."""
-    constant = std <= 1e-12 * np.abs(mean)
-    return tuple(np.where(constant, 1.0, std).tolist())
 
 
 def check_references(field: Field, store: GraphStore) -> None:

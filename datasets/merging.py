@@ -15,7 +15,7 @@ from hydragnn.datasets.building import build_store
 from hydragnn.datasets.copies import copy_labels
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.formats.engine import engine_named, part_name
-from hydragnn.datasets.manifest import PartInfo, read_manifest, write_manifest
+from hydragnn.datasets.manifest import read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.store import stored_label
@@ -72,7 +72,8 @@ def _adopt(store: DiskStore, fresh: Path) -> None:
             (fresh / part.name).replace(store.path / name)
             with suppress(FileNotFoundError):
                 texts_path(fresh / part.name).replace(texts_path(store.path / name))
-            parts.append(_renamed(part, name))
+            files = {name if file == part.name else file: content for file, content in part.files.items()}
+            parts.append(replace(part, name=name, files=files))
         flush_directory(store.path)
         write_manifest(store.path, replace(joined.manifest, parts=[*own, *parts]))
     except (InputError, OSError) as error:
@@ -91,11 +92,6 @@ def _clear(path: Path) -> None:
     for entry in path.iterdir():
         if entry.name not in stored and re.fullmatch(f"{UNFINISHED_PART}|{UNFINISHED_MANIFEST}", entry.name):
             rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-def _renamed(part: PartInfo, name: str) -> PartInfo:
-    files = {name if file == part.name else file: content for file, content in part.files.items()}
-    return replace(part, name=name, files=files)
 
 
 def merge_stores(stores: Sequence[Path], out: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int64, Shaped, UInt8
 from numpy import ndarray
 
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.texts import NAME, Texts, label
 
 Numbers = Sequence[int] | Int64[ndarray, " chosen"]
@@ -25,6 +25,12 @@ class Sizes:
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def counts(self, location: Location) -> Int64[ndarray, " graphs"]:
+        """Return the nodes or edges of every graph; ones for ``"graph"``."""
+        if location == "graph":
+            return np.ones(len(self), dtype=np.int64)
+        return self.nodes if location == "node" else self.edges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -101,7 +101,7 @@ class Survey:
         column = self.store.column(field.name, start, stop)
         usable = column.present & self.train[start:stop]
         if field.on != "graph":
-            usable = np.repeat(usable, (self._sizes.nodes if field.on == "node" else self._sizes.edges)[start:stop])
+            usable = np.repeat(usable, self._sizes.counts(field.on)[start:stop])
         values = column.values[usable].reshape(int(usable.sum()), field.width).astype(np.float64)
         if len(values):
             labelled = is_labelled(values, field) if field.role == "target" else np.ones_like(values, dtype=np.bool_)

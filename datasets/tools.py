@@ -161,7 +161,7 @@ def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
 def label_numbers(store: DiskStore, field: Field) -> tuple[int, int]:
     """Return how many numbers of a field are there, and are missing."""
     sizes, present = store.sizes(), present_graphs(store, field)
-    items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))
+    items = sizes.counts(field.on)
     labels = int(items[present].sum()) * field.width
     labels -= sum(part.missing.get(field.name, 0) for part in store.manifest.parts)
     return labels, int(items.sum()) * field.width - labels
@@ -169,18 +169,17 @@ def label_numbers(store: DiskStore, field: Field) -> tuple[int, int]:
 
 def missing_in_graphs(store: GraphStore, field: Field) -> NDArray[np.int64]:
     """Return missing numbers of a target by graph, read where necessary."""
-    missing, sizes = np.zeros(len(store), dtype=np.int64), store.sizes()
+    missing, items = np.zeros(len(store), dtype=np.int64), store.sizes().counts(field.on)
     disk = disk_store(store)
     if field.role != "target" or (disk is not None and not any(field.name in part.info.missing for part in disk.parts)):
         return missing
     for start in range(0, len(store), BLOCK):
         stop = min(start + BLOCK, len(store))
         column = store.column(field.name, start, stop)
-        items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))[
-            start:stop
-        ]
         lacking = (~is_labelled(column.values, field)).reshape(len(column.values), field.width).sum(axis=1)
-        missing[start:stop] = np.bincount(np.repeat(np.arange(stop - start), items), lacking, minlength=stop - start)
+        missing[start:stop] = np.bincount(
+            np.repeat(np.arange(stop - start), items[start:stop]), lacking, minlength=stop - start
+        )
     return missing
 
 

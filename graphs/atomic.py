@@ -145,7 +145,8 @@ def labels_of(
             continue
         key = keys.get(field.name, field.name)
         value = _label(atoms, field, key, name)
-        if value is not None and field.name in optional and _is_nan(value):
+        own = np.asarray(value)
+        if field.name in optional and own.dtype.kind == "f" and bool(np.isnan(own).all()):
             continue
         if value is not None:
             labels.append((field, value))
@@ -169,11 +170,6 @@ def _check_sites(atoms: Atoms, known: Collection[str], name: str) -> None:
             raise InputError(
                 f"{name}: atoms are there in part, by their {key}; order the structure: atoms with {key} 1"
             )
-
-
-def _is_nan(value: Any) -> bool:
-    values = np.asarray(value)
-    return values.dtype.kind == "f" and bool(np.isnan(values).all())
 
 
 def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:

@@ -110,7 +110,7 @@ def _check_keys(info: dict[str, Any]) -> None:
     widths = re.findall(r":(\d{1,18})(?=:|$)", str(info.get("Properties", "")))
     if sum(map(int, widths)) > _COLUMNS:
         raise ValueError(f"Properties declares more than {_COLUMNS:,} columns; correct it")
-    if not _are_flags(info.get("pbc", True)):
+    if not {*np.ravel(info.get("pbc", True)).tolist()} <= {True, False}:
         raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
     stress = np.asarray(info.get("stress", 0.0))
     if stress.shape == (3, 3) and is_skew(stress[None]).any():
@@ -132,10 +132,6 @@ def check_elements(text: str) -> None:
             raise ValueError(
                 f"atom {row} is {words[one]} and has the atomic number {words[other]}; correct one of them"
             )
-
-
-def _are_flags(pbc: Any) -> bool:
-    return {*np.ravel(pbc).tolist()} <= {True, False}
 
 
 def _plain_frame(text: str, texts: Collection[str] = ()) -> Atoms:

@@ -50,7 +50,11 @@ def read_table(
     """
     check_readable(path)
     if path.suffix == ".npz":
-        return _of_one_length(read_npz(path), path)
+        table = read_npz(path)
+        lengths = {name: len(column) if column.ndim else 0 for name, column in table.items()}
+        if len({*lengths.values()}) > 1:
+            raise InputError(f"{path}: columns of different lengths {lengths}; give each one value per row")
+        return table
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -84,13 +88,6 @@ def read_table(
         name: np.array([text_in_cell(cell) for cell in cells], np.str_) if name in texts else as_numbers(cells)
         for name, cells in columns.items()
     }
-
-
-def _of_one_length(table: Table, path: Path) -> Table:
-    lengths = {name: len(column) if column.ndim else 0 for name, column in table.items()}
-    if len({*lengths.values()}) > 1:
-        raise InputError(f"{path}: columns of different lengths {lengths}; give each one value per row")
-    return table
 
 
 def _is_number(text: str) -> bool:

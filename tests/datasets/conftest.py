@@ -1,6 +1,7 @@
 """Small graphs for the tests of stores."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.base.errors import InputError
+from hydragnn.datasets import MemoryStore, StoreWriter, build_store, check_store, open_store, read_build_settings
 from hydragnn.graphs import Field, GraphBatch
 from hydragnn.graphs.validate import graph_from_arrays
 
@@ -68,3 +70,18 @@ def edit_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> Non
     del table["checksum"]
     change(table)
     file.write_text(json.dumps(table))
+
+
+def built(folder: Path, out: str = "", **table: Any) -> GraphBatch:
+    """Return all graphs of a new store, built from a table whose paths count from ``folder``."""
+    path = folder / (out or f"store-{len([*folder.iterdir()])}.h5")
+    build_store(read_build_settings(table, folder / "BUILD.toml"), path)
+    assert check_store(path) == []
+    return open_store(path)[:]
+
+
+def refused(folder: Path, words: str, **table: Any) -> None:
+    """Assert that a build is refused in one sentence with these words, and leaves no store."""
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        built(folder, "refused.h5", **table)
+    assert "\n" not in str(caught.value) and not (folder / "refused.h5").exists()

@@ -18,30 +18,17 @@ from meshio.xdmf import TimeSeriesWriter
 from PIL import Image
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
+from hydragnn.datasets import open_store
 from hydragnn.graphs import GraphBatch, edge_vectors, from_ase
 from hydragnn.graphs.pyg import torch_geometric
+from tests.datasets.conftest import built, refused
 
 X = {"name": "x", "on": "node"}
 Y = {"name": "y", "on": "graph", "role": "target", "dtype": "float32"}
 
 
-def built(folder: Path, **table: Any) -> GraphBatch:
-    """All graphs of a store built from a table whose paths count from ``folder``."""
-    out = folder / f"store-{len([*folder.iterdir()])}.h5"
-    build_store(read_build_settings(table, folder / "BUILD.toml"), out)
-    assert check_store(out) == []
-    return open_store(out)[:]
-
-
 def pairs(graph: GraphBatch) -> set[tuple[int, int]]:
     return set(zip(graph.senders.tolist(), graph.receivers.tolist()))
-
-
-def refused(folder: Path, words: str, **table: Any) -> None:
-    with pytest.raises(InputError, match=re.escape(words)) as caught:
-        built(folder, **table)
-    assert "\n" not in str(caught.value)
 
 
 def test_tables_of_nodes_and_edges_name_nodes_by_id(tmp_path: Path) -> None:
@@ -187,13 +174,6 @@ def test_json_of_pymatgen_and_matbench_has_the_structures_of_ase(form: str, tmp_
     assert len(last) == 1 and last.num_nodes == (2 if form == "structure" else 4)
     if form != "structure":
         assert list(graphs.names) == ["mb-1", "mb-2"] and graphs.present("gap").tolist() == [True, False]
-
-
-def test_a_disordered_site_is_one_sentence(tmp_path: Path) -> None:
-    crystal = monty(bulk("Cu"))
-    crystal["sites"][0]["species"] = [{"element": "Cu", "occu": 0.5}, {"element": "Ag", "occu": 0.5}]
-    (tmp_path / "a.json").write_text(json.dumps([crystal]))
-    refused(tmp_path, "site 0 is occupied by", kind="ase", files=["a.json"], cutoff=3.0)
 
 
 def run(path: Path, frames: int) -> None:
@@ -399,48 +379,65 @@ def test_graphs_of_tables_are_told_apart_by_text_and_loops_stay_single(tmp_path:
     assert list(built(tmp_path, **table).names) == ["01", "1"]
 
 
-@pytest.mark.parametrize(
-    "nodes, edges, more, words",
-    [
-        ("graph,x,x\n0,1,2\n", "graph,sender,receiver\n", {}, "nodes.csv has several columns x"),
-        ("x\n1\n2\n3\n", "sender,receiver\n0,1\n1,0\n1,2\n", {}, "the pair 1, 2 is listed in one direction"),
-        ("x\n1\n2\n", "sender,receiver\n0,-1\n", {"undirected": True}, "-1"),
-        (
-            "x\n1\n2\n",
-            "sender,receiver,a,b\n0,1,1,2\n",
-            {
-                "undirected": True,
-                "fields": [{"name": "ab", "on": "edge", "shape": [2], "parity": "vector", "key": ["a", "b"]}],
-            },
-            "ab is a vector of edges, and the reverse of an edge may have it turned round or not",
-        ),
-    ],
-)
-def test_tables_that_could_be_read_in_two_ways_are_refused(
+AB = {"name": "ab", "on": "edge", "shape": [2], "parity": "vector", "key": ["a", "b"]}
+TWO_WAYS = {
+    "a column twice": ("graph,x,x\n0,1,2\n", "graph,sender,receiver\n", {}, "nodes.csv has several columns x"),
+    "one direction": (
+        "x\n1\n2\n3\n",
+        "sender,receiver\n0,1\n1,0\n1,2\n",
+        {},
+        "the pair 1, 2 is listed in one direction",
+    ),
+    "a negative node": ("x\n1\n2\n", "sender,receiver\n0,-1\n", {"undirected": True}, "-1"),
+    "vectors of edges": (
+        "x\n1\n2\n",
+        "sender,receiver,a,b\n0,1,1,2\n",
+        {"undirected": True, "fields": [AB]},
+        "ab is a vector of edges, and the reverse of an edge may have it turned round or not",
+    ),
+    "columns of two lengths": ("", "sender,receiver\n", {"files": ["a.npz"]}, "a.npz: columns of different lengths"),
+    "a node listed twice": (
+        "",
+        "",
+        {"kind": "networkx", "files": ["g.json"], "edges": None},
+        "the node 1 is listed twice",
+    ),
+    "a site of two elements": (
+        "",
+        "",
+        {"kind": "ase", "files": ["a.json"], "edges": None, "fields": [], "cutoff": 3.0},
+        "site 0 is occupied by",
+    ),
+    "a cell of three graphs": (
+        "",
+        "",
+        {
+            "kind": "npz",
+            "files": ["c.npz"],
+            "positions": "pos",
+            "cutoff": 0.9,
+            "cell": "cell",
+            "periodic": True,
+            "edges": None,
+        },
+        "cell of shape (3, 3) is one cell, or the lengths of three boxes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "edges", "more", "words"), TWO_WAYS.values(), ids=TWO_WAYS)
+def test_files_that_could_be_read_in_two_ways_are_refused(
     nodes: str, edges: str, more: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    refused(tmp_path, words, **{**tables(tmp_path, nodes, edges), **more})
-
-
-def test_columns_of_a_table_in_npz_have_one_length(tmp_path: Path) -> None:
-    np.savez(tmp_path / "nodes.npz", x=np.ones(3), z=np.ones(2))
-    (tmp_path / "edges.csv").write_text("sender,receiver\n")
-    refused(
-        tmp_path,
-        "nodes.npz: columns of different lengths",
-        kind="tables",
-        files=["nodes.npz"],
-        edges="edges.csv",
-        fields=[X],
-    )
-
-
-def test_a_node_of_a_network_is_listed_once(tmp_path: Path) -> None:
-    nodes = [{"id": 1, "x": 1.0}, {"id": 1, "x": 2.0}]
-    (tmp_path / "g.json").write_text(
-        json.dumps({"directed": False, "multigraph": False, "graph": {}, "nodes": nodes, "edges": []})
-    )
-    refused(tmp_path, "the node 1 is listed twice", kind="networkx", files=["g.json"], fields=[X])
+    np.savez(tmp_path / "a.npz", x=np.ones(3), z=np.ones(2))
+    np.savez(tmp_path / "c.npz", x=np.ones((3, 2)), pos=np.zeros((2, 3)), cell=np.eye(3))
+    network = {"directed": False, "multigraph": False, "graph": {}, "nodes": [{"id": 1, "x": 1.0}] * 2, "edges": []}
+    (tmp_path / "g.json").write_text(json.dumps(network))
+    crystal = monty(bulk("Cu"))
+    crystal["sites"][0]["species"] = [{"element": "Cu", "occu": 0.5}, {"element": "Ag", "occu": 0.5}]
+    (tmp_path / "a.json").write_text(json.dumps([crystal]))
+    table = {**tables(tmp_path, nodes, edges), **more}
+    refused(tmp_path, words, **{key: value for key, value in table.items() if value is not None})
 
 
 def test_images_of_one_name_have_rows_of_their_own_and_lossy_ones_are_refused(tmp_path: Path) -> None:
@@ -572,15 +569,9 @@ def test_a_property_that_one_site_lacks_is_missing_there_alone(tmp_path: Path) -
     assert graph.labelled("charge").tolist() == [False, True] and graph["charge"][1] == 2
 
 
-def test_a_cell_of_three_graphs_has_one_meaning(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), pos=np.zeros((2, 3)), cell=np.eye(3))
-    table = {"kind": "npz", "files": ["a.npz"], "positions": "pos", "cutoff": 0.9, "cell": "cell", "periodic": True}
-    refused(tmp_path, "cell of shape (3, 3) is one cell, or the lengths of three boxes", fields=[X], **table)
-
-
 def test_folders_have_dots_and_brackets(tmp_path: Path) -> None:
-    folder = tmp_path / "d [x]" / "data.v2"
+    folder = tmp_path / "d [x] *" / "data.v2"
     folder.mkdir(parents=True)
     ase.io.write(folder / "b [1].xyz", bulk("Cu"))
     for files in (["data.v2"], ["data.v2/b [1].xyz"], ["data.v2/*.xyz"]):
-        assert len(built(tmp_path / "d [x]", kind="ase", files=files, cutoff=3.0, fields=[])) == 1
+        assert len(built(tmp_path / "d [x] *", kind="ase", files=files, cutoff=3.0, fields=[])) == 1
