@@ -2,7 +2,7 @@
 
 import gzip
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from hydragnn.graphs import (
 )
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
-from hydragnn.graphs.pyg import to_pyg, torch_geometric
+from hydragnn.graphs.pyg import torch_geometric
 from tests.datasets.conftest import built as new_store
 from tests.datasets.conftest import refused
 
@@ -271,20 +271,6 @@ def test_every_kind_of_source_names_its_graphs(kind: str, tmp_path: Path) -> Non
     actual = built(tmp_path, kind=kind, **table, name_key="label", texts=["phase"])
     assert list(actual.texts["name"]) == ["g0", "g1"]
     assert list(actual.texts["phase"]) == ["ice", "ice"]
-
-
-def test_torch_geometric_lists_come_back(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
-    graphs = [graph(3 + k, 5, seed=k) for k in range(4)]
-    torch.save([to_pyg(one)[0] for one in graphs], tmp_path / "list.pt")
-    fields = [
-        {"name": "charge", "on": "node", "shape": [2]},
-        {"name": "energy", "on": "graph", "dtype": "float64"},
-        {"name": "atomic_numbers", "on": "node", "classes": 119, "dtype": "int64"},
-    ]
-    actual = built(tmp_path, kind="pyg", files=["list.pt"], fields=fields)
-    for name in ("charge", "energy", "atomic_numbers"):
-        assert torch.equal(actual[name], torch.cat([one[name] for one in graphs]))
-    assert torch.equal(actual.positions, torch.cat([one.positions for one in graphs]))
 
 
 def test_saved_datasets_of_torch_geometric_come_back(tmp_path: Path) -> None:
