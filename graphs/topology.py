@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from dataclasses import field as member
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,13 +20,16 @@ LONG = 512
 """A row of more edges is long: on a GPU several programs sum it."""
 
 
+Own = TypeVar("Own", bound="HasTensors")
+
+
 class HasTensors:
     """Base of frozen dataclasses with tensors in their fields."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def mapped(self: Own, change: Callable[[Tensor], Tensor]) -> Own:
         """Return a copy with ``change``, which keeps values, done to every tensor."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
         return replace(self, **{name: map_tensors(value, change) for name, value in values.items()})
