@@ -388,6 +388,12 @@ TWO_WAYS = {
         {},
         "the pair 1, 2 is listed in one direction",
     ),
+    "every pair once": (
+        "x\n1\n2\n",
+        "sender,receiver\n0,1\n",
+        {},
+        "every pair is listed in one direction; say undirected = true",
+    ),
     "a negative node": ("x\n1\n2\n", "sender,receiver\n0,-1\n", {"undirected": True}, "-1"),
     "vectors of edges": (
         "x\n1\n2\n",
