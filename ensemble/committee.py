@@ -7,14 +7,14 @@ from typing import TypeVar
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.distributed.graph_groups import SharedPrediction
+from hydragnn.distributed.graph_ranks import SharedPrediction
 from hydragnn.ensemble.members import Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
 from hydragnn.ensemble.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel
-from hydragnn.models.prediction import Predicted
+from hydragnn.models.graph_model import Predicted
 from hydragnn.models.trained_stack import TrainedStack
 
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
-from hydragnn.distributed.graph_groups import GraphGroup, SharedPrediction
+from hydragnn.distributed.graph_ranks import GraphGroup, SharedPrediction
 from hydragnn.ensemble.committee import in_committee
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.estimates import Estimate

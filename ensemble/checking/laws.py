@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydragnn.conformance.law import DoesNotApply, Verdict, gaps
-from hydragnn.conformance.structures import LAWS, RATTLE, Seen, law
+from hydragnn.conformance.law import DoesNotApply, Figures, Verdict, gaps
+from hydragnn.conformance.structures import LAWS, RATTLE, law
 from hydragnn.ensemble.checking.subject import Subject, values_of
 from hydragnn.ensemble.members import outcome
 from hydragnn.ensemble.predictions import estimates_of
@@ -18,7 +18,7 @@ from hydragnn.models import Number
 
 
 @law("precision")
-def _precision(subject: Subject) -> Seen:
+def _precision(subject: Subject) -> Figures:
     ensemble, graphs = subject.ours
     assert subject.single is not None
     what = [atoms for _, atoms in subject.structures(RATTLE)] if subject.new_calculator else graphs
@@ -33,7 +33,7 @@ def _difference(one: Array, other: Array) -> float:
 
 
 @law("no copies")
-def _copies(subject: Subject) -> Seen:
+def _copies(subject: Subject) -> Figures:
     ensemble, graphs = subject.ours
     fields = {name: one.members for name, one in ensemble.predict(graphs).fields.items()}
     for (a, name), (b, other) in combinations(enumerate(ensemble.names), 2):
@@ -60,7 +60,7 @@ def _raw(subject: Subject, factor: float = 1.0) -> dict[str, Any]:
 
 
 @law("change of units")
-def _units(subject: Subject) -> Seen:
+def _units(subject: Subject) -> Figures:
     doubled = _raw(subject, 2.0)
     for name, one in _raw(subject).items():
         yield _difference(4 * one.std**2, doubled[name].std ** 2), name
@@ -75,7 +75,7 @@ def _units(subject: Subject) -> Seen:
 
 
 @law("spread of members")
-def _spread(subject: Subject) -> Seen:
+def _spread(subject: Subject) -> Figures:
     for name, one in _raw(subject).items():
         weights = subject.ours[0].weights_of(name)
         second = np.tensordot(weights, (one.members - np.tensordot(weights, one.members, axes=1)) ** 2, axes=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import check_suffix, is_store
 from hydragnn.datasets import BatchSettings, open_store
-from hydragnn.distributed.graph_groups import GraphGroup
+from hydragnn.distributed.graph_ranks import GraphGroup
 from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction.formats import Heading, Sink

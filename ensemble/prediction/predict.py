@@ -22,7 +22,7 @@ from hydragnn.base.places import is_store, model_folder, source_paths
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.distributed import this_launch, threads_are_chosen
-from hydragnn.distributed.graph_groups import DONE, FAILED, GraphGroup, join_graph_group
+from hydragnn.distributed.graph_ranks import DONE, FAILED, GraphGroup, join_graph_group
 from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import chunks_of, default_budget, device_limits

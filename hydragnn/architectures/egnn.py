@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import GraphSpec, Searched, one_of, radial_basis
-from hydragnn.architectures.moving import MovingArchitecture, MovingSettings
+from hydragnn.architectures.moving import MOVED, MeanMovement, Movement, MovingArchitecture, MovingSettings, where_moved
 from hydragnn.kernels import Topology, activated_sum, gather_add, outer_sum, segment_sum, silu
-from hydragnn.layers import MOVED, MeanMovement, MessageGraph, Movement, States, mlp, where_moved
+from hydragnn.layers import MessageGraph, States, mlp
 
 
 class EGNNSettings(MovingSettings):

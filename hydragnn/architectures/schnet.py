@@ -4,20 +4,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import GraphSpec, radial_basis
-from hydragnn.architectures.moving import MovingArchitecture, MovingSettings
+from hydragnn.architectures.moving import MOVED, MeanMovement, Movement, MovingArchitecture, MovingSettings, where_moved
 from hydragnn.kernels import Topology, ended, gather_multiply_sum
-from hydragnn.layers import (
-    MOVED,
-    MeanMovement,
-    MessageGraph,
-    Movement,
-    Plan,
-    RadialFilters,
-    Split,
-    States,
-    mlp,
-    where_moved,
-)
+from hydragnn.layers import MessageGraph, Plan, RadialFilters, Split, States, mlp
 
 
 class SchNetSettings(MovingSettings):

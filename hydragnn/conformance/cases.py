@@ -11,7 +11,7 @@ from torch import Tensor
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.base.imports import allow_named
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import LOCATIONS, Field
+from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_contracted_levels
 from hydragnn.graphs.topology import Topology
@@ -77,18 +77,8 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
     In two dimensions the cell has a third vector of length 1, as in stores, so that its volume is the area.
     Clusters are sought once; the graph is new, and so is what follows from its edges.
     """
-    first = _first_graph(seed, nodes, edges, self_loop, dim)
-    values = {on: {name: value.clone() for name, value in first.on(on).items()} for on in LOCATIONS}
-    return replace(
-        first,
-        positions=first.positions.clone(),
-        topology=Topology.square(first.senders.clone(), first.receivers.clone(), nodes),
-        edge_shifts=first.edge_shifts.clone(),
-        cell=first.cell.clone(),
-        nodes=values["node"],
-        edges=values["edge"],
-        graphs=values["graph"],
-    )
+    graph = _first_graph(seed, nodes, edges, self_loop, dim).mapped(Tensor.clone)
+    return replace(graph, topology=Topology.square(graph.senders, graph.receivers, nodes))
 
 
 @cache
@@ -214,8 +204,7 @@ def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
     allow_named(kind)
     cls = architecture_of(kind).Settings
     small = {"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": 9.0, "num_radial": 4}
-    settings: ArchitectureSettings = cls.parse({k: v for k, v in small.items() if k in cls.model_fields} | changes)
-    return settings
+    return cls.parse({k: v for k, v in small.items() if k in cls.model_fields} | changes)
 
 
 def gives_forces(kind: str, settings: Mapping[str, Any]) -> bool:
@@ -229,36 +218,31 @@ def make_model(
     """Return a small model with every head that its kind can have."""
     settings, forces = small_settings(kind, **changes), gives_forces(kind, changes)
     derivatives = {"forces": "forces", "stress": "stress"} if forces else {}
-    heads = [
-        parse_head({"kind": "energy", "field": "energy", "hidden_dims": [6], **derivatives}),
-        parse_head({"kind": "scalar", "field": "charge", "hidden_dims": [6]}),
-        parse_head({"kind": "scalar", "field": "gap", **GAUSSIAN}),
-        parse_head({"kind": "scalar", "field": "top", "pool": "max"}),
-        parse_head({"kind": "classes", "field": "site", "hidden_dims": [6]}),
-        parse_head({"kind": "classes", "field": "lattice", "hidden_dims": [6]}),
-        parse_head({"kind": "scalar", "field": "hop", "hidden_dims": [6], **GAUSSIAN}),
-        parse_head({"kind": "classes", "field": "bond", "hidden_dims": [6]}),
-        parse_head({"kind": "scalar", "field": "load_of_own", "hidden_dims": [6], "conv_layers": 1}),
+    heads: list[dict[str, Any]] = [
+        {"kind": "energy", "field": "energy", "hidden_dims": [6], **derivatives},
+        {"kind": "scalar", "field": "charge", "hidden_dims": [6]},
+        {"kind": "scalar", "field": "gap", **GAUSSIAN},
+        {"kind": "scalar", "field": "top", "pool": "max"},
+        {"kind": "classes", "field": "site", "hidden_dims": [6]},
+        {"kind": "classes", "field": "lattice", "hidden_dims": [6]},
+        {"kind": "scalar", "field": "hop", "hidden_dims": [6], **GAUSSIAN},
+        {"kind": "classes", "field": "bond", "hidden_dims": [6]},
+        {"kind": "scalar", "field": "load_of_own", "hidden_dims": [6], "conv_layers": 1},
     ]
     fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if forces else ())]
     if architecture_of(kind).sees_positions():
-        heads += [
-            parse_head({"kind": "tensor", "field": "polarisability", "hidden_dims": [6], **GAUSSIAN}),
-            parse_head({"kind": "tensor", "field": "shielding", "hidden_dims": [6]}),
-        ]
+        tensor = {"kind": "tensor", "hidden_dims": [6]}
+        heads += [{**tensor, "field": "polarisability", **GAUSSIAN}, {**tensor, "field": "shielding"}]
         fields += TENSORS
     if 1 in architecture_of(kind).gives:
-        heads += [
-            parse_head({"kind": "vector", "field": "dipole", **GAUSSIAN}),
-            parse_head({"kind": "vector", "field": "flow"}),
-        ]
+        heads += [{"kind": "vector", "field": "dipole", **GAUSSIAN}, {"kind": "vector", "field": "flow"}]
         fields += VECTORS
     statistics = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
     fields += [clusters_field(LEVELS)] if settings.pooling is not None else []
     inputs = [field.name for field in INPUTS if architecture_of(kind).reads(settings, field)]
     inputs += [CLUSTERS] if settings.pooling is not None else []
-    fields = [in_dimension(field, dim) for field in fields]
-    return build_model(settings, heads, fields, inputs=inputs, dim=dim, seed=seed, statistics=statistics).to(dtype)
+    parsed, fields = [parse_head(head) for head in heads], [in_dimension(field, dim) for field in fields]
+    return build_model(settings, parsed, fields, inputs=inputs, dim=dim, seed=seed, statistics=statistics).to(dtype)
 
 
 _shared: dict[tuple[Any, ...], GraphModel] = {}

@@ -1,4 +1,4 @@
-"""Promises about symmetries, outputs, gradients, batches, files and seeds.
+"""Promises about symmetries, outputs, gradients, limits, batches, files and seeds.
 
 Cells of a mesh, grains of a section and pixels of an image lie in a plane, where a vector has two components and the cell is an area.
 An architecture that works in space alone refuses such graphs in a sentence.
@@ -7,44 +7,162 @@ What an architecture says of itself (``sees``, ``gives``, ``needs``) decides wha
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from ase.build import bulk
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.atomics import unordered_on_a_gpu
-from hydragnn.conformance.cases import CORNERS, loss_of, make_graph, no_nodes, values_of
-from hydragnn.conformance.cutting import loss_and_gradients, on_parts
-from hydragnn.conformance.law import Change, DoesNotApply, Figures, Values, gaps
-from hydragnn.conformance.limits import finite_gradients, idle_parameters
+from hydragnn.conformance.cases import (
+    CORNERS,
+    gives_forces,
+    in_one_place,
+    loss_of,
+    make_graph,
+    make_model,
+    no_nodes,
+    repeated,
+    small_settings,
+    values_of,
+)
+from hydragnn.conformance.law import Change, DoesNotApply, Figures, Values, gaps, moved, reordered, turned
 from hydragnn.conformance.network import (
     SLOPE,
     Network,
     directions_like,
     force_gaps,
+    loss_and_gradients,
     need_forces,
+    on_parts,
     predicted,
     promise,
     slope_gaps,
     stress_gaps,
     values_in,
 )
-from hydragnn.conformance.transforms import moved, reordered, turned
+from hydragnn.conformance.smoothness import CUTOFF, atoms_graph, energies_and_forces, energy_model
 from hydragnn.datasets import Normalisation, Scale
+from hydragnn.datasets.views import without_edges
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
-from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel, check_cuttable, load_model, save_model
 
+HALF_THE_DIGITS = float(torch.finfo(torch.float32).eps ** 0.5)
+"""3.5e-4: what sound sums keep in float32; what takes the difference of two large numbers loses more."""
+EXTENSIVE = 1e-10
+"""Relative, where the same numbers are summed in another order in float64."""
+LAYERS = (1, 5)
+
+
+@promise(limit=HALF_THE_DIGITS)
+def float32_keeps_half_of_its_digits(network: Network) -> Figures:
+    """Compare with float64, each field on the scale of its largest value."""
+    double = make_model(network.architecture, 0, torch.float32, **network.settings).double()
+    batch = CORNERS["two graphs"]().to(dtype=torch.float32)
+    exact = {key: one._replace(size=0.0) for key, one in predicted(double, batch.to(dtype=torch.float64)).items()}
+    return gaps(predicted(network.shared(torch.float32), batch), exact, "float32")
+
+
+@promise(LAYERS)
+def one_layer_and_many_are_finite_and_every_parameter_has_a_say(network: Network, layers: int) -> Figures:
+    corners = concatenate([*(make() for make in CORNERS.values()), make_graph(3, 12)])
+    gradients = finite_gradients(network.changed(num_layers=layers), corners, f"{layers} layers")
+    return idle_parameters(gradients)
+
+
+@promise(LAYERS, SLOPE)
+def forces_of_one_layer_and_of_many_are_minus_the_gradient(network: Network, layers: int) -> Figures:
+    return force_gaps(network.changed(num_layers=layers), CORNERS["two graphs"](), 1)
+
+
+@promise(limit=EXTENSIVE)
+def a_repeated_cell_is_the_cell_so_many_times(network: Network) -> Figures:
+    """Compare a cell with its supercell.
+
+    Most neighbours in the cell are images, which the supercell has as nodes: what is extensive is multiplied, all else is what it was.
+    Variances of nodes are pooled as those of independent ones, and stay out of it.
+    """
+    if small_settings(network.architecture, **network.settings).pooling is not None:
+        raise DoesNotApply("a repeated cell has levels of its own, which are not those of the cell repeated")
+    cell, model = CORNERS["one graph"](), network.shared()
+    copies, large = repeated(cell, (2, 1, 3))
+    actual, every = predicted(model, large), predicted(model, cell)
+    expected = {}
+    for target in model.description.targets:
+        key = next(key for key in every if key.endswith(f" of {target.name}"))
+        numbers = every[key].numbers
+        if target.field.on != "graph":
+            numbers = np.tile(numbers, (copies, *[1] * (numbers.ndim - 1)))
+        expected[key] = every[key]._replace(numbers=numbers * (copies if target.extensive else 1), size=0.0)
+    return gaps(actual, expected, "the supercell")
+
+
+@promise({"float64": torch.float64, "float32": torch.float32})
+def nodes_in_one_place_are_finite_with_forces_and_gradients(network: Network, dtype: torch.dtype) -> Figures:
+    """Place neighbours in one place, and a millionth apart."""
+    meeting = concatenate([in_one_place(0.0), in_one_place(1e-6)])
+    finite_gradients(network.shared(dtype), meeting.to(dtype=dtype), "two nodes in one place")
+    yield 0.0, "two nodes in one place"
+
+
+@promise(limit=SLOPE)
+def second_derivatives_are_those_of_the_forces(network: Network) -> Figures:
+    """Compare without symmetries."""
+    if not gives_forces(network.architecture, network.settings):
+        raise DoesNotApply(f"{network.architecture} gives no forces with these settings")
+    model = energy_model(network.architecture, **network.settings)
+    atoms = bulk("NaCl", "rocksalt", a=5.64, cubic=True)
+    atoms.rattle(0.2, seed=2)
+    batch = atoms_graph(atoms, CUTOFF)
+    _, forces, positions = energies_and_forces(model, batch, differentiable=True)
+
+    def pulls(steps: Sequence[tuple[tuple[Tensor, Tensor], float]]) -> Sequence[float]:
+        moved = [replace(batch, positions=batch.positions + step * along) for (along, _), step in steps]
+        parts = energies_and_forces(model, concatenate(moved))[1].detach().split(batch.num_nodes)
+        return [-float((part * visible).sum()) for part, ((_, visible), _) in zip(parts, steps)]
+
+    for along, visible in pairwise(directions_like(batch.positions)):
+        (curvature,) = torch.autograd.grad((-forces * along).sum(), positions, retain_graph=True)
+        yield from slope_gaps(pulls, [((along, visible), float((curvature * visible).sum()))], curvature)
+
+
+@promise(limit=1e-10)
+def gradients_of_shares_add_up_to_that_of_the_batch(network: Network) -> Figures:
+    """Compare two ranks with one."""
+    batch, model = CORNERS["two graphs"](), network.shared()
+    whole = finite_gradients(model, batch, "both graphs")
+    shares = [finite_gradients(model, batch.select([number]), f"graph {number}") for number in range(2)]
+    for name, gradient in whole.items():
+        error = (shares[0][name] + shares[1][name] - gradient).abs().max()
+        yield float(error) / max(1.0, float(gradient.abs().max())), name
+
+
+def finite_gradients(model: GraphModel, batch: GraphBatch, where: str) -> dict[str, Tensor]:
+    """Return the gradient of every parameter by name, checked to be finite."""
+    predictions, _, gradients = loss_and_gradients(model, batch)
+    by_name = dict(zip((name for name, _ in model.named_parameters()), gradients))
+    bad = [name for name, prediction in predictions.items() if not prediction.finite().all()]
+    bad += [f"the gradient of {name}" for name, gradient in by_name.items() if not gradient.isfinite().all()]
+    assert not bad, f"{bad[0]} is not finite, {where}"
+    return by_name
+
+
+def idle_parameters(gradients: dict[str, Tensor]) -> Figures:
+    """Return the number of parameters without a gradient."""
+    idle = [name for name, gradient in gradients.items() if not gradient.abs().sum() > 0]
+    return [(float(len(idle)), f"parameters without a say: {', '.join(idle)}" if idle else "parameters")]
+
+
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
-Seen = Iterator[tuple[float, str]]
 CLOSE = 1e-7
 """Relative, of sums in another order in float64, as of ``torch.testing.assert_close``."""
 
@@ -105,7 +223,7 @@ def _numbers(model: GraphModel, batch: GraphBatch) -> dict[str, Tensor]:
 
 
 @promise(CORNERS.keys())
-def every_output_has_its_fields_shape_and_is_finite_with_its_gradients(network: Network, corner: str) -> Seen:
+def every_output_has_its_fields_shape_and_is_finite_with_its_gradients(network: Network, corner: str) -> Figures:
     batch, model = CORNERS[corner](), network.shared()
     predictions = model(batch)
     for target in model.description.targets:
@@ -116,7 +234,7 @@ def every_output_has_its_fields_shape_and_is_finite_with_its_gradients(network: 
 
 
 @promise()
-def every_parameter_has_a_say(network: Network) -> Seen:
+def every_parameter_has_a_say(network: Network) -> Figures:
     model = network.shared()
     names = [name for name, _ in model.named_parameters()]
     batch = concatenate([CORNERS["two graphs"](), make_graph(3, 12)])  # whose clusters have neighbours, too
@@ -126,7 +244,7 @@ def every_parameter_has_a_say(network: Network) -> Seen:
 
 
 @promise(limit=TIGHT)
-def a_prediction_does_not_depend_on_what_else_is_in_its_batch(network: Network) -> Seen:
+def a_prediction_does_not_depend_on_what_else_is_in_its_batch(network: Network) -> Figures:
     corners = [*(make() for make in CORNERS.values()), no_nodes(), make_graph(8, 2)]
     batch, model = concatenate(corners), network.shared()
     together = predicted(model, batch)
@@ -136,7 +254,7 @@ def a_prediction_does_not_depend_on_what_else_is_in_its_batch(network: Network) 
 
 
 @promise(limit=CLOSE)
-def ranks_that_share_graphs_compute_and_learn_what_one_would(network: Network) -> Seen:
+def ranks_that_share_graphs_compute_and_learn_what_one_would(network: Network) -> Figures:
     """Compare with one rank.
 
     Sum over nodes by ``graph.sum_over_nodes``, and read no node farther than a neighbour, or leave ``cuttable`` out.
@@ -163,17 +281,9 @@ def ranks_that_share_graphs_compute_and_learn_what_one_would(network: Network) -
 
 
 @promise()
-def neighbours_matter(network: Network) -> Seen:
+def neighbours_matter(network: Network) -> Figures:
     batch, model = CORNERS["one graph"](), network.shared()
-    none = torch.zeros(0, dtype=torch.int64)
-    alone = replace(
-        batch,
-        topology=Topology.square(none, none, batch.num_nodes),
-        edge_shifts=batch.edge_shifts[:0],
-        edge_offsets=torch.tensor([0, 0]),
-        edges={name: value[:0] for name, value in batch.edges.items()},
-    )
-    same = torch.allclose(model(batch)["charge"].mean, model(alone)["charge"].mean)
+    same = torch.allclose(model(batch)["charge"].mean, model(without_edges(batch))["charge"].mean)
     yield float(same), "charges without neighbours"
 
 
@@ -212,7 +322,7 @@ def the_loss_has_the_gradient_that_finite_differences_give(network: Network, out
 
 
 @promise()
-def a_model_comes_back_from_disk_bit_for_bit(network: Network) -> Seen:
+def a_model_comes_back_from_disk_bit_for_bit(network: Network) -> Figures:
     model, batch = network.shared(torch.float32), CORNERS["two graphs"]().to(dtype=torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), model, Normalisation())
@@ -228,7 +338,7 @@ def predicting_twice_gives_the_same_bits(network: Network) -> Figures:
 
 
 @promise(limit=TIGHT)
-def final_states_are_what_heads_read(network: Network) -> Seen:
+def final_states_are_what_heads_read(network: Network) -> Figures:
     batch, model = CORNERS["two graphs"](), network.shared()
     predictions, states = model.with_states(batch)
     yield float(states[0].shape != (batch.num_nodes, model.channels)), f"states of shape {list(states[0].shape)}"
@@ -240,7 +350,7 @@ def final_states_are_what_heads_read(network: Network) -> Seen:
 
 
 @promise()
-def initial_weights_depend_on_the_seed_and_on_nothing_else(network: Network) -> Seen:
+def initial_weights_depend_on_the_seed_and_on_nothing_else(network: Network) -> Figures:
     state = torch.random.get_rng_state()
     first = network.model(seed=5).state_dict()
     yield float(not torch.equal(state, torch.random.get_rng_state())), "the global generator"
@@ -272,7 +382,7 @@ def physical_predictions_undo_the_normalisation(network: Network) -> Figures:
 
 
 @promise()
-def no_sum_on_a_gpu_depends_on_the_order_of_its_threads(network: Network) -> Seen:
+def no_sum_on_a_gpu_depends_on_the_order_of_its_threads(network: Network) -> Figures:
     """Gather with ``hydragnn.kernels.spread`` and add with ``segment_sum`` instead."""
     if find_spec("triton") is None:
         raise DoesNotApply("Triton is not installed, whose kernels a GPU would run")
@@ -283,14 +393,14 @@ def no_sum_on_a_gpu_depends_on_the_order_of_its_threads(network: Network) -> See
 
 
 @promise()
-def a_share_of_a_batch_may_be_empty(network: Network) -> Seen:
+def a_share_of_a_batch_may_be_empty(network: Network) -> Figures:
     empty, model = CORNERS["one graph"]().select([]), network.shared()
     gradients = torch.autograd.grad(loss_of(model(empty)), list(model.parameters()), allow_unused=True)
     yield float(sum(gradient is not None and bool(gradient.any()) for gradient in gradients)), "gradients of no graph"
 
 
 @promise({"training": True, "no_grad": False}, limit=0.15)
-def half_precision_arithmetic_stays_close(network: Network, recording: bool) -> Seen:
+def half_precision_arithmetic_stays_close(network: Network, recording: bool) -> Figures:
     """Compare with bf16, whose 8 bits lose a few in layers."""
     model, batch = network.shared(torch.float32), CORNERS["two graphs"]().to(dtype=torch.float32)
     exact = _numbers(model, batch)

@@ -16,8 +16,22 @@ from ase.md.verlet import VelocityVerlet
 from jaxtyping import Float
 
 from hydragnn.base.settings import read_toml
-from hydragnn.conformance.law import Array, Change, DoesNotApply, Law, Values, gaps
-from hydragnn.conformance.transforms import AWAY, derivative, jumps, moved, reordered, turn_of, turned
+from hydragnn.conformance.law import (
+    AWAY,
+    Array,
+    Change,
+    DoesNotApply,
+    Figures,
+    Law,
+    Values,
+    derivative,
+    gaps,
+    jumps,
+    moved,
+    reordered,
+    turn_of,
+    turned,
+)
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import unbatch
 
@@ -27,10 +41,8 @@ RATTLE = 0.05
 PAIRS, ATOMS, STEPS = 6, 6, 300
 """Most pairs of elements (all of three), atoms with force constants, and steps of dynamics."""
 SHORTEST_BOND = 0.6
-"""Of the sum of covalent radii: Cr2, H2 and Mo2 are bound there, and no dimer below."""
+"""Share of the sum of covalent radii: Cr2, H2 and Mo2 are bound there, and no dimer below."""
 
-Seen = Iterator[tuple[float, str]]
-"""Figures, and where each was seen."""
 Results = dict[str, Any]
 
 
@@ -82,7 +94,7 @@ def _compared(
     change_graphs: Callable[[GraphBatch], Change],
     *,
     of_space: bool = True,
-) -> Seen:
+) -> Figures:
     """Yield gaps between structures, graphs and changed ones.
 
     DoesNotApply where laws ``of_space`` meet graphs without positions.
@@ -99,7 +111,7 @@ def _compared(
 
 
 @law("rotation")
-def _rotation(subject: Potential) -> Seen:
+def _rotation(subject: Potential) -> Figures:
     def atoms(one: Atoms) -> Change:
         other, turn = one.copy(), turn_of(3)
         other.set_cell(one.cell.array @ turn.T)
@@ -110,7 +122,7 @@ def _rotation(subject: Potential) -> Seen:
 
 
 @law("permutation")
-def _permutation(subject: Potential) -> Seen:
+def _permutation(subject: Potential) -> Figures:
     def atoms(one: Atoms) -> Change:
         order = np.roll(np.arange(len(one)), 1)  # no atom in its place
         return Change(one[order], order={"node": order})
@@ -119,7 +131,7 @@ def _permutation(subject: Potential) -> Seen:
 
 
 @law("translation")
-def _translation(subject: Potential) -> Seen:
+def _translation(subject: Potential) -> Figures:
     def atoms(one: Atoms) -> Change:
         other = one.copy()
         other.translate(AWAY)
@@ -130,7 +142,7 @@ def _translation(subject: Potential) -> Seen:
 
 
 @law("arrays that are not contiguous")
-def _contiguity(subject: Potential) -> Seen:
+def _contiguity(subject: Potential) -> Figures:
     def atoms(one: Atoms) -> Change:
         other = one.copy()
         other.cell.array = np.asfortranarray(one.cell.array)
@@ -145,13 +157,13 @@ def _contiguity(subject: Potential) -> Seen:
 
 
 @law("repetition")
-def _repetition(subject: Potential) -> Seen:
+def _repetition(subject: Potential) -> Figures:
     for _ in range(5):
         yield from _compared(subject, lambda one: Change(one.copy()), lambda one: Change(replace(one)), of_space=False)
 
 
 @law("batches")
-def _batches(subject: Potential) -> Seen:
+def _batches(subject: Potential) -> Figures:
     if subject.computes_atoms:
         names, frames = zip(*subject.structures())
         for name, atoms, result in zip(names, frames, subject.results(frames)):
@@ -174,7 +186,7 @@ def _energy_gap(energy: float, expected: float, atoms: int) -> float:
 
 
 @law("extensivity")
-def _extensivity(subject: Potential) -> Seen:
+def _extensivity(subject: Potential) -> Figures:
     for name, atoms in subject.structures():
         for axis in np.flatnonzero(atoms.pbc)[:1]:
             one, two = _energies(subject, [atoms, atoms.repeat(np.where(np.arange(3) == axis, 2, 1))])
@@ -182,7 +194,7 @@ def _extensivity(subject: Potential) -> Seen:
 
 
 @law("detached fragments")
-def _fragments(subject: Potential) -> Seen:
+def _fragments(subject: Potential) -> Figures:
     names, frames = zip(*subject.structures())
     for atoms in frames:
         atoms.pbc, atoms.cell = False, None
@@ -227,7 +239,7 @@ def _dimers(subject: Potential) -> dict[str, Sequence[Results]]:
 
 
 @law("tortuosity of dimers")
-def _tortuosity(subject: Potential) -> Seen:
+def _tortuosity(subject: Potential) -> Figures:
     for name, results in _dimers(subject).items():
         energies = np.array([one["energy"] for one in results])
         span = abs(energies[0] - energies.min()) + abs(energies[-1] - energies.min())
@@ -235,7 +247,7 @@ def _tortuosity(subject: Potential) -> Seen:
 
 
 @law("energy jump of dimers")
-def _energy_jump(subject: Potential) -> Seen:
+def _energy_jump(subject: Potential) -> Figures:
     for name, results in _dimers(subject).items():
         steps = np.diff([one["energy"] for one in results])
         large = steps[np.abs(steps) >= 1e-3]
@@ -244,14 +256,14 @@ def _energy_jump(subject: Potential) -> Seen:
 
 
 @law("force flips of dimers")
-def _force_flips(subject: Potential) -> Seen:
+def _force_flips(subject: Potential) -> Figures:
     for name, results in _dimers(subject).items():
         forces = np.array([one["forces"][1, 0] for one in results])
         yield float((np.diff(np.sign(forces[np.abs(forces) >= 1e-2])) != 0).sum()), name
 
 
 @law("repulsion")
-def _repulsion(subject: Potential) -> Seen:
+def _repulsion(subject: Potential) -> Figures:
     for name, pair in _pairs(subject).items():
         longest = SHORTEST_BOND * covalent_radii[list(pair)].sum()
         for atoms in subject.frames:
@@ -264,7 +276,7 @@ def _repulsion(subject: Potential) -> Seen:
 
 
 @law("compression")
-def _compression(subject: Potential) -> Seen:
+def _compression(subject: Potential) -> Figures:
     scales = (0.9, 0.8, 0.7, 0.6, 0.5)
     for name, atoms in subject.structures():
         if len(atoms) > 1 or atoms.pbc.any():
@@ -277,7 +289,7 @@ def _compression(subject: Potential) -> Seen:
 
 
 @law("through the cutoff")
-def _through_the_cutoff(subject: Potential) -> Seen:
+def _through_the_cutoff(subject: Potential) -> Figures:
     def on_its_way(share: float) -> Atoms:
         _, atoms = next(subject.structures(RATTLE))
         atoms.positions[0] += share * np.array([0.6, 0.5, 0.4])
@@ -320,7 +332,7 @@ def _move(atoms: Atoms, step: float, along: Any) -> None:
 
 
 @law("forces")
-def _forces(subject: Potential) -> Seen:
+def _forces(subject: Potential) -> Figures:
     for name, atoms in subject.structures(RATTLE):
         forces = subject.results([atoms])[0]["forces"]
         for seed in range(3):
@@ -331,7 +343,7 @@ def _forces(subject: Potential) -> Seen:
 
 
 @law("stress")
-def _stress(subject: Potential) -> Seen:
+def _stress(subject: Potential) -> Figures:
     along = np.random.default_rng(5).normal(size=(3, 3)) / 10
     along += along.T
     for name, atoms in subject.structures(RATTLE):
@@ -356,20 +368,20 @@ def _force_constants(subject: Potential) -> dict[str, Float[Array, "some 3 atoms
 
 
 @law("symmetric force constants")
-def _symmetric(subject: Potential) -> Seen:
+def _symmetric(subject: Potential) -> Figures:
     for name, constants in _force_constants(subject).items():
         square = constants[:, :, : len(constants)].reshape(3 * len(constants), -1)
         yield float(np.abs(square - square.T).max() / max(0.1, np.abs(constants).max())), name
 
 
 @law("acoustic sums")
-def _acoustic(subject: Potential) -> Seen:
+def _acoustic(subject: Potential) -> Figures:
     for name, constants in _force_constants(subject).items():
         yield float(np.abs(constants.sum(axis=2)).max() / max(0.1, np.abs(constants).max())), name
 
 
 @law("drift")
-def _drift(subject: Potential) -> Seen:
+def _drift(subject: Potential) -> Figures:
     for name, atoms in subject.structures():
         if len(atoms) == 1:
             continue
@@ -388,7 +400,7 @@ def _drift(subject: Potential) -> Seen:
 
 
 @law("stale results")
-def _stale(subject: Potential) -> Seen:
+def _stale(subject: Potential) -> Figures:
     name, atoms = next(subject.structures())
     atoms.info.setdefault("charge", 0)
     calculator, changes = (
@@ -413,7 +425,7 @@ def _stale(subject: Potential) -> Seen:
 
 
 @law("errors are not silent")
-def _silent(subject: Potential) -> Seen:
+def _silent(subject: Potential) -> Figures:
     name, atoms = next(subject.structures())
     atoms.calc, finite = subject.fresh(), 0
     atoms.get_potential_energy()
@@ -427,7 +439,7 @@ def _silent(subject: Potential) -> Seen:
 
 
 @law("shapes of results")
-def _shapes(subject: Potential) -> Seen:
+def _shapes(subject: Potential) -> Figures:
     for name, atoms in subject.structures():
         calculator, n = subject.fresh(), len(atoms)
         subject.alone(atoms, calculator)

@@ -4,16 +4,19 @@ from typing import TYPE_CHECKING
 
 from hydragnn.base.imports import names_in
 from hydragnn.distributed.launch import (
+    SECONDS_FOR_THE_FIRST,
     Launch,
     LaunchError,
+    abandon,
+    end_job,
     environment_alone,
     host_name,
     launch_from,
+    leave,
     leave_launch,
     this_launch,
     threads_are_chosen,
 )
-from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, abandon, end_job, leave
 
 if TYPE_CHECKING:
     from hydragnn.distributed.ranks import Ranks, join_ranks

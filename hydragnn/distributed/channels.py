@@ -3,27 +3,76 @@
 Megatron's scheme (Shoeybi et al. 2019, arXiv:1909.08053) on the plans of layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import dropout, layer_norm, linear
 
 from hydragnn.base.errors import InputError
-from hydragnn.distributed.duals import DUALS
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.kernels import SiLU
 from hydragnn.layers import MessageGraph
 from hydragnn.layers.split_plan import Plan, Split, Splittable, Ways
 from hydragnn.training.pieces import Piece, whole_piece
 
+
+class Between(torch.autograd.Function):
+    """Way of an array between ranks, whose derivative is the adjoint way.
+
+    Training on forces differentiates twice. ``DTensor`` and ``parallelize_module`` lose second derivatives without an error (torch 2.13), and refuse
+    operators of ``torch.library``.
+    """
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, group: dist.ProcessGroup, way: str) -> Tensor:
+        """Return the array after the way."""
+        context.group, context.way = group, way
+        return WAYS[way][0](values, group)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient after the adjoint way."""
+        return Between.apply(gradients[0], context.group, WAYS[context.way][1]), None, None
+
+
+def _copy(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return values.view_as(values)
+
+
+def _reduce(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _gather(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    values = values.contiguous()
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, values, group=group)
+    return torch.cat(parts, dim=-1)
+
+
+def _own(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return values.chunk(dist.get_world_size(group), dim=-1)[dist.get_rank(group)].contiguous()
+
+
+WAYS: dict[str, tuple[Callable[[Tensor, dist.ProcessGroup], Tensor], str]] = {
+    "copy": (_copy, "reduce"),
+    "reduce": (_reduce, "copy"),
+    "gather": (_gather, "own"),
+    "own": (_own, "gather"),
+}
+"""Ways of plans by name, each with its adjoint."""
+
 ELEMENTWISE = (SiLU, nn.Dropout, nn.Tanh)
-"""What may stand between the linear maps of a network whose hidden channels are split."""
+"""Layers between the linear maps of a network whose hidden channels are split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,7 +91,7 @@ class Channels:
             if way == "cut":
                 values = values.chunk(self.size, dim=-1)[self.rank].contiguous()
             else:
-                values = DUALS[way].apply(values, self.group)
+                values = Between.apply(values, self.group, way)
         return values
 
     def everywhere(self, value: Any, ways: Ways, blocks: int = 1) -> Any:
@@ -84,7 +133,7 @@ class Channels:
 
 
 OF_TOPOLOGY = ("pairs", "buckets", "onward", "triplets")
-"""What a graph derives from its edges, and not from their vectors."""
+"""Keys of values derived from edges, and not from their vectors."""
 
 
 class SummedLinear(nn.Linear):

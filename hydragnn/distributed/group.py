@@ -23,8 +23,7 @@ import torch.distributed as dist
 
 from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.base.forked import workers_context
-from hydragnn.distributed.launch import Launch, machine_name, this_launch
-from hydragnn.distributed.leaving import abandon
+from hydragnn.distributed.launch import Launch, abandon, machine_name, this_launch
 from hydragnn.distributed.meeting import ServedStore, file_store, meet
 from hydragnn.distributed.ranks import own_gpu
 
@@ -300,15 +299,14 @@ def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Ab
 def join_parent(rank: int, size: int, store: str) -> AbstractContextManager[Group]:
     """Join the process that started this local worker, which ends with it."""
 
+    def end_with_parent() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
     def met(group: Group, folder: Path) -> AbstractContextManager[dist.Store]:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=end_with_parent, daemon=True).start()
         return nullcontext(file_store(store))
 
     return _open(Group(rank, size, met))
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -1,14 +1,18 @@
 """The launcher that started this process, read from the environment."""
 
+import atexit
 import hashlib
 import os
 import re
 import socket
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from hydragnn.base.environment import change_environment, changed_environment, environment
 from hydragnn.base.errors import InputError
@@ -108,7 +112,7 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
             variables=_named(environment, "WORLD_SIZE", "RANK"),
         )
     local = next((_number(environment, name) for name in _MPI_LOCAL_RANKS if environment.get(name)), 0)
-    in_shell = _in_shell_of_slurm(environment, pid)
+    in_shell = "SLURM_PTY_PORT" in environment and environment.get("SLURM_TASK_PID") != str(pid)
     for count, number in _MPI_SIZES.items():
         # variables of Slurm's own PMI are those of the shell; mpirun in that shell sets MPI_LOCALRANKID
         same = (
@@ -170,10 +174,6 @@ def _number(environment: Mapping[str, str], name: str, absent: int | None = None
 
 def _named(environment: Mapping[str, str], *names: str) -> tuple[str, ...]:
     return tuple(f"{name}={environment[name]}" for name in names if name in environment)
-
-
-def _in_shell_of_slurm(environment: Mapping[str, str], pid: int | None) -> bool:
-    return "SLURM_PTY_PORT" in environment and environment.get("SLURM_TASK_PID") != str(pid)
 
 
 def this_launch() -> Launch:
@@ -239,3 +239,53 @@ def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
     changes = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not variables.get(name)}
     with changed_environment(changes):
         yield
+
+
+SECONDS_FOR_THE_FIRST = 5.0
+"""Seconds that a failing rank stays, so that rank 0 can write down why before the launcher ends it."""
+
+SECONDS_TO_BE_READ = 1.0
+"""Seconds that the launcher has to pass on output; when a rank ends the job, it drops what it has not read."""
+
+_abandoned = threading.Event()
+
+
+def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
+    """End the process with ``code``.
+
+    With several ranks it skips the interpreter's shutdown, which can abort under gloo.
+    A failing rank other than the first stays for so many ``seconds``.
+    """
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    mpi_runs, launch = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized(), this_launch()
+    if launch.size == 1 and (not mpi_runs or mpi.COMM_WORLD.size == 1):
+        sys.exit(code)
+    if code and launch.rank:
+        time.sleep(seconds)
+    if mpi_runs and code == 0 and not _abandoned.is_set():
+        mpi.Finalize()
+    elif mpi_runs:
+        end_job(code)
+    _flush()
+    os._exit(code)
+
+
+def abandon() -> None:
+    """Stop waiting for other ranks, and end the job on leaving."""
+    _abandoned.set()
+    atexit.register(lambda: end_job(1 if hasattr(sys, "last_value") else 0))
+
+
+def end_job(code: int) -> None:
+    """End all MPI ranks after the launcher printed this one's output."""
+    _flush()
+    time.sleep(SECONDS_TO_BE_READ)
+    if code == 0:  # a success, of which MPI would say "Abort(0)"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    mpi: Any = sys.modules["mpi4py.MPI"]
+    mpi.COMM_WORLD.Abort(code)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

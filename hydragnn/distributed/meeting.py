@@ -32,7 +32,7 @@ from hydragnn.base.errors import MissingPackageError
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name
 
 PATIENCE = timedelta(minutes=10)
-"""How long a rank waits for a silent peer; a peer that died is noticed at once."""
+"""Time that a rank waits for a silent peer; a peer that died is noticed at once."""
 
 NOTE_AFTER = 2.0
 """Seconds after which a rank that waits for others says so."""
@@ -41,7 +41,7 @@ MANY = 64
 """Beyond so many ranks, and where MPI tells them, only the first two say that they wait."""
 
 DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-"""Where the system names the open files of this process."""
+"""Folder in which the system names the open files of this process."""
 
 _PAUSE = 0.05
 _NAMED = 8  # of many missing ranks

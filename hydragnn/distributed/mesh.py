@@ -26,7 +26,7 @@ class Mesh:
     sizes: tuple[int, ...] = (1,) * len(AXES)
     """Number of ranks along every one of ``AXES``."""
     states: Literal["auto", "whole", "shared"] = "auto"
-    """Whether copies share their optimizer states."""
+    """Copies of weights with shared or whole optimizer states."""
     _groups: dict[tuple[Axis, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def size(self, *axes: Axis) -> int:
@@ -59,8 +59,9 @@ class Mesh:
 
     def members(self, *axes: Axis) -> list[int]:
         """Return the ranks that differ from this one along the axes only."""
-        own = coordinates(self.ranks.rank, self.sizes)
-        return [rank for rank in range(self.ranks.size) if _same_but(coordinates(rank, self.sizes), own, axes)]
+        others = [place for place, axis in enumerate(AXES) if axis not in axes]
+        places = [coordinates(rank, self.sizes) for rank in range(self.ranks.size)]
+        return [rank for rank, one in enumerate(places) if all(one[i] == places[self.ranks.rank][i] for i in others)]
 
     def group(self, *axes: Axis) -> dist.ProcessGroup | None:
         """Return the group of ranks along the axes; None where it is one.
@@ -70,15 +71,9 @@ class Mesh:
         if self.size(*axes) == 1:
             return None
         if axes not in self._groups:
-            self._groups[axes] = self._make_group(axes)
+            world = dist.group.WORLD if self.size(*axes) == self.ranks.size else None
+            self._groups[axes] = self.new_group(*axes) if world is None else world
         return self._groups[axes]
-
-    def _make_group(self, axes: tuple[Axis, ...]) -> dist.ProcessGroup:
-        if self.size(*axes) == self.ranks.size:
-            world = dist.group.WORLD
-            assert world is not None
-            return world
-        return self.new_group(*axes)
 
     def new_group(self, *axes: Axis, **options: Any) -> dist.ProcessGroup:
         """Return a new group along the axes, with torch's options; collective."""
@@ -156,7 +151,3 @@ def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
         rank, position = divmod(rank, size)
         place.append(position)
     return tuple(reversed(place))
-
-
-def _same_but(one: tuple[int, ...], other: tuple[int, ...], axes: tuple[Axis, ...]) -> bool:
-    return all(a == b for a, b, axis in zip(one, other, AXES) if axis not in axes)

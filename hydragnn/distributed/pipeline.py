@@ -6,7 +6,9 @@ The stages of ``torch.distributed.pipelining`` exchange tensors of fixed shapes,
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,13 +16,44 @@ from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
-from hydragnn.distributed.pipeline_schedule import stage_schedule
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel
 from hydragnn.models.graph_model import tied
 from hydragnn.training.executor import Eager, Part
+
+
+class Action(NamedTuple):
+    """Forward or backward pass of one chunk for one micro-batch."""
+
+    back: bool
+    chunk: int
+    """Number among the chunks of this rank, from the inputs on."""
+    number: int
+    """Number of the micro-batch."""
+
+
+def stage_schedule(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
+    """Return the actions of a stage in their order.
+
+    That is the interleaved schedule 1F1B of Narayanan et al. 2021, arXiv:2104.04473, section 2.2; with one chunk it is 1F1B. Micro-batches go
+    through the chunks in rounds of ``stages`` or more, so that any number of them will do. All stages send and receive in one order.
+
+    >>> [f"{'b' if back else 'f'}{number}" for back, _, number in stage_schedule(0, stages=2, chunks=1, micro_batches=3)]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    """
+    count = max(1, micro_batches // stages)
+    ends = [-(-micro_batches * number // count) for number in range(count + 1)]
+    rounds = [range(first, last) for first, last in pairwise(ends)]
+    forward = [Action(False, chunk, number) for one in rounds for chunk in range(chunks) for number in one]
+    backward = [Action(True, chunk, number) for one in rounds for chunk in reversed(range(chunks)) for number in one]
+    behind = stages - 1 - stage
+    # forward passes that are ahead of backward ones: until the first loss, and while it comes back
+    ahead = behind if chunks == 1 else (chunks - 1) * len(rounds[0]) + 2 * behind
+    pairs = zip(forward[ahead:], backward)
+    return [*forward[:ahead], *(one for pair in pairs for one in pair), *backward[max(0, len(forward) - ahead) :]]
+
 
 Travellers = dict[str, Tensor]
 """States by layer and degree, and what layers share, by name."""
@@ -90,7 +123,7 @@ def keep_stage(model: GraphModel | BranchedModel, mesh: Mesh, chunks: int) -> li
 
 
 LINKS = ((False, False), (True, False), (False, True), (True, True))
-"""Whether a message goes back, and whether it is one between the last stage and the first."""
+"""Kinds of messages: going back or not, and between the last stage and the first or not."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -101,7 +134,7 @@ class Pipeline:
     """Layers of each."""
     group: dist.ProcessGroup
     links: Mapping[tuple[bool, bool], dist.ProcessGroup]
-    """Of the same ranks, for each of ``LINKS``: messages of one never wait for those of another."""
+    """Groups of the same ranks for each of ``LINKS``: messages of one never wait for those of another."""
     device: torch.device
     sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ shared memory outlives the rank that filled it, but not its node.
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -24,8 +24,7 @@ from hydragnn.datasets.gather import gather
 from hydragnn.datasets.store import Numbers
 from hydragnn.datasets.views import View
 from hydragnn.distributed.launch import machine_name
-from hydragnn.distributed.neighbours import process_namespace
-from hydragnn.distributed.ranks import Ranks, number_of
+from hydragnn.distributed.ranks import Ranks, number_of, process_namespace
 from hydragnn.distributed.shared_memory import SharedLayout, SharedMemory, held_specs, row_bytes, write_graphs
 from hydragnn.distributed.sharing import shared_problem
 from hydragnn.distributed.windows import Windows
@@ -135,21 +134,9 @@ class RankStore(View):
             if flat is None:
                 names = [field.name for field in self._fields]
                 return flat_graphs(self.store.read(numbers, names), self._fields)
-            return with_texts(flat, self.store, numbers)
+            return replace(flat, texts={key: texts.select(numbers) for key, texts in self.store.texts.items()})
 
         return piece
-
-
-def with_texts(flat: FlatGraphs, store: GraphStore, graphs: NDArray[np.int64]) -> FlatGraphs:
-    """Return graphs with their texts, unread until first use."""
-    return FlatGraphs(
-        dim=flat.dim,
-        fields=flat.fields,
-        node_offsets=flat.node_offsets,
-        edge_offsets=flat.edge_offsets,
-        arrays=flat.arrays,
-        texts={key: texts.select(graphs) for key, texts in store.texts.items()},
-    )
 
 
 class RemoteNodes:
@@ -264,8 +251,8 @@ def kept_by_ranks(
         remote = RemoteNodes(windows, layouts, present, fields, store.dim)
         local = mine.nodes[node].index(ranks.rank)
         remote.servers = [peers[local % len(peers)] for peers in mine.nodes]
-    held = MemoryStore(with_texts(own, store, graphs[cuts[node] : cuts[node + 1]]))
-    return RankStore(store, graphs, fields, held, cuts, node, remote)
+    texts = {key: one.select(graphs[cuts[node] : cuts[node + 1]]) for key, one in store.texts.items()}
+    return RankStore(store, graphs, fields, MemoryStore(replace(own, texts=texts)), cuts, node, remote)
 
 
 def graphs_in(

@@ -6,12 +6,16 @@ Ranks are started by torchrun, mpirun or srun; without any of them there is one 
 import gc
 import hashlib
 import os
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,11 +23,72 @@ from torch import Tensor
 from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
 from hydragnn.distributed.meeting import PATIENCE, meet
-from hydragnn.distributed.neighbours import OnStopped, next_on_machine, process_namespace, watch_neighbour
 from hydragnn.distributed.windows import windows_closed
 
+LOOK_EVERY = 5.0
+"""Seconds between two looks at a neighbour."""
+
+LOOKS = 9
+"""Looks in a row that must find it stopped. Looks are counted, because a whole job may be suspended and resumed."""
+
+OnStopped = Callable[[int, str], None]
+"""Called with the number of a stopped rank, and a sentence, before it is ended."""
+
+
+def next_on_machine(rank: int, machines: Sequence[int]) -> int | None:
+    """Return the next rank on the same machine, None if alone.
+
+    >>> [next_on_machine(rank, [7, 8, 7, 7]) for rank in range(4)]
+    [2, None, 3, 0]
+    """
+    neighbours = [other for other, machine in enumerate(machines) if machine == machines[rank]]
+    following = neighbours[(neighbours.index(rank) + 1) % len(neighbours)]
+    return None if following == rank else following
+
+
+@contextmanager
+def watch_neighbour(rank: int, pid: int, on_stopped: OnStopped) -> Iterator[None]:
+    """Watch another rank's process from a thread in the block, and end it where it stays stopped.
+
+    A stopped process (SIGSTOP) holds up all others in the next collective, and they cannot tell it from one that takes a long step. The system can. Once it
+    is ended its connections break, and all others leave. A rank that is alone on its machine has no neighbour.
+    """
+    over = threading.Event()
+    with suppress(psutil.Error):  # it has died; the next collective says so
+        neighbour = psutil.Process(pid)
+        threading.Thread(target=_watch, args=(neighbour, rank, on_stopped, over), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(neighbour: psutil.Process, rank: int, on_stopped: OnStopped, over: threading.Event) -> None:
+    stopped = 0
+    with suppress(psutil.Error):
+        while not over.wait(LOOK_EVERY):
+            stopped = stopped + 1 if neighbour.status() == psutil.STATUS_STOPPED else 0
+            if stopped == LOOKS:
+                sentence = (
+                    f"rank {rank} on {host_name()} (process {neighbour.pid}) was stopped for {LOOKS * LOOK_EVERY:.0f} s, while all others "
+                    "waited for it; it is ended, and the run with it"
+                )
+                print(sentence, file=sys.stderr, flush=True)
+                on_stopped(rank, sentence)
+                neighbour.kill()  # the very process: psutil knows when it began
+                return
+
+
+def process_namespace() -> int:
+    """Return the number of this process's namespace; 0 for the only one."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
 SECONDS_FOR_ERRORS = timedelta(seconds=2)
-"""How long ranks with an input error wait for those of others."""
+"""Time that ranks with an input error wait for those of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,3 +249,46 @@ def _device(launch: Launch) -> torch.device:
     if dist.get_backend() != "nccl":
         return torch.device("cpu")
     return own_gpu(launch.local_rank)
+
+
+PCI = Path("/sys/bus/pci/devices")
+
+
+def bind_near(gpu: torch.device, devices: Path = PCI) -> None:
+    """Bind this process to the cores beside its GPU.
+
+    Nothing happens where a launcher has bound it already, or where the system does not tell which cores these are.
+    """
+    properties: Any = torch.cuda.get_device_properties(gpu)
+    with suppress(OSError, AttributeError, ValueError):  # another system, driver or version of torch
+        address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        near = cores_in((devices / address / "local_cpulist").read_text(encoding="ascii"))
+        if near and near < os.sched_getaffinity(0):
+            os.sched_setaffinity(0, near)
+
+
+@contextmanager
+def cores_given_back() -> Iterator[None]:
+    """Let all threads of this process run on its present cores again at the end."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        bound = os.sched_getaffinity(0)
+        for thread in Path("/proc/self/task").iterdir() if bound != before else ():
+            with suppress(OSError):  # it has ended
+                if os.sched_getaffinity(int(thread.name)) == bound:
+                    os.sched_setaffinity(int(thread.name), before)
+
+
+def cores_in(text: str) -> set[int]:
+    """Return the numbers in a list of Linux.
+
+    >>> sorted(cores_in("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    pairs = [part.partition("-") for part in text.split(",") if part.strip()]
+    return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}

@@ -74,7 +74,4 @@ def _outcome(make: Callable[[], Any]) -> str:
 
 def _only_text(text: str, ranks: Ranks, device: torch.device) -> str:
     """Return the text of the one rank that has any."""
-    encoded = bytearray(text.encode())
-    length = int(ranks.sum_in_place(torch.tensor(len(encoded), device=device)))
-    letters = torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.zeros(length, dtype=torch.uint8)
-    return ranks.sum_in_place(letters.to(device)).cpu().numpy().tobytes().decode()
+    return "".join(texts_of_all(text, ranks, device))

@@ -14,14 +14,26 @@ from hydragnn.layers.message_graph import MessageGraph, States
 from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
 from hydragnn.layers.split_plan import Plan, Split
 
-PLAN_OF_HEADS: Plan = {
-    "": Split(counts=("heads",)),
-    "project": Split(weights="columns", blocks=3, takes=(("copy",),)),
-    "out": Split(weights="rows"),
-}
+
+class NodeAttention(nn.Module):
+    """Base of attention among nodes: weights as in ``torch.nn.MultiheadAttention``."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+
+    def split_plan(self) -> Plan:
+        """Return the heads."""
+        return {
+            "": Split(counts=("heads",)),
+            "project": Split(weights="columns", blocks=3, takes=(("copy",),)),
+            "out": Split(weights="rows"),
+        }
 
 
-class GraphAttention(nn.Module):
+class GraphAttention(NodeAttention):
     """Multihead attention over the nodes of each graph.
 
     softmax(Q K^T / sqrt(d)) V over the nodes of each graph (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
@@ -29,14 +41,7 @@ class GraphAttention(nn.Module):
     Graphs of similar sizes are computed together (``size_buckets``), never all of a batch. Time is quadratic in the nodes of a graph, not of the batch;
     so is memory where weights learn from forces (``graph.is_differentiated_twice``). Elsewhere no large array of nodes by nodes is kept: by torch's fused
     form on a CPU, and in parts on a GPU, where the gradient of the fused form adds atomically.
-    Weights lie as in ``torch.nn.MultiheadAttention``.
     """
-
-    def __init__(self, channels: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.project = nn.Linear(channels, 3 * channels)
-        self.out = nn.Linear(channels, channels)
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return the attention of every node."""
@@ -52,10 +57,6 @@ class GraphAttention(nn.Module):
             queries, keys, values = (by_head(part, self.heads) for part in rows.chunk(3, dim=-1))
             read.append(form(queries, keys, values, mask).transpose(1, 2).flatten(2))
         return self.out(buckets.collect(read))
-
-    def split_plan(self) -> Plan:
-        """Return the heads."""
-        return PLAN_OF_HEADS
 
 
 def attention_over_ranks(
@@ -134,19 +135,13 @@ ATTENTION_FORMS: Mapping[str, Callable[..., Tensor]] = {
 """Attention with one derivative, by kind of device."""
 
 
-class LinearGraphAttention(nn.Module):
+class LinearGraphAttention(NodeAttention):
     """Linear attention over the nodes of each graph.
 
     f(Q) (f(K)^T V) / (f(Q) sum f(K)) with f = elu + 1 over the nodes of each graph (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 5).
 
     Time and memory are linear in the number of nodes. Graphs of similar sizes are computed together (``size_buckets``).
     """
-
-    def __init__(self, channels: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.project = nn.Linear(channels, 3 * channels)
-        self.out = nn.Linear(channels, channels)
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return the attention of every node."""
@@ -157,10 +152,6 @@ class LinearGraphAttention(nn.Module):
         # the last is the sum of shares; f > 0, so that it is
         read, total = sums(queries, keys, values, graph).split([queries.shape[-1], 1], dim=-1)
         return self.out((read / total).flatten(1))
-
-    def split_plan(self) -> Plan:
-        """Return the heads."""
-        return PLAN_OF_HEADS
 
 
 def sums_by_bucket(
@@ -193,10 +184,7 @@ def sums_by_node(
 SUMS_FORMS: Mapping[str, Callable[..., Tensor]] = {ANYWHERE: sums_by_node, "cpu": sums_by_bucket}
 """Linear attention by kind of device: elsewhere the host would wait for sizes of graphs."""
 
-ATTENTION: dict[str, type[GraphAttention] | type[LinearGraphAttention]] = {
-    "multihead": GraphAttention,
-    "linear": LinearGraphAttention,
-}
+ATTENTION: dict[str, type[NodeAttention]] = {"multihead": GraphAttention, "linear": LinearGraphAttention}
 
 
 class GPSLayer(nn.Module):

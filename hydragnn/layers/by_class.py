@@ -1,4 +1,4 @@
-"""Linear maps with weights of their own for every class of rows."""
+"""Linear maps and learned rows of every class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +11,23 @@ from torch.nn.functional import linear
 
 from hydragnn.kernels import spread
 from hydragnn.kernels.family import ANYWHERE, form_on
+
+
+class ClassTable(nn.Embedding):
+    """``nn.Embedding`` whose gradient adds in the order of the items."""
+
+    def forward(self, classes: Int[Tensor, " *items"]) -> Float[Tensor, "*items channels"]:
+        """Return the row of each item's class."""
+        return rows_of(self.weight, classes)
+
+
+def rows_of(
+    table: Float[Tensor, "classes channels"], classes: Int[Tensor, " *items"]
+) -> Float[Tensor, "*items channels"]:
+    """Return the rows of the classes."""
+    if classes.ndim == 1:
+        return spread(table, classes)
+    return spread(table, classes.flatten()).view(*classes.shape, table.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,8 +49,7 @@ def classes_of(of_rows: Int[Tensor, " rows"], count: int) -> Classes:
     Rows are counted on CPUs only, and not while a tracer runs: elsewhere the host would wait.
     """
     form: Any = form_on(COUNTING, of_rows.device.type)
-    result: Classes = form(of_rows, count)
-    return result
+    return form(of_rows, count)
 
 
 def _uncounted(of_rows: Tensor, count: int) -> Classes:

@@ -81,8 +81,7 @@ def limits_from_json(value: Mapping[str, Any]) -> CloseRangeLimits:
 def bonds() -> np.ndarray:
     """Return summed covalent radii of pairs of elements, in Angstrom."""
     radii = covalent_radii[np.minimum(np.arange(ELEMENTS), len(covalent_radii) - 1)]
-    table: np.ndarray = radii[:, None] + radii[None, :]
-    return table
+    return radii[:, None] + radii[None, :]
 
 
 def shortest_distances(limits: CloseRangeLimits) -> np.ndarray:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from hydragnn.kernels import edge_product, gather_multiply_sum, segment_sum
 from hydragnn.layers.harmonics import SphericalHarmonics
+from hydragnn.layers.inputs import mlp
 from hydragnn.layers.message_graph import MessageGraph, States, radial_inputs
-from hydragnn.layers.mlp import mlp
 from hydragnn.layers.split_plan import Plan, Split
 
 HIGHEST = 30.0
-"""Of scores: so much larger than all others a weight may be as exp of twice of it, and no sum of them overflows in single precision."""
+"""Largest score: weights differ by a factor of exp of twice of it at most, and no sum of them overflows in single precision."""
 
 NUM_RADIAL = 16
 """Radial functions of a pair, unless settings say otherwise."""
@@ -107,17 +107,18 @@ class EquivariantAttention(nn.Module):
         return torch.cat([part if part.dim() == 3 else part.transpose(1, 2).flatten(2) for part in parts], dim=-1)
 
     def axes(self, pairs: MessageGraph) -> list[Float[Tensor, "pairs components"]]:
-        """Return spherical harmonics of the directions by degree."""
-        return pairs.once(("harmonics", self.harmonics.max_ell), lambda: self.harmonics_of(pairs.directions))
+        """Return spherical harmonics of the directions by degree, or what stands for them in a plane."""
 
-    def harmonics_of(self, directions: Float[Tensor, "pairs dim"]) -> list[Float[Tensor, "pairs components"]]:
-        """Of every degree, as many components as a state of it has."""
-        dim = directions.shape[1]
-        return (
-            self.harmonics(directions)
-            if dim == 3
-            else [torch.ones_like(directions[:, :1]), math.sqrt(dim) * directions]
-        )
+        def make() -> list[Tensor]:
+            directions, dim = pairs.directions, pairs.directions.shape[1]
+            in_space = dim == 3
+            return (
+                self.harmonics(directions)
+                if in_space
+                else [torch.ones_like(directions[:, :1]), math.sqrt(dim) * directions]
+            )
+
+        return pairs.once(("harmonics", self.harmonics.max_ell), make)
 
     def split_plan(self) -> Plan:
         """Return the heads; increments are added up over their channels."""

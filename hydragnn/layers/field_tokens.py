@@ -16,9 +16,8 @@ from hydragnn.graphs.units import unit_features
 from hydragnn.kernels import spread
 from hydragnn.kernels.family import form_on
 from hydragnn.layers.attention import ATTENTION_FORMS, attention_in_full, buckets_of, by_head
-from hydragnn.layers.inputs import NodeInputs, columns
+from hydragnn.layers.inputs import NodeInputs, columns, mlp
 from hydragnn.layers.message_graph import MessageGraph
-from hydragnn.layers.mlp import mlp
 from hydragnn.layers.split_plan import Plan, Split
 
 Form = Callable[..., Tensor]
@@ -221,8 +220,7 @@ class LatentAttention(nn.Module):
     def updated(self, read: Float[Tensor, "graphs latents channels"]) -> Float[Tensor, "graphs latents channels"]:
         """Return the latents after what they read."""
         latents = self.latents + self.read.out(read)
-        updated: Tensor = self.norms[1](latents + self.network(self.norms[0](latents)))
-        return updated
+        return self.norms[1](latents + self.network(self.norms[0](latents)))
 
     def over_ranks(
         self, rows: Float[Tensor, "nodes three_channels"], graph: MessageGraph

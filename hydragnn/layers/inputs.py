@@ -1,5 +1,6 @@
 """Input fields as states: numbers by a network, classes by a table."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -8,9 +9,24 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.kernels import spread
-from hydragnn.layers.class_table import ClassTable
-from hydragnn.layers.mlp import mlp
+from hydragnn.kernels import SiLU, spread
+from hydragnn.layers.by_class import ClassTable
+
+
+def mlp(widths: Sequence[int], *, last_bias: bool = True) -> nn.Sequential:
+    """Return linear layers from ``widths[0]`` to ``widths[-1]``, SiLU between them.
+
+    >>> [type(layer).__name__ for layer in mlp([4, 8, 1])]
+    ['Linear', 'SiLU', 'Linear']
+    """
+    layers: list[nn.Module] = []
+    pairs = list(itertools.pairwise(widths))
+    for number, (wide, narrow) in enumerate(pairs):
+        last = number == len(pairs) - 1
+        layers.append(nn.Linear(wide, narrow, bias=last_bias or not last))
+        if not last:
+            layers.append(SiLU())
+    return nn.Sequential(*layers)
 
 
 class ClassEmbedding(nn.Module):

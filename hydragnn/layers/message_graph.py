@@ -1,4 +1,4 @@
-"""Batch of graphs as layers see it, with lazy geometry."""
+"""Batch of graphs as layers see it, with lazy geometry, and its coarser levels."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,11 +10,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs.coarse import Level
+from hydragnn.graphs.coarse import Level, Merging
 from hydragnn.graphs.halo import Sections
-from hydragnn.kernels import Pairs, Topology, gather_add, lengths_and_directions, pairs_of, segment_sum, spread
+from hydragnn.kernels import (
+    Pairs,
+    Topology,
+    gather_add,
+    gather_multiply_sum,
+    lengths_and_directions,
+    pairs_of,
+    segment_mean,
+    segment_sum,
+    spread,
+)
 from hydragnn.layers.close_range import Contacts
-from hydragnn.layers.coarser import Coarser, coarser_of
 from hydragnn.layers.halo import HaloExchange, NoExchange
 from hydragnn.layers.radial import RadialFeatures
 
@@ -103,8 +112,7 @@ class MessageGraph:
         """Return ``make()``, computed at the first call with this key."""
         if key not in self.cache:
             self.cache[key] = make()
-        value: T = self.cache[key]
-        return value
+        return self.cache[key]
 
     def moved(self, displacements: Float[Tensor, "nodes dim"]) -> "MessageGraph":
         """Return the graph with displaced nodes and the same edges.
@@ -131,21 +139,18 @@ class MessageGraph:
         sections = None if self.halo is None else self.halo.halo.sections
         if sections is None:
             return None
-        return self.once("sections", lambda: (self._inner(sections), self._border(sections)))
+        return self.once("sections", lambda: self._make_sections(sections))
 
-    def _inner(self, sections: Sections) -> "MessageGraph":
-        return self._section(sections.inner_edges, 0, topology=sections.inner)
-
-    def _border(self, sections: Sections) -> "MessageGraph":
+    def _make_sections(self, sections: Sections) -> "tuple[MessageGraph, MessageGraph]":
         owner, species = self.owner[sections.nodes], self.species
-        return self._section(
-            sections.border_edges,
-            1,
-            topology=sections.border,
-            owner=owner,
-            nodes_per_graph=torch.bincount(owner, minlength=self.num_graphs),
-            species=None if species is None else species[sections.nodes],
-        )
+        border: dict[str, Any] = {
+            "topology": sections.border,
+            "owner": owner,
+            "nodes_per_graph": torch.bincount(owner, minlength=self.num_graphs),
+            "species": None if species is None else species[sections.nodes],
+        }
+        inner = self._section(sections.inner_edges, 0, topology=sections.inner)
+        return inner, self._section(sections.border_edges, 1, **border)
 
     def _section(self, edges: Int[Tensor, " edges"], place: int, **nodes: Any) -> "MessageGraph":
         """Return the graph of some edges; its layers exchange nothing."""
@@ -187,7 +192,7 @@ class MessageGraph:
         return self.halo.sum_over_nodes(values, self.owner, self.num_graphs)
 
     @property
-    def coarser(self) -> Coarser:
+    def coarser(self) -> "Coarser":
         """The next coarser level of itself; there must be clusters for it."""
         return self.once("coarser", lambda: coarser_of(self))
 
@@ -211,14 +216,6 @@ class MessageGraph:
         if self.vectors is None:
             raise InputError(f"a layer reads {what} of edges, and there are none: {self.without_vectors}")
         return self.vectors
-
-    @property
-    def triplets(self) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:
-        """Numbers of consecutive edges k -> j and j -> i.
-
-        The second ones ascend. The way back, k = i along the same edge, is among them: its directions are opposite.
-        """
-        return self.once("triplets", lambda: triplets_of(self.topology))
 
     @property
     def bonds(self) -> Float[Tensor, " edges"] | None:
@@ -338,7 +335,9 @@ def inputs_at_zero(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
 
 
 def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:
-    """Numbers of edges that end where others begin, and of these others.
+    """Return numbers of consecutive edges k -> j and j -> i.
+
+    The second ones ascend. The way back, k = i along the same edge, is among them: its directions are opposite.
 
     >>> chain = Topology(senders=torch.tensor([0, 1]), receivers=torch.tensor([1, 2]), num_columns=3, num_rows=3)
     >>> [edges.tolist() for edges in triplets_of(chain)]
@@ -350,3 +349,82 @@ def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tenso
     # [triplets], 0 ... count - 1 for every second edge
     place = torch.arange(second.shape[0], device=count.device) - (count.cumsum(0) - count).index_select(0, second)
     return begin.index_select(0, second) + place, second
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Coarser:
+    """Coarser graph, with the map of nodes and edges to it."""
+
+    graph: MessageGraph
+    joining: Topology
+    """From every finer node to its cluster: a row per cluster, a column per finer node."""
+    leaving: Topology
+    """From every cluster to its nodes: one edge per finer node."""
+    share: Float[Tensor, " nodes"]
+    """One over the number of nodes of each cluster, in the order of ``joining``."""
+    merging: Merging
+    """Edges of the finer graph that each edge stands for."""
+    finer_edges: int
+    """Edges of the finer graph, also those that are gone."""
+
+    def pooled(self, states: Float[Tensor, "nodes *shape"]) -> Float[Tensor, "rows *shape"]:
+        """Return the mean over the nodes of each cluster."""
+        means = gather_multiply_sum(states.flatten(1), self.share.to(states.dtype), self.joining)
+        return means.unflatten(1, states.shape[1:])
+
+    def unpooled(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "nodes *shape"]:
+        """Return the state of each node's cluster."""
+        return gather_multiply_sum(states.flatten(1), None, self.leaving).unflatten(1, states.shape[1:])
+
+    def pooled_edges(self, states: Float[Tensor, "edges *shape"]) -> Float[Tensor, "rows *shape"]:
+        """Return the mean over the edges that each coarser one replaces."""
+        merging = self.merging
+        return segment_mean(spread(states, merging.finer), merging.coarser, merging.num_edges)
+
+    def unpooled_edges(self, states: Float[Tensor, "rows *shape"]) -> Float[Tensor, "edges *shape"]:
+        """Return the state of each edge's coarser edge; zero without one."""
+        merging = (
+            self.merging
+        )  # no two of its finer edges are one: a sum is a copy, whose derivatives add without atomics
+        return segment_sum(spread(states, merging.coarser), merging.finer, self.finer_edges)
+
+    def pooled_states(self, states: States) -> States:
+        """Return states of all degrees, and of edges, on the coarser level."""
+        return {key: self.pooled_edges(value) if key < 0 else self.pooled(value) for key, value in states.items()}
+
+    def unpooled_states(self, states: States) -> States:
+        """Return states of the coarser level at nodes and edges."""
+        return {key: self.unpooled_edges(value) if key < 0 else self.unpooled(value) for key, value in states.items()}
+
+
+def coarser_of(graph: MessageGraph) -> Coarser:
+    """Return the graph of the first level of clusters.
+
+    It has the levels that follow.
+
+    Edges and vectors are those of the level (``hydragnn.graphs.coarse``); the features of an edge are the mean of what it stands for.
+    """
+    assert graph.levels, "levels of a graph without clusters"
+    level, features = graph.levels[0], graph.edge_features
+    merging = level.merging
+    coarse = replace(
+        graph,
+        topology=level.topology,
+        owner=level.owner,
+        nodes_per_graph=level.nodes_per_graph,
+        vectors=None if graph.vectors is None else level.vectors,
+        edge_features=None
+        if features is None
+        else segment_mean(spread(features, merging.finer), merging.coarser, merging.num_edges),
+        edge_kinds=level.edge_kinds,
+        species=None,
+        levels=graph.levels[1:],
+    )
+    return Coarser(
+        graph=coarse,
+        joining=level.joining,
+        leaving=level.leaving,
+        share=level.share,
+        merging=merging,
+        finer_edges=graph.topology.num_edges,
+    )

@@ -1,12 +1,17 @@
-"""Mean, minimum, maximum and deviation of messages: exact or smooth."""
+"""Mean, minimum, maximum and deviation of messages, scaled by degree (arXiv:2004.05718)."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Num
-from torch import Tensor
+from torch import Tensor, nn
 
-from hydragnn.kernels import POWER, Topology, outer_sum, power_sums, segment_statistics, segment_sum, spread
+from hydragnn.kernels import POWER, Topology, joined, outer_sum, power_sums, segment_statistics, segment_sum, spread
+from hydragnn.kernels.family import is_accelerated
 
 StatisticsForm = Literal["paper", "smooth"]
 
@@ -63,3 +68,63 @@ def smooth_statistics(
     rise, fall = ((root - 1 / root) / 2).unbind(0)  # x = (t - 1 / t) / 2
     deviation = variance / ((variance + 1).sqrt() + 1)
     return Aggregated((mean, mean - fall, mean + rise, deviation), total / size, size)
+
+
+Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DegreeScalers:
+    """Factors of statistics by degree.
+
+    Numbers that statistics of a node with d edges are multiplied with: 1, s, 1 / s, t or 1 / t; without edges 1, 0, 1, 0 and 1.
+
+    s = log(d + 1) / mean log(d + 1) (eq. 5) and t = d / mean d, with means over the training part; names as in PyTorch Geometric.
+    """
+
+    names: tuple[Scaler, ...]
+    mean_log_degree: float
+    mean_degree: float
+
+    def scaled(
+        self, parts: Sequence[Float[Tensor, "nodes channels"]], degrees: Float[Tensor, "nodes 1"]
+    ) -> list[Float[Tensor, "nodes channels"]]:
+        """Each of ``parts`` by the scaler in its place."""
+        scaled: list[Tensor] = []
+        sizes: dict[str, Tensor] = {}
+        if {"amplification", "attenuation"} & {*self.names}:
+            sizes["log"] = torch.log1p(degrees) / (self.mean_log_degree if self.mean_log_degree > 0 else 1.0)  # eq. 5
+        if {"linear", "inverse_linear"} & {*self.names}:
+            sizes["linear"] = degrees / (self.mean_degree if self.mean_degree > 0 else 1.0)
+        for name, part in zip(self.names, parts):
+            if name == "identity":
+                scaled.append(part)
+                continue
+            size = sizes["linear" if name in ("linear", "inverse_linear") else "log"]
+            grows = name in ("amplification", "linear")
+            scaled.append(size * part if grows else part / torch.where(degrees > 0, size, 1.0))
+        return scaled
+
+    def factors(self, degrees: Float[Tensor, "nodes 1"]) -> Float[Tensor, "nodes 1 scalers"]:
+        """Return the numbers of the scalers side by side."""
+        return torch.stack(self.scaled([torch.ones_like(degrees)] * len(self.names), degrees), dim=-1)
+
+
+def scaled_statistics(
+    statistics: Sequence[Float[Tensor, "nodes channels"]] | Float[Tensor, "nodes four"],
+    weights: nn.Linear,
+    degrees: Num[Tensor, "nodes 1"],
+    scalers: DegreeScalers,
+) -> Float[Tensor, "nodes channels"]:
+    """Return W (S (x) A) of statistics and scalers (eq. 7).
+
+    ``weights`` has the matrices of the scalers under each other: a scaler is one number per node, so it acts after the linear map of the
+    statistics, which is exact.
+    """
+    beside = statistics if isinstance(statistics, Tensor) else joined(statistics, -1)
+    parts = weights(beside)  # [nodes, scalers channels]
+    if is_accelerated(parts.device.type):
+        factors = scalers.factors(degrees.to(parts.dtype))  # one product has one launch, in its derivatives, too
+        return torch.bmm(factors, parts.unflatten(1, (len(scalers.names), -1))).squeeze(1)
+    parts = parts.chunk(len(scalers.names), dim=-1)
+    return reduce(add, scalers.scaled(parts, degrees.to(weights.weight.dtype)))

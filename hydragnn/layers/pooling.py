@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
-from hydragnn.layers.coarser import Coarser
-from hydragnn.layers.message_graph import MessageGraph, States
+from hydragnn.layers.message_graph import Coarser, MessageGraph, States
 
 
 class WayBack(nn.Module):
@@ -90,8 +89,7 @@ class GraphUNet(nn.Module):
     def back(self, states: States, way: list[tuple[States, Coarser]]) -> States:
         """Return the states of the next finer level."""
         previous, coarser = way.pop()
-        finer: States = self.ways_back[len(way)](states, previous, coarser)
-        return finer
+        return self.ways_back[len(way)](states, previous, coarser)
 
 
 def v_cycle(layers: int, levels: int) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hydragnn.kernels import segment_max, segment_mean, segment_softmax, segment_sum, silu
+from hydragnn.layers.inputs import mlp
 from hydragnn.layers.message_graph import MessageGraph
-from hydragnn.layers.mlp import mlp
 
 Pool = Literal["sum", "mean", "max"]
 POOLS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}

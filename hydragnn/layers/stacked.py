@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from hydragnn.layers.by_class import Classes, LinearByClass
-from hydragnn.layers.class_table import ClassTable, rows_of
+from hydragnn.layers.by_class import Classes, ClassTable, LinearByClass, rows_of
 from hydragnn.layers.inputs import NodeInputs
 
 

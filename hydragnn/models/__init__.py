@@ -1,8 +1,7 @@
 """Models: encoders, heads, derivatives, and their files."""
 
 from hydragnn.architectures import GraphStatistics, ModelSettings
-from hydragnn.models.branched import BranchedModel, build_branched, check_shared
-from hydragnn.models.build import build_from_description, build_model
+from hydragnn.models.branched import BranchedModel, build_branched, build_from_description, build_model, check_shared
 from hydragnn.models.checks import check, check_cuttable
 from hydragnn.models.description import (
     ModelDescription,
@@ -23,36 +22,3 @@ from hydragnn.models.heads import HeadSettings, parse_head
 from hydragnn.models.saving import load_graph_model, read_description, save_branched, save_model
 from hydragnn.models.target import Target, target_from_json
 from hydragnn.models.trained import TrainedModel, load_model
-
-__all__ = [
-    "BranchedModel",
-    "Categorical",
-    "Distribution",
-    "GraphModel",
-    "GraphStatistics",
-    "HeadSettings",
-    "ModelDescription",
-    "ModelSettings",
-    "Normal",
-    "Number",
-    "Point",
-    "Target",
-    "TrainedModel",
-    "build_branched",
-    "build_from_description",
-    "build_model",
-    "check",
-    "check_cuttable",
-    "check_shared",
-    "concatenate_distributions",
-    "degree_statistics",
-    "make_description",
-    "description_from_json",
-    "load_graph_model",
-    "load_model",
-    "parse_head",
-    "read_description",
-    "save_branched",
-    "save_model",
-    "target_from_json",
-]

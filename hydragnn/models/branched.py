@@ -7,14 +7,43 @@ from functools import partial
 import torch
 from torch import nn
 
+from hydragnn.architectures import ArchitectureSettings, GraphStatistics
 from hydragnn.base.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.layers import CloseRange, States
 from hydragnn.models.checks import check
-from hydragnn.models.description import ModelDescription
+from hydragnn.models.description import ModelDescription, make_description
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel, build_heads
+from hydragnn.models.heads import HeadSettings
+
+
+def build_model(
+    model: ArchitectureSettings,
+    heads: Sequence[HeadSettings],
+    fields: Mapping[str, Field] | Sequence[Field],
+    *,
+    inputs: Sequence[str],
+    dim: int,
+    seed: int,
+    statistics: GraphStatistics | None = None,
+    edges: bool = True,
+) -> GraphModel:
+    """Return a checked model in float32; equal seeds give equal weights.
+
+    ``statistics`` are needed by architectures that say so; without ``edges`` the trained model takes them away at prediction. Raises InputError for combinations that cannot work.
+    """
+    description = make_description(model, heads, fields, inputs=inputs, dim=dim, statistics=statistics, edges=edges)
+    return build_from_description(description, seed)
+
+
+def build_from_description(description: ModelDescription, seed: int) -> GraphModel:
+    """Return the model of a description; InputError where it cannot work."""
+    check(description)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GraphModel(description)
 
 
 class BranchedModel(nn.Module):
@@ -89,13 +118,10 @@ def check_shared(branches: Mapping[str, tuple[int, Sequence[Field]]]) -> None:
                 f"set: add {missing} to the store of {lacks}, or name what both have in data.inputs"
             )
         for field in theirs.values():
-            _check_meaning(ours[field.name], field, first, name)
-
-
-def _check_meaning(ours: Field, theirs: Field, first: str, other: str) -> None:
-    for what in ("on", "shape", "unit", "parity", "classes"):
-        if getattr(ours, what) != getattr(theirs, what):
-            raise InputError(
-                f"the input {ours.name} has {what} = {getattr(ours, what)!r} in branch {first} and {getattr(theirs, what)!r} in "
-                f"branch {other}; one trunk reads one meaning: rename it in one store, or convert it"
-            )
+            own = ours[field.name]
+            for what in ("on", "shape", "unit", "parity", "classes"):
+                if getattr(own, what) != getattr(field, what):
+                    raise InputError(
+                        f"the input {own.name} has {what} = {getattr(own, what)!r} in branch {first} and {getattr(field, what)!r} in "
+                        f"branch {name}; one trunk reads one meaning: rename it in one store, or convert it"
+                    )

@@ -105,7 +105,15 @@ def _check_pooling(description: ModelDescription) -> None:
     if model.pooling is None:
         return
     check_use(description, "pooling", "leave model.pooling out, or change it")
-    _check_levels(field, model.pooling.levels)
+    if field is None:
+        raise InputError(
+            f"model.pooling needs the node field {CLUSTERS} of levels; give the BUILD.toml of the store a [coarsening], see "
+            "hydragnn.graphs.with_contracted_levels"
+        )
+    if field.shape[0] < model.pooling.levels:
+        raise InputError(
+            f"model.pooling.levels = {model.pooling.levels}, and the store has {field.shape[0]}; make more levels, or use fewer"
+        )
 
 
 def _check_attention(attention: GlobalAttentionSettings, description: ModelDescription) -> None:
@@ -156,19 +164,6 @@ def check_stages(description: ModelDescription, stages: int, chunks: int) -> Non
         )
 
 
-def _check_levels(field: Field | None, levels: int) -> None:
-    """InputError where the store has not so many levels of clusters."""
-    if field is None:
-        raise InputError(
-            f"model.pooling needs the node field {CLUSTERS} of levels; give the BUILD.toml of the store a [coarsening], see "
-            "hydragnn.graphs.with_contracted_levels"
-        )
-    if field.shape[0] < levels:
-        raise InputError(
-            f"model.pooling.levels = {levels}, and the store has {field.shape[0]}; make more levels, or use fewer"
-        )
-
-
 def _check_edge_kinds(description: ModelDescription, name: str) -> None:
     field = description.fields.get(name)
     if field is None or name not in description.inputs or field.on != "edge" or not field.classes or field.shape:
@@ -207,7 +202,7 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
     if head.own_layers:
         with_layers(description.model, head.own_layers)
     if head.corrected_input:
-        _check_corrected(field, head.corrected_input, description)
+        _check_number(field, "correction_of", head.corrected_input, "node", description)
     for target in head.targets(description.fields):
         _check_distribution(target)
         if target.total:
@@ -232,28 +227,21 @@ def _check_distribution(target: Target) -> None:
         )
 
 
-def _check_corrected(field: Field, name: str, description: ModelDescription) -> None:
-    correction = description.fields.get(name)
-    if correction is None or name not in description.inputs or correction.on != "node" or correction.classes:
-        numbers = [one.name for one in description.input_fields if one.on == "node" and not one.classes]
+def _check_number(field: Field, key: str, name: str, on: str, description: ModelDescription) -> Field:
+    """Return the numeric input that a head names; InputError for another or of another shape."""
+    other = description.fields.get(name)
+    if other is None or name not in description.inputs or other.on != on or other.classes:
+        numbers = [one.name for one in description.input_fields if one.on == on and not one.classes]
+        raise InputError(f"head {field.name}: {key} = {name!r} is no numeric {on} input; {nearest(name, numbers)}")
+    if other.width != field.width or (on == "node" and other.shape != field.shape):
         raise InputError(
-            f"head {field.name}: correction_of = {name!r} is no numeric node input; {nearest(name, numbers)}"
+            f"head {field.name}: {key} = {name!r} has shape {other.shape}, the field {field.shape}; declare both with one shape"
         )
-    if correction.shape != field.shape:
-        raise InputError(
-            f"head {field.name}: correction_of = {name!r} has shape {correction.shape}, the field {field.shape}; declare both with one shape"
-        )
+    return other
 
 
 def _check_total(field: Field, name: str, description: ModelDescription) -> None:
-    total = description.fields.get(name)
-    if total is None or name not in description.inputs or total.on != "graph" or total.classes:
-        numbers = [one.name for one in description.input_fields if one.on == "graph" and not one.classes]
-        raise InputError(f"head {field.name}: total = {name!r} is no numeric graph input; {nearest(name, numbers)}")
-    if total.width != field.width:
-        raise InputError(
-            f"head {field.name}: total = {name!r} has shape {total.shape}, the field {field.shape}; declare both with one shape"
-        )
+    total = _check_number(field, "total", name, "graph", description)
     if total.unit and field.unit and total.unit != field.unit:
         raise InputError(
             f"head {field.name}: total = {name!r} is in {total.unit}, the field in {field.unit}; store both in one unit"
@@ -277,25 +265,24 @@ def _check_vector(field: Field, architecture: type[Architecture], dim: int) -> N
 
 
 def _check_tensor(field: Field, architecture: type[Architecture], dim: int) -> None:
-    if not dim or not architecture.sees_positions():
-        reason = "graphs without positions" if not dim else f"model {architecture.kind}, which sees no lengths"
-        able = _kinds(lambda a: a.sees_positions())
-        raise InputError(
-            f"head {field.name}: no tensors that turn with the graph from {reason}; use positions and one of {able}, or declare it with "
-            "parity scalar if the axes are fixed"
-        )
+    other = ", or declare it with parity scalar if the axes are fixed"
+    _check_positions(field, "tensors that turn with the graph", architecture, dim, other)
     if field.shape[-1] != dim:
         raise InputError(
             f"head {field.name}: a tensor of {field.shape[-2]} x {field.shape[-1]} in graphs of dimension {dim}; give shape ({dim}, {dim})"
         )
 
 
+def _check_positions(field: Field, what: str, architecture: type[Architecture], dim: int, other: str = "") -> None:
+    if not dim or not architecture.sees_positions():
+        reason = "graphs without positions" if not dim else f"model {architecture.kind}, which sees no lengths"
+        able = _kinds(lambda a: a.sees_positions())
+        raise InputError(f"head {field.name}: no {what} from {reason}; use positions and one of {able}{other}")
+
+
 def _check_derivatives(field: Field, derivatives: Mapping[str, str], description: ModelDescription) -> None:
     dim = description.dim
-    if not dim or not description.architecture.sees_positions():
-        reason = "graphs without positions" if not dim else f"model {description.model.kind}, which sees no lengths"
-        able = _kinds(lambda architecture: architecture.sees_positions())
-        raise InputError(f"head {field.name}: no forces or stress from {reason}; use positions and one of {able}")
+    _check_positions(field, "forces or stress", description.architecture, dim)
     expected = {"forces": ("node", (dim,)), "stress": ("graph", (dim, dim))}
     for what, name in derivatives.items():
         declared, (place, shape) = description.fields[name], expected[what]

@@ -154,13 +154,18 @@ class ModelDescription:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``description_from_json`` gives the same description back."""
+        statistics: dict[str, Any] | None = None
+        if self.statistics is not None:
+            ranges = {name: list(ends) for name, ends in self.statistics.ranges.items()}
+            table = {**asdict(self.statistics), "species": list(self.statistics.species), "ranges": ranges}
+            statistics = {name: value for name, value in table.items() if value not in ([], {})}
         return {
             "model": self.model.to_json(),
             "heads": [head.to_json() for head in self.heads],
             "fields": [field.to_json() for field in self.fields.values()],
             "inputs": list(self.inputs),
             "dim": self.dim,
-            "statistics": _statistics_to_json(self.statistics),
+            "statistics": statistics,
             "edges": self.edges,
             **({"branch": self.branch} if self.branch else {}),
             **({"close_range": self.close_range.to_json()} if self.close_range else {}),
@@ -179,7 +184,7 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
     if dim not in range(4) or not isinstance(edges, bool) or not isinstance(branch, str):
         raise ValueError(f"dim = {dim}, edges = {edges}, branch = {branch}")
     return ModelDescription(
-        model=_encoder_settings(value["model"]),
+        model=architecture_of(value["model"]["kind"]).Settings.parse(value["model"], "model"),
         heads=tuple(heads),
         fields=fields,
         inputs=tuple(value["inputs"]),
@@ -197,30 +202,13 @@ def _statistics(value: Mapping[str, Any] | None) -> GraphStatistics | None:
         return None
     species, ranges = value.get("species", []), value.get("ranges", {})
     numbers = [number for name, number in value.items() if name not in ("species", "ranges")]
-    if not all(type(number) in (int, float) and 0 <= number < math.inf for number in numbers):
-        raise ValueError(f"statistics = {value}")
-    if not isinstance(species, list) or not all(type(one) is int and 0 <= one <= MOST_SPECIES for one in species):
-        raise ValueError(f"statistics = {value}")
     bounds = [bound for ends in ranges.values() for bound in ends]
-    if not all(type(bound) in (int, float) and math.isfinite(bound) for bound in bounds):
+    sound = all(type(number) in (int, float) and 0 <= number < math.inf for number in numbers)
+    sound &= isinstance(species, list) and all(type(one) is int and 0 <= one <= MOST_SPECIES for one in species)
+    if not sound or not all(type(bound) in (int, float) and math.isfinite(bound) for bound in bounds):
         raise ValueError(f"statistics = {value}")
     ranges = {str(name): (float(low), float(high)) for name, (low, high) in ranges.items()}
     return GraphStatistics(**{**value, "species": tuple(species), "ranges": ranges})
-
-
-def _statistics_to_json(statistics: GraphStatistics | None) -> dict[str, Any] | None:
-    """Return plain JSON, without what is empty."""
-    if statistics is None:
-        return None
-    table = {**asdict(statistics), "species": list(statistics.species)}
-    table["ranges"] = {name: list(ends) for name, ends in statistics.ranges.items()}
-    return {name: value for name, value in table.items() if value not in ([], {})}
-
-
-def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:
-    """The settings of the architecture that ``kind`` names."""
-    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model")
-    return settings
 
 
 def as_derivative(field: Field, what: str, dim: int) -> Field:

@@ -231,10 +231,6 @@ class Categorical(Distribution):
         value = -torch.where(mine, self.logits.log_softmax(dim=-1), 0.0).sum(-1)
         return value.masked_fill(~mine.any(-1), math.nan)  # a label that is no class
 
-    def temper(self, temperature: float) -> "Categorical":
-        """Return the distribution with logits over ``temperature``."""
-        return Categorical(logits=self.logits / temperature)
-
     def denormalise(self, mean: Tensor, std: Tensor) -> "Categorical":
         """The same: classes have no unit."""
         return self

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial, reduce
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -9,13 +10,13 @@ from torch import Tensor, nn
 
 from hydragnn.architectures import Architecture
 from hydragnn.base.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
 from hydragnn.graphs.coarse import Level
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.levels import levels_of
 from hydragnn.graphs.padding import is_padded
 from hydragnn.graphs.wider import wider
-from hydragnn.kernels import first_derivatives
+from hydragnn.kernels import first_derivatives, received_and_sent, segment_sum
 from hydragnn.layers import (
     CloseRange,
     ConditionInputs,
@@ -26,7 +27,6 @@ from hydragnn.layers import (
     PooledCondition,
     States,
 )
-from hydragnn.models.derivatives import energy_gradients, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.heads import HeadContext, HeadSettings
@@ -37,7 +37,7 @@ TRIPLETS: tuple[str, Location] = ("onward", "edge")
 PAIRS: tuple[str, Location] = ("pairs", "edge")
 PAIRS_OF_SECTIONS: tuple[str, Location] = ("pairs of sections", "edge")
 WITH_BATCH = (BUCKETS, TRIPLETS, PAIRS, PAIRS_OF_SECTIONS)
-"""What a batch may bring that layers would make otherwise, and wait for sizes."""
+"""Keys of values that a batch may bring; layers would make them, and wait for sizes."""
 
 
 class GraphModel(nn.Module):
@@ -208,11 +208,12 @@ class GraphModel(nn.Module):
         """
         every = self.description.architecture.readout == "every layer"
         of_layers = list(earlier)
+        overlaps = self.description.model.global_attention is None and not self.description.architecture.attends
         # states before the first layer follow from inputs, which copies have, too
         reads_edges = type(self.encoder).embed is not Architecture.embed
         for number, layer in enumerate(layers, start=len(earlier)):
             exchanged = number > 0 or reads_edges
-            if self.overlaps and graph.sections is not None:
+            if overlaps and graph.sections is not None:
                 outputs = [graph.in_sections(layer, states, exchanged=exchanged)]
             else:
                 states = graph.filled(states) if exchanged else states
@@ -224,11 +225,6 @@ class GraphModel(nn.Module):
             states = outputs[-1]
             of_layers = [*of_layers, *outputs] if every else [states]
         return of_layers
-
-    @property
-    def overlaps(self) -> bool:
-        """Return True if layers may begin without copies."""
-        return self.description.model.global_attention is None and not self.description.architecture.attends
 
     def final_states(self, of_layers: list[States], graph: MessageGraph) -> States:
         """Return the states that heads read."""
@@ -289,3 +285,75 @@ def tied(predictions: dict[str, Distribution], graph: MessageGraph) -> dict[str,
 def sum_of(parts: Iterable[Tensor]) -> Tensor:
     """The tensors, added up; of one, itself."""
     return reduce(torch.add, parts)
+
+
+def energy_gradients(
+    energy: Float[Tensor, "graphs *shape"],
+    vectors: Sequence[Float[Tensor, "_ dim"]],
+    *,
+    differentiable: bool,
+    halo: HaloExchange | None = None,
+) -> Sequence[Float[Tensor, "_ dim"]]:
+    """Return dE/dv of every edge; zeros for edges without effect.
+
+    Models see positions only through edge vectors v = x_sender + shift - x_receiver, so dE/dv holds everything: a node's force is the sum over the edges it
+    receives minus that over those it sends, and the virial is the sum of v (x) dE/dv, since a strain turns every v into v + strain v.
+    """
+    if halo is not None:
+        return halo.gradients(energy, vectors, differentiable=differentiable)
+    if not energy.requires_grad:
+        return [torch.zeros_like(one) for one in vectors]
+    return torch.autograd.grad(
+        energy.sum(), list(vectors), create_graph=differentiable, retain_graph=True, materialize_grads=True
+    )
+
+
+def forces_from(
+    gradient: Float[Tensor, "edges dim"], batch: GraphBatch, halo: HaloExchange | None = None
+) -> Float[Tensor, "nodes dim"]:
+    """Return forces, which sum to zero over every graph."""
+    received, sent = received_and_sent(gradient, batch.topology)  # [nodes, dim]
+    forces = received - sent
+    return forces if halo is None else halo.sum_to_owners(forces)
+
+
+def stress_from(
+    gradient: Float[Tensor, "edges dim"],
+    vectors: Float[Tensor, "edges dim"],
+    batch: GraphBatch,
+    halo: HaloExchange | None = None,
+) -> Float[Tensor, "graphs dim dim"]:
+    """Return the stress: strain derivative over volume, positive under tension.
+
+    A graph without a volume gets zeros.
+    """
+    outer = vectors.unsqueeze(-1) * gradient.unsqueeze(-2)  # [edges, dim, dim]
+    virial = segment_sum(outer, batch.owner("edge"), batch.num_graphs)  # [graphs, dim, dim]
+    virial = virial if halo is None else halo.total(virial)
+    volume = volumes(batch).to(virial.dtype).view(-1, 1, 1)
+    inverse = torch.where(volume > 0, 1 / volume.clamp_min(torch.finfo(volume.dtype).tiny), 0.0)
+    return 0.5 * (virial + virial.transpose(-1, -2)) * inverse
+
+
+Predicted = tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]
+"""Predictions by field name, and the invariant states that heads read."""
+
+
+@runtime_checkable
+class Prediction(Protocol):
+    """Function that predicts in place of a model."""
+
+    on_host: ClassVar[bool]
+    """Batches come as they lie, and not on the device of the model."""
+
+    def __call__(self, batch: GraphBatch) -> Predicted:
+        """Predictions by field name and states, without gradients."""
+
+
+def eager_prediction(model: GraphModel, batch: GraphBatch) -> Predicted:
+    """Predictions by field name and states, as the model computes them."""
+    if model.training:  # asked first, since setting the mode of all layers takes as long as computing some
+        model.eval()
+    with torch.no_grad():
+        predictions, states = model.with_states(batch)
+    return predictions, states[0]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +18,11 @@ from hydragnn.layers.attention import GraphAttention
 from hydragnn.layers.field_tokens import LatentAttention
 from hydragnn.layers.size_buckets import padded_buckets
 from hydragnn.layers.triplets import TripletSumsAtReceivers, onward_triplets, padded_triplets
-from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel
+from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel, Predicted, eager_prediction
 from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
-from hydragnn.models.prediction import Predicted, eager_prediction
 
-
-@runtime_checkable
-class Recorder(Protocol):
-    """Recorder of functions without arguments."""
-
-    def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
-        """Return a function that repeats the computation in place, and its result."""
-
-    def reserved(self) -> int:
-        """Return the bytes that the process keeps on the device."""
-
+Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
+"""Function of a function: what repeats its computation in place, and its result."""
 
 USES = 2
 """Batches of a size that are computed as they are before one is recorded, which takes as long as three: some sizes come once or twice."""
@@ -106,10 +96,6 @@ class GraphRecorder:
                 graph.capture_end()
         computing.wait_stream(self.stream)
         return graph.replay, result
-
-    def reserved(self) -> int:
-        """Return the bytes of the allocator."""
-        return torch.cuda.memory_reserved(self.device)
 
 
 def recorder_on(device: torch.device) -> Recorder:

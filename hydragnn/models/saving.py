@@ -15,8 +15,7 @@ from hydragnn.base.files import check_version, read_sealed, write_atomically, wr
 from hydragnn.base.limits import check_readable
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
 from hydragnn.graphs.levels import CLUSTERS
-from hydragnn.models.branched import BranchedModel, build_branched
-from hydragnn.models.build import build_from_description
+from hydragnn.models.branched import BranchedModel, build_branched, build_from_description
 from hydragnn.models.description import ModelDescription, description_from_json
 from hydragnn.models.graph_model import GraphModel
 
@@ -24,7 +23,7 @@ VERSION = 2
 BRANCHED = 3
 """Version of models with several branches."""
 CHECKSUM = "sha256"
-"""Where the weights' file keeps the checksum of its numbers: in itself, so that no reader sees one without the other."""
+"""Key of the checksum of numbers in the weights' file: in itself, so that no reader sees one without the other."""
 
 
 def save_model(

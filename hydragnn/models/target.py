@@ -19,9 +19,9 @@ class Target:
     weight: float = 1.0
     """Weight of the field's mean loss in the total."""
     stage_two_factor: float = 1.0
-    """What the weight is multiplied by in the second stage of training, and in the validation loss throughout."""
+    """Factor of the weight in the second stage of training, and in the validation loss throughout."""
     distribution: type[Distribution] = Point
-    """What is predicted for every item."""
+    """Distribution that is predicted for every item."""
     extensive: bool = False
     """The value grows with the number of nodes: no mean is taken off, and errors are stated per graph and per node."""
     odd: bool = False
@@ -35,7 +35,7 @@ class Target:
     given_references: tuple[tuple[int, float], ...] = ()
     """Atomic numbers and their reference values, where they are given; empty: they are fitted on the training part."""
     derivative: Literal["", "forces", "stress"] = ""
-    """What the field is of the energy ``source``; empty for a field with a head of its own."""
+    """Derivative that the field is of the energy ``source``; empty for a field with a head of its own."""
     source: str = ""
     """The energy field that this one is a derivative of."""
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None

@@ -20,9 +20,8 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.units import CLOSE, unit_factor
 from hydragnn.layers import RadialFilters, tables_of
 from hydragnn.models.distributions import Distribution
-from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.graph_model import GraphModel, Prediction, eager_prediction
 from hydragnn.models.heads import HeadSettings
-from hydragnn.models.prediction import Prediction, eager_prediction
 from hydragnn.models.replay import NotRecordable, ReplayedPrediction, recorder_on
 from hydragnn.models.saving import load_graph_model
 from hydragnn.models.target import Target
@@ -36,7 +35,7 @@ class TrainedModel:
     normalisation: Normalisation
     dtype: torch.dtype = torch.float32
     function: Prediction | None = None
-    """What computes predictions instead of the model, such as ``replayed``."""
+    """Function that predicts in place of the model, such as ``replayed``."""
     exact: GraphModel | None = None
     """The model without tables, where ``model`` has some."""
 

@@ -1,24 +1,103 @@
 """Trained models of one shape that predict a batch as one."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Location
-from hydragnn.layers.stacked import NotStackable
+from hydragnn.architectures import Architecture, architectures
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field, Location
+from hydragnn.graphs.joining import repeated
+from hydragnn.graphs.padding import REAL, is_padded
+from hydragnn.graphs.topology import Topology, tiled
+from hydragnn.kernels import Pairs, pairs_of
+from hydragnn.layers import CloseRangeLimits, RadialFilters
+from hydragnn.layers.stacked import STACKED, NotStackable
+from hydragnn.models.branched import BranchView
 from hydragnn.models.distributions import Distribution, Point
-from hydragnn.models.prediction import Predicted, eager_prediction
-from hydragnn.models.random_batch import random_batch
+from hydragnn.models.graph_model import PAIRS, GraphModel, Predicted, eager_prediction
 from hydragnn.models.replay import ReplayedPrediction, brings_sizes
-from hydragnn.models.stacked import check_alike, copies_of, inputs_of, of_inputs, stacked_copy
 from hydragnn.models.trained import TrainedModel, denormalise
 
+
+def forms_of(model: GraphModel) -> Mapping[type[nn.Module], type[nn.Module]]:
+    """Return the stacked forms of all layers that own weights."""
+    encoder = type(model.encoder)
+    return {**STACKED, **encoder.stacked} if issubclass(encoder, Architecture) else STACKED
+
+
+def copies_of(batch: GraphBatch, copies: int) -> GraphBatch:
+    """Return copies of a batch, one per member, with their pairs."""
+    whole = repeated(batch, copies)
+    if is_padded(batch):
+        whole._derived[REAL] = batch._derived[REAL]
+    pairs = pairs_of(edge_vectors(batch), batch.topology) if batch.dim else None
+    if pairs is not None:
+        first, pair = tiled(pairs.first, copies, batch.num_edges), tiled(pairs.pair, copies, len(pairs.first))
+        pairs = Pairs(first=first, pair=pair)
+    whole._derived[PAIRS] = pairs  # of one member; among the edges of all, reverses would be sought in vain
+    return whole
+
+
+def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> GraphModel:
+    """Return a copy with weights ``[members, ...]`` and layers that take them."""
+    result = copy.deepcopy(model)
+    forms = forms_of(model)
+    for module in result.modules():
+        stacked = forms.get(type(module))
+        if stacked is not None:  # another class of the same object: names, buffers and order of layers stay
+            object.__setattr__(module, "__class__", stacked)
+        if isinstance(module, RadialFilters):
+            module.tables = ()  # of one member's filters
+    for name, weight in weights.items():
+        path, _, leaf = name.rpartition(".")
+        setattr(result.get_submodule(path), leaf, nn.Parameter(weight))
+    return result
+
+
+def check_alike(models: Sequence[GraphModel]) -> None:
+    """Raise NotStackable unless the models are alike and stackable."""
+    first = models[0]
+    if type(first) not in (GraphModel, BranchView):
+        raise NotStackable(f"models of class {type(first).__name__} have no stacked form")
+    if any(layout_of(model) != layout_of(first) for model in models):
+        raise NotStackable("models of different shapes are computed one after the other")
+    settings, forms = first.description.model, forms_of(first)
+    attends = (
+        settings.global_attention is not None or settings.pooling is not None or "edge_kinds" in first.encoder.sees
+    )
+    if attends or type(first.encoder) not in architectures().values():
+        raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
+    for module in first.modules():
+        if next(module.parameters(recurse=False), None) is not None and type(module) not in forms:
+            raise NotStackable(f"weights of {type(module).__name__} have no stacked form")
+    constants = dict(first.named_buffers())
+    if any(not torch.equal(value, constants[name]) for model in models for name, value in model.named_buffers()):
+        raise NotStackable("models with different constants are computed one after the other")
+
+
+def layout_of(model: GraphModel) -> tuple[object, ...]:
+    """Return what models of one shape share.
+
+    Trunks of equal branches may differ in weights, by what other branches ask of them.
+    """
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    return type(model), model.description, [(name, value.shape) for name, value in tensors]
+
+
+def of_inputs(batch: GraphBatch, inputs: set[str]) -> GraphBatch:
+    """The batch with its input fields alone."""
+    return batch.with_fields(drop=[name for name in batch.fields if name not in inputs])
+
+
 SIZES: Mapping[Location, int] = {"node": 12, "edge": 60, "graph": 3}
-"""Of the batch on which a stack is compared with its first and last member."""
+"""Sizes of the batch on which a stack is compared with its first and last member."""
 
 
 class TrainedStack:
@@ -36,7 +115,8 @@ class TrainedStack:
         names = [name for name, _ in first.model.named_parameters()]
         weights = {name: torch.stack([one.model.get_parameter(name) for one in models]) for name in names}
         self.model = stacked_copy(first.model, weights).eval().requires_grad_(False)
-        self.inputs = inputs_of(first.model)
+        described = first.model.description
+        self.inputs = {one.name for one in described.input_fields} | (described.fields.keys() & {ATOMIC_NUMBERS})
         scales = [{name: one.normalisation.scales.get(name) for name in self.inputs} for one in models]
         self.share_inputs = all(of_model == scales[0] for of_model in scales)
         self.function: ReplayedPrediction | None = None
@@ -126,3 +206,68 @@ class TrainedStack:
 def part(whole: Distribution, number: int, count: int, rows: int | None = None) -> Distribution:
     """Return one member's rows of a prediction of all, without padding."""
     return whole.mapped(lambda values: values.unflatten(0, (count, -1))[number, :rows])
+
+
+def random_batch(
+    fields: Sequence[Field],
+    dim: int,
+    extent: float,
+    sizes: Mapping[Location, int],
+    dtype: torch.dtype,
+    limits: CloseRangeLimits | None = None,
+) -> GraphBatch:
+    """Return a fixed random batch of these sizes and inputs.
+
+    Edges have lengths up to about ``extent``. Within the ``limits`` of close range elements are known and no edge is short, since a repulsion would hide
+    all else.
+    It means nothing: edges have no reverse, and ``reverse_edges`` is any permutation.
+    """
+    random = torch.Generator().manual_seed(0)
+    nodes, edges, graphs = (sizes[location] for location in LOCATIONS)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=random, dtype=torch.float64)
+
+    of_node = torch.arange(nodes) * graphs // nodes  # [nodes]; every graph has some
+    node_counts = torch.bincount(of_node, minlength=graphs)
+    receivers = torch.randint(nodes, (edges,), generator=random).sort().values
+    of_edge = of_node[receivers]
+    starts = node_counts.cumsum(0) - node_counts
+    senders = starts[of_edge] + (uniform(edges) * node_counts[of_edge]).to(torch.int64)
+    values = {
+        field.name: torch.randint(field.classes, (sizes[field.on], *field.shape), generator=random)
+        if field.classes
+        else torch.randn(sizes[field.on], *field.shape, generator=random, dtype=torch.float64)
+        for field in fields
+    }
+    batch = GraphBatch(
+        positions=extent * uniform(nodes, dim) / 2,
+        topology=Topology.square(senders, receivers, nodes),
+        edge_shifts=extent * uniform(edges, dim) / 4,
+        cell=extent * (torch.eye(3, dtype=torch.float64) + uniform(graphs, 3, 3) / 4),
+        periodic=torch.ones(graphs, 3, dtype=torch.bool),
+        node_offsets=pad(node_counts.cumsum(0), (1, 0)),
+        edge_offsets=pad(torch.bincount(of_edge, minlength=graphs).cumsum(0), (1, 0)),
+        fields={field.name: field for field in fields},
+        nodes={field.name: values[field.name] for field in fields if field.on == "node"},
+        edges={field.name: values[field.name] for field in fields if field.on == "edge"},
+        graphs={field.name: values[field.name] for field in fields if field.on == "graph"},
+    ).to(dtype=dtype)
+    if limits is not None:
+        batch = _without_contacts(batch, limits, extent)
+    batch._derived["reverse", "edge"] = torch.randperm(edges, generator=random)
+    return batch
+
+
+def _without_contacts(batch: GraphBatch, limits: CloseRangeLimits, extent: float) -> GraphBatch:
+    """Return the batch with known elements, and lengths from the longest limit to the extent."""
+    species = torch.tensor(limits.species)[batch.nodes[ATOMIC_NUMBERS] % len(limits.species)]
+    vectors = edge_vectors(batch)
+    least = min(max((length for *_, length in limits.shortest), default=0.0) / limits.angstrom, 0.8 * extent)
+    shares = torch.linspace(0, 1, batch.num_edges, dtype=vectors.dtype)[
+        torch.arange(batch.num_edges) * 7 % max(batch.num_edges, 1)
+    ]
+    lengths = least + (extent - least) * shares
+    stretched = vectors * (lengths / vectors.norm(dim=1).clamp_min(1e-6)).unsqueeze(-1)
+    shifts = batch.edge_shifts + (stretched - vectors)
+    return replace(batch, nodes={**batch.nodes, ATOMIC_NUMBERS: species}, edge_shifts=shifts)

@@ -24,8 +24,7 @@ from hydragnn.base.files import read_sealed
 from hydragnn.base.imports import allow_code
 from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
-from hydragnn.distributed.launch import LaunchError, this_launch
-from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
+from hydragnn.distributed.launch import SECONDS_FOR_THE_FIRST, LaunchError, leave, this_launch
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.failures import failure_of

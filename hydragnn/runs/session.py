@@ -11,8 +11,7 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted, as_note
 from hydragnn.config import AnyConfig, RunConfig
-from hydragnn.distributed.affinity import bind_near, cores_given_back
-from hydragnn.distributed.ranks import Ranks, join_ranks, own_gpu
+from hydragnn.distributed.ranks import Ranks, bind_near, cores_given_back, join_ranks, own_gpu
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.models import GraphModel, load_graph_model
 from hydragnn.record import Cost, RunRecord

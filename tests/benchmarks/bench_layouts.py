@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hydragnn.config import RunConfig
 from hydragnn.distributed import join_ranks, parallelize
-from hydragnn.distributed.collectives import TorchPeers
+from hydragnn.distributed.parallelize import TorchPeers
 from hydragnn.models import GraphModel
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run

@@ -21,7 +21,7 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
-from hydragnn.distributed import graph_groups, group, leave, this_launch
+from hydragnn.distributed import graph_ranks, group, leave, this_launch
 from hydragnn.ensemble.prediction import job, parts, schedule, work
 from hydragnn.ensemble.prediction.formats import hdf5, sink
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -44,7 +44,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "piece": (parts.Parts, "keep_segment"),
     "segment": (sink.Sink, "append"),
     "graphs": (job.Inputs, "graphs"),
-    "shared": (graph_groups, "shared_prediction"),
+    "shared": (graph_ranks, "shared_prediction"),
 }
 
 

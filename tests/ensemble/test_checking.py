@@ -18,8 +18,8 @@ from ase.io import write
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from hydragnn.base.errors import InputError
+from hydragnn.conformance.law import jump
 from hydragnn.conformance.structures import LAWS
-from hydragnn.conformance.transforms import jump
 from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble.checking import Finding, Subject, findings_of, laws, model_subject
 from hydragnn.graphs import Field, graph_from_arrays

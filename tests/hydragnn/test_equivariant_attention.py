@@ -20,7 +20,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import GraphModel, build_model, parse_head
-from hydragnn.models.stacked import check_alike
+from hydragnn.models.trained_stack import check_alike
 
 REACH = 6.0
 """Angstrom; the edges of the structures end at ``NEAR``."""

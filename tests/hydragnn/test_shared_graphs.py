@@ -16,7 +16,7 @@ from hydragnn.architectures import architecture_of, architectures
 from hydragnn.architectures.schnet import SchNet
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import CORNERS, make_graph, make_model, small_settings
-from hydragnn.conformance.cutting import loss_and_gradients, on_parts
+from hydragnn.conformance.network import loss_and_gradients, on_parts
 from hydragnn.distributed.graph_ranks import Cutter, in_sections, metis, shared_prediction
 from hydragnn.graphs import cutting, from_ase, from_voronoi
 from hydragnn.graphs.batch import GraphBatch

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
+from hydragnn.architectures.moving import MOVED, MeanMovement
 from hydragnn.architectures.painn import Directions, PaiNNLayer, PaiNNMessage, PaiNNUpdate
 from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
@@ -15,9 +16,7 @@ from hydragnn.architectures.pnaplus import PNAPlusLayer
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.kernels import Topology
 from hydragnn.layers import (
-    MOVED,
     DegreeScalers,
-    MeanMovement,
     MessageGraph,
     RadialFeatures,
     Scaler,

@@ -13,8 +13,8 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import Topology
 from hydragnn.kernels.family import plain_forms, taken_for
 from hydragnn.layers import GPSLayer, GraphAttention, LatentAttention, LinearGraphAttention, MessageGraph, States
-from hydragnn.layers.conditioning import FiLM
 from hydragnn.layers.size_buckets import size_buckets
+from hydragnn.layers.wrapping import FiLM
 
 CHANNELS = 6
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order

@@ -28,13 +28,14 @@ from public_hydragnn import (
 from torch import Tensor, nn
 
 from hydragnn.architectures import GraphSpec, egnn, mfc, painn, sage
+from hydragnn.architectures import moving as movement
 from hydragnn.architectures.cgcnn import CGCNNLayer
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
 from hydragnn.architectures.gatv2 import GATv2, GATv2Settings, WideLayer
 from hydragnn.architectures.gin import GINLayer
 from hydragnn.architectures.painn import PaiNNLayer, PaiNNMessage
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
-from hydragnn.layers import GaussianBasis, LinearByClass, MessageGraph, RadialFeatures, mlp, movement
+from hydragnn.layers import GaussianBasis, LinearByClass, MessageGraph, RadialFeatures, mlp
 
 
 class Lengths(nn.Module):

@@ -178,8 +178,7 @@ def _class_of(value: Mapping[str, Any]) -> type[HeadSettings]:
 def _parse(value: Any, handler: Callable[[Any], Any], info: Any) -> HeadSettings:
     """Parse a table with the class of its kind."""
     if isinstance(value, HeadSettings) or not isinstance(value, Mapping):
-        parsed: HeadSettings = handler(value)
-        return parsed
+        return handler(value)
     try:
         cls = _class_of(value)
     except InputError as error:

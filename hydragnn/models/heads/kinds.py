@@ -175,11 +175,10 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
     removed: ClassVar = frozenset({"total_shift"})
 
     kind: Literal["scalar"] = "scalar"
-
     cuttable: ClassVar[bool] = True
 
     pool: Literal["sum", "mean", "max", "attention"] | None = None
-    """How nodes become a graph field (only there): sum adds up a network on every node, attention takes its mean with learned weights that sum to
+    """Pooling of nodes into a graph field (only there): sum adds up a network on every node, attention takes its mean with learned weights that sum to
     one (grains and cells of different size), mean (the default) and max pool states."""
 
     graph_scale: bool = False
@@ -195,7 +194,7 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
     are an example. All values of a graph are shifted alike so that they add up to it. Absent: nothing holds for the sum."""
 
     symmetry: Literal["symmetric", "antisymmetric"] | None = None
-    """What an edge's value is in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
+    """Value of an edge in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
     sender to receiver). Absent: anything. With a symmetry every edge needs its reverse in the graph."""
 
     @model_validator(mode="before")
@@ -259,7 +258,6 @@ class EnergyHeadSettings(_NumberHead):
     acts_with: ClassVar = WITH_DERIVATIVES
 
     kind: Literal["energy"] = "energy"
-
     cuttable: ClassVar[bool] = True
 
     loss: NumberLoss = "mae"
@@ -288,7 +286,7 @@ class EnergyHeadSettings(_NumberHead):
     """Multiply the error of the stress by the volume per node in the loss: a virial per atom, in the unit of energies per atom."""
 
     stage_two_factor: float = Setting(default=10.0, gt=0)
-    """How many times heavier the energy weighs in the second stage of training (``train.stage_two``), in heads with forces or stress;
+    """Factor by which the energy weighs more in the second stage of training (``train.stage_two``), in heads with forces or stress;
     1: there is no second stage. The validation loss has the weights of the second stage from the first epoch on."""
 
     @field_validator("references", mode="before")
@@ -374,63 +372,55 @@ class _TurningHead(_PooledHead):
     """Base of heads whose values turn with the graph."""
 
     pool: Literal["sum", "mean"] | None = None
-    """How values of nodes become one of the graph (only there): sum or mean (the default)."""
+    """Pooling of values of nodes into one of the graph (only there): sum or mean (the default)."""
 
-    def of_turning_head(self, field: Field) -> dict[str, Any]:
-        """Return the arguments that ``VectorHead`` and ``TensorHead`` share."""
-        pool = (self.pool or "mean") if field.on == "graph" else None
-        return {"hidden_dims": self.hidden_dims, "pool": pool, "gaussian": self.distribution == "gaussian"}
+    network: ClassVar[type[VectorHead] | type[TensorHead]]
+    """Network of this kind."""
+
+    def build(self, field: Field, context: HeadContext) -> nn.Module:
+        """Return the network of nodes, pooled for fields of graphs."""
+        pool, gaussian = (self.pool or "mean") if field.on == "graph" else None, self.distribution == "gaussian"
+        return self.network(field, context, hidden_dims=self.hidden_dims, pool=pool, gaussian=gaussian)
+
+    def check(self, field: Field) -> None:
+        """Numbers with the parity of the kind, on nodes or graphs."""
+        _refuse_classes(field)
+        if field.parity != self.kind:
+            raise InputError(
+                f'head {field.name}: it is a {field.parity}, not a {self.kind}; use kind = "{field.parity}"'
+            )
+        if field.on == "edge":
+            raise InputError(
+                f"head {field.name}: it lies on edges, where heads predict classes and numbers that do not turn; declare its components with "
+                "parity scalar if the axes are fixed"
+            )
+        _refuse_keys_of_other_places(self, field)
 
 
 class VectorHeadSettings(_TurningHead):
     """Vectors on nodes or graphs that turn with the graph."""
 
     kind: Literal["vector"] = "vector"
-
     cuttable: ClassVar[bool] = True
-
-    def build(self, field: Field, context: HeadContext) -> nn.Module:
-        """Return the network of vectors."""
-        return VectorHead(field, context, **self.of_turning_head(field))
-
-    def check(self, field: Field) -> None:
-        """Numbers with parity vector, on nodes or graphs."""
-        _refuse_classes(field)
-        if field.parity != "vector":
-            raise InputError(f'head {field.name}: it is a {field.parity}, not a vector; use kind = "{field.parity}"')
-        _refuse_edges(field)
-        _refuse_keys_of_other_places(self, field)
+    network: ClassVar = VectorHead
 
 
 class TensorHeadSettings(_TurningHead):
     """Symmetric tensors on nodes or graphs: polarisability, conductivity, stress."""
 
     kind: Literal["tensor"] = "tensor"
-
     cuttable: ClassVar[bool] = True
-
-    def build(self, field: Field, context: HeadContext) -> nn.Module:
-        """Return the network of tensors."""
-        return TensorHead(field, context, **self.of_turning_head(field))
-
-    def check(self, field: Field) -> None:
-        """Numbers with parity tensor, on nodes or graphs."""
-        _refuse_classes(field)
-        if field.parity != "tensor":
-            raise InputError(f'head {field.name}: it is a {field.parity}, not a tensor; use kind = "{field.parity}"')
-        _refuse_edges(field)
-        _refuse_keys_of_other_places(self, field)
+    network: ClassVar = TensorHead
 
 
 class ClassesHeadSettings(_ItemHead):
     """Classes of nodes, edges or graphs, as probabilities."""
 
     kind: Literal["classes"] = "classes"
-
     cuttable: ClassVar[bool] = True
 
     pool: Literal["mean", "max"] | None = None
-    """How the states of nodes become that of a graph (graph fields only): mean (the default) or max."""
+    """Pooling of states of nodes into that of a graph (graph fields only): mean (the default) or max."""
 
     loss: Literal["cross_entropy"] = "cross_entropy"
     """Minus the logarithm of the probability of the label."""
@@ -476,14 +466,6 @@ class ClassesHeadSettings(_ItemHead):
 def _refuse_classes(field: Field) -> None:
     if field.classes:
         raise InputError(f'head {field.name}: it is categorical, and this head predicts numbers; use kind = "classes"')
-
-
-def _refuse_edges(field: Field) -> None:
-    if field.on == "edge":
-        raise InputError(
-            f"head {field.name}: it lies on edges, where heads predict classes and numbers that do not turn; declare its components with "
-            "parity scalar if the axes are fixed"
-        )
 
 
 _PLACES: Mapping[Location, tuple[str, ...]] = {

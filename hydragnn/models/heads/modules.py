@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -35,17 +35,17 @@ D = TypeVar("D", bound=Distribution)
 class DistributionHead(nn.Module, Generic[D]):
     """Raw outputs as a distribution; ``width`` outputs per item."""
 
-    def __init__(self, field: Field, width: int) -> None:
+    each: ClassVar = 1
+    """Outputs per number."""
+
+    def __init__(self, field: Field) -> None:
         super().__init__()
-        self.shape = field.shape
-        self.width = width
+        self.shape, self.classes = field.shape, field.classes
+        self.width = self.each * field.width * max(field.classes, 1)
 
 
 class PointOutput(DistributionHead[Point]):
     """One output per number: its value."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__(field, field.width)
 
     def forward(self, raw: Float[Tensor, "items width"]) -> Point:
         """The values in the field's shape."""
@@ -59,8 +59,7 @@ class GaussianOutput(DistributionHead[Normal]):
     Deviates from the paper: the variance is a softplus with a floor, where the paper has an exponential.
     """
 
-    def __init__(self, field: Field) -> None:
-        super().__init__(field, 2 * field.width)
+    each = 2
 
     def forward(self, raw: Float[Tensor, "items width"]) -> Normal:
         """The normal distributions in the field's shape."""
@@ -70,10 +69,6 @@ class GaussianOutput(DistributionHead[Normal]):
 
 class ClassOutput(DistributionHead[Categorical]):
     """Categorical(softmax(raw)): one output per class of each component, its logit."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__(field, field.width * field.classes)
-        self.classes = field.classes
 
     def forward(self, raw: Float[Tensor, "items width"]) -> Categorical:
         """The probabilities in the field's shape."""
@@ -154,8 +149,7 @@ class IndexedNodeHead(nn.Module):
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             values = silu(values) if number else values
             values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
-        prediction: Distribution = self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
-        return prediction
+        return self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError for a graph with another number of nodes, unless padding."""
@@ -235,8 +229,7 @@ class AttentionHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per graph, of the field's shape."""
         weights = shares_of_nodes(self.gate(states[0]), graph)  # [nodes, 1]
-        prediction: Distribution = self.output(graph.sum_over_nodes(weights * self.network(states[0])))
-        return prediction
+        return self.output(graph.sum_over_nodes(weights * self.network(states[0])))
 
 
 class GraphHead(nn.Module):
@@ -257,8 +250,7 @@ class GraphHead(nn.Module):
         if self.pool == "sum":
             return pool_numbers(self.output(self.network(states[0])), graph, batch, "sum")
         of_graph = pooled_nodes(states[0], graph, self.pool)  # [graphs, channels]
-        prediction: Distribution = self.output(self.network(of_graph))
-        return prediction
+        return self.output(self.network(of_graph))
 
 
 class EnergyHead(GraphHead):
@@ -352,8 +344,7 @@ class EdgeHead(nn.Module):
         raw = self.network(self.pairs(states, graph, batch))  # [edges, outputs]
         if self.symmetry is not None:
             raw = 0.5 * (raw + self.signs.to(raw.dtype) * spread(raw, batch.reverse_edges))
-        prediction: Distribution = self.output(raw)
-        return prediction
+        return self.output(raw)
 
 
 class VectorHead(nn.Module):
@@ -465,8 +456,7 @@ class ConvolvedHead(nn.Module):
         states = self.layers.embed(inputs, graph)
         for layer in self.layers.layers:
             states = layer(graph.filled(states), graph)
-        prediction: Distribution = self.head(self.layers.finish(states, graph), graph, batch)
-        return prediction
+        return self.head(self.layers.finish(states, graph), graph, batch)
 
 
 def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:

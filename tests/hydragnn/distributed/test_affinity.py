@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydragnn.distributed.affinity import bind_near, cores_given_back
+from hydragnn.distributed.ranks import bind_near, cores_given_back
 
 GPU = torch.device("cuda", 1)
 

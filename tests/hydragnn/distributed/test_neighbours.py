@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from hydragnn.distributed.neighbours import LOOKS, _watch, watch_neighbour
+from hydragnn.distributed.ranks import LOOKS, _watch, watch_neighbour
 
 EVERY = 0.02
 
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    monkeypatch.setattr("hydragnn.distributed.neighbours.LOOK_EVERY", EVERY)
+    monkeypatch.setattr("hydragnn.distributed.ranks.LOOK_EVERY", EVERY)
     with subprocess.Popen(["sleep", "60"]) as process:
         yield process
         process.kill()
@@ -58,7 +58,7 @@ class Scripted(psutil.Process):
     ],
 )
 def test_only_what_stays_stopped_is_ended(states: list[str], ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydragnn.distributed.neighbours.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("hydragnn.distributed.ranks.LOOK_EVERY", 0.0)
     process = Scripted(states)
     _watch(process, 1, lambda rank, sentence: None, threading.Event())
     assert process.killed == ended

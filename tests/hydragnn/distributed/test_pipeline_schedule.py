@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import FULL_BACKWARD, ScheduleInterleaved1F1B
 
-from hydragnn.distributed.pipeline_schedule import Action, stage_schedule
+from hydragnn.distributed.pipeline import Action, stage_schedule
 from tests.hydragnn.distributed.virtual_clock import course_of
 
 SIZES = (st.integers(2, 8), st.integers(1, 4), st.integers(0, 40))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydragnn.distributed.pipeline_schedule import Action
+from hydragnn.distributed.pipeline import Action
 
 Done = dict[tuple[bool, int, int], float]
 """When (back, piece of layers, micro-batch) was complete; pieces are numbered from the inputs on."""

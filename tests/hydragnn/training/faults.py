@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from hydragnn.distributed import leave, neighbours, this_launch
+from hydragnn.distributed import leave, ranks, this_launch
 from hydragnn.runs import assembly, run
 from hydragnn.runs.callback import RunCallback
 from hydragnn.training import loop
@@ -56,7 +56,7 @@ def in_a_step_while_the_first_hangs() -> None:
 
 def stopped() -> None:
     """The second rank stops in the fifth step and goes on for nobody; looks at it are fast."""
-    neighbours.LOOK_EVERY = 0.05
+    ranks.LOOK_EVERY = 0.05
     if this_launch().rank == 1:
         after(loop, "loss_sums", 5, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 

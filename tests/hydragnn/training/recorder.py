@@ -84,12 +84,9 @@ class StandIn:
     def __init__(self) -> None:
         self.recorded: list[Calls] = []
         self.replays = self.pool = 0
+        """Replays, and bytes that a device might keep: what the largest recording had at once, and half as much again."""
         self.room = 1_000_000
         """Recordings after which there is no memory for more."""
-
-    def reserved(self) -> int:
-        """Return what a device might keep for recordings: the memory that the largest had at once, and half as much again."""
-        return self.pool
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         """Return the replay and the tensors that it writes."""

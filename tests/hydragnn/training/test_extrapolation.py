@@ -8,7 +8,7 @@ import pytest
 
 from hydragnn.datasets import Budget, Loader, MemoryStore, Sizes
 from hydragnn.datasets.packing import costs_of, share_of
-from hydragnn.distributed.pipeline_schedule import stage_schedule
+from hydragnn.distributed.pipeline import stage_schedule
 from hydragnn.graphs import graph_from_arrays
 from hydragnn.parallel import AXES, ParallelSettings
 from hydragnn.runs.extrapolation import DEVICES, LOSSES, Extrapolation

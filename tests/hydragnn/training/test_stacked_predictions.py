@@ -16,9 +16,8 @@ from hydragnn.graphs import GraphBatch, concatenate
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel, build_model, degree_statistics, parse_head
 from hydragnn.models.branched import build_branched
-from hydragnn.models.prediction import eager_prediction
-from hydragnn.models.stacked import check_alike, of_inputs
-from hydragnn.models.trained_stack import TrainedStack
+from hydragnn.models.graph_model import eager_prediction
+from hydragnn.models.trained_stack import TrainedStack, check_alike, of_inputs
 from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS, Configs, assembled
 from tests.hydragnn.training.launches import launches_of
 

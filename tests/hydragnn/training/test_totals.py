@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import INPUTS, make_graph, small_settings
-from hydragnn.conformance.transforms import permuted
+from hydragnn.conformance.law import permuted
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.ensemble import Ensemble, build_ensemble
