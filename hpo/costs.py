@@ -20,7 +20,7 @@ FEWEST = 4
 """Below so many measurements nothing is predicted."""
 
 MOST = 1000
-"""So many measurements are fitted, drawn evenly where there are more: the law is smooth, and a refit must stay short."""
+"""Most measurements that are fitted, drawn evenly where there are more: the law is smooth, and a refit must stay short."""
 
 BEYOND = math.log(3)
 """Predictions leave the range of the measurements by no more than this factor (as a logarithm)."""

@@ -82,7 +82,7 @@ class JobSettings(Settings):
     """At most so many jobs, one after the other, until the campaign is complete or a budget of [search] is spent."""
 
     name: Word | None = None
-    """What the queue shows; the campaign's folder if absent."""
+    """Name in the queue; the campaign's folder if absent."""
 
     account: Word | None = None
     """The project that is billed."""
@@ -113,7 +113,7 @@ class JobSettings(Settings):
     """A copy of the store that is on every node already; scripts set it where they have staged the data."""
 
     local_storage: Place | None = None
-    """Where nodes keep such copies; what the site usually offers if absent."""
+    """Folder of nodes for such copies; the site's usual one if absent."""
 
     @property
     def stages(self) -> bool:

@@ -32,7 +32,7 @@ NAME = "journal.jsonl"
 TICK = Tick()
 
 YOUNG = 2_000
-"""So many new objects are searched for circular garbage at once; that takes less than a millisecond."""
+"""New objects that are searched for circular garbage at once; that takes less than a millisecond."""
 
 MANY = 50 * YOUNG
 """New objects that come of a journal only."""
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     event: Event
     then: Changes
     line: int = 0
-    """Where it stands in the journal that it was read from; the first line is 1."""
+    """Line of the journal that it was read from; the first is 1."""
 
 
 BRIEF = KINDS - {"opened", "reached", "failed"}

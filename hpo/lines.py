@@ -25,7 +25,7 @@ CLAIM = "claim"
 """The event of a line by which a session takes the journal; nothing happens to the campaign."""
 
 TORN = b" (torn)\n"
-"""What a session writes behind a line that an earlier one left incomplete."""
+"""Mark that a session writes behind a line that an earlier one left incomplete."""
 
 
 class Line(Struct, frozen=True, kw_only=True, gc=False):

@@ -35,7 +35,7 @@ OWN = ("version", "enqueued", "stores", "left_out")
 """Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores,
 and what a default space leaves out."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
-"""What a search leaves that is killed in its very first moment, or that waits in a queue."""
+"""Files of a search that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
     *("trials", "finalists", "retries", "warm_start"),
     *("max_hours", "max_node_hours", "timeout_minutes", "grace_seconds", "hang_minutes"),
@@ -208,7 +208,7 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
 
 
 APPENDED = ("journal.jsonl", "journal.lock", SAMPLER_LOG, "optuna.log", "packs.txt")
-"""What a controller opens in a campaign's folder to write to; never through links."""
+"""Files that a controller opens in a campaign's folder to write to; never through links."""
 
 
 def check_folder(

@@ -62,7 +62,7 @@ class CampaignHistory:
     timeline: Timeline
     """Attempts, nodes and faults over time."""
     sampler: str
-    """Which one found configurations, and why where the program chose it."""
+    """Sampler that found configurations, and the reason where the program chose it."""
 
 
 def campaign_records(out: Path | str) -> list[tuple[int, RunRecord, Path]]:

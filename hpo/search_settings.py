@@ -14,7 +14,7 @@ from hydragnn.hpo.launching.sites import check_site
 from hydragnn.hpo.space.parameters import Parameter, parsed_parameter
 
 DEFAULT = "default"
-"""What ``search.space`` says in a file for the space that ships."""
+"""Word for the space that ships, as ``search.space`` in a file."""
 
 PARALLEL = "parallel."
 """Beginning of the paths of layouts."""
@@ -64,11 +64,11 @@ class SearchSettings(Settings):
     are GPUs, one GPU. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
 
     objective: str | dict[str, float] = "valid/loss"
-    """What is minimised: ``valid/loss``, ``throughput`` (seconds per graph of training), one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
+    """Quantity that is minimised: ``valid/loss``, ``throughput`` (seconds per graph of training), one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
     absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``."""
 
     layout_trials: int = Field(default=0, ge=0)
-    """So many first trials differ in ``space.parallel`` only, with the middle of all other ranges; the layout that trained the most graphs
+    """Number of first trials that differ in ``space.parallel`` only, with the middle of all other ranges; the layout that trained the most graphs
     per second is that of all later trials."""
 
     rungs: list[int] = Field(default_factory=list)
@@ -90,7 +90,7 @@ class SearchSettings(Settings):
     """Budget of nodes times hours, idle nodes included, because that is what a site bills."""
 
     launcher: Annotated[str, AfterValidator(lambda name: name if name == "auto" else check_site(name))] = "auto"
-    """How trials are started; auto: as job steps of the allocation that the search runs in, else as local processes;
+    """Way to start trials; auto: as job steps of the allocation that the search runs in, else as local processes;
     local, slurm, pbs, flux; or a site that an installed package announces, or a class ``package.module:Name``."""
 
     nodes_per_trial: int | tuple[int, int] = 1
@@ -100,7 +100,7 @@ class SearchSettings(Settings):
     """Small trials that share a node, for example one per GPU, started in packs, many in one job step; where nodes differ the largest has so many."""
 
     trials_per_device: int = Field(default=1, ge=1)
-    """So many small trials share a GPU, each a process with its part of the memory. Without GPUs they share the thread of a worker, or a node."""
+    """Small trials that share a GPU, each a process with its part of the memory. Without GPUs they share the thread of a worker, or a node."""
 
     ranks_per_node: int | None = Field(default=None, ge=1)
     """Processes of one trial on each of its nodes; one per GPU, or one, if absent."""

@@ -97,7 +97,7 @@ class BranchSettings(Settings):
     """Stands behind the names of its targets, ``energy@metals``; letters, digits, ``_`` and ``-``."""
 
     weight: float = Field(default=1.0, gt=0)
-    """How often an epoch shows each of its training graphs: 1 once, 2 twice, 0.5 every second epoch."""
+    """Times that an epoch shows each of its training graphs: 1 once, 2 twice, 0.5 every second epoch."""
 
     data: DataSettings
     split: SplitSettings = SplitSettings()

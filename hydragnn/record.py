@@ -17,7 +17,7 @@ VERSION = 1
 
 Status = Literal["running", "paused", "finished", "stopped", "failed"]
 FINISHED: tuple[Status, ...] = ("finished", "stopped")
-"""How runs end that have a result: after all epochs, or early."""
+"""Ends of runs that have a result: after all epochs, or early."""
 
 FailureKind = Literal[
     "lost_node", "launch", "out_of_memory", "diverged", "timeout", "configuration", "preempted", "defect"
@@ -93,7 +93,7 @@ class RunRecord(Shown):
     unseen_inputs: list[str] = member(default_factory=list)
     notes: list[str] = member(default_factory=list)
     continued: list[str] = member(default_factory=list)
-    """What the run was resumed with that it was not begun with."""
+    """Settings that a resumption changed."""
     start: dict[str, Any] = member(default_factory=dict)
     """The model that the run began with: what was kept, and errors on its data before and after (``forgetting``)."""
     cost: Cost = Cost()

@@ -29,16 +29,16 @@ from hydragnn.hpo.space.points import Point, Space, fractions_of, point_key, ran
 Matrix = NDArray[np.float64]
 
 FITTED = 200
-"""So many results at most decide on lengths and noise: the better half, and others spread evenly over the rest."""
+"""Most results that decide on lengths and noise: the better half, and others spread evenly over the rest."""
 
 STEPS = 15
 """Iterations of the search for lengths and noise."""
 
 CANDIDATES = 400
-"""So many are drawn at random, as many near good trials, and as many near the best of these."""
+"""Points that are drawn at random; as many lie near good trials, and as many near the best of these."""
 
 PARENTS = 20
-"""So many good points are changed."""
+"""Good points that are changed."""
 
 KAPPA = 1.0
 """Mean of the weight of what is not known."""

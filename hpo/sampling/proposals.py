@@ -42,7 +42,7 @@ class Answer:
     """Configurations with their costs."""
     exhausted: bool = False
     silent: bool = False
-    """Whether no process answers."""
+    """True where no process answers."""
     seconds: float = 0.0
 
 

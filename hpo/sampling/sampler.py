@@ -73,7 +73,7 @@ class Sampler(ABC):
     """
 
     learns = True
-    """Whether it needs results: its history has trials as soon as there are enough."""
+    """True where it needs results: its history has trials as soon as there are enough."""
 
     @abstractmethod
     def propose(self, history: History, number: int) -> Point:

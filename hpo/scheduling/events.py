@@ -13,7 +13,7 @@ from hydragnn.record import FailureKind
 Origin = Literal["sampler", "warm start", "stand-in"]
 """A stand-in is a random configuration that was tried while the sampler was thinking."""
 Identity = dict[str, Any]
-"""What names a started process beyond doubt, for example host, process id and start time."""
+"""Identity of a started process, for example host, process id and start time."""
 MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "preempted"})
 """Faults that say nothing about the configuration: retried, never told to the sampler."""
 
@@ -37,9 +37,9 @@ class Plan:
     """Longest segment in seconds."""
     min_slots: int = 1
     max_slots: int = 1
-    """How many slots one trial can use."""
+    """Slots that one trial can use."""
     sizes: dict[str, float] = field(default_factory=dict)
-    """How fast a slot of each node is beside the fastest, from 0 to 1; empty where all are alike."""
+    """Speed of a slot of each node beside the fastest, from 0 to 1; empty where all are alike."""
     grace: float = 10.0
     """Seconds that attempts need to save themselves; the campaign leaves so long before the end of a budget."""
     moves: bool = False
@@ -56,7 +56,7 @@ class Opened(Happening, frozen=True, kw_only=True):
     plan: Plan
     slots: tuple[str, ...]
     deadline: float | None = None
-    """When the allocation ends, on the clock of the events; None where it does not."""
+    """End of the allocation on the clock of the events; None where there is none."""
 
 
 class Proposed(Happening, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ class Probed(Happening, frozen=True, kw_only=True):
     healthy: bool
     message: str = ""
     seconds: float = 0.0
-    """How long a fixed piece of work took; 0: nobody says."""
+    """Seconds of a fixed piece of work; 0 where unknown."""
 
 
 class Stopping(Happening, frozen=True, kw_only=True):

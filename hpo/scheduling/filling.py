@@ -17,7 +17,7 @@ from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segme
 from hydragnn.hpo.scheduling.trouble import num_startable
 
 LOOK = 64
-"""So many trials that start too late are passed over in search for one that does not."""
+"""Most trials that start too late and are passed over in search for one that does not."""
 
 CROWD = 128
 """Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth."""
@@ -32,7 +32,7 @@ PAUSE = 0.01
 """Seconds per running attempt between two looks for one that should have more slots."""
 
 WORTH = 3.0
-"""So many times what an attempt loses by moving to more slots must be won by it."""
+"""Factor by which an attempt must gain more from more slots than it loses by moving."""
 
 
 def fill_slots(state: State, now: float) -> tuple[list[Action], bool]:

@@ -15,7 +15,7 @@ from hydragnn.hpo.scheduling.slowness import SLOW
 from hydragnn.hpo.scheduling.state import State, Trial
 
 STRIKES = 2
-"""So many attempts that a node disturbs before it is out, however well it answers probes."""
+"""Attempts that a node disturbs before it is out, however well it answers probes."""
 
 QUARANTINE = 120.0
 """Seconds until a node that is out is probed again."""
@@ -24,7 +24,7 @@ WAIT = 30.0
 """Seconds for which a node lets another one of the same fault go first."""
 
 FEW = 8
-"""So many nodes that failed together come back one at a time; more of them would be missed."""
+"""Most nodes that failed together and come back one at a time; more of them would be missed."""
 
 PATIENCE = 600.0
 """Seconds after which a probe without an answer counts as failed."""

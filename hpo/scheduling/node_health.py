@@ -36,7 +36,7 @@ class NodeEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     held: tuple[str, ...] = ()
     """Slots that are kept back."""
     until: float = 0.0
-    """When the quarantine ends, or a probe counts as failed."""
+    """End of the quarantine, or of the wait for a probe."""
     spells: int = 0
     """Quarantines so far."""
     message: str = ""

@@ -38,7 +38,7 @@ from hydragnn.hpo.scheduling.state import Changes, State, Trial, Trouble, line_u
 from hydragnn.record import Failure, FailureKind
 
 HOPELESS = 5
-"""So many trials that come to nothing by themselves before the first success, and as many as still run, end the campaign: the fault is in what all share."""
+"""Trials that fail by themselves before the first success and end the campaign, with as many as still run: the fault is in what all share."""
 
 MOST_PARTS = 16
 """A batch is computed in so many parts at most; a trial that runs out of memory even so has failed."""
@@ -57,7 +57,7 @@ class Decision(NamedTuple):
     """The answer to an event."""
 
     changes: Changes | None = None
-    """What the campaign became, as plain JSON; None where the event changed nothing and is not for the journal."""
+    """Changes of the campaign as plain JSON; None where the event changed nothing and is not for the journal."""
     actions: tuple[Action, ...] = ()
 
 

@@ -13,19 +13,19 @@ from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.state import State, Trial, speed_of
 
 SLOW = 2.0
-"""So many times as long as before, as forecast or as elsewhere is slow; forecasts are off by 30 %, and stragglers take half as long again."""
+"""Factor over the time before, the forecast or the time elsewhere that is slow; forecasts are off by 30 %, and stragglers take half as long again."""
 
 WINDOW = 100.0
 """Seconds between two looks, at least, of which a pace is believed."""
 
 LOOKS = 2
-"""So many looks in a row find an attempt slow before it moves: by then others were looked at, too, if it is the machine that is slow."""
+"""Looks in a row that find an attempt slow before it moves: by then others were looked at, too, if it is the machine that is slow."""
 
 MOVES = 3
-"""So often a trial moves between two rungs at most: then its forecast was wrong."""
+"""Most moves of a trial between two rungs: then its forecast was wrong."""
 
 SAMPLE = 64
-"""So many other attempts are looked at before one is moved."""
+"""Other attempts that are looked at before one is moved."""
 
 REASON = "slow nodes"
 """Why an attempt is cancelled that moves."""

@@ -56,19 +56,19 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     failure: Failure | None = None
     slots: tuple[str, ...] = ()
     begun: float = 0.0
-    """When the first attempt started."""
+    """Start of the first attempt."""
     started: float = 0.0
-    """When the latest attempt started."""
+    """Start of the latest attempt."""
     turn: int = 0
-    """How many attempts of the campaign had started before it."""
+    """Attempts of the campaign that had started before it."""
     trouble: int = 0
     """The latest trouble of the machine that it met since it last gained an epoch or passed a rung; 0: none."""
     shown: tuple[tuple[float, float], ...] = ()
     """(time, epochs) at which the latest attempt showed its progress: first, the time before last, and last."""
     slow: int = 0
-    """So many looks in a row found the latest attempt slow."""
+    """Looks in a row that found the latest attempt slow."""
     moved: int = 0
-    """So many attempts were slow since the last rung, and went on elsewhere."""
+    """Attempts since the last rung that were slow and went on elsewhere."""
     identity: dict[str, Any] | None = None
     cancelled: str = ""
     work: float | None = None
@@ -117,9 +117,9 @@ class Trouble(Struct, frozen=True, kw_only=True):
     latest: tuple[VainAttempt, ...] = ()
     """The latest attempts in vain, each of another trial and on another node; empty while there is trouble."""
     number: int = 0
-    """How many troubles there were, this one included."""
+    """Number of troubles, this one included."""
     since: float = math.inf
-    """When it began; infinite where the machine is in order."""
+    """Its beginning; infinite where the machine is in order."""
     first: int = 0
     """The turn of the first attempt after it began, or after it ended."""
     until: float = -math.inf
@@ -156,16 +156,16 @@ class State(Struct, kw_only=True, eq=False):
     """Why nothing more is started; the campaign is over once ``closed``."""
     closed: bool = False
     session_start: float = 0.0
-    """When the present controller began, on the clock of the events."""
+    """Start of the present controller on the clock of the events."""
     last: float = 0.0
     spent: float = 0.0
     """Seconds under earlier controllers."""
     spent_node: float = 0.0
     """Seconds times nodes under earlier controllers."""
     ends: float = math.inf
-    """When the first budget, or the allocation, is used up."""
+    """End of the first budget, or of the allocation."""
     ends_by: Ending = "walltime"
-    """Which one it is."""
+    """Name of that budget."""
     starts: int = 0
     """Attempts so far."""
     trouble: Trouble = field(default_factory=Trouble)
@@ -175,13 +175,13 @@ class State(Struct, kw_only=True, eq=False):
     """The trial with the lowest objective."""
     target: Target = field(default_factory=Target)
     looked: float = -math.inf
-    """When it was last asked which attempt should go on with idle slots."""
+    """Time of the last question which attempt should go on with idle slots."""
     startup: Mean = field(default_factory=Mean)
     """Seconds from a start to the first step."""
     work: Mean = field(default_factory=Mean)
     """Seconds per epoch on one slot, as measured."""
     changed: bool = False
-    """Whether the present event changed anything."""
+    """True where the present event changed anything."""
     previous: dict[int | str, Any] = field(default_factory=dict)
     """Trials by number and nodes by name as they were before the present event, the latest change last."""
     line: list[int] | None = None

@@ -13,7 +13,7 @@ from hydragnn.hpo.scheduling.events import MACHINE_FAULTS, Failed, node_of
 from hydragnn.hpo.scheduling.state import State, Trial, Trouble, VainAttempt
 
 TOGETHER = 8
-"""So many unexplained failures, among twice as many attempts started in a row, are an outage; half of those that can run at once, where that is less."""
+"""Number of unexplained failures that, among twice as many attempts started in a row, are an outage; half of those that can run at once, where that is less."""
 
 PAUSE = 30.0
 """Seconds without a start after each failure in an outage; then ``TOGETHER`` attempts at most run at a time."""

@@ -67,9 +67,9 @@ class Outcome:
     """End of an attempt, unless something happens before."""
 
     stops: float
-    """When training stops."""
+    """End of training."""
     reported: float
-    """When the launcher notices."""
+    """Time at which the launcher notices."""
     kind: FailureKind | None = None
     """None: the segment is done."""
     saved: bool = False
@@ -86,14 +86,14 @@ class VirtualAttempt:
     fate: Fate
     pace: Pace
     opened: float
-    """When the allocation began."""
+    """Start of the allocation."""
     assigned: float
     base: float
     """Epochs, with a fraction, from which it continues."""
     began: float = math.inf
-    """When its processes exist."""
+    """Time at which its processes exist."""
     trains: float = math.inf
-    """When its first step is."""
+    """Time of its first step."""
     epoch_seconds: float = 0.0
     outcome: Outcome | None = None
     asked: bool = False

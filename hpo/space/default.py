@@ -20,10 +20,10 @@ TRAINING: dict[str, dict[str, Any]] = {
     "train.ema_decay": {"type": "categorical", "choices": [0.0, 0.99]},
     "batch.max_graphs": {"type": "categorical", "choices": [8, 16, 32]},
 }
-"""What is searched of the training of every architecture."""
+"""Parameters of the training of every architecture that are searched."""
 
 RELATED = {"batch.max_graphs": ("batch",)}
-"""Where any of these is given, a parameter is not searched: batches that somebody has limited stay as they are."""
+"""Settings with which a parameter is not searched: batches that somebody has limited stay as they are."""
 
 
 def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

@@ -33,7 +33,7 @@ SLINGSHOT = {
     "FI_CXI_DEFAULT_TX_SIZE": "2048",
     "FI_CXI_RX_MATCH_MODE": "hybrid",
 }
-"""Of NCCL and RCCL with the libfabric plug-in. The alternative rendezvous needs a directive and slows MPI, so that it is not among them."""
+"""Variables of NCCL and RCCL with the libfabric plug-in. The alternative rendezvous needs a directive and slows MPI, so that it is not among them."""
 
 _FINE_GRAIN = {"HSA_FORCE_FINE_GRAIN_PCIE": "1"}
 # MIOpen's databases fail on shared file systems
