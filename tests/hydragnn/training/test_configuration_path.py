@@ -23,8 +23,8 @@ from hydragnn.base.settings import Settings
 from hydragnn.config import BranchedConfig
 from tests.hydragnn.training.conftest import Configs
 
-MOST = 39
-"""The layout of ranks takes two of them, what an architecture asks of inputs six."""
+MOST = 41
+"""The layout of ranks takes two of them, what an architecture asks of inputs eight."""
 BEGIN = [
     "scripts.api.train",
     "scripts.run_sources.run_folder",  # whether it is a folder, which goes on
