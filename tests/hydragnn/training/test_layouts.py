@@ -164,8 +164,8 @@ IN_MEMORY: dict[str, dict[str, Any]] = {
 }
 LIMITS = {
     "whole": {},
-    "parts": {"batch__memory": "210 kB"},
-    "filled": {"batch__memory": "210 kB", "batch__budget": "auto"},
+    "parts": {"batch__memory": "260 kB"},
+    "filled": {"batch__memory": "260 kB", "batch__budget": "auto"},
 }
 
 
