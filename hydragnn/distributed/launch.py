@@ -92,27 +92,33 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
     >>> launch_from({}).by
     'alone'
     """
-    node, address = environment.get("SLURMD_NODENAME", ""), environment.get("MASTER_ADDR", "")
-    port = _number(environment, "MASTER_PORT", 0, 2**16)
-    if "WORLD_SIZE" in environment and "MASTER_ADDR" in environment and "RANK" in environment:
-        size, start = (
-            _number(environment, "WORLD_SIZE", 1),
-            "\n".join(environment.get(name, "") for name in _TORCHRUN_STEP),
-        )
-        rank = _number(environment, "RANK", 0, size)
-        return Launch(
-            by="torchrun",
-            rank=rank,
-            size=size,
-            local_rank=_number(environment, "LOCAL_RANK", rank),
-            step=hashlib.sha256(start.encode()).hexdigest()[:16],
-            address="" if _number(environment, "LOCAL_WORLD_SIZE", 0) == size else address,
-            port=port,
-            by_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            variables=_named(environment, "WORLD_SIZE", "RANK"),
-        )
-    local = next((_number(environment, name) for name in _MPI_LOCAL_RANKS if environment.get(name)), 0)
+    if {"WORLD_SIZE", "MASTER_ADDR", "RANK"} <= environment.keys():
+        return _of_torchrun(environment)
     in_shell = "SLURM_PTY_PORT" in environment and environment.get("SLURM_TASK_PID") != str(pid)
+    return _of_mpi(environment, in_shell) or (None if in_shell else _of_slurm(environment)) or Launch(by="alone")
+
+
+def _of_torchrun(environment: Mapping[str, str]) -> Launch:
+    """Return a rank of torchrun, or of variables like its own."""
+    size = _number(environment, "WORLD_SIZE", 1)
+    rank = _number(environment, "RANK", 0, size)
+    start = "\n".join(environment.get(name, "") for name in _TORCHRUN_STEP)
+    on_one_node = _number(environment, "LOCAL_WORLD_SIZE", 0) == size
+    return Launch(
+        by="torchrun",
+        rank=rank,
+        size=size,
+        local_rank=_number(environment, "LOCAL_RANK", rank),
+        step=hashlib.sha256(start.encode()).hexdigest()[:16],
+        address="" if on_one_node else environment["MASTER_ADDR"],
+        port=_number(environment, "MASTER_PORT", 0, 2**16),
+        by_agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        variables=_named(environment, "WORLD_SIZE", "RANK"),
+    )
+
+
+def _of_mpi(environment: Mapping[str, str], in_shell: bool) -> Launch | None:
+    """Return a rank of MPI; None for none."""
     for count, number in _MPI_SIZES.items():
         # variables of Slurm's own PMI are those of the shell; mpirun in that shell sets MPI_LOCALRANKID
         same = (
@@ -120,34 +126,42 @@ def launch_from(environment: Mapping[str, str], pid: int | None = None) -> Launc
         )
         size = _number(environment, count, 1)
         if size > 1 and not (in_shell and same):
-            rank = _number(environment, number, 0, size)
-            variables = _named(environment, count, number)
             return Launch(
                 by="mpi",
-                rank=rank,
+                rank=_number(environment, number, 0, size),
                 size=size,
-                local_rank=local,
-                node=node,
-                address=address,
-                port=port,
-                variables=variables,
+                local_rank=_local_rank(environment),
+                node=environment.get("SLURMD_NODENAME", ""),
+                address=environment.get("MASTER_ADDR", ""),
+                port=_number(environment, "MASTER_PORT", 0, 2**16),
+                variables=_named(environment, count, number),
             )
+    return None
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Launch | None:
+    """Return a rank of a step of Slurm; None for none."""
     size = _number(environment, "SLURM_STEP_NUM_TASKS", 1)
-    if size > 1 and not in_shell:
-        step = ".".join(environment.get(name, "0") for name in _SLURM_STEP)
-        nodes = environment.get("SLURM_STEP_NODELIST", "")
-        several = _number(environment, "SLURM_STEP_NUM_NODES", 1) > 1
-        return Launch(
-            by="slurm",
-            rank=_number(environment, "SLURM_PROCID", below=size),
-            size=size,
-            local_rank=local,
-            step=step,
-            address=address or first_node(nodes) if several else "",
-            port=port or FIRST_PORT + int(hashlib.sha256(step.encode()).hexdigest(), 16) % PORTS,
-            variables=_named(environment, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-        )
-    return Launch(by="alone")
+    if size <= 1:
+        return None
+    step = ".".join(environment.get(name, "0") for name in _SLURM_STEP)
+    several = _number(environment, "SLURM_STEP_NUM_NODES", 1) > 1
+    host = environment.get("MASTER_ADDR") or first_node(environment.get("SLURM_STEP_NODELIST", ""))
+    own_port = FIRST_PORT + int(hashlib.sha256(step.encode()).hexdigest(), 16) % PORTS
+    return Launch(
+        by="slurm",
+        rank=_number(environment, "SLURM_PROCID", below=size),
+        size=size,
+        local_rank=_local_rank(environment),
+        step=step,
+        address=host if several else "",
+        port=_number(environment, "MASTER_PORT", 0, 2**16) or own_port,
+        variables=_named(environment, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    )
+
+
+def _local_rank(environment: Mapping[str, str]) -> int:
+    return next((_number(environment, name) for name in _MPI_LOCAL_RANKS if environment.get(name)), 0)
 
 
 def first_node(names: str) -> str:
@@ -165,7 +179,7 @@ def _number(environment: Mapping[str, str], name: str, absent: int | None = None
     if not text and absent is not None:
         return absent
     if not text.isascii() or not text.isdigit() or (below is not None and int(text) >= below):
-        more = "" if below is None else f" below {below}, the number of ranks"
+        more = "" if below is None else f" below {below}"
         raise LaunchError(
             f"{name}={text} is in the environment, where launchers write a number{more}; if none started this process, unset {name}"
         )

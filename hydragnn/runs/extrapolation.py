@@ -40,7 +40,7 @@ DEVICES = (8, 64, 512, 4096, 32_768, 65_536)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extrapolation:
-    """Measured steps of a run, by which larger machines are judged."""
+    """Measured steps of a run, extrapolated to larger machines."""
 
     loader: Loader
     alone: Steps

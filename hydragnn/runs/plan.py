@@ -178,7 +178,7 @@ ACTS_ON: dict[ActsOn, ActsWith] = {
         holds=lambda model: bool(model.dim or any(field.on == "edge" for field in model.input_fields)),
     ),
 }
-"""Objects on which settings of architectures act, judged by the description of a model. ``data.edges = false`` is an ablation, of which all else may stay as it is."""
+"""Objects on which settings of architectures act, by the description of a model. ``data.edges = false`` is an ablation that leaves all else as it is."""
 
 
 def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A distribution of one file is trained, judged, calibrated, written and read."""
+"""A distribution of one file is trained, scored, calibrated, written and read."""
 
 import json
 import re
