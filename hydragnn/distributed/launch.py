@@ -1,6 +1,7 @@
 """The launcher that started this process, read from the environment."""
 
 import atexit
+import ctypes
 import hashlib
 import os
 import re
@@ -269,6 +270,7 @@ def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
 
     With several ranks it skips the interpreter's shutdown, which can abort under gloo.
     A failing rank other than the first stays for so many ``seconds``.
+    MPICH tells mpirun only in a handler of C's ``exit`` that a rank has ended well; without, mpirun may kill the others.
     """
     mpi: Any = sys.modules.get("mpi4py.MPI")
     mpi_runs, launch = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized(), this_launch()
@@ -278,6 +280,8 @@ def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
         time.sleep(seconds)
     if mpi_runs and code == 0 and not _abandoned.is_set():
         mpi.Finalize()
+        _flush()
+        ctypes.PyDLL(None).exit(code)  # other threads of Python wait for its lock meanwhile
     elif mpi_runs:
         end_job(code)
     _flush()

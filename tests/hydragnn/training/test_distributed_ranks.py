@@ -1,5 +1,7 @@
 """Launchers of ranks, which take the steps that one rank would."""
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -49,6 +51,28 @@ def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(
     output = finish(launch({tmp_path / "run": make_config()}, PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4"), code=2)
     assert "the launcher started 4 ranks, but MPI sees 1" in output
     assert not (tmp_path / "run" / "record.json").exists()
+
+
+LEAVES = """
+import time
+from mpi4py import MPI
+from hydragnn.distributed import launch
+
+def flush():
+    time.sleep(0.5)
+    print("written", flush=True)
+
+if MPI.COMM_WORLD.rank:
+    launch._flush = flush
+launch.leave(0)
+"""
+
+
+@needs_mpirun
+def test_a_rank_that_leaves_well_lets_the_others_end(root: Path) -> None:
+    command = [*MPIRUN, "-c", LEAVES]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "written\n"), done.stderr
 
 
 def test_one_module_reads_the_environment_of_launchers(root: Path) -> None:
