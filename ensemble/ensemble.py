@@ -18,11 +18,13 @@ from hydragnn.base.places import absent_store, as_path, is_store, model_folder, 
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.distributed.graph_ranks import GraphGroup, SharedPrediction
-from hydragnn.ensemble.committee import in_committee
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
-from hydragnn.ensemble.estimates import Estimate
+from hydragnn.ensemble.estimates.estimate import Estimate
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.predictions import Predictions, concatenate_predictions, estimates_of
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
-from hydragnn.ensemble.members import (
+from hydragnn.ensemble.members.committee import in_committee
+from hydragnn.ensemble.members.member import (
     Member,
     Outcome,
     check_members,
@@ -33,11 +35,10 @@ from hydragnn.ensemble.members import (
     shared_inputs,
     summary_of,
 )
-from hydragnn.ensemble.module import GraphReader, TrainableEnsemble, listed
-from hydragnn.ensemble.plan import chunks_of, default_budget
-from hydragnn.ensemble.predictions import Predictions, concatenate_predictions, estimates_of
-from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
-from hydragnn.ensemble.structures import (
+from hydragnn.ensemble.members.plan import chunks_of, default_budget
+from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened, screen, without_screening
+from hydragnn.ensemble.reading.module import GraphReader, TrainableEnsemble, listed
+from hydragnn.ensemble.reading.structures import (
     Structures,
     check_edges,
     check_lengths,
@@ -46,7 +47,6 @@ from hydragnn.ensemble.structures import (
     structures_for,
     training_attributes,
 )
-from hydragnn.ensemble.uncertainty import Array
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.joining import concatenate

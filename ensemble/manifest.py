@@ -14,12 +14,12 @@ from hydragnn.base.files import check_inside, digest, read_sealed, write_atomica
 from hydragnn.base.imports import NotAllowed
 from hydragnn.base.limits import check_readable
 from hydragnn.base.settings import first_problem
-from hydragnn.ensemble.calibration.classes import ClassCalibration
-from hydragnn.ensemble.calibration.numbers import Calibration
-from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import FILE, Domain, Latent, domain_from_json
-from hydragnn.ensemble.latent import LatentSpace
-from hydragnn.ensemble.uncertainty import are_shares
+from hydragnn.ensemble.estimates.calibration.classes import ClassCalibration
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration
+from hydragnn.ensemble.estimates.moments import are_shares
+from hydragnn.ensemble.members.latent import LatentSpace
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, target_from_json
 

@@ -403,8 +403,8 @@ def label(
     Texts and integers beside a structure are kept, older labels are not. After Ctrl-C or a kill the same command labels only what is missing. Structures that the calculator
     refuses are left out, too, and named; it exits with 3 then.
     """
-    from hydragnn.ensemble.foreign import few_refusals, new_calculator, results_of
-    from hydragnn.ensemble.foreign_trial import check_calculator
+    from hydragnn.ensemble.uses.foreign import few_refusals, new_calculator, results_of
+    from hydragnn.ensemble.uses.foreign_trial import check_calculator
 
     rows = Rows(out, "data label")
     _allow_code(allow_code or [])

@@ -27,14 +27,14 @@ from hydragnn.ensemble.building.training_domain import (
     training_domain,
 )
 from hydragnn.ensemble.building.weights import fitted_weights
-from hydragnn.ensemble.calibration.cross_validation import shares
-from hydragnn.ensemble.calibration.protocol import NO_GROWTH, AnyCalibration, Distance
 from hydragnn.ensemble.domain import Domain, DomainScores, cross_fitted_domain
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import Estimate, FoldLabels
-from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
-from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.cross_validation import shares
+from hydragnn.ensemble.estimates.calibration.protocol import NO_GROWTH, AnyCalibration, Distance
+from hydragnn.ensemble.estimates.estimate import Estimate, FoldLabels
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.predictions import estimates_of
+from hydragnn.ensemble.members.outputs import MemberOutputs, member_outputs
 from hydragnn.models import Target
 from hydragnn.training import errors_of_folds, trivial_predictor
 from hydragnn.training.baselines import baseline_errors, fitted_baselines

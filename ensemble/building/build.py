@@ -39,11 +39,11 @@ from hydragnn.ensemble.building.held_out import Fold, Parts, Setup, calibrating_
 from hydragnn.ensemble.building.training_domain import part_scores, with_latent_spaces
 from hydragnn.ensemble.domain import FALSE_ALARMS
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
-from hydragnn.ensemble.foreign import Baseline, aligned_baseline
+from hydragnn.ensemble.estimates.moments import are_shares
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
-from hydragnn.ensemble.member_outputs import member_outputs
-from hydragnn.ensemble.members import Member, check_members, check_no_copies, load_run
-from hydragnn.ensemble.uncertainty import are_shares
+from hydragnn.ensemble.members.member import Member, check_members, check_no_copies, load_run
+from hydragnn.ensemble.members.outputs import member_outputs
+from hydragnn.ensemble.uses.foreign import Baseline, aligned_baseline
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import is_data, trained_config
 from hydragnn.runs.signals import STOPPING, raise_signals

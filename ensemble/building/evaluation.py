@@ -13,13 +13,13 @@ from hydragnn.base.errors import InputError, as_note
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import Budget, GraphStore
 from hydragnn.ensemble.building.held_out import Parts, Setup
-from hydragnn.ensemble.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.domain import DomainScores
-from hydragnn.ensemble.estimates import TargetEvaluation
-from hydragnn.ensemble.foreign import Baseline
-from hydragnn.ensemble.member_outputs import MemberOutputs
-from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration
+from hydragnn.ensemble.estimates.estimate import TargetEvaluation
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.predictions import estimates_of
+from hydragnn.ensemble.members.outputs import MemberOutputs
+from hydragnn.ensemble.uses.foreign import Baseline
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
 from hydragnn.training.baselines import BaselineMetrics, baseline_errors, fitted_baselines

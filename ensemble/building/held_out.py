@@ -10,8 +10,8 @@ from jaxtyping import Int
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, Split, make_split
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
-from hydragnn.ensemble.members import Member
+from hydragnn.ensemble.members.member import Member
+from hydragnn.ensemble.members.outputs import MemberOutputs, member_outputs
 
 Graphs = Int[np.ndarray, " graphs"]
 

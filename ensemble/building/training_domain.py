@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore
 from hydragnn.ensemble.building.held_out import Setup, splits_of
-from hydragnn.ensemble.calibration.protocol import NO_GROWTH, POWER, AnyCalibration, Distance, held_out_p_values
 from hydragnn.ensemble.domain import (
     STATES,
     Detector,
@@ -28,11 +27,18 @@ from hydragnn.ensemble.domain import (
     views,
 )
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.latent import LatentFit
-from hydragnn.ensemble.member_outputs import MemberOutputs
-from hydragnn.ensemble.members import final_states
-from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.protocol import (
+    NO_GROWTH,
+    POWER,
+    AnyCalibration,
+    Distance,
+    held_out_p_values,
+)
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.predictions import estimates_of
+from hydragnn.ensemble.members.latent import LatentFit
+from hydragnn.ensemble.members.member import final_states
+from hydragnn.ensemble.members.outputs import MemberOutputs
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Point, Target
 from hydragnn.runs.label_notes import open_compositions

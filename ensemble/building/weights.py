@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
-from hydragnn.ensemble.estimates import Evidence
-from hydragnn.ensemble.member_outputs import MemberOutputs
-from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.estimate import Evidence
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.predictions import estimates_of
+from hydragnn.ensemble.members.outputs import MemberOutputs
 from hydragnn.models import Target
 
 FOLDS = 5

@@ -11,9 +11,9 @@ import torch
 from hydragnn.conformance.law import DoesNotApply, Figures, Verdict, gaps
 from hydragnn.conformance.structures import LAWS, RATTLE, law
 from hydragnn.ensemble.checking.subject import Subject, values_of
-from hydragnn.ensemble.members import outcome
-from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.predictions import estimates_of
+from hydragnn.ensemble.members.member import outcome
 from hydragnn.models import Number
 
 

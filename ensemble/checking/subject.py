@@ -15,13 +15,13 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.places import absent_store
 from hydragnn.conformance.law import DoesNotApply, Values
 from hydragnn.datasets import open_store
-from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.foreign import results_of
-from hydragnn.ensemble.module import atoms_of
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.predictions import Predictions
 from hydragnn.ensemble.prediction.rules import structures_in
-from hydragnn.ensemble.predictions import Predictions
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.reading.module import atoms_of
+from hydragnn.ensemble.uses.calculator import EnsembleCalculator
+from hydragnn.ensemble.uses.foreign import results_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate, unbatch
 

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hydragnn.ensemble.domain.detector import Array, Channel, Detector, Doubts, GraphView, Numbers, Stored
-from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.latent import LatentSpace
-from hydragnn.ensemble.members import Outcome
+from hydragnn.ensemble.estimates.estimate import Estimate
+from hydragnn.ensemble.members.latent import LatentSpace
+from hydragnn.ensemble.members.member import Outcome
 from hydragnn.graphs.field import Location
 
 STATES = "final states"

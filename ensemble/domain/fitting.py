@@ -19,8 +19,8 @@ from hydragnn.ensemble.domain.detector import (
 from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
 from hydragnn.ensemble.domain.kinds import ContactsFit, KindsFit
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
-from hydragnn.ensemble.plan import default_budget
-from hydragnn.ensemble.screening import read_screened
+from hydragnn.ensemble.members.plan import default_budget
+from hydragnn.ensemble.members.screening import read_screened
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 

@@ -13,8 +13,8 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.errors import InputError, MissingPackageError
-from hydragnn.ensemble.calculator import EnsembleCalculator, Outside, Results, calculator
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.uses.calculator import EnsembleCalculator, Outside, Results, calculator
 from hydragnn.graphs.search import completed_cell
 
 if TYPE_CHECKING:

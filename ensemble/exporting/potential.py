@@ -14,11 +14,11 @@ from torch.nn.functional import pad
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Normalisation
-from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.members import Member
-from hydragnn.ensemble.module import value_of
-from hydragnn.ensemble.structures import reads_atoms
+from hydragnn.ensemble.members.member import Member
+from hydragnn.ensemble.reading.module import value_of
+from hydragnn.ensemble.reading.structures import reads_atoms
+from hydragnn.ensemble.uses.calculator import EnsembleCalculator
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field
 from hydragnn.graphs.topology import Topology

@@ -8,8 +8,8 @@ from torch_sim.models.interface import ModelInterface
 from torch_sim.state import SimState
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.calculator import EnsembleCalculator, OutsideDomain
-from hydragnn.ensemble.predictions import Predictions
+from hydragnn.ensemble.estimates.predictions import Predictions
+from hydragnn.ensemble.uses.calculator import EnsembleCalculator, OutsideDomain
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS

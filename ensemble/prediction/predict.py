@@ -25,7 +25,7 @@ from hydragnn.distributed import this_launch, threads_are_chosen
 from hydragnn.distributed.graph_ranks import DONE, FAILED, GraphGroup, join_graph_group
 from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.plan import chunks_of, default_budget, device_limits
+from hydragnn.ensemble.members.plan import chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (

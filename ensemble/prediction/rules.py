@@ -20,7 +20,7 @@ from hydragnn.datasets.sources.base import MakerOfMany, made_together, nodes_of
 from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.structures import Structures, reads_atoms
+from hydragnn.ensemble.reading.structures import Structures, reads_atoms
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.extxyz import read_frame
 from hydragnn.graphs.field import ATOMIC_NUMBERS

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 
 from hydragnn.distributed.group import Group
-from hydragnn.ensemble.plan import certificate
+from hydragnn.ensemble.members.plan import certificate
 
 SHARE = 8
 """A task is at most this part of a rank's share of the work that is left."""

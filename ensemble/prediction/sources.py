@@ -20,7 +20,7 @@ from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import groups_of_makers
 from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule, digest_of
-from hydragnn.ensemble.structures import Unbuilt, made_graphs
+from hydragnn.ensemble.reading.structures import Unbuilt, made_graphs
 from hydragnn.graphs.joining import concatenate
 
 

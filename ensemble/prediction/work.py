@@ -10,13 +10,13 @@ import numpy as np
 
 from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.members import Outcome
-from hydragnn.ensemble.plan import Chunk, Chunks
+from hydragnn.ensemble.members.member import Outcome
+from hydragnn.ensemble.members.plan import Chunk, Chunks
+from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened
 from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.schedule import Task
 from hydragnn.ensemble.prediction.sources import Source
-from hydragnn.ensemble.screening import Screened, outcome_of, read_screened
 from hydragnn.graphs.texts import Texts
 
 KEEP_SECONDS = 5.0

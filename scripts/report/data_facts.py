@@ -14,7 +14,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore, WithoutEdges, disk_store, make_split, open_store
 from hydragnn.datasets.tools import missing_in_graphs, present_graphs, store_notes
 from hydragnn.ensemble import Ensemble, part_evaluation
-from hydragnn.ensemble.member_outputs import member_outputs
+from hydragnn.ensemble.members.outputs import member_outputs
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.runs.folder import is_data

@@ -104,7 +104,7 @@ def graphs(count: int, steps: int) -> None:
     import torch
 
     from hydragnn.base.allocator import keep_memory
-    from hydragnn.ensemble.structures import Structures
+    from hydragnn.ensemble.reading.structures import Structures
     from hydragnn.graphs.skin import SkinList
 
     keep_memory()

@@ -37,7 +37,7 @@ from hydragnn.ensemble.domain.detector import Channel
 from hydragnn.ensemble.domain.domain import values_of
 from hydragnn.ensemble.domain.fitting import channels_of, views
 from hydragnn.ensemble.domain.rarity import fitted_rarity
-from hydragnn.ensemble.member_outputs import member_outputs
+from hydragnn.ensemble.members.outputs import member_outputs
 from hydragnn.graphs import concatenate
 from hydragnn.graphs.joining import unbatch
 from tests.benchmarks.trust import LARGE, TEST, graph_errors, trained

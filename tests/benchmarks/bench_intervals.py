@@ -26,12 +26,12 @@ from hydragnn.config import config_from_table
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.building.held_out import joint_split
-from hydragnn.ensemble.calibration.numbers import Calibration
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.member_outputs import member_outputs
-from hydragnn.ensemble.metrics import rank_correlation
-from hydragnn.ensemble.numbers import NumberEstimate, member_means
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration
+from hydragnn.ensemble.estimates.estimate import Labelled
+from hydragnn.ensemble.estimates.metrics import rank_correlation
+from hydragnn.ensemble.estimates.numbers import NumberEstimate, member_means
+from hydragnn.ensemble.members.outputs import member_outputs
 from hydragnn.models import Point, Target
 from hydragnn.runs import train
 from tests.benchmarks.interval_scores import NOMINAL, alone, score_intervals

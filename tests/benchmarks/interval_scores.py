@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.ensemble.calibration.numbers import Calibration, rows_of
-from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.metrics import gaussian_crps
-from hydragnn.ensemble.numbers import NumberEstimate, moments_of
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration, rows_of
+from hydragnn.ensemble.estimates.estimate import Labelled
+from hydragnn.ensemble.estimates.metrics import gaussian_crps
+from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
 from hydragnn.models import Target
 
 NOMINAL = 0.9

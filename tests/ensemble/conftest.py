@@ -19,7 +19,7 @@ from ase.io import write
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import Evaluation, build_ensemble
-from hydragnn.ensemble.estimates import Labelled
+from hydragnn.ensemble.estimates.estimate import Labelled
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import Point

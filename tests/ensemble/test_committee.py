@@ -9,10 +9,10 @@ import pytest
 import torch
 from ase import Atoms
 
-from hydragnn.ensemble import committee
-from hydragnn.ensemble.committee import in_committee
 from hydragnn.ensemble.ensemble import ensemble_of
-from hydragnn.ensemble.members import Member, Outcome, load_run, outcome, outcome_alone
+from hydragnn.ensemble.members import committee
+from hydragnn.ensemble.members.committee import in_committee
+from hydragnn.ensemble.members.member import Member, Outcome, load_run, outcome, outcome_alone
 from hydragnn.graphs import GraphBatch
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from hydragnn.ensemble.building.basis import held_out_estimate
-from hydragnn.ensemble.calibration.cross_validation import cross_interval, graph_scores
-from hydragnn.ensemble.classes import ClassEstimate
-from hydragnn.ensemble.estimates import FoldLabels, Labelled
-from hydragnn.ensemble.numbers import NumberEstimate
+from hydragnn.ensemble.estimates.calibration.cross_validation import cross_interval, graph_scores
+from hydragnn.ensemble.estimates.classes import ClassEstimate
+from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
+from hydragnn.ensemble.estimates.numbers import NumberEstimate
 from hydragnn.graphs import Field
 from hydragnn.models import Categorical, Target
 from tests.ensemble.conftest import points

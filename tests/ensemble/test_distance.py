@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.ensemble.calibration.numbers import Calibration
-from hydragnn.ensemble.calibration.protocol import NO_GROWTH, POWER, Distance, held_out_p_values
 from hydragnn.ensemble.domain.rarity import Rarity
-from hydragnn.ensemble.estimates import FoldLabels, Labelled
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration
+from hydragnn.ensemble.estimates.calibration.protocol import NO_GROWTH, POWER, Distance, held_out_p_values
+from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
+from hydragnn.ensemble.estimates.numbers import NumberEstimate
 from hydragnn.ensemble.manifest import calibration_from_json
-from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from tests.ensemble.conftest import points

@@ -22,10 +22,10 @@ from hydragnn.base.files import write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import OutsideDomain, calculator
-from hydragnn.ensemble.calculator import EnsembleCalculator, _check_outside
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict_to_file
-from hydragnn.ensemble.structures import structures_for
+from hydragnn.ensemble.reading.structures import structures_for
+from hydragnn.ensemble.uses.calculator import EnsembleCalculator, _check_outside
 from hydragnn.graphs import Field, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train

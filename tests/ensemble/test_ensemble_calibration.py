@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.calibration.numbers import (
+from hydragnn.ensemble.estimates.calibration.numbers import (
     Calibrated,
     Calibration,
     calibrated,
     conformal_quantile,
     fit_calibration,
 )
+from hydragnn.ensemble.estimates.metrics import miscalibration_area
+from hydragnn.ensemble.estimates.moments import MixtureMoments
 from hydragnn.ensemble.manifest import calibration_from_json
-from hydragnn.ensemble.metrics import miscalibration_area
-from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target")

@@ -17,8 +17,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
-from hydragnn.ensemble.calibration.classes import fit_classes, temper
-from hydragnn.ensemble.classes import ClassEstimate, auroc
+from hydragnn.ensemble.estimates.calibration.classes import fit_classes, temper
+from hydragnn.ensemble.estimates.classes import ClassEstimate, auroc
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target

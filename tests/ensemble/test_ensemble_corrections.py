@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.calibration.corrections import LARGEST, NONE, PRIOR, Correction, fit_corrections
-from hydragnn.ensemble.calibration.numbers import Calibration, calibrated, rows_of
-from hydragnn.ensemble.estimates import Labelled
+from hydragnn.ensemble.estimates.calibration.corrections import LARGEST, NONE, PRIOR, Correction, fit_corrections
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration, calibrated, rows_of
+from hydragnn.ensemble.estimates.estimate import Labelled
+from hydragnn.ensemble.estimates.moments import MixtureMoments
+from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.manifest import calibration_from_json
-from hydragnn.ensemble.numbers import NumberEstimate, moments_of
-from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from tests.ensemble.conftest import points
@@ -57,7 +57,7 @@ def test_thirds_share_the_promise_where_no_form_fits(monkeypatch: pytest.MonkeyP
         )
         corrected.append(thirds(NumberEstimate.calibration(HUMP, valid, apart, np.ones(1), 0.9), fresh))
         with monkeypatch.context() as patch:
-            patch.setattr("hydragnn.ensemble.calibration.numbers.fit_corrections", lambda *of: NONE)
+            patch.setattr("hydragnn.ensemble.estimates.calibration.numbers.fit_corrections", lambda *of: NONE)
             bare.append(thirds(NumberEstimate.calibration(HUMP, valid, apart, np.ones(1), 0.9), fresh))
     # split conformal promises 46 of 51 over all graphs, whatever the factors; 0.046 is the deviation of one draw
     assert np.mean(corrected) == pytest.approx(46 / 51, abs=4 * 0.046 / DRAWS**0.5)

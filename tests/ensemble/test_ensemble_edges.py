@@ -14,7 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.structures import check_edges, check_lengths
+from hydragnn.ensemble.reading.structures import check_edges, check_lengths
 from hydragnn.graphs.atomic import from_ase
 from tests.ensemble.conftest import CUTOFF
 

@@ -16,10 +16,10 @@ from hydragnn.base.files import checksum_of
 from hydragnn.datasets import MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.building.held_out import calibrating_split
-from hydragnn.ensemble.calibration.numbers import Calibration
-from hydragnn.ensemble.calibration.protocol import held_out_p_values
-from hydragnn.ensemble.members import load_run
-from hydragnn.ensemble.numbers import NumberEstimate
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration
+from hydragnn.ensemble.estimates.calibration.protocol import held_out_p_values
+from hydragnn.ensemble.estimates.numbers import NumberEstimate
+from hydragnn.ensemble.members.member import load_run
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report

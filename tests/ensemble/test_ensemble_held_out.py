@@ -15,7 +15,7 @@ from hydragnn.datasets import MemoryStore, SplitSettings, make_split
 from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.building.held_out import joint_split
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.members import Member, load_run
+from hydragnn.ensemble.members.member import Member, load_run
 
 
 def with_split(member: Member, **changes: Any) -> Member:

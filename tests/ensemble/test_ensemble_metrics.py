@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.metrics import (
+from hydragnn.ensemble.estimates.metrics import (
     coverage,
     gaussian_crps,
     gaussian_nll,
@@ -15,7 +15,7 @@ from hydragnn.ensemble.metrics import (
     point_metrics,
     rank_correlation,
 )
-from hydragnn.ensemble.uncertainty import MixtureMoments, isotropic, total_variance
+from hydragnn.ensemble.estimates.moments import MixtureMoments, isotropic, total_variance
 
 
 @pytest.mark.parametrize("target, mean, std", [(0.0, 0.0, 1.0), (1.3, -0.4, 0.7), (5.0, 0.0, 0.1), (-2.0, 1.0, 30.0)])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hydragnn.datasets import Budget, pack, packing
 from hydragnn.datasets.packing import graph_costs
 from hydragnn.datasets.store import Sizes
-from hydragnn.ensemble.plan import Chunks, certificate, chunks_of, default_budget, makespan
+from hydragnn.ensemble.members.plan import Chunks, certificate, chunks_of, default_budget, makespan
 
 
 def cut_before(chunks: Chunks, graphs: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import pytest
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
-from hydragnn.ensemble import members
+from hydragnn.ensemble.members import member as members
 from hydragnn.ensemble.prediction import rules as blocks
 from hydragnn.ensemble.prediction import schedule, sources, work
 from hydragnn.ensemble.prediction.formats import hdf5

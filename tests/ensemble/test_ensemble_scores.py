@@ -9,18 +9,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.calibration.forms import CONSTANT, GROWTH, Form, LabelledRows, choose_form, forms, left_out_crps
-from hydragnn.ensemble.calibration.numbers import (
+from hydragnn.ensemble.estimates.calibration.forms import (
+    CONSTANT,
+    GROWTH,
+    Form,
+    LabelledRows,
+    choose_form,
+    forms,
+    left_out_crps,
+)
+from hydragnn.ensemble.estimates.calibration.numbers import (
     Calibration,
     calibrated,
     fit_calibration,
     fit_scale,
     labelled_rows,
 )
-from hydragnn.ensemble.estimates import Labelled
+from hydragnn.ensemble.estimates.estimate import Labelled
+from hydragnn.ensemble.estimates.moments import MixtureMoments
+from hydragnn.ensemble.estimates.numbers import NumberEstimate
 from hydragnn.ensemble.manifest import calibration_from_json
-from hydragnn.ensemble.numbers import NumberEstimate
-from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from tests.ensemble.conftest import points
@@ -202,7 +210,7 @@ def test_items_without_a_prediction_have_no_interval() -> None:
 
 def test_a_factor_is_fitted_without_the_graph_that_it_is_judged_on() -> None:
     error, graph = np.array([1.0, 1.0, 2.0]), np.array([0, 0, 1])
-    from hydragnn.ensemble.metrics import gaussian_crps
+    from hydragnn.ensemble.estimates.metrics import gaussian_crps
 
     by_hand = [
         gaussian_crps(error[:2], np.zeros(2), np.full(2, 2.0)).mean(),

@@ -17,7 +17,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import BatchSettings, MemoryStore, check_store, open_store
 from hydragnn.datasets.manifest import checksum
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.member_outputs import member_outputs
+from hydragnn.ensemble.members.outputs import member_outputs
 from hydragnn.ensemble.prediction import work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.runs import train

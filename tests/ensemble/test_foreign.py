@@ -21,7 +21,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.ensemble import Ensemble, build_ensemble
-from hydragnn.ensemble.foreign import Baseline, graphs_for_fit, results_of
+from hydragnn.ensemble.uses.foreign import Baseline, graphs_for_fit, results_of
 from hydragnn.scripts.cli import app
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.verdict import error_finding
@@ -140,7 +140,7 @@ def test_labels_go_on_where_they_were_interrupted(
         calculate(self, atoms, *args, **more)
 
     monkeypatch.setattr(potentials.OtherZeros, "calculate", stopping)
-    monkeypatch.setattr("hydragnn.ensemble.foreign_trial.check_calculator", lambda *_: "")  # once, when it begins
+    monkeypatch.setattr("hydragnn.ensemble.uses.foreign_trial.check_calculator", lambda *_: "")  # once, when it begins
     assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code != 0
     assert len(read(tmp_path / "parts.xyz", ":")) == 2
     assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code == 0

@@ -13,8 +13,8 @@ from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms, Hookean
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.foreign import check_scale, results_of
-from hydragnn.ensemble.foreign_trial import check_calculator
+from hydragnn.ensemble.uses.foreign import check_scale, results_of
+from hydragnn.ensemble.uses.foreign_trial import check_calculator
 
 Change = Callable[[dict[str, Any], Atoms], dict[str, Any]]
 

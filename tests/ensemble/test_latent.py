@@ -13,8 +13,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.domain import Domain, Latent
-from hydragnn.ensemble.latent import RIDGE, LatentFit
-from hydragnn.ensemble.members import final_states, outcome
+from hydragnn.ensemble.members.latent import RIDGE, LatentFit
+from hydragnn.ensemble.members.member import final_states, outcome
 from hydragnn.graphs import concatenate, from_ase
 
 CUTOFF = 4.5
@@ -110,7 +110,7 @@ def test_a_lack_of_memory_changes_no_distance(
 
 
 def test_states_of_other_models_are_refused(ensemble: Path, runs: list[Path]) -> None:
-    from hydragnn.ensemble.members import load_member
+    from hydragnn.ensemble.members.member import load_member
 
     space = LatentFit(5).space()
     with pytest.raises(InputError, match=r"states of 5 channels, and the model in .* has 12"):

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
-from hydragnn.ensemble.calibration.numbers import fit_calibration
-from hydragnn.ensemble.calibration.protocol import Distance
-from hydragnn.ensemble.estimates import FoldLabels, Labelled
-from hydragnn.ensemble.metrics import coverage, gaussian_crps, point_metrics
-from hydragnn.ensemble.numbers import NumberEstimate, moments_of
+from hydragnn.ensemble.estimates.calibration.numbers import fit_calibration
+from hydragnn.ensemble.estimates.calibration.protocol import Distance
+from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
+from hydragnn.ensemble.estimates.metrics import coverage, gaussian_crps, point_metrics
+from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
 from hydragnn.graphs import Field
 from hydragnn.models import Target
 from tests.ensemble.conftest import points

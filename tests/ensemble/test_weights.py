@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.ensemble.building.weights import SECOND, errors_alone, errors_of, mixed, optimum, worst_ratio
-from hydragnn.ensemble.numbers import NumberEstimate, NumberEvidence
+from hydragnn.ensemble.estimates.numbers import NumberEstimate, NumberEvidence
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 

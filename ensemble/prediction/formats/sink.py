@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import rename_all
 from hydragnn.distributed.launch import unique_name
-from hydragnn.ensemble.predictions import Predictions, estimates_of
-from hydragnn.ensemble.screening import Screened
+from hydragnn.ensemble.estimates.predictions import Predictions, estimates_of
+from hydragnn.ensemble.members.screening import Screened
 from hydragnn.graphs.texts import one_line
 from hydragnn.models import Target
 

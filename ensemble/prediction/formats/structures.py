@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.atoms_text import ATOMS, one_line, restore_atoms
+from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, lines_array, texts
-from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
 from hydragnn.graphs.units import in_ase_units
 from hydragnn.models import Target

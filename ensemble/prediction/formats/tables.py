@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import MissingPackageError
 from hydragnn.base.shown import csv_cell
-from hydragnn.ensemble.estimates import Estimate
+from hydragnn.ensemble.estimates.estimate import Estimate
+from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.prediction.formats.sink import (
     Block,
     Column,
@@ -25,7 +26,6 @@ from hydragnn.ensemble.prediction.formats.sink import (
     size_of,
     texts,
 )
-from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.field import Location
 from hydragnn.models import Target
 

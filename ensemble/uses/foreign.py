@@ -17,11 +17,11 @@ from hydragnn.base.errors import InputError, as_note, words_of
 from hydragnn.base.imports import function_named
 from hydragnn.datasets import GraphStore, make_split
 from hydragnn.datasets.split import species_counts
-from hydragnn.ensemble.foreign_trial import check_calculator, unit_of
-from hydragnn.ensemble.member_outputs import MemberOutputs, labels_of
-from hydragnn.ensemble.members import Member, Outcome
-from hydragnn.ensemble.module import atoms_of
-from hydragnn.ensemble.structures import factors_of, properties_of
+from hydragnn.ensemble.members.member import Member, Outcome
+from hydragnn.ensemble.members.outputs import MemberOutputs, labels_of
+from hydragnn.ensemble.reading.module import atoms_of
+from hydragnn.ensemble.reading.structures import factors_of, properties_of
+from hydragnn.ensemble.uses.foreign_trial import check_calculator, unit_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Distribution, Point

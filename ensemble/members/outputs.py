@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.calibration.protocol import Part
-from hydragnn.ensemble.committee import in_committee
-from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.members import Member, Outcome, join_outcomes, optional_inputs, shared_inputs
-from hydragnn.ensemble.plan import default_budget
-from hydragnn.ensemble.screening import outcome_of, read_screened
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.protocol import Part
+from hydragnn.ensemble.estimates.estimate import Labelled
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.members.committee import in_committee
+from hydragnn.ensemble.members.member import Member, Outcome, join_outcomes, optional_inputs, shared_inputs
+from hydragnn.ensemble.members.plan import default_budget
+from hydragnn.ensemble.members.screening import outcome_of, read_screened
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from scipy.special import entr
 
-from hydragnn.ensemble.calibration.classes import (
+from hydragnn.ensemble.estimates.calibration.classes import (
     TINY,
     ClassCalibration,
     fit_classes,
@@ -19,9 +19,9 @@ from hydragnn.ensemble.calibration.classes import (
     others,
     temper,
 )
-from hydragnn.ensemble.calibration.cross_validation import cross_sets, graph_scores, shares
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
-from hydragnn.ensemble.estimates import (
+from hydragnn.ensemble.estimates.calibration.cross_validation import cross_sets, graph_scores, shares
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
+from hydragnn.ensemble.estimates.estimate import (
     Counts,
     Estimate,
     Evidence,
@@ -32,9 +32,9 @@ from hydragnn.ensemble.estimates import (
     TargetEvaluation,
     Weights,
 )
-from hydragnn.ensemble.metrics import rank_correlation
-from hydragnn.ensemble.numbers import NumberEvidence, component_names
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.metrics import rank_correlation
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.numbers import NumberEvidence, component_names
 from hydragnn.models import Categorical, Target
 from hydragnn.training.class_metrics import class_sums, class_values
 

@@ -8,8 +8,8 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.graph_ranks import SharedPrediction
-from hydragnn.ensemble.members import Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
-from hydragnn.ensemble.plan import BYTES_PER_EDGE
+from hydragnn.ensemble.members.member import Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
+from hydragnn.ensemble.members.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.layers.stacked import NotStackable

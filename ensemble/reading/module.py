@@ -16,8 +16,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, Make
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.ensemble.manifest import Manifest
-from hydragnn.ensemble.members import Member
-from hydragnn.ensemble.structures import made_graphs, reads_atoms, structures_for, training_attributes
+from hydragnn.ensemble.members.member import Member
+from hydragnn.ensemble.reading.structures import made_graphs, reads_atoms, structures_for, training_attributes
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS

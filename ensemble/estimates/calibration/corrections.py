@@ -14,7 +14,7 @@ import pydantic
 from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.settings import Positive
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.moments import Array
 
 THIRDS = (1 / 3, 2 / 3)
 

@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.shown import Shown
-from hydragnn.ensemble.classes import ClassEstimate
-from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.numbers import NumberEstimate
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.classes import ClassEstimate
+from hydragnn.ensemble.estimates.estimate import Estimate
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.estimates.numbers import NumberEstimate
 from hydragnn.graphs.texts import NAME, Texts, join_texts
 from hydragnn.models import Categorical, Target
 

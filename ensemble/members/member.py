@@ -16,7 +16,7 @@ from hydragnn.base.machine import cores, free_memory, visible_gpus
 from hydragnn.base.places import weights_folder
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
-from hydragnn.ensemble.latent import LatentSpace
+from hydragnn.ensemble.members.latent import LatentSpace
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Target, TrainedModel, concatenate_distributions, load_model

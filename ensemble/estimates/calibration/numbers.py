@@ -8,9 +8,9 @@ import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 
-from hydragnn.ensemble.calibration.corrections import NONE, fit_corrections
-from hydragnn.ensemble.calibration.cross_validation import cross_interval
-from hydragnn.ensemble.calibration.forms import (
+from hydragnn.ensemble.estimates.calibration.corrections import NONE, fit_corrections
+from hydragnn.ensemble.estimates.calibration.cross_validation import cross_interval
+from hydragnn.ensemble.estimates.calibration.forms import (
     CONSTANT,
     GROWTH,
     TINY,
@@ -21,8 +21,8 @@ from hydragnn.ensemble.calibration.forms import (
     choose_form,
     unit_component,
 )
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, check_calibration
-from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, check_calibration
+from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, isotropic
 from hydragnn.graphs.field import Field
 
 Method = Literal["spread", "absolute"]

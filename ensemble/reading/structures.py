@@ -20,7 +20,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import MakerOfMany, groups_of_makers, pieces_of
 from hydragnn.datasets.sources.registry import settings_of_rule
 from hydragnn.ensemble.manifest import Manifest
-from hydragnn.ensemble.members import Member
+from hydragnn.ensemble.members.member import Member
 from hydragnn.graphs.atomic import from_ase, value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings

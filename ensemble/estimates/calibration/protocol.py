@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Count, Fraction, NotNegative
-from hydragnn.ensemble.calibration.cross_validation import FoldScores, guaranteed_level, rank
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.cross_validation import FoldScores, guaranteed_level, rank
+from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.graphs.field import Field
 
 USUAL = 0.1

@@ -14,9 +14,9 @@ import pydantic
 from jaxtyping import Float, Int
 
 from hydragnn.base.settings import NotNegative, Positive
-from hydragnn.ensemble.calibration.corrections import NONE, Corrections
-from hydragnn.ensemble.metrics import gaussian_crps
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.corrections import NONE, Corrections
+from hydragnn.ensemble.estimates.metrics import gaussian_crps
+from hydragnn.ensemble.estimates.moments import Array
 
 TINY = 1e-30
 """Smallest standard deviation, in any unit: a perfect model on validation must not divide by zero elsewhere."""

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.settings import Count, NotNegative
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.moments import Array
 
 MOST = 1000
 """Scores that are kept of one component; of more graphs several share one, rounded up."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 
 from hydragnn.datasets import GraphStore, changed_sentence, read_checked
-from hydragnn.ensemble.members import Member, Outcome, outcome
+from hydragnn.ensemble.members.member import Member, Outcome, outcome
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.models import Distribution

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Distance, Labels, Owners, Part
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, Part
+from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.graphs.field import Field
 from hydragnn.models import Categorical, Distribution, Target
 
@@ -58,7 +58,7 @@ class TargetEvaluation:
     Scores of numbers are ``mae`` and ``rmse`` (in ``unit``) and ``r2``; of an ensemble also ``crps`` and ``interval_width`` (in
     ``unit``), ``nll``, ``coverage``, ``unknown``, ``miscalibration_area`` and ``spearman``: ``coverage`` and ``interval_width`` are of values with an interval, ``unknown`` is the share
     of the others. Scores of classes are those of
-    ``hydragnn.ensemble.classes.class_scores``; of an ensemble also ``coverage``, ``set_size``, ``empty_sets`` and ``spearman``.
+    ``hydragnn.ensemble.estimates.classes.class_scores``; of an ensemble also ``coverage``, ``set_size``, ``empty_sets`` and ``spearman``.
     """
 
     unit: str

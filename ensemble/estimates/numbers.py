@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.calibration.cross_validation import graph_scores, shares
-from hydragnn.ensemble.calibration.forms import Form, forms
-from hydragnn.ensemble.calibration.numbers import (
+from hydragnn.ensemble.estimates.calibration.cross_validation import graph_scores, shares
+from hydragnn.ensemble.estimates.calibration.forms import Form, forms
+from hydragnn.ensemble.estimates.calibration.numbers import (
     Calibration,
     calibrated,
     corrected_scale,
@@ -21,9 +21,9 @@ from hydragnn.ensemble.calibration.numbers import (
     turning_axes,
     with_quantiles,
 )
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
-from hydragnn.ensemble.estimates import Counts, Estimate, Evidence, FoldLabels, Labelled, Members, Weights
-from hydragnn.ensemble.metrics import (
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
+from hydragnn.ensemble.estimates.estimate import Counts, Estimate, Evidence, FoldLabels, Labelled, Members, Weights
+from hydragnn.ensemble.estimates.metrics import (
     coverage,
     gaussian_crps,
     gaussian_nll,
@@ -31,7 +31,7 @@ from hydragnn.ensemble.metrics import (
     point_metrics,
     rank_correlation,
 )
-from hydragnn.ensemble.uncertainty import Array, MixtureMoments, join_moments, total_variance
+from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, join_moments, total_variance
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Number, Point, Target
 

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
 from hydragnn.base.settings import NotNegative, Positive
-from hydragnn.ensemble.calibration.numbers import conformal_quantile
-from hydragnn.ensemble.calibration.protocol import AnyCalibration, Labels, Owners, check_calibration
-from hydragnn.ensemble.uncertainty import Array
+from hydragnn.ensemble.estimates.calibration.numbers import conformal_quantile
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Labels, Owners, check_calibration
+from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.graphs.field import Field
 
 TINY = float(np.finfo(np.float64).tiny)

@@ -15,8 +15,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, nearest, print_note
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.predictions import Predictions
-from hydragnn.ensemble.structures import factors_of, properties_of, training_attributes
+from hydragnn.ensemble.estimates.predictions import Predictions
+from hydragnn.ensemble.reading.structures import factors_of, properties_of, training_attributes
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.skin import SkinList

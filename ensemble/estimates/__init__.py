@@ -1,0 +1,1 @@
+"""Estimates of one target: mixtures of members, their metrics and calibrations."""

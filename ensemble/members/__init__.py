@@ -1,0 +1,1 @@
+"""Members of an ensemble, and what they predict for batches and stores."""

@@ -1,0 +1,1 @@
+"""Graphs as members read them, from structures and objects of other packages."""
