@@ -215,13 +215,6 @@ def value_axis(axes: Axes, axis: str, values: Iterable[int | float]) -> None:
         linear_scale(axes, axis)
 
 
-def ratio_axis(axes: Axes, values: Iterable[int | float]) -> None:
-    """Set a logarithmic x axis of ratios, dashed at 1."""
-    dashed(axes, "x", [1.0])
-    positive = [value for value in (1.0, *values) if math.isfinite(value) and value > 0]
-    log_scale(axes, "x", min(positive) / 1.5, max(positive) * 1.5)
-
-
 def label(axes: Axes, x: str, y: str = "", grid: Literal["both", "x", "y"] = "both") -> None:
     """Name both axes and draw hairlines behind the data."""
     axes.grid(True, axis=grid)

@@ -87,7 +87,6 @@ def collect(
         campaign=searched,
         data=data,
         data_problem=problem,
-        ablation=_ablation(ensemble or source),
     )
 
 
@@ -143,21 +142,6 @@ def campaign_facts(folder: Path) -> Campaign:
         records={number: record for number, record, _ in campaign_records(folder)},
         importances=parameter_importance(folder),
     )
-
-
-def _ablation(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the rows of ``ablation.json``, if any; InputError where damaged."""
-    path = folder / "ablation.json"
-    if not path.is_file():
-        return {}
-    try:
-        errors = ("with_edges", "without_edges", "trivial")
-        return {
-            str(field): {"unit": str(values.get("unit", "")), **{key: float(values[key]) for key in errors}}
-            for field, values in read_sealed(path).items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is not an ablation ({error!r}); remove it or repeat the ablation") from error
 
 
 def ensemble_facts(folder: Path) -> Facts:

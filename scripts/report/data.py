@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from hydragnn.graphs.field import Field
 from hydragnn.hpo.space.default import left_out_words
 from hydragnn.scripts.report import canvas
-from hydragnn.scripts.report.canvas import Draw, Figure, Section, Table, leaves, table_of
+from hydragnn.scripts.report.canvas import Draw, Figure, Section, Table, table_of
 from hydragnn.scripts.report.collect import heads_of
 from hydragnn.scripts.report.facts import Campaign, Data, Facts, Values
 from hydragnn.scripts.report.words import join, plain_number, pretty_unit, shorten, text, thousands, with_unit
@@ -222,7 +222,6 @@ def task_chapter(facts: Facts) -> Section:
         "Task and configuration",
         " ".join(lead),
         tables=[heads_table(heads), space_table(campaign) if campaign else None],
-        folded=[settings_table(facts.resolved)] if facts.resolved else (),
     )
 
 
@@ -240,15 +239,6 @@ def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
             "derivatives": lambda head: join([str(head[key]) for key in ("forces", "stress") if head.get(key)]) or "–",
         },
         "The heads of the model: one for every predicted field.",
-    )
-
-
-def settings_table(config: Mapping[str, Any]) -> Table:
-    """Return the whole configuration, one value per row."""
-    return Table(
-        header=("setting", "value"),
-        rows=[(path, text(value)) for path, value in leaves(config)],
-        caption="The whole configuration, defaults included (of the best trial or first member, where there are several).",
     )
 
 

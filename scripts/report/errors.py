@@ -1,4 +1,4 @@
-"""Chapters on errors, the largest of them, and training without edges."""
+"""Chapters on errors, and on the largest of them."""
 
 import math
 from collections.abc import Callable
@@ -52,44 +52,12 @@ def chapter(facts: Facts) -> Section | None:
         "with reference values: the composition; for forces: zero; for classes: their shares), and beside those of simple "
         "baselines: a linear fit to composition, ridge and boosting on statistics of inputs, ridge on means by volume.",
         [
-            error_ratios(part),
             parity(part, facts.data.sizes.nodes if facts.data else None),
             errors(part),
             confusion(part),
         ],
-        [scores_of(part), class_table(part), *confusion_tables(part)],
+        [scores_of(part), class_table(part)],
         [make(other) for other in others for make in (scores_of, class_table)],
-    )
-
-
-def error_ratios(part: Part) -> Figure:
-    """Return errors of members and ensemble over the trivial predictor's."""
-
-    def draw(axes: Axes) -> None:
-        ratios: list[float] = []
-        for row, one in enumerate(part.scores.values()):
-            base = error(one.trivial) or math.nan
-            members = [error(scores) / base for scores in one.members.values()]
-            alone = not one.ensemble and len(members) == 1
-            look: dict[str, Any] = {"markersize": 9} if alone else {"color": canvas.SOFT, "markersize": 5}
-            axes.plot(members, [row] * len(members), "o", **look)
-            ratios += members
-            if one.ensemble:
-                ratios.append(error(one.ensemble) / base)
-                axes.plot(ratios[-1:], [row], "o", markersize=9)
-        canvas.ratio_axis(axes, ratios)
-        canvas.named_rows(axes, list(part.scores))
-        canvas.label(axes, "error / trivial error", grid="x")
-
-    several = any(one.ensemble for one in part.scores.values())
-    return canvas.figure(
-        f"ratios-{part.name}",
-        "Error relative to the trivial predictor",
-        "one row per field; 1 (dashed) is the trivial predictor, which knows nothing but the mean of the "
-        "training part. Further left is better, and every step of the axis is a factor. "
-        + ("Small dots are the single members, the large dot is the ensemble." if several else "The dot is the model."),
-        draw,
-        height=90 + 34 * len(part.scores),
     )
 
 
@@ -283,18 +251,6 @@ def class_table(part: Part) -> Table:
     )
 
 
-def confusion_tables(part: Part) -> list[Table]:
-    """Return true against predicted classes of every categorical field."""
-    return [
-        Table(
-            header=("true \\ predicted", *(str(number) for number in range(len(one.confusion)))),
-            rows=[(str(number), *map(str, row)) for number, row in enumerate(one.confusion)],
-            caption=f"Confusions of {field} on the {part.name} part: labels by true and predicted class.",
-        )
-        for field, one in part.scores.items()
-    ]
-
-
 WORST = 8
 
 
@@ -339,62 +295,3 @@ def worst_table(points: Points, facts: Facts) -> Table:
     )
     caption = with_unit(points.field, points.unit) + ": true and predicted are of the worst value." * many
     return table_of(worst, columns, caption)
-
-
-def ablation_chapter(facts: Facts) -> Section | None:
-    """Return the chapter on trainings without edges."""
-    if not facts.ablation:
-        return None
-    return Section(
-        "ablation",
-        "Training without edges",
-        "The same configuration was trained with every edge taken away, so that no node hears of its neighbours.",
-        [ablation_figure(facts)],
-        [ablation_table(facts)],
-    )
-
-
-def ablation_figure(facts: Facts) -> Figure:
-    """Return errors with and without edges, relative to the trivial predictor."""
-
-    def draw(axes: Axes) -> None:
-        ratios: list[float] = []
-        for row, one in enumerate(facts.ablation.values()):
-            base = one["trivial"] or math.nan
-            pair = [one["with_edges"] / base, one["without_edges"] / base]
-            axes.plot(pair, [row, row], color=canvas.SOFT, linewidth=2)
-            axes.plot(pair[:1], [row], "o", markersize=9)
-            axes.plot(
-                pair[1:], [row], "o", color=canvas.PAPER, markersize=8, markeredgecolor=canvas.INK, markeredgewidth=1.4
-            )
-            ratios += pair
-        canvas.ratio_axis(axes, ratios)
-        canvas.named_rows(axes, list(facts.ablation))
-        canvas.label(axes, "error / trivial error", grid="x")
-
-    return canvas.figure(
-        "ablation",
-        "Errors with and without edges",
-        "error relative to the trivial predictor (dashed) of the same model trained with all edges (filled) "
-        "and with every edge taken away (hollow). A wide gap means that the answer really depends on the neighbours.",
-        draw,
-        height=95 + 34 * len(facts.ablation),
-    )
-
-
-def ablation_table(facts: Facts) -> Table:
-    """Return errors with and without edges."""
-    return table_of(
-        facts.ablation.items(),
-        {
-            "field": lambda row: row[0],
-            "unit": lambda row: pretty_unit(row[1]["unit"]),
-            "with edges": lambda row: measured(row[1]["with_edges"]),
-            "without edges": lambda row: measured(row[1]["without_edges"]),
-            "trivial predictor": lambda row: measured(row[1]["trivial"]),
-            "worse by": lambda row: (
-                f"{row[1]['without_edges'] / row[1]['with_edges']:.1f} ×" if row[1]["with_edges"] else "–"
-            ),
-        },
-        "Errors of the same model with and without edges.",
-    )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as member
 from typing import Any, NamedTuple
 
@@ -217,18 +217,6 @@ class Campaign:
         """Return the trial with the smallest objective."""
         return next(iter(self.ranked), None)
 
-    def thin(self, most: int = 400) -> "Campaign":
-        """Return the best trials and an even sample of the others."""
-        trials = self.history.trials
-        if len(trials) <= most:
-            return self
-        best = self.ranked[: most // 4]
-        numbers = {trial.number for trial in best}
-        others = [trial for trial in trials if trial.number not in numbers]
-        sample = [others[int(k)] for k in np.linspace(0, len(others) - 1, most - len(best))]
-        shown = sorted([*best, *sample], key=lambda trial: trial.number)
-        return replace(self, history=replace(self.history, trials=shown))
-
 
 def failure_kind(trial: TrialHistory) -> str:
     """Return the kind of failure that ended a trial; empty for others."""
@@ -314,8 +302,6 @@ class Facts:
     data_problem: str = ""
     graphs: PartGraphs | None = None
     """Graphs of the part that the verdict is about; None without its store."""
-    ablation: Mapping[str, Mapping[str, Any]] = member(default_factory=dict)
-    """By field its unit and errors ``with_edges``, ``without_edges`` and ``trivial``."""
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -13,22 +13,20 @@ from numpy.typing import NDArray
 
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
-from hydragnn.hpo.status.timeline import Span, Timeline, local_nodes
+from hydragnn.hpo.status.timeline import Span, Timeline
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import Facts
 from hydragnn.scripts.report.words import duration, shorten
 
-ROWS = 64
-"""Slots up to which each has a row of its own."""
+THIN = 64
+"""Slots above which bars have no edges."""
 
 BARS = 4000
 """Bars above which they are drawn as pixels, so that the page stays small."""
 
 MARKS = 300
 """Faults up to which each is marked."""
-
-BINS = 240
 
 
 def patch_look(name: str, colour: str, alpha: float = 1.0) -> dict[str, Any]:
@@ -80,14 +78,12 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
     total = sum(session.seconds for session in timeline.sessions)
     if not bars or total <= 0:
         return None
-    rows = len(slots) <= ROWS
-    noun, plural = _nouns(slots)
+    whole = timeline.noun == "worker" or len(set(map(node_of, slots))) == len(slots)
     used = [key for key in LOOKS if any(bar.look == key for bar in bars)]
-    height = 96 + round(len(slots) * max(7.0, 22.0 - 0.35 * len(slots))) if rows else 300
     scale, unit = time_unit(total)
 
     def draw(axes: Axes) -> None:
-        (_draw_rows if rows else _draw_bands)(axes, slots, bars, used, total, scale)
+        _draw_rows(axes, slots, bars, used, scale)
         resumes = campaign_time(timeline, [session.started for session in timeline.sessions[1:]])
         canvas.dashed(axes, "x", resumes / scale, zorder=4)
         axes.set_xlim(0, total / scale)
@@ -95,19 +91,16 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
         axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
         patches = [Patch(**LOOKS[look]) for look in used]
         canvas.legend_above(axes, len(used), handles=patches, handlelength=1.2, columnspacing=1.2)
-        canvas.label(axes, f"time of campaign ({unit})", "" if rows else plural, "x" if rows else "y")
+        canvas.label(axes, f"time of campaign ({unit})", grid="x")
 
-    shown = (
-        f"each row is one {noun}; each bar is an attempt at one segment of a trial, and blank is idle"
-        if rows
-        else f"how many of the {len(slots)} {plural} did what; what is blank was idle"
-    )
+    row = timeline.noun if whole else f"part of a {timeline.noun}"
+    shown = f"each row is one {row}; each bar is an attempt at one segment of a trial, and blank is idle"
     return canvas.figure(
         "nodes",
-        "Attempts over time" if rows else f"Use of the {plural} over time",
-        f"{shown}. {_advice(timeline, used, rows=rows)}".rstrip(),
+        "Attempts over time",
+        f"{shown}. {_advice(timeline, used)}".rstrip(),
         draw,
-        height=height,
+        height=96 + min(448, round(len(slots) * max(7.0, 22.0 - 0.35 * len(slots)))),
         wide=True,
     )
 
@@ -148,15 +141,7 @@ def hours_table(timeline: Timeline) -> Table:
     )
 
 
-def _nouns(slots: Sequence[str]) -> tuple[str, str]:
-    """Return the noun for a slot, singular and plural."""
-    nodes = set(map(node_of, slots))
-    if local_nodes(nodes):
-        return "worker", "workers"
-    return ("node", "nodes") if len(nodes) == len(slots) else ("part of a node", "parts of nodes")
-
-
-def _advice(timeline: Timeline, used: Sequence[str], *, rows: bool) -> str:
+def _advice(timeline: Timeline, used: Sequence[str]) -> str:
     sentences: list[str] = []
     hours = timeline.node_hours()
     if hours.idle > 0.05 * hours.allocated:
@@ -164,8 +149,7 @@ def _advice(timeline: Timeline, used: Sequence[str], *, rows: bool) -> str:
             "Long blank stretches say that there was too little to do, or that trials were larger than what was free."
         )
     if "machine" in used:
-        mark = "A cross marks" if rows else "Red is"
-        sentences.append(f"{mark} a fault of the machine: the trial went on elsewhere from its last checkpoint.")
+        sentences.append("Red is a fault of the machine: the trial went on elsewhere from its last checkpoint.")
     if "out" in used:
         sentences.append("Hatched nodes were probed or kept out after faults.")
     if len(timeline.sessions) > 1:
@@ -209,13 +193,12 @@ def all_bars(timeline: Timeline) -> list[Bar]:
     return [Bar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(rows, begins, ends)]
 
 
-def _draw_rows(
-    axes: Axes, slots: Sequence[str], bars: Sequence[Bar], used: Sequence[str], total: float, scale: float
-) -> None:
+def _draw_rows(axes: Axes, slots: Sequence[str], bars: Sequence[Bar], used: Sequence[str], scale: float) -> None:
     row = {slot: number for number, slot in enumerate(slots)}
+    thin = {"linewidth": 0.0} if len(slots) > THIN else {}
     for look in used:
         own = [(row[bar.slot], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
-        axes.add_patch(PathPatch(boxes(own), rasterized=len(bars) > BARS, zorder=2, **LOOKS[look]))
+        axes.add_patch(PathPatch(boxes(own), rasterized=len(bars) > BARS, zorder=2, **LOOKS[look] | thin))
     faults = [(bar.end / scale, row[bar.slot]) for bar in bars if bar.look == "machine"]
     if 0 < len(faults) <= MARKS:
         axes.plot(*zip(*faults), "x", color=canvas.INK, markersize=5, markeredgewidth=1.2, zorder=3)
@@ -224,22 +207,6 @@ def _draw_rows(
     axes.set_yticks(shown, labels=[shorten(slots[k], 14) for k in shown])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-
-
-def _draw_bands(
-    axes: Axes, slots: Sequence[str], bars: Sequence[Bar], used: Sequence[str], total: float, scale: float
-) -> None:
-    edges = np.linspace(0.0, total, BINS + 1)
-    base = np.zeros(BINS)
-    for look in used:
-        level = base + mean_count([(bar.begin, bar.end) for bar in bars if bar.look == look], edges)
-        style = {**LOOKS[look], "linewidth": 0.0}
-        low, high = (np.append(line, line[-1]) for line in (base, level))
-        axes.fill_between(edges / scale, low, high, step="post", **style)
-        base = level
-    axes.set_ylim(0, len(slots))
-    axes.axhline(len(slots), color=canvas.SOFT, linewidth=0.8, zorder=1)
-    canvas.linear_scale(axes, "y", 5, whole=True)
 
 
 def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:
@@ -252,24 +219,6 @@ def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:
     ).reshape(-1, 2)
     codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY] * len(bars)
     return Outline(corners, codes)
-
-
-def mean_count(intervals: Sequence[tuple[float, float]], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean number of intervals between one edge and the next.
-
-    >>> mean_count([(0.0, 1.0), (0.5, 2.0)], np.array([0.0, 1.0, 2.0]))
-    array([1.5, 1. ])
-    """
-    if not intervals:
-        return np.zeros(len(edges) - 1)
-    begins, ends = np.sort(np.array(intervals), axis=0).T
-
-    def passed(moments: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the summed age of all moments at every edge."""
-        number = np.searchsorted(moments, edges)
-        return number * edges - np.append(0.0, np.cumsum(moments))[number]
-
-    return np.diff(passed(begins) - passed(ends)) / np.diff(edges)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

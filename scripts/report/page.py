@@ -41,7 +41,7 @@ REPORT = " – HydraGNN Ensemble</title>".encode()
 CHAPTERS = (
     *(data.task_chapter, data.chapter, search.chapter, node_time.chapter, training.chapter, training.members_chapter),
     *(errors.chapter, where.chapter, uncertainty.chapter, uncertainty.domain_chapter),
-    *(errors.worst_chapter, errors.ablation_chapter),
+    errors.worst_chapter,
 )
 """Chapters between the verdict and the reproduction, in order; each is None where it does not apply."""
 

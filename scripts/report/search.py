@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.objective import Objective, objective_value
@@ -21,10 +21,8 @@ from hydragnn.scripts.report.training import curve
 from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, shorten, text
 
 BEST_TRIALS, FAILURES = 10, 12
-DOTS = 2000
-"""Trials above which dots are drawn as pixels, so that the page stays small."""
-MOST = 7  # hyperparameters in parallel coordinates: more are unreadable
-ABSENT = -0.18  # where trials without a conditional hyperparameter pass
+DOTS, LINES = 2000, 400
+"""Trials above which dots and lines are drawn as pixels, so that the page stays small."""
 
 
 def chapter(facts: Facts) -> Section | None:
@@ -38,17 +36,11 @@ def chapter(facts: Facts) -> Section | None:
         if best
         else "None has a result yet."
     )
-    shown = campaign.thin()
-    if shown is not campaign:
-        lead += (
-            f" Pictures with a line for every trial show {len(shown.history.trials)}: the best, and an even sample of the "
-            "others."
-        )
     return Section(
         "search",
         "Search",
         lead,
-        [history(campaign), importance(campaign), learning_curves(shown), parallel_coordinates(shown)],
+        [history(campaign), importance(campaign), learning_curves(campaign)],
         [architectures_table(campaign), layouts_table(campaign), trials_table(campaign), failures_table(campaign)],
     )
 
@@ -127,16 +119,18 @@ def learning_curves(campaign: Campaign) -> Figure | None:
     best = campaign.best
 
     def draw(axes: Axes) -> None:
-        losses: list[float] = []
-        for trial, values in curves:
-            winner = best is not None and trial.number == best.number
-            look: dict[str, Any] = {"linewidth": 2.2, "zorder": 3} if winner else {"color": canvas.SOFT, "linewidth": 1}
-            axes.plot(range(1, len(values) + 1), values, **look)
-            if trial.status in ("paused", *FAILED):
-                axes.plot(
-                    [len(values)], values[-1:], "x", color=canvas.MUTED, markersize=6, markeredgewidth=1, zorder=3
-                )
-            losses += [value for value in values[1:] or values if math.isfinite(value)]
+        lines = [np.column_stack([range(1, len(values) + 1), values]) for _, values in curves]
+        many = len(lines) > LINES
+        axes.add_collection(LineCollection(lines, colors=canvas.SOFT, linewidths=1, rasterized=many))
+        for (trial, _), line in zip(curves, lines):
+            if best is not None and trial.number == best.number:
+                axes.plot(*line.T, linewidth=2.2, zorder=3)
+        ends = [line[-1] for (trial, _), line in zip(curves, lines) if trial.status in ("paused", *FAILED)]
+        if ends:
+            look: dict[str, Any] = {"color": canvas.MUTED, "markersize": 6, "markeredgewidth": 1}
+            axes.plot(*zip(*ends), "x", zorder=3, rasterized=many, **look)
+        axes.autoscale_view()
+        losses = [value for _, values in curves for value in values[1:] or values if math.isfinite(value)]
         canvas.dashed(axes, "x", campaign.history.rungs[:-1], canvas.SOFT, zorder=1)
         if losses:
             canvas.value_axis(axes, "y", [min(losses), float(np.quantile(losses, 0.98))])
@@ -151,106 +145,6 @@ def learning_curves(campaign: Campaign) -> Figure | None:
         draw,
         height=290,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coordinate:
-    """Axis of parallel coordinates; positions are 0 to 1 or ``ABSENT``."""
-
-    name: str
-    places: tuple[float, ...]
-    ticks: tuple[tuple[float, str], ...]
-
-    @property
-    def floor(self) -> float:
-        """Return the position where the axis begins."""
-        return min(0.0, *self.places)
-
-
-def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordinate:
-    """Return the axis of a hyperparameter; None marks trials without it.
-
-    >>> coordinate("kind", ["b", "a", None]).places
-    (1.0, 0.0, -0.18)
-    """
-    present = [value for value in values if value is not None]
-    key: Callable[[Any], Any] = str
-    at: dict[Any, float]
-    if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
-        key = float
-        scale = math.log if log and min(present) > 0 else float
-        low, high = scale(min(present)), scale(max(present))
-        at = {float(value): (scale(value) - low) / ((high - low) or 1.0) for value in present}
-        ticks = [(at[float(value)], plain_number(value)) for value in sorted({min(present), max(present)})]
-    else:
-        labels: list[Any] = sorted({str(value) for value in present})
-        at = {label: number / max(1, len(labels) - 1) for number, label in enumerate(labels)}
-        ticks = [(at[label], shorten(label, 12)) for label in labels]
-    if len(present) < len(values):
-        ticks = [(ABSENT, "none"), *ticks]
-    places = tuple(ABSENT if value is None else at[key(value)] for value in values)
-    return Coordinate(name=name, places=places, ticks=tuple(ticks))
-
-
-def parallel_coordinates(campaign: Campaign) -> Figure | None:
-    """Return a line per trial through all hyperparameters, if several."""
-    scores = campaign.scores
-    trials = [trial for trial in campaign.history.trials if trial.number in scores]
-    used = {name for trial in trials for name in trial.values}
-    space = {name: entry for name, entry in campaign.search["space"].items() if name in used}
-    ranked = sorted(space, key=lambda name: -campaign.importances.get(name, 0.0))[:MOST]
-    if len(ranked) < 2 or len(trials) < 2:
-        return None
-    columns = [
-        coordinate(
-            name,
-            [trial.values.get(name) for trial in trials],
-            log=bool(entry.get("log")),
-        )
-        for name, entry in space.items()
-        if name in ranked
-    ]
-    columns.append(coordinate(campaign.measure, list(scores.values()), log=True))
-    absent = any(column.floor < 0 for column in columns)
-    return canvas.figure(
-        "parallel",
-        "Parallel coordinates of all trials",
-        "each line is one trial; follow it through the value of every hyperparameter to its objective. The "
-        "coloured lines are the best ones, the thick line is the winner: where they bundle, the search has found what it likes; where they fan out, the "
-        "value does not matter."
-        + (" A trial that lacks a conditional hyperparameter passes through “none”." if absent else ""),
-        partial(_draw_lying, columns),
-        height=330,
-        wide=True,
-    )
-
-
-def _looks(columns: Sequence[Coordinate]) -> list[tuple[int, dict[str, Any]]]:
-    """Return trials from worst to best with the look of their line."""
-    order = [int(trial) for trial in np.argsort([-place for place in columns[-1].places], kind="stable")]
-    best = set(order[-min(10, max(1, len(order) // 5)) :])
-    return [
-        (trial, {"linewidth": 2.2 if trial == order[-1] else 1.3})
-        if trial in best
-        else (trial, {"color": canvas.SOFT, "linewidth": 0.9, "alpha": 0.75})
-        for trial in order
-    ]
-
-
-def _draw_lying(columns: Sequence[Coordinate], axes: Axes) -> None:
-    """Draw axes side by side, the objective at the right."""
-    for trial, look in _looks(columns):
-        axes.plot(range(len(columns)), [column.places[trial] for column in columns], **look)
-    stagger = 0.11 if len(columns) > 6 else 0.0
-    for at, column in enumerate(columns):
-        axes.plot([at, at], [column.floor, 1], color=canvas.MUTED, linewidth=0.8, zorder=1)
-        for place, tick in column.ticks:
-            axes.text(at + 0.04, place, tick, va="center", fontsize=11.5, bbox=canvas.plate())
-        name_height = 1.08 + stagger * (at % 2)
-        axes.text(at, name_height, shorten(short(column.name), 22), ha="center", fontsize=12, color=canvas.MUTED)
-    axes.set_xlim(-0.35, len(columns) - 0.4)
-    axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
-    axes.axis("off")
 
 
 def trial_status(trials: Sequence[TrialHistory]) -> str:

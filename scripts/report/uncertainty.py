@@ -1,6 +1,5 @@
 """Chapters on spreads and intervals, and on the training domain."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,6 @@ from scipy.special import ndtri
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import ClassPoints, Facts, Part, Points, Values, is_categorical, metric
-from hydragnn.scripts.report.verdict import coverage_error
 from hydragnn.scripts.report.words import measured, percent, pretty_unit, with_unit
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -31,7 +29,7 @@ def chapter(facts: Facts) -> Section | None:
         f"Every prediction comes with a spread (between members and within each) and a {nominal * 100:.0f} % interval. "
         "Here both are compared with the true values. "
         + " ".join(f"{name}: {own.sentence}." for name, own in facts.manifest.calibration.items()),
-        [coverage(parts, nominal), calibration(part, nominal), spread_against_error(part), reliability(part)],
+        [calibration(part, nominal), spread_against_error(part), reliability(part)],
         uncertainty_tables(part, nominal),
         [table for other in parts if other.name != part.name for table in uncertainty_tables(other, nominal)],
     )
@@ -119,41 +117,6 @@ def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
     canvas.linear_scale(axes, "x")
     canvas.linear_scale(axes, "y")
     canvas.label(axes, "promised share", "observed share")
-
-
-def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
-    """Return coverage by field and part with chance errors, if any."""
-    rows = [
-        (f"{name} ({part.name})", float(np.nanmean(points.covered)), coverage_error(points, nominal))
-        for part in parts
-        for name, points in part.points.items()
-        if points.covered is not None
-    ]
-    if not rows:
-        return None
-    promise = f"{nominal * 100:.0f}\u00a0%"
-
-    def draw(axes: Axes) -> None:
-        for row, (name, share, chance) in enumerate(rows):
-            colour = canvas.MUTED if name.endswith("(valid)") else canvas.ACCENT
-            axes.plot([max(0, share - 2 * chance), min(1, share + 2 * chance)], [row, row], color=colour, linewidth=2)
-            axes.plot([share], [row], "o", color=colour, markersize=7)
-        canvas.dashed(axes, "x", [nominal], canvas.INK)
-        low = min(min(share - 2 * chance for _, share, chance in rows), nominal - 0.1)
-        axes.set_xlim(max(0.0, low - 0.02), 1.01)
-        canvas.named_rows(axes, [name for name, _, _ in rows])
-        canvas.linear_scale(axes, "x", 5)
-        canvas.label(axes, "share of true values inside", grid="x")
-
-    return canvas.figure(
-        "coverage",
-        f"Coverage of the {promise} intervals",
-        "the dot is the share of true values inside their interval, the line what chance alone would allow "
-        f"(two standard errors, graphs counted as wholes). The dashed line is the promise, {promise}. "
-        "Validation values were used to make the model and its intervals, so that only other parts (coloured) are evidence.",
-        draw,
-        height=90 + 30 * len(rows),
-    )
 
 
 def spread_against_error(part: Part) -> Figure | None:

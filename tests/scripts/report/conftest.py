@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.base.files import write_json, write_sealed
+from hydragnn.base.files import write_json
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble import Evaluation, Manifest, NumberEstimate, TargetEvaluation
@@ -272,11 +272,6 @@ def write_ensemble(folder: Path, store: Path) -> Path:
     evaluation = Evaluation(nominal=0.9, parts=parts, failed={}, seconds_per_graph={}, domain=domain)
     write_json(folder / "evaluation.json", evaluation.to_json())
     np.savez(folder / "evaluation.npz", **arrays)
-    rows = {
-        f: {"unit": UNITS[f], "trivial": TRIVIAL[f], "with_edges": 0.06 * TRIVIAL[f], "without_edges": 0.7 * TRIVIAL[f]}
-        for f in UNITS
-    }
-    write_sealed(folder / "ablation.json", rows)
     return folder
 
 

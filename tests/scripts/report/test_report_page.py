@@ -23,7 +23,7 @@ from hydragnn.scripts.report.verdict import bar_widths, verdict
 
 ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
 CHAPTERS = {
-    "ensemble": ALWAYS | {"search", "time", "members", "where", "uncertainty", "domain", "worst", "ablation"},
+    "ensemble": ALWAYS | {"search", "time", "members", "where", "uncertainty", "domain", "worst"},
     "campaign": ALWAYS | {"search", "time"},
     "run": ALWAYS | {"training"},
 }
@@ -157,7 +157,7 @@ DESCRIPTION: dict[str, Any] = {"version": 5, "members": [{"name": "0", "weight":
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        *((name, None, name) for name in ("ensemble.json", "evaluation.json", "evaluation.npz", "ablation.json")),
+        *((name, None, name) for name in ("ensemble.json", "evaluation.json", "evaluation.npz")),
         ("ensemble.json", DESCRIPTION, "ensemble.json is damaged"),
         ("evaluation.json", {"nominal": 0.9}, "damaged evaluation"),
         ("evaluation.json", {"nominal": 1.5, "parts": {}}, "a share of 1.5"),
@@ -167,7 +167,7 @@ DESCRIPTION: dict[str, Any] = {"version": 5, "members": [{"name": "0", "weight":
             "do not fit",
         ),
     ],
-    ids=["cut 1", "cut 2", "cut 3", "cut 4", "entries missing", "parts missing", "nominal above 1", "other detectors"],
+    ids=["cut 1", "cut 2", "cut 3", "entries missing", "parts missing", "nominal above 1", "other detectors"],
 )
 def test_a_damaged_file_is_named_and_nothing_is_written(
     samples: Any, tmp_path: Path, name: str, content: dict[str, Any] | None, problem: str

@@ -1,11 +1,10 @@
-"""Use of the nodes: nodes over time, what faults cost, and that both read well from one worker to hundreds of nodes."""
+"""Use of the nodes: attempts over time and cost of faults, from one worker to thousands of nodes."""
 
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hydragnn.hpo import Timeline
@@ -16,9 +15,9 @@ from hydragnn.scripts.report.node_time import (
     campaign_time,
     faults_table,
     hours_table,
-    mean_count,
     nodes_over_time,
 )
+from hydragnn.scripts.report.search import learning_curves
 
 
 def span(slot: str, begin: float, end: float, outcome: Any = "reached") -> Span:
@@ -43,18 +42,19 @@ def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, 
         assert words in text
 
 
-def test_every_slot_has_a_row_until_there_are_too_many(played: ModuleType) -> None:
-    few = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, "n1", "n2"),))
-    many = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, *played.nodes(65)),))
-    rows, bands = nodes_over_time(few), nodes_over_time(many)
-    assert rows is not None and bands is not None
-    assert ">n2<" in rows.panels[0].svg and "each row is one node" in rows.caption
-    assert "how many of the 65 nodes" in bands.caption and len(bands.panels[0].svg) < 100_000
-    figure = nodes_over_time(Timeline(spans=(span("worker-0", 0.0, 10.0),), sessions=(session(0.0, 10.0, "worker-0"),)))
-    assert figure is not None
-    assert figure.caption == (
-        "How to read it: each row is one worker; each bar is an attempt at one segment of a trial, and blank is idle."
-    )
+@pytest.mark.parametrize(
+    ("spans", "slots", "row"),
+    [
+        ((span("n1", 0.0, 9.0),), ("n1", "n2"), "node"),
+        ((span("worker-0", 0.0, 10.0),), ("worker-0",), "worker"),
+        ((span("n1/0", 0.0, 10.0),), ("n1/0", "n1/1"), "part of a node"),
+        ((span("n7", 0.0, 9.0),), tuple(f"n{k}" for k in range(3000)), "node"),
+    ],
+)
+def test_every_slot_has_a_row(spans: tuple[Span, ...], slots: tuple[str, ...], row: str) -> None:
+    figure = nodes_over_time(Timeline(spans=spans, sessions=(session(0.0, 10.0, *slots),)))
+    assert figure is not None and f"How to read it: each row is one {row}; each bar is" in figure.caption
+    assert f">{slots[0]}<" in figure.panels[0].svg and len(figure.panels[0].svg) < 100_000
 
 
 def test_nothing_is_drawn_before_anything_ran() -> None:
@@ -80,16 +80,6 @@ def test_outages_are_bars_like_attempts() -> None:
     ]
 
 
-def test_bands_hold_all_the_time_that_bars_have() -> None:
-    generator = np.random.default_rng(0)
-    begins = generator.uniform(0, 90, size=50)
-    bars = [(float(b), float(b + d)) for b, d in zip(begins, generator.uniform(0, 10, size=50))]
-    edges = np.linspace(0, 100, 33)
-    counts = mean_count(bars, edges)
-    assert (counts >= -1e-9).all()
-    assert (counts * np.diff(edges)).sum() == pytest.approx(sum(end - begin for begin, end in bars))
-
-
 def test_the_tables_add_up(disturbed: Any, played: ModuleType) -> None:
     timeline = played.timeline_builder(disturbed.events).timeline()
     uses, faults = hours_table(timeline), faults_table(timeline)
@@ -101,14 +91,12 @@ def test_the_tables_add_up(disturbed: Any, played: ModuleType) -> None:
     assert answers["diverged"] == "yes"
 
 
-def test_thousands_of_trials_are_thinned_to_the_best_and_an_even_sample(samples: Any) -> None:
+def test_curves_of_thousands_of_trials_are_pixels(samples: Any) -> None:
     campaign = campaign_facts(samples.campaign)
-    assert campaign.thin() is campaign
-    first = campaign.history.trials[0]
-    trials = [replace(first, number=k, value=float(-k), status="finished", failure=None) for k in range(5000)]
-    many = replace(campaign, history=replace(campaign.history, trials=trials))
-    shown = [trial.number for trial in many.thin(400).history.trials]
-    assert len(shown) == len(set(shown)) == 400
-    assert shown[-100:] == list(range(4900, 5000))
-    assert shown[0] == 0
-    assert shown == sorted(shown)
+    first, record = campaign.history.trials[0], next(iter(campaign.records.values()))
+    trials = [replace(first, number=number) for number in range(2000)]
+    many = replace(
+        campaign, history=replace(campaign.history, trials=trials), records=dict.fromkeys(range(2000), record)
+    )
+    figure = learning_curves(many)
+    assert figure is not None and len(figure.panels[0].svg) < 200_000
