@@ -85,7 +85,7 @@ def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple
     if levels is None or levels.fields != fields or len(levels.levels) < count:
         finest = replace(finest_of(batch, kinds), clusters=batch.nodes[CLUSTERS])
         levels = Levels(levels=levels_by_clusters(finest, count), fields=fields)
-        remember_levels(batch, levels)
+        batch._derived[LEVELS] = levels
     return levels.levels[:count]
 
 
@@ -112,11 +112,6 @@ def known_levels(batch: GraphBatch) -> Levels | None:
     """The levels that a batch knows already; None where none were made."""
     levels: Levels | None = batch._derived.get(LEVELS)
     return levels
-
-
-def remember_levels(batch: GraphBatch, levels: Levels) -> None:
-    """Let a batch know its levels, which were made elsewhere."""
-    batch._derived[LEVELS] = levels
 
 
 def cluster_problems(batch: GraphBatch) -> Iterator[tuple[int, str]]:

@@ -12,12 +12,10 @@ from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import GatherPlan
-from hydragnn.datasets.levels import FlatLevels, flat_levels
 from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
-from hydragnn.graphs.levels import CLUSTERS, remember_levels
 from hydragnn.graphs.texts import Texts
 
 
@@ -43,7 +41,6 @@ class MemoryStore(Access):
         self._fingerprint = ""
         self._digests: UInt8[ndarray, "graphs 16"] | None = None
         self._plans: dict[frozenset[str] | None, GatherPlan] = {}
-        self._levels: FlatLevels | None = None
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -99,27 +96,7 @@ class MemoryStore(Access):
         if key not in self._plans:
             check_fields(self.fields(), fields)
             self._plans[key] = GatherPlan(self._flat, fields)
-        batch = self._plans[key].batch(graphs)
-        if self._levels is not None and self._levels.fields <= batch.fields.keys():
-            remember_levels(batch, self._levels.of_graphs(graphs))
-        return batch
-
-    @property
-    def levels(self) -> FlatLevels | None:
-        """The coarser levels that batches come with; None without any."""
-        return self._levels
-
-    def with_levels(self, count: int, kinds: Sequence[str] = ()) -> "MemoryStore":
-        """Return the same graphs with ``count`` coarser levels made from ``clusters``."""
-        result = MemoryStore(self._flat, self._attributes)
-        names = [CLUSTERS, *kinds]
-
-        def read(graphs: Int64[ndarray, " block"]) -> GraphBatch:
-            batch = self.read(graphs, names)
-            return batch.to(dtype=batch.positions.dtype)  # shifts of zero, which no array holds, are float64
-
-        result._levels = flat_levels(read, len(self), count, kinds)
-        return result
+        return self._plans[key].batch(graphs)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop``."""

@@ -46,7 +46,6 @@ from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models import ModelDescription, Target
 from hydragnn.runs.fine_tuning import Start, of_earlier_data, start_normalisation
 from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
@@ -332,7 +331,7 @@ def training_feed(
     cached = (disk := disk_store(store)) is not None and len(disk) >= LEAST_GRAPHS and disk.direct
     if plan.window or (shared and cached):
         return Feed(batches(store, train, fields=needed, window=plan.window or None), normalisation, placement)
-    memory = with_levels(normalise_store(store, train, names, normalisation, placement.dtype), plan.model)
+    memory = normalise_store(store, train, names, normalisation, placement.dtype)
     return Feed(batches(memory, np.arange(len(memory))), None, placement)
 
 
@@ -433,17 +432,6 @@ def normalise_store(
     arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
     arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in named_fields}
     return MemoryStore(replace(flat, arrays=arrays))
-
-
-def with_levels(memory: MemoryStore, model: ModelDescription) -> MemoryStore:
-    """Return the graphs with the coarser levels that a model needs."""
-    pooling, fields = model.model.pooling, {field.name: field for field in memory.fields()}
-    if pooling is None or not fields.keys() >= {*model.structure_fields}:
-        return memory
-    field = fields[CLUSTERS]
-    if not is_levels(field) or field.shape[0] < pooling.levels:
-        return memory
-    return memory.with_levels(pooling.levels, model.kind_fields)
 
 
 def valid_statistics(

@@ -1,5 +1,7 @@
 """Levels of graphs: nested clusters by contraction and by hand, and what cannot be one."""
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hydragnn.graphs import (
     CLUSTERS,
     Field,
     GraphBatch,
+    concatenate,
     from_ase,
     graph_from_arrays,
     validate,
@@ -162,3 +165,27 @@ def test_a_supercell_is_contracted_as_its_cell() -> None:
         assert finer.vectors is not None and coarser.vectors is not None
         lengths, twice = (each.vectors.norm(dim=1).sort().values for each in (finer, coarser))
         torch.testing.assert_close(twice, lengths.repeat_interleave(2))
+
+
+def test_topologies_of_a_level_know_what_follows_from_their_edges() -> None:
+    (level,) = levels_of(with_contracted_levels(cells(30), 1), 1)
+    for edges in (level.joining, level.leaving):
+        anew = replace(edges)
+        assert not anew.index_arrays
+        for name in ("row_offsets", "degrees", "by_sender", "sorted_senders", "column_offsets", "receivers_by_sender"):
+            assert torch.equal(getattr(edges, name), getattr(anew, name)), name
+
+
+def test_levels_go_with_the_batch_and_never_outlive_their_clusters() -> None:
+    batch = concatenate([with_contracted_levels(cells(20, seed=seed), 2) for seed in range(2)])
+    first = levels_of(batch, 2)[0]
+    changed = batch.with_fields({"volume": 2 * batch["volume"]})
+    assert levels_of(changed, 1)[0] is first
+    single = levels_of(batch.to(dtype=torch.float32), 2)
+    for one, level in zip(single, levels_of(batch, 2), strict=True):
+        assert one.vectors is not None and level.vectors is not None
+        assert torch.equal(one.vectors, level.vectors.float()) and torch.equal(one.parent, level.parent)
+    apart = batch.with_fields({CLUSTERS: torch.arange(40).unsqueeze(1).expand(40, 2)})
+    assert levels_of(apart, 2)[0].topology.num_rows == 40
+    moved = replace(batch, positions=batch.positions * torch.tensor([2.0, 1.0]))
+    assert not torch.equal(levels_of(moved, 1)[0].vectors, first.vectors)
