@@ -35,8 +35,8 @@ Array = np.ndarray
 def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
     """Return energy, forces and stress of one structure, computed anew.
 
-    A stress is asked for where a head has one: with a periodic axis and a volume. Not all programs have it of slabs.
-    InputError where one has another shape or is not finite, or the calculator changes the structure or ends the program.
+    A stress is asked for where a head has one: with a periodic axis and a volume. A calculator that has none raises PropertyNotImplementedError.
+    InputError where a stress fails otherwise, a result has another shape or is not finite, or the calculator changes the structure or ends the program.
     """
     original, atoms = atoms, atoms.copy()
     atoms.set_constraint()  # which may change energies, and no label has
@@ -46,9 +46,9 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
         results: dict[str, Any] = {"energy": atoms.get_potential_energy()}
         with suppress(PropertyNotImplementedError):
             results["forces"] = np.array(calculator.get_property("forces", atoms))
-        with suppress(PropertyNotImplementedError, *(() if atoms.pbc.all() else (Exception,))):
-            if atoms.pbc.any() and atoms.cell.rank == 3:
-                results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
+        if atoms.pbc.any() and atoms.cell.rank == 3:
+            with suppress(PropertyNotImplementedError):
+                results["stress"] = stress_of(atoms)
     except SystemExit as error:
         raise InputError(f"the calculator ended the program ({error}); mend it") from error
     if atoms != original:
@@ -63,6 +63,22 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
             )
             raise InputError(f"{name} of the calculator {what}; mend the calculator or leave the structure out")
     return results | {"energy": float(results["energy"])}
+
+
+def stress_of(atoms: Atoms) -> Float[Array, "3 3"]:
+    """Return the stress by the calculator of ``atoms``.
+
+    PropertyNotImplementedError where it has none; InputError where it fails.
+    """
+    try:
+        return np.asarray(atoms.get_stress(voigt=False, apply_constraint=False))  # of 6 or 3 x 3 numbers
+    except PropertyNotImplementedError:
+        raise
+    except Exception as error:  # whatever that program raises
+        raise InputError(
+            f"the calculator fails at the stress of {atoms.symbols} ({words_of(error)}); let it raise ASE's "
+            "PropertyNotImplementedError where it has none"
+        ) from error
 
 
 def new_calculator(reference: str, where: str) -> Any:

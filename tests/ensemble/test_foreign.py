@@ -220,10 +220,20 @@ class OfCrystals(EMT):
         return super().get_property(name, atoms, *args, **more)
 
 
-@pytest.mark.parametrize("error", [ValueError, NotImplementedError, PropertyNotImplementedError, AssertionError])
 @pytest.mark.parametrize("pbc", [(True, True, False), (True, False, False), (False, False, False), (True, True, True)])
-def test_a_stress_is_asked_for_where_there_is_one(error: type[Exception], pbc: tuple[bool, ...]) -> None:
+def test_a_stress_is_asked_for_where_there_is_one(pbc: tuple[bool, ...]) -> None:
     atoms = bulk("Cu", cubic=True)
     atoms.set_pbc(pbc)
-    assert set(results_of(atoms, OfCrystals(error))) == {"energy", "forces", *(["stress"] if all(pbc) else [])}
+    own = results_of(atoms, OfCrystals(PropertyNotImplementedError))
+    assert set(own) == {"energy", "forces", *(["stress"] if all(pbc) else [])}
     assert ("stress" in results_of(atoms, EMT())) == any(pbc)
+
+
+@pytest.mark.parametrize("error", [ValueError, NotImplementedError, AssertionError, MemoryError])
+def test_an_error_that_is_no_lack_of_a_stress_refuses_the_structure(error: type[Exception]) -> None:
+    atoms = bulk("Cu", cubic=True)
+    atoms.set_pbc((True, True, False))
+    with pytest.raises(
+        InputError, match=rf"stress of Cu4 \({error.__name__}: a crystal is needed\); let it raise ASE's"
+    ):
+        results_of(atoms, OfCrystals(error))
