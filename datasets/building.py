@@ -49,7 +49,7 @@ Table = dict[str, Any]
 
 
 @runtime_checkable
-class Group(Protocol):
+class BuildGroup(Protocol):
     """Processes that share claims and notes, seen from one of them."""
 
     rank: int
@@ -102,7 +102,7 @@ class Alone:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class GraphBlock:
     """Graphs that follow each other, a part of the store."""
 
     number: int
@@ -110,7 +110,7 @@ class Block:
     length: int
 
 
-def blocks_for(processes: int, graphs: int | None = None) -> Iterator[Block]:
+def blocks_for(processes: int, graphs: int | None = None) -> Iterator[GraphBlock]:
     """Yield blocks of graphs: shrinking, or growing where nobody has counted.
 
     >>> [block.length for block in blocks_for(2, 1000)]
@@ -130,7 +130,7 @@ def blocks_for(processes: int, graphs: int | None = None) -> Iterator[Block]:
             length = min(LARGEST, remaining, shrinking)
         if length == 0:
             return
-        yield Block(number=number, first=first, length=length)
+        yield GraphBlock(number=number, first=first, length=length)
         first += length
 
 
@@ -157,7 +157,7 @@ def reserved(out: Path) -> Iterator[None]:
 
 
 def build_together(
-    group: Group, read: Callable[[], BuildSettings], out: Path, progress: Progress | None = None, remedy: str = ""
+    group: BuildGroup, read: Callable[[], BuildSettings], out: Path, progress: Progress | None = None, remedy: str = ""
 ) -> None:
     """Make a store with all processes of a group.
 
@@ -189,7 +189,7 @@ class _Builder:
     makers: Iterator[Make]
     counted: int | None
 
-    def __init__(self, group: Group, out: Path, progress: Progress, remedy: str) -> None:
+    def __init__(self, group: BuildGroup, out: Path, progress: Progress, remedy: str) -> None:
         """Nothing is made yet."""
         self.group, self.out, self.remedy = group, out, remedy
         self._progress, self._made, self._parts, self._block, self._position = progress, 0, 0, NOWHERE, 0
@@ -242,7 +242,7 @@ class _Builder:
         self.group.note("made", self._made)
         self.group.note("done", {"rank": self.group.rank, "parts": self._parts, "graphs": self._made})
 
-    def _write(self, block: Block) -> int:
+    def _write(self, block: GraphBlock) -> int:
         """Write a block, later than all before; return its number of graphs."""
         for number, _ in enumerate(islice(self.makers, block.first - self._position)):
             if number % LOOK == 0 and not self._add(0):

@@ -21,7 +21,15 @@ from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.gather import gather, spans_of
-from hydragnn.datasets.manifest import MANIFEST, Layout, Manifest, PartInfo, check_part_files, part_files, read_manifest
+from hydragnn.datasets.manifest import (
+    MANIFEST,
+    Layout,
+    PartInfo,
+    StoreManifest,
+    check_part_files,
+    part_files,
+    read_manifest,
+)
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
@@ -45,10 +53,10 @@ class OpenParts:
 
     def __init__(self) -> None:
         # the last used one comes last; a part that nobody holds closes its files at once
-        self._parts: WeakKeyDictionary[Part, None] = WeakKeyDictionary()
+        self._parts: WeakKeyDictionary[PartFile, None] = WeakKeyDictionary()
         self._most = 1  # until there are more, and the system is asked
 
-    def use(self, part: "Part") -> None:
+    def use(self, part: "PartFile") -> None:
         """Note the use of a part; close the oldest if necessary."""
         self._parts.pop(part, None)
         self._parts[part] = None
@@ -57,15 +65,15 @@ class OpenParts:
             if len(self._parts) > self._most:
                 next(iter(self._parts)).close()
 
-    def forget(self, part: "Part") -> None:
+    def forget(self, part: "PartFile") -> None:
         """Note that the files of a part are closed."""
         self._parts.pop(part, None)
 
 
-class Part:
+class PartFile:
     """One part of a store, opened when it is first read."""
 
-    def __init__(self, folder: Path, info: PartInfo, manifest: Manifest, opened: OpenParts) -> None:
+    def __init__(self, folder: Path, info: PartInfo, manifest: StoreManifest, opened: OpenParts) -> None:
         """The part ``info`` of the store in ``folder``; nothing is opened yet."""
         self._opened = opened
         self.info = info
@@ -241,12 +249,12 @@ class DiskStore(Access):
         manifests = [read_manifest(one) for one in self.paths]
         self.manifest = manifests[0]
         opened = OpenParts()
-        self.parts: list[Part] = []
+        self.parts: list[PartFile] = []
         for folder, own in zip(self.paths, manifests):
             engine_named(own.backend)
             check_schema(self.path, manifests[0], folder, own)
             own = replace(own, fields=manifests[0].fields)
-            self.parts += [Part(folder, info, own, opened) for info in own.parts]
+            self.parts += [PartFile(folder, info, own, opened) for info in own.parts]
         for part in self.parts:
             part.check_files()
         if more:
@@ -363,7 +371,7 @@ class DiskStore(Access):
         changed = (graph_digests(flat) != np.concatenate([np.zeros((0, 16), dtype=np.uint8), *written])).any(axis=1)
         return gather(flat, order.reshape(-1), fields), changed[order.reshape(-1)]
 
-    def _shares(self, graphs: Int64[ndarray, " chosen"]) -> list[tuple[Part, NDArray[np.int64]]]:
+    def _shares(self, graphs: Int64[ndarray, " chosen"]) -> list[tuple[PartFile, NDArray[np.int64]]]:
         """Return the parts of ascending graphs, with their numbers inside each part."""
         cuts = np.searchsorted(graphs, self._first)
         return [
@@ -401,7 +409,7 @@ def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
     return FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays=arrays)
 
 
-def check_schema(path: Path, first: Manifest, other: Path, own: Manifest) -> None:
+def check_schema(path: Path, first: StoreManifest, other: Path, own: StoreManifest) -> None:
     """Raise InputError for stores whose graphs differ in kind."""
     problem, mine, fields = "", {f.name: f for f in first.fields}, {f.name: f for f in own.fields}
     if mine != fields:

@@ -85,7 +85,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class StoreManifest:
     """Manifest of a store; a store without one is incomplete."""
 
     backend: str
@@ -110,14 +110,14 @@ def cutoff_of(attributes: Mapping[str, Any]) -> float | None:
     return float(value) if valid and value is not None else None
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     """Make the store in ``folder`` complete."""
     fields, parts = [field.to_json() for field in manifest.fields], [part.to_json() for part in manifest.parts]
     table = {"format": FORMAT, **asdict(manifest), "fields": fields, "parts": parts}
     write_sealed(folder / MANIFEST, {**table, "graphs": manifest.graphs})
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> StoreManifest:
     """Return a store's manifest; InputError where missing, damaged, foreign or newer."""
     check_store(folder)
     path = folder / MANIFEST
@@ -131,7 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
     return _manifest(table, path)
 
 
-def _manifest(table: dict[str, Any], path: Path) -> Manifest:
+def _manifest(table: dict[str, Any], path: Path) -> StoreManifest:
     try:
         if not table["parts"]:
             raise ValueError("it names no part")
@@ -141,7 +141,7 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
             table["attributes"], dict
         ):
             raise TypeError("fingerprint or backend is no text, or attributes are no table")
-        manifest = Manifest(
+        manifest = StoreManifest(
             backend=table["backend"],
             dim=table["dim"],
             fields=tuple(field_from_json(field) for field in table["fields"]),
@@ -156,7 +156,7 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
         raise InputError(f"{path} is damaged ({error!r}); write the store again") from error
 
 
-def _check_counts(manifest: Manifest, graphs: int) -> None:
+def _check_counts(manifest: StoreManifest, graphs: int) -> None:
     arrays = array_specs(manifest.dim, manifest.fields)
     fields = {field.name for field in manifest.fields}
     if len(fields) < len(manifest.fields):

@@ -18,11 +18,11 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.places import text_of
 from hydragnn.base.shown import Shown
 from hydragnn.datasets.arrays import mask_name
-from hydragnn.datasets.disk import DiskStore, OpenParts, Part, open_store
+from hydragnn.datasets.disk import DiskStore, OpenParts, PartFile, open_store
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.fit import precision_notes
 from hydragnn.datasets.gather import gather
-from hydragnn.datasets.manifest import Manifest, checksum, cutoff_of, part_files, read_manifest
+from hydragnn.datasets.manifest import StoreManifest, checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.sources.base import BuildSettings
@@ -255,7 +255,7 @@ def examine_store(path: Path | str) -> StoreCheck:
     first, whole = 0, True
     opened = OpenParts()
     for info in manifest.parts:
-        part = Part(path, info, manifest, opened)
+        part = PartFile(path, info, manifest, opened)
         broken = list(_broken_files(part))
         problems += broken
         whole &= not broken
@@ -329,7 +329,7 @@ def files_are_whole(store: DiskStore, parts: slice, alive: Callable[[], None] = 
     )
 
 
-def _broken_files(part: Part) -> Iterator[str]:
+def _broken_files(part: PartFile) -> Iterator[str]:
     try:
         part.check_files()
     except InputError as error:
@@ -353,7 +353,7 @@ def _names_from(texts: TextsReader, start: int, rows: Int64[ndarray, " rows"]) -
 
 
 def _check_content(
-    part: Part, manifest: Manifest, first: int, nearest: dict[str, tuple[float, int]]
+    part: PartFile, manifest: StoreManifest, first: int, nearest: dict[str, tuple[float, int]]
 ) -> tuple[NDArray[Any], list[str], list[tuple[Defects, int]]]:
     """Return digests, faults and oddities of a part's graphs; add nearest nuclei."""
     cutoff = cutoff_of(manifest.attributes)

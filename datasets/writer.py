@@ -18,8 +18,8 @@ from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartWriter, engine_named, engine_of, part_name
 from hydragnn.datasets.manifest import (
     MANIFEST,
-    Manifest,
     PartInfo,
+    StoreManifest,
     checksum,
     cutoff_of,
     part_files,
@@ -336,7 +336,7 @@ def _complete(path: Path, tables: Sequence[Mapping[str, Any]], digests: Array) -
         if key not in keys:
             raise InputError(f"{path}: no graph has a text {key}; {nearest(key, keys) if keys else 'remove the key'}")
     fields = tuple(field_from_json(field) for field in first["fields"])
-    manifest = Manifest(
+    manifest = StoreManifest(
         backend=first["backend"],
         dim=first["dim"],
         fields=fields,

@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from hydragnn.scripts.key_help import EVERY_KIND, Section, keys_of, sections
+from hydragnn.scripts.key_help import EVERY_KIND, KeySection, keys_of, sections
 
 ROOMS = (
     "",
@@ -164,7 +164,7 @@ A run file has the sections `[data]`, `[split]`, `[model]`, `[[heads]]`, `[batch
 A campaign file has `[search]` as well, and `[job]` for batch jobs. Times and sizes state their unit in the key or in its description."""
 
 
-def _section(section: Section) -> list[str]:
+def _section(section: KeySection) -> list[str]:
     """Return the heading, the first line and the table of one section."""
     rows = [
         (f"`{one.key}`", *(_cell(text) for text in (one.type, one.default, one.range, one.unit, one.meaning)))

@@ -26,7 +26,7 @@ from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_man
 from hydragnn.ensemble.members.committee import in_committee
 from hydragnn.ensemble.members.member import (
     Member,
-    Outcome,
+    MemberOutcome,
     check_members,
     check_memory,
     load_member,
@@ -338,7 +338,7 @@ class Ensemble(Shown):
         members = self.members
         return self.combine(read, [outcome_of(member, read) for member in members])
 
-    def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
+    def combine(self, read: Screened, outcomes: Sequence[MemberOutcome]) -> Predictions:
         """Return outcomes of members as one prediction with intervals and flags.
 
         A graph that one member failed on has failed.

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
-from hydragnn.base.machine import Machine, Workers, bytes_of, this_machine, workers_here
+from hydragnn.base.machine import ProcessMachine, Workers, bytes_of, this_machine, workers_here
 from hydragnn.base.shown import Shown
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
@@ -261,7 +261,7 @@ def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) ->
     return LocalLauncher(workers, sharing=sharing, ranks=ranks, hang_seconds=patience, gpus=gpus)
 
 
-def local_note(launcher: LocalLauncher, machine: Machine, *, chosen: bool) -> str:
+def local_note(launcher: LocalLauncher, machine: ProcessMachine, *, chosen: bool) -> str:
     """Return a note on trials at once, or an empty text."""
     trials, ranks = len(launcher.slots), launcher.ranks
     each = f" of {ranks} ranks each" if ranks > 1 else ""

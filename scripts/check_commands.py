@@ -23,7 +23,7 @@ from hydragnn.scripts.showing import progress
 if TYPE_CHECKING:
     import torch
 
-    from hydragnn.conformance.table import Outcome
+    from hydragnn.conformance.table import PromiseOutcome
     from hydragnn.kernels.offline import Compiled
 
 
@@ -145,7 +145,7 @@ def conformance(
         raise typer.Exit(3)
 
 
-def _show(outcomes: "tuple[Outcome, ...]") -> None:
+def _show(outcomes: "tuple[PromiseOutcome, ...]") -> None:
     """Print the number of promises that each architecture keeps, and all failures."""
     table = Table("architecture", "around", "kept", "failed", "do not apply", box=None, pad_edge=False)
     for kind, around in dict.fromkeys((outcome.kind, outcome.around) for outcome in outcomes):

@@ -19,7 +19,7 @@ EVERY_KIND = "[model], every kind"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
+class KeySection:
     """Keys of one section of a configuration."""
 
     title: str
@@ -53,7 +53,7 @@ class Key:
         return f"{self.key} ({words}) in {', '.join(self.sections)}\n  {self.meaning}"
 
 
-def sections() -> Iterator[Section]:
+def sections() -> Iterator[KeySection]:
     """Yield the sections of all configurations, in the order of the reference."""
     from hydragnn.architectures import architecture_of, architectures
     from hydragnn.config import BranchSettings, RunConfig
@@ -63,9 +63,9 @@ def sections() -> Iterator[Section]:
     from hydragnn.hpo.simulation.assumptions import Assumptions
     from hydragnn.models.heads.base import head_kinds
 
-    def section(title: str, path: str, settings: type[Settings], leave_out: frozenset[str] = frozenset()) -> Section:
+    def section(title: str, path: str, settings: type[Settings], leave_out: frozenset[str] = frozenset()) -> KeySection:
         names = tuple(name for name in settings.model_fields if name not in leave_out)
-        return Section(title=title, path=path, settings=settings, names=names)
+        return KeySection(title=title, path=path, settings=settings, names=names)
 
     for name, field in RunConfig.model_fields.items():
         if name not in ("model", "heads"):
@@ -97,7 +97,7 @@ def sections() -> Iterator[Section]:
     yield section("Assumptions of hydragnn simulate", "assume", Assumptions)
 
 
-def keys_of(section: Section) -> Iterator[Key]:
+def keys_of(section: KeySection) -> Iterator[Key]:
     """Yield the keys of a section."""
     meanings = meanings_of(section.settings)
     for name in section.names:

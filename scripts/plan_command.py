@@ -18,7 +18,7 @@ from hydragnn.scripts.options import Device
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
-    from hydragnn.runs.rank_steps import Network
+    from hydragnn.runs.rank_steps import Interconnect
 
 SHOWN = 12
 """Layouts on a terminal; ``--json`` has all."""
@@ -40,16 +40,16 @@ Each node has four network cards of 25 GB/s.
 """
 
 
-def site_network(name: str) -> "Network":
+def site_network(name: str) -> "Interconnect":
     """Return the stated network of a machine; InputError names the nearest."""
-    from hydragnn.runs.rank_steps import Network
+    from hydragnn.runs.rank_steps import Interconnect
 
     if name not in SITES:
         hint = nearest(name, list(SITES))
         raise InputError(f"--site {name}: no figures of this machine; {hint}, or measure by starting ranks")
     within, page = SITES[name]
     source = f"{page}: 4 network cards of 25 GB/s per node, {within / 1e9:g} GB/s between devices; 20 microseconds of latency are assumed"
-    return Network(latency=20e-6, within=within, between=4 * 25e9, source=source)
+    return Interconnect(latency=20e-6, within=within, between=4 * 25e9, source=source)
 
 
 def plan(
@@ -173,7 +173,7 @@ def check_plannable(config: "AnyConfig", source: str) -> None:
         )
 
 
-def stated(site: str, latency: float | None, bandwidth: float | None) -> "Network | None":
+def stated(site: str, latency: float | None, bandwidth: float | None) -> "Interconnect | None":
     """Return the network that options state; None without any."""
     if not site and latency is None and bandwidth is None:
         return None

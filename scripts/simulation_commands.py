@@ -62,7 +62,7 @@ class Dynamics:
     interval: int
 
 
-class Rows:
+class XyzRows:
     """Extended XYZ that grows by whole rows, with ``OUT.state.json``."""
 
     def __init__(self, out: Path, command: str) -> None:
@@ -207,7 +207,7 @@ def relax(
     After Ctrl-C or a kill the same command relaxes only what is missing. Exits with 3 where a structure did not converge; its last
     positions are in the file. docs/simulations.md has the columns.
     """
-    rows = Rows(out, "relax")
+    rows = XyzRows(out, "relax")
     _check_positive(fmax=fmax)
     how = Relaxation(optimizer=optimizer, fmax=fmax, steps=steps, cell=cell)
     potential, frames, origin = _inputs(model, structures, branch, allow_code, "record")
@@ -278,7 +278,7 @@ def md(
     Frames have energy, forces, momenta, temperature, uncertainty and domain score. After Ctrl-C or a kill, `--resume` continues with the
     same bits; with more `--steps` also a finished one. Exits with 3 where the domain stopped it. See docs/simulations.md.
     """
-    rows = Rows(out, "md")
+    rows = XyzRows(out, "md")
     if rows.state and not resume:
         raise InputError(f"{out} exists already; add --resume to continue it, or choose another --out")
     _check_positive(temperature=temperature, timestep=timestep, friction=friction)
@@ -308,7 +308,7 @@ def md(
         raise typer.Exit(3)
 
 
-def _propagate(atoms: Any, rows: Rows, how: Dynamics, steps: int, quiet: bool) -> tuple[str, int]:
+def _propagate(atoms: Any, rows: XyzRows, how: Dynamics, steps: int, quiet: bool) -> tuple[str, int]:
     """Write frames; return why they stopped, and the last step."""
     import numpy as np
     from ase import units
@@ -375,7 +375,7 @@ def _limits(atoms: Any, how: Dynamics, begun: float) -> Callable[[], None]:
     return check
 
 
-def _write_frame(atoms: Any, rows: Rows, step: int, random: Any, **state: Any) -> None:
+def _write_frame(atoms: Any, rows: XyzRows, step: int, random: Any, **state: Any) -> None:
     """Write a frame, and begin anew from it, for equal bits."""
     energy, forces = atoms.calc.results["energy"], atoms.calc.results["forces"].astype("float64")
     info = {"step": step, "time": step * rows.state["settings"]["timestep"], "temperature": atoms.get_temperature()}
@@ -406,7 +406,7 @@ def label(
     from hydragnn.ensemble.uses.foreign import few_refusals, new_calculator, results_of
     from hydragnn.ensemble.uses.foreign_trial import check_calculator
 
-    rows = Rows(out, "data label")
+    rows = XyzRows(out, "data label")
     _allow_code(allow_code or [])
     frames, content = frames_in(structures)
     potential = new_calculator(calculator, f"--calculator {calculator}")

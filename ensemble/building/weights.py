@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
-from hydragnn.ensemble.estimates.estimate import Evidence
+from hydragnn.ensemble.estimates.estimate import CandidateEvidence
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.outputs import MemberOutputs
@@ -105,9 +105,9 @@ def _evidence(
     usable: Mapping[str, Bool[np.ndarray, " items"]],
     speaking: np.ndarray,
     graphs: Bool[np.ndarray, " graphs"],
-) -> dict[str, Evidence]:
+) -> dict[str, CandidateEvidence]:
     """Return the evidence of these graphs for every labelled field."""
-    result: dict[str, Evidence] = {}
+    result: dict[str, CandidateEvidence] = {}
     for target in targets:
         items = np.flatnonzero(usable[target.name] & graphs[valid.positions(target)])
         if not len(items):
@@ -121,12 +121,12 @@ def _evidence(
     return result
 
 
-def errors_of(evidence: Mapping[str, Evidence], weights: Shares) -> dict[str, Rows]:
+def errors_of(evidence: Mapping[str, CandidateEvidence], weights: Shares) -> dict[str, Rows]:
     """Return the error of every row of every field with these weights."""
     return {name: one.row_errors(weights) for name, one in evidence.items()}
 
 
-def errors_alone(evidence: Mapping[str, Evidence]) -> dict[str, Float[Array, "members rows"]]:
+def errors_alone(evidence: Mapping[str, CandidateEvidence]) -> dict[str, Float[Array, "members rows"]]:
     """Return the errors of every member alone."""
     return {
         name: np.stack([one.row_errors(alone) for alone in np.eye(one.candidates)]) for name, one in evidence.items()
@@ -153,7 +153,7 @@ def worst_ratio(own: Mapping[str, Rows], alone: Mapping[str, Float[Array, "membe
     return max(cautious) + REST * float(np.mean(ratios)) if ratios else 0.0
 
 
-def optimum(evidence: Mapping[str, Evidence], base: Shares) -> Shares:
+def optimum(evidence: Mapping[str, CandidateEvidence], base: Shares) -> Shares:
     """Return the weights with the least worst ratio, without small ones.
 
     A local search from the base weights and from the best member alone.

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from hydragnn.ensemble.domain.detector import Array, Channel, Detector, Doubts, GraphView, Numbers, Stored
 from hydragnn.ensemble.estimates.estimate import Estimate
 from hydragnn.ensemble.members.latent import LatentSpace
-from hydragnn.ensemble.members.member import Outcome
+from hydragnn.ensemble.members.member import MemberOutcome
 from hydragnn.graphs.field import Location
 
 STATES = "final states"
@@ -40,7 +40,7 @@ def doubts_of(
     items: Mapping[str, Float[Array, " items"]],
     owners: Mapping[str, Int[Numbers, " items"]],
     on_nodes: Collection[str],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[MemberOutcome],
     weights: Float[Array, " members"],
 ) -> Doubts:
     """Return doubts about graphs and nodes, by target and of states."""

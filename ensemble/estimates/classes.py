@@ -22,9 +22,9 @@ from hydragnn.ensemble.estimates.calibration.classes import (
 from hydragnn.ensemble.estimates.calibration.cross_validation import cross_sets, graph_scores, shares
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Labels, Owners, with_fold_scores
 from hydragnn.ensemble.estimates.estimate import (
+    CandidateEvidence,
     Counts,
     Estimate,
-    Evidence,
     FoldLabels,
     Labelled,
     Members,
@@ -154,7 +154,7 @@ class ClassEstimate(Estimate):
         return with_fold_scores(fitted, [fold.members for fold in folds], scores)
 
     @classmethod
-    def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Members) -> CandidateEvidence:
         """Return labels and the members' probabilities."""
         every = member_probabilities(members).reshape(len(members), -1, target.field.classes)
         return ClassEvidence(target=labels.ravel().astype(np.int64), probabilities=every)
@@ -211,7 +211,7 @@ class ClassEstimate(Estimate):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ClassEvidence(Evidence):
+class ClassEvidence(CandidateEvidence):
     """Predictions of all candidates for labelled rows of one categorical field."""
 
     target: Int[np.ndarray, " rows"]

@@ -99,7 +99,7 @@ class TargetEvaluation:
         return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(comparisons)})" if comparisons else "")
 
 
-class Evidence(ABC):
+class CandidateEvidence(ABC):
     """Predictions of all candidates for labelled rows of one field."""
 
     @property
@@ -232,7 +232,7 @@ class Estimate(ABC):
 
     @classmethod
     @abstractmethod
-    def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Members) -> CandidateEvidence:
         """Return the evidence for weights and diversity."""
 
     @classmethod

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.estimates.calibration.cross_validation import graph_scores, shares
-from hydragnn.ensemble.estimates.calibration.forms import Form, forms
+from hydragnn.ensemble.estimates.calibration.forms import GrowthForm, forms
 from hydragnn.ensemble.estimates.calibration.numbers import (
     Calibration,
     calibrated,
@@ -22,7 +22,15 @@ from hydragnn.ensemble.estimates.calibration.numbers import (
     with_quantiles,
 )
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
-from hydragnn.ensemble.estimates.estimate import Counts, Estimate, Evidence, FoldLabels, Labelled, Members, Weights
+from hydragnn.ensemble.estimates.estimate import (
+    CandidateEvidence,
+    Counts,
+    Estimate,
+    FoldLabels,
+    Labelled,
+    Members,
+    Weights,
+)
 from hydragnn.ensemble.estimates.metrics import (
     coverage,
     gaussian_crps,
@@ -164,7 +172,7 @@ class NumberEstimate(Estimate):
         return replace(self, lower=lower, upper=upper, **parts)
 
     @classmethod
-    def evidence(cls, target: Target, labels: Labels, members: Members) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Members) -> CandidateEvidence:
         """Return labels and means in units of each component's spread."""
         known = np.isfinite(labels).ravel()
         columns = np.ma.masked_invalid(labels.reshape(len(labels), -1)) if not known.all() else labels
@@ -223,7 +231,7 @@ class NumberEstimate(Estimate):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class NumberEvidence(Evidence):
+class NumberEvidence(CandidateEvidence):
     """Predictions of all candidates for labelled rows of one numeric field."""
 
     target: Float[Array, " rows"]
@@ -281,7 +289,7 @@ def _by_graph(
     )
 
 
-def _forms(target: Target) -> list[Form]:
+def _forms(target: Target) -> list[GrowthForm]:
     return forms(target.extensive and target.field.on == "graph")
 
 

@@ -19,7 +19,7 @@ from hydragnn.base.files import replace_atomically
 from hydragnn.base.shown import Shown
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.exporting.compiler import checked_inputs, mended_compiler
-from hydragnn.ensemble.exporting.potential import Facts, PlainPotential, facts_of
+from hydragnn.ensemble.exporting.potential import ExportFacts, PlainPotential, facts_of
 from hydragnn.ensemble.exporting.program import program_of
 
 
@@ -60,7 +60,7 @@ def export_ensemble(ensemble: Ensemble, out: Path, to: str) -> ExportResult:
     return ExportResult(out=out, to=to, facts=words)
 
 
-def _write_program(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:
+def _write_program(ensemble: Ensemble, facts: ExportFacts, words: Mapping[str, Any], path: Path) -> None:
     """Write a program of ``torch.export``."""
     program = program_of(PlainPotential(ensemble, facts).eval())
     program._example_inputs = None  # which would be a pickle in the file
@@ -73,7 +73,7 @@ def _write_program(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], p
     path.write_bytes(content.getbuffer())
 
 
-def _write_package(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:
+def _write_package(ensemble: Ensemble, facts: ExportFacts, words: Mapping[str, Any], path: Path) -> None:
     """Write a package of AOTInductor, for C++ and Python."""
     program = program_of(PlainPotential(ensemble, facts).eval())
     options = {"aot_inductor.metadata": {"hydragnn": json.dumps(words)}}
@@ -83,7 +83,7 @@ def _write_package(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], p
         shutil.copyfile(place, path)
 
 
-def _write_metatomic(ensemble: Ensemble, facts: Facts, words: Mapping[str, Any], path: Path) -> None:
+def _write_metatomic(ensemble: Ensemble, facts: ExportFacts, words: Mapping[str, Any], path: Path) -> None:
     """Write an atomistic model of metatomic."""
     from hydragnn.ensemble.exporting.metatomic_model import atomistic_model
 
@@ -99,7 +99,7 @@ class Form:
 
     what: str
     suffix: str
-    write: Callable[[Ensemble, Facts, Mapping[str, Any], Path], None]
+    write: Callable[[Ensemble, ExportFacts, Mapping[str, Any], Path], None]
     package: str = ""
 
 

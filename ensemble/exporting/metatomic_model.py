@@ -17,7 +17,7 @@ from metatomic.torch import (
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from hydragnn.ensemble.exporting.potential import Facts, PlainPotential
+from hydragnn.ensemble.exporting.potential import ExportFacts, PlainPotential
 from hydragnn.ensemble.exporting.program import SYMBOLIC, example, trace
 
 
@@ -95,7 +95,7 @@ class MetatomicPotential(nn.Module):
         return maps
 
 
-def atomistic_model(potential: PlainPotential, facts: Facts, words: Mapping[str, Any]) -> AtomisticModel:
+def atomistic_model(potential: PlainPotential, facts: ExportFacts, words: Mapping[str, Any]) -> AtomisticModel:
     """Return a potential as a model of metatomic."""
     _, species, cells, edges, images, owners = example(potential)
     varying = (SYMBOLIC[4], SYMBOLIC[1], SYMBOLIC[2], SYMBOLIC[3], SYMBOLIC[5])

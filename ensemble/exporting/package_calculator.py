@@ -14,7 +14,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.uses.calculator import EnsembleCalculator, Outside, Results, calculator
+from hydragnn.ensemble.uses.calculator import CalculatorResults, EnsembleCalculator, Outside, calculator
 from hydragnn.graphs.search import completed_cell
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PackageCalculator(EnsembleCalculator):
     ) -> None:
         """Compute one structure; InputError where the model does not know an element."""
         Calculator.calculate(self, atoms, properties, system_changes)
-        self.results = results = Results()
+        self.results = results = CalculatorResults()
         now = self.atoms
         positions, cutoff = now.get_positions(), self.structures.cutoff
         cell = completed_cell(np.array(now.cell.array), now.pbc, "the structure")

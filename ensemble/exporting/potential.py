@@ -33,7 +33,7 @@ INPUTS = ("positions", "species", "cells", "edges", "images", "owners")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class ExportFacts:
     """Facts that an exported file states."""
 
     names: Mapping[str, str]
@@ -64,7 +64,7 @@ class Facts:
         }
 
 
-def facts_of(ensemble: Ensemble) -> Facts:
+def facts_of(ensemble: Ensemble) -> ExportFacts:
     """Return the facts of a model; InputError where it cannot be exported."""
     if not reads_atoms(ensemble.manifest):
         raise InputError(
@@ -82,7 +82,7 @@ def facts_of(ensemble: Ensemble) -> Facts:
             "cutoff; build the store without max_neighbours"
         )
     dtypes = {str(member.model.dtype).removeprefix("torch.") for member in ensemble.members}
-    return Facts(
+    return ExportFacts(
         names=potential.names,
         factors=potential.factors,
         species=tuple(sorted(set.intersection(*(_species(member) for member in ensemble.members)))),
@@ -100,13 +100,13 @@ def _species(member: Member) -> set[int]:
     return set.intersection(*sets) if sets else set(range(1, ELEMENTS))
 
 
-class Part(nn.Module):
+class MemberPart(nn.Module):
     """One member, in physical units."""
 
     references: Tensor
     doubts: Tensor
 
-    def __init__(self, member: Member, facts: Facts) -> None:
+    def __init__(self, member: Member, facts: ExportFacts) -> None:
         super().__init__()
         trained = member.model
         description = trained.model.description
@@ -176,12 +176,12 @@ class PlainPotential(nn.Module):
 
     shares: Tensor
 
-    def __init__(self, ensemble: Ensemble, facts: Facts, *, derivatives: bool = True) -> None:
+    def __init__(self, ensemble: Ensemble, facts: ExportFacts, *, derivatives: bool = True) -> None:
         super().__init__()
         self.derivatives, self.company, self.apart = derivatives, facts.species[0], 0.9 * facts.cutoff
         self.depth = max(member.model.settings.num_layers for member in ensemble.members)
         self.results = [name for name in RESULTS if name in facts.names] if derivatives else ["energy"]
-        self.parts = nn.ModuleList(Part(member, facts) for member in ensemble.members)
+        self.parts = nn.ModuleList(MemberPart(member, facts) for member in ensemble.members)
         shares = [ensemble.weights_of(facts.names[name]) for name in self.results]
         self.register_buffer("shares", torch.tensor(np.stack(shares)))  # [results, members]
 

@@ -8,7 +8,7 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.graph_ranks import SharedPrediction
-from hydragnn.ensemble.members.member import Member, Outcome, finished_outcome, is_lack_of_memory, visible_batch
+from hydragnn.ensemble.members.member import Member, MemberOutcome, finished_outcome, is_lack_of_memory, visible_batch
 from hydragnn.ensemble.members.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -37,7 +37,7 @@ OUTCOMES: tuple[str, Location] = ("outcomes", "graph")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Group:
+class MemberStack:
     """Members that are computed as one."""
 
     numbers: tuple[int, ...]
@@ -66,10 +66,10 @@ class Committee:
     def __init__(self, members: Sequence[Member]) -> None:
         """Stack nothing yet."""
         self.members = members
-        self.groups: dict[int, Group] | None = None
+        self.groups: dict[int, MemberStack] | None = None
         """By member; None before they are needed."""
 
-    def outcome(self, member: Member, batch: GraphBatch) -> Outcome | None:
+    def outcome(self, member: Member, batch: GraphBatch) -> MemberOutcome | None:
         """Return a member's predictions; None where it is computed alone.
 
         Those of its group are computed at once, and kept with the batch.
@@ -82,12 +82,12 @@ class Committee:
             return None
         return self._computed(group, batch)[member.number]
 
-    def _computed(self, group: Group, batch: GraphBatch) -> dict[int, Outcome | None]:
+    def _computed(self, group: MemberStack, batch: GraphBatch) -> dict[int, MemberOutcome | None]:
         """Return outcomes by member, with those of the group.
 
         None where each member has to find the graph that it cannot predict.
         """
-        outcomes: dict[int, Outcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
+        outcomes: dict[int, MemberOutcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
         if group.numbers[0] in outcomes:
             return outcomes
         outcomes |= dict.fromkeys(group.numbers)
@@ -108,7 +108,7 @@ class Committee:
         return tuple(sum(seconds[one] for one in numbers) / len(numbers) for numbers in everyone.values())
 
 
-def groups_of(members: Sequence[Member]) -> dict[int, Group]:
+def groups_of(members: Sequence[Member]) -> dict[int, MemberStack]:
     """Return the group of every member that has one."""
     alike: list[tuple[object, list[int]]] = []
     for number, member in enumerate(members):
@@ -119,7 +119,7 @@ def groups_of(members: Sequence[Member]) -> dict[int, Group]:
         if together is None:
             alike.append((key, together := []))
         together.append(number)
-    groups: dict[int, Group] = {}
+    groups: dict[int, MemberStack] = {}
     for _, numbers in alike:
         group = group_of(members, numbers)
         if group is not None:
@@ -127,7 +127,7 @@ def groups_of(members: Sequence[Member]) -> dict[int, Group]:
     return groups
 
 
-def group_of(members: Sequence[Member], numbers: Sequence[int]) -> Group | None:
+def group_of(members: Sequence[Member], numbers: Sequence[int]) -> MemberStack | None:
     """Return these members as one; None where that cannot be."""
     first = members[numbers[0]].model
     if len(numbers) == 1 or isinstance(first.function, SharedPrediction) or len(numbers) * weights_of(first) > WEIGHTS:
@@ -137,7 +137,7 @@ def group_of(members: Sequence[Member], numbers: Sequence[int]) -> Group | None:
         stack = TrainedStack([member.model for member in group_members])
     except NotStackable:
         return None
-    return Group(numbers=tuple(numbers), members=tuple(group_members), stack=stack)
+    return MemberStack(numbers=tuple(numbers), members=tuple(group_members), stack=stack)
 
 
 def unless_impossible(function: Callable[[], Result]) -> Result | None:

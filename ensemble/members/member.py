@@ -40,7 +40,7 @@ class Member:
     """Moments of the final states of its training graphs."""
     number: int = 0
     """Its position among all members."""
-    together: "Callable[[Member, GraphBatch], Outcome | None] | None" = None
+    together: "Callable[[Member, GraphBatch], MemberOutcome | None] | None" = None
     """Function that computes it with others; gives None where it is to be computed alone."""
 
     @property
@@ -55,7 +55,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Outcome:
+class MemberOutcome:
     """Predictions of one member for one batch; NaN where a graph failed."""
 
     predictions: Mapping[str, Distribution]
@@ -186,13 +186,13 @@ def optional_inputs(members: Iterable[Member], inputs: Iterable[Field]) -> froze
     return names
 
 
-def outcome(member: Member, batch: GraphBatch) -> Outcome:
+def outcome(member: Member, batch: GraphBatch) -> MemberOutcome:
     """Return the member's predictions for a batch; failures stay with their graph."""
     result = None if member.together is None else member.together(member, batch)
     return outcome_alone(member, batch) if result is None else result
 
 
-def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
+def outcome_alone(member: Member, batch: GraphBatch) -> MemberOutcome:
     """Return the outcome of a member that is computed alone."""
     try:
         predictions, states = member.model.predict_with_states(visible_batch(member, batch))
@@ -205,7 +205,7 @@ def outcome_alone(member: Member, batch: GraphBatch) -> Outcome:
                 for target in member.targets
             }
             unknown = np.full(batch.num_nodes, np.nan)
-            return Outcome(
+            return MemberOutcome(
                 predictions=blanks,
                 reasons=(words_of(error),),
                 distances=np.full((1, 3), np.nan),
@@ -220,7 +220,7 @@ def finished_outcome(
     batch: GraphBatch,
     predictions: Mapping[str, Distribution],
     states: Float[Tensor, "nodes channels"],
-) -> Outcome:
+) -> MemberOutcome:
     """Return the outcome of predictions in physical units and final states."""
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
     distances = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
@@ -253,10 +253,10 @@ def _halves(batch: GraphBatch) -> tuple[GraphBatch, GraphBatch]:
     return batch.select(slice(middle)), batch.select(slice(middle, None))
 
 
-def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
+def join_outcomes(outcomes: Sequence[MemberOutcome]) -> MemberOutcome:
     """Return outcomes of one member on consecutive batches as one."""
     names = outcomes[0].predictions
-    return Outcome(
+    return MemberOutcome(
         predictions={name: concatenate_distributions([part.predictions[name] for part in outcomes]) for name in names},
         reasons=tuple(reason for part in outcomes for reason in part.reasons),
         distances=np.concatenate([part.distances for part in outcomes]),
@@ -274,7 +274,7 @@ def _finite_only(
     distances: tuple[Float[np.ndarray, "graphs 3"], Float[np.ndarray, " nodes"]],
     targets: Sequence[Target],
     batch: GraphBatch,
-) -> Outcome:
+) -> MemberOutcome:
     """Return the outcome, blank for graphs with values that are not finite."""
     owners = {target.field.on: batch.owner(target.field.on).cpu() for target in targets}
     reasons = [""] * len(batch)
@@ -287,10 +287,10 @@ def _finite_only(
         outputs = {target.name: outputs[target.name].blank_items(bad[owners[target.field.on]]) for target in targets}
         of_graphs = np.where(bad.numpy()[:, None], np.nan, of_graphs)
         of_nodes = np.where(bad[batch.owner("node").cpu()].numpy(), np.nan, of_nodes)
-    return Outcome(predictions=outputs, reasons=tuple(reasons), distances=of_graphs, node_distances=of_nodes)
+    return MemberOutcome(predictions=outputs, reasons=tuple(reasons), distances=of_graphs, node_distances=of_nodes)
 
 
-def _without_undefined_stress(outcome: Outcome, targets: Sequence[Target], batch: GraphBatch) -> Outcome:
+def _without_undefined_stress(outcome: MemberOutcome, targets: Sequence[Target], batch: GraphBatch) -> MemberOutcome:
     """Return the outcome with NaN as stress without a volume."""
     named = [target.name for target in targets if target.derivative == "stress"]
     flat = (volumes(batch) == 0).cpu()
@@ -300,7 +300,7 @@ def _without_undefined_stress(outcome: Outcome, targets: Sequence[Target], batch
     return replace(outcome, predictions={**outcome.predictions, **blank})
 
 
-def _without_corrections_of_nothing(outcome: Outcome, member: Member, batch: GraphBatch) -> Outcome:
+def _without_corrections_of_nothing(outcome: MemberOutcome, member: Member, batch: GraphBatch) -> MemberOutcome:
     """Return the outcome with NaN where heads have nothing to correct."""
     blank = dict[str, Distribution]()
     for target, head in ((t, h) for t in member.targets for h in member.model.model.description.heads):

@@ -14,7 +14,7 @@ from hydragnn.ensemble.estimates.calibration.protocol import Part
 from hydragnn.ensemble.estimates.estimate import Labelled
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.members.committee import in_committee
-from hydragnn.ensemble.members.member import Member, Outcome, join_outcomes, optional_inputs, shared_inputs
+from hydragnn.ensemble.members.member import Member, MemberOutcome, join_outcomes, optional_inputs, shared_inputs
 from hydragnn.ensemble.members.plan import default_budget
 from hydragnn.ensemble.members.screening import outcome_of, read_screened
 from hydragnn.graphs.batch import GraphBatch
@@ -29,7 +29,7 @@ class MemberOutputs:
     """Numbers in the store."""
     nodes_per_graph: Int[np.ndarray, " graphs"]
     edges_per_graph: Int[np.ndarray, " graphs"]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[MemberOutcome, ...]
     labels: dict[str, Array]
     """Targets in their units, one row per item; NaN where a label is missing."""
     seconds: tuple[float, ...]
@@ -93,7 +93,7 @@ def member_outputs(
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
     members, committee = in_committee(members)
     targets, optional = members[0].targets, optional_inputs(members, shared_inputs(members).values())
-    parts_of_member: list[list[Outcome]] = [[] for _ in members]
+    parts_of_member: list[list[MemberOutcome]] = [[] for _ in members]
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}
     seconds = [0.0] * len(members)
     sizes = store.sizes()

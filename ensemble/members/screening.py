@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 
 from hydragnn.datasets import GraphStore, changed_sentence, read_checked
-from hydragnn.ensemble.members.member import Member, Outcome, outcome
+from hydragnn.ensemble.members.member import Member, MemberOutcome, outcome
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.models import Distribution
@@ -82,7 +82,7 @@ def without_screening(batch: GraphBatch) -> Screened:
     return Screened(whole=own, valid=own, reasons=("",) * len(batch))
 
 
-def outcome_of(member: Member, read: Screened) -> Outcome:
+def outcome_of(member: Member, read: Screened) -> MemberOutcome:
     """Return the member's predictions; NaN and a reason for invalid graphs."""
     if read.valid is read.whole:
         return outcome(member, read.whole)
@@ -100,6 +100,6 @@ def outcome_of(member: Member, read: Screened) -> Outcome:
     if result is not None:
         reasons[read.fine], distances[read.fine] = result.reasons, result.distances
         of_nodes[read.fine[read.whole.owner("node").numpy()]] = result.node_distances
-    return Outcome(
+    return MemberOutcome(
         predictions=predictions, reasons=tuple(reasons.tolist()), distances=distances, node_distances=of_nodes
     )

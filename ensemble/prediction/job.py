@@ -39,7 +39,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class PredictionJob:
     """A prediction: which model, of what, to where."""
 
     model: Path
@@ -123,7 +123,7 @@ class Job:
 class Inputs:
     """Model and graphs of a job, opened once in this process."""
 
-    def __init__(self, job: Job, sharing: GraphGroup | None = None) -> None:
+    def __init__(self, job: PredictionJob, sharing: GraphGroup | None = None) -> None:
         self._job, self._sharing = job, sharing
         self._ensemble: Ensemble | None = None
         self._source: Source | None = None

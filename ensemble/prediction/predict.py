@@ -26,7 +26,7 @@ from hydragnn.distributed.graph_ranks import DONE, FAILED, GraphGroup, join_grap
 from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members.plan import chunks_of, default_budget, device_limits
-from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, check_same
+from hydragnn.ensemble.prediction.job import Inputs, PredictionJob, branch_for, check_same
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
     PredictionResult,
@@ -43,7 +43,7 @@ from hydragnn.ensemble.prediction.schedule import (
     make_schedule,
     once,
 )
-from hydragnn.ensemble.prediction.work import Joiner, Worker
+from hydragnn.ensemble.prediction.work import Joiner, PredictionWorker
 from hydragnn.runs.signals import raise_signals
 
 VERSION = 14
@@ -83,7 +83,7 @@ def predict_to_file(
         model = model_folder(model)
     sources = source_paths(source)
     own = branch_for(model, sources, branch)
-    job = Job(
+    job = PredictionJob(
         model=model,
         source=sources[0],
         more=tuple(sources[1:]),
@@ -107,7 +107,7 @@ def predict_to_file(
             raise Interrupted(f"finished work is kept in {job.parts.folder}; add --resume to continue") from error
 
 
-def predict_in_groups(job: Job, check: Callable[[], None], *, quiet: bool) -> PredictionResult | None:
+def predict_in_groups(job: PredictionJob, check: Callable[[], None], *, quiet: bool) -> PredictionResult | None:
     """Predict as one of the ranks that share every batch."""
     with join_graph_group(job.graph_ranks, this_launch(), job.out.parent) as sharing:
         if not sharing.is_first:
@@ -146,7 +146,12 @@ def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[C
 
 
 def predict_with(
-    group: Group, job: Job, check: Callable[[], None], sharing: GraphGroup | None = None, *, quiet: bool = True
+    group: Group,
+    job: PredictionJob,
+    check: Callable[[], None],
+    sharing: GraphGroup | None = None,
+    *,
+    quiet: bool = True,
 ) -> PredictionResult | None:
     """Predict as one rank; return the result if it wrote the file.
 
@@ -158,7 +163,7 @@ def predict_with(
         return _predict_opened(group, job, inputs, check, opening, started, quiet=quiet)
 
 
-def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
+def begin(job: PredictionJob, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
     """Check everything on rank 0; return its decisions for all ranks.
 
     The folder of parts is this prediction's alone until ``lock`` is closed.
@@ -189,7 +194,7 @@ def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, An
 
 def _predict_opened(
     group: Group,
-    job: Job,
+    job: PredictionJob,
     inputs: Inputs,
     check: Callable[[], None],
     opening: dict[str, Any],
@@ -222,7 +227,7 @@ def _predict_opened(
         earlier = Parts(parts.folder)  # the same on all ranks: what rank 0 found finished
         earlier.look(opening["finished"])
         schedule = make_schedule(chunks.loads, every, earlier.finished(len(chunks)), ranks=group.size)
-        worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
+        worker = PredictionWorker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.certificate)
             if not quiet:
@@ -250,7 +255,7 @@ def _predict_opened(
     return result
 
 
-def _show_plan(schedule: Schedule, job: Job, ensemble: Ensemble) -> None:
+def _show_plan(schedule: Schedule, job: PredictionJob, ensemble: Ensemble) -> None:
     """Print the plan, and doubts about the ensemble or its input."""
     print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
     doubt = "" if is_store(job.source) or job.source.suffix == ".toml" else ensemble.doubt_about_structures
@@ -258,7 +263,9 @@ def _show_plan(schedule: Schedule, job: Job, ensemble: Ensemble) -> None:
         print_note(note)
 
 
-def work_through(worker: Worker, schedule: Schedule, job: Job, joiner: Joiner | None, *, show: bool) -> None:
+def work_through(
+    worker: PredictionWorker, schedule: Schedule, job: PredictionJob, joiner: Joiner | None, *, show: bool
+) -> None:
     """Take work until there is none, then do what others left undone."""
     group, parts, tasks = worker.group, worker.parts, schedule.tasks
 
@@ -292,7 +299,9 @@ def work_through(worker: Worker, schedule: Schedule, job: Job, joiner: Joiner | 
         group.note("done", worker.account())
 
 
-def _predict_as_child(rank: int, size: int, threads: int, store: str, job: Job, allowed: Sequence[str]) -> None:
+def _predict_as_child(
+    rank: int, size: int, threads: int, store: str, job: PredictionJob, allowed: Sequence[str]
+) -> None:
     """Predict as a local worker."""
     allow_code(allowed)
     keep_memory()

@@ -14,7 +14,7 @@ from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.base.machine import cores, visible_gpus
 from hydragnn.base.shown import Shown
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.ensemble.prediction.job import Job
+from hydragnn.ensemble.prediction.job import PredictionJob
 from hydragnn.ensemble.prediction.schedule import Schedule
 
 PLAN = {"planned", "measured"}
@@ -78,7 +78,7 @@ class PredictionResult(Shown):
 
 
 def prediction_result(
-    job: Job,
+    job: PredictionJob,
     schedule: Schedule,
     counts: Mapping[str, int],
     accounts: Sequence[dict[str, Any]],

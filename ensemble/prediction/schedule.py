@@ -47,7 +47,7 @@ Marks = Bool[np.ndarray, " chunks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class PredictionTask:
     """Consecutive batches that one rank predicts with all members."""
 
     first: int
@@ -74,7 +74,7 @@ class Schedule:
     """The units of this prediction: every batch that can be predicted."""
     finished: Marks
     """The batches that an earlier sitting has finished."""
-    tasks: tuple[Task, ...]
+    tasks: tuple[PredictionTask, ...]
     costs: Float[np.ndarray, " chunks"]
     """Expected cost of every batch that is left."""
     ranks: int
@@ -105,7 +105,7 @@ def make_schedule(loads: Float[np.ndarray, " chunks"], every: Marks, finished: M
     )
 
 
-def tasks_of(costs: Float[np.ndarray, " chunks"], is_open: Marks, ranks: int) -> Iterator[Task]:
+def tasks_of(costs: Float[np.ndarray, " chunks"], is_open: Marks, ranks: int) -> Iterator[PredictionTask]:
     """Give large batches alone, the costliest first, then ever shorter runs.
 
     >>> costs, every = np.array([1.0, 1.0, 9.0, 1.0]), np.ones(4, dtype=np.bool_)
@@ -118,7 +118,7 @@ def tasks_of(costs: Float[np.ndarray, " chunks"], is_open: Marks, ranks: int) ->
     shares = SHARE * ranks if ranks > 1 else 1
     large = np.flatnonzero(is_open & (own > own.sum() / shares * (1 + 1e-9)))
     for chunk in sorted(large.tolist(), key=lambda chunk: -own[chunk]):
-        yield Task(first=chunk, stop=chunk + 1, cost=float(own[chunk]))
+        yield PredictionTask(first=chunk, stop=chunk + 1, cost=float(own[chunk]))
     small = is_open.copy()
     small[large] = False
     reached = np.concatenate([[0.0], np.where(small, own, 0.0).cumsum()])
@@ -128,7 +128,7 @@ def tasks_of(costs: Float[np.ndarray, " chunks"], is_open: Marks, ranks: int) ->
             goal = reached[first] + (reached[-1] - reached[first]) / shares
             stop = int(np.searchsorted(reached, goal * (1 + 1e-9), side="right")) - 1
             stop = min(max(stop, first + 1), end, first + LONGEST_TASK)
-            yield Task(first=first, stop=stop, cost=float(reached[stop] - reached[first]))
+            yield PredictionTask(first=first, stop=stop, cost=float(reached[stop] - reached[first]))
             first = stop
 
 

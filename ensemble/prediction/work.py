@@ -10,12 +10,12 @@ import numpy as np
 
 from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.members.member import Outcome
+from hydragnn.ensemble.members.member import MemberOutcome
 from hydragnn.ensemble.members.plan import Chunk, Chunks
 from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened
 from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.parts import Parts
-from hydragnn.ensemble.prediction.schedule import Task
+from hydragnn.ensemble.prediction.schedule import PredictionTask
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.graphs.texts import Texts
 
@@ -31,7 +31,7 @@ LOOK_SECONDS = 1.0
 COUNTS = ("graphs", "failed", "outside_training_domain")
 
 
-class Worker:
+class PredictionWorker:
     """A rank that predicts batches, and the account of its work."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Worker:
         """Start the clock of the account."""
         self.began = self.ended = time.time()
 
-    def do(self, task: Task) -> None:
+    def do(self, task: PredictionTask) -> None:
         """Predict the batches of a task and keep what is finished."""
         began = time.perf_counter()
         pieces = list[tuple[int, dict[str, int], Piece]]()
@@ -90,7 +90,7 @@ class Worker:
         """Return counts of a batch's graphs and their output."""
         if chunk.reason:
             return self._piece(chunk, self._read(chunk) if len(chunk.graphs) else None, [])
-        began, outcomes = time.perf_counter(), list[Outcome]()
+        began, outcomes = time.perf_counter(), list[MemberOutcome]()
         self.check()
         read = self._read(chunk)
         for member in self.ensemble.members:
@@ -107,7 +107,9 @@ class Worker:
         store, optional = self.graphs.store, self.ensemble.optional
         return read_screened(store, chunk.graphs, self.needed, self.needed, chunk.numbers, optional)
 
-    def _piece(self, chunk: Chunk, read: Screened | None, outcomes: Sequence[Outcome]) -> tuple[dict[str, int], Piece]:
+    def _piece(
+        self, chunk: Chunk, read: Screened | None, outcomes: Sequence[MemberOutcome]
+    ) -> tuple[dict[str, int], Piece]:
         """Return counts of a batch's graphs and their output."""
         if chunk.reason:
             nodes, edges = (0, 0) if read is None else (read.whole.num_nodes, read.whole.num_edges)
@@ -141,7 +143,7 @@ class Worker:
 class Joiner:
     """Joins finished segments into the output."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: PredictionWorker) -> None:
         """Begin at the first batch; nothing is written before ``advance``."""
         self._worker, self._next, self._looked_at = worker, 0, 0.0
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
@@ -171,7 +173,7 @@ class Joiner:
             worker.check()
             segment = worker.parts.segment_at(self._next)
             if segment is None:
-                worker.do(Task(first=self._next, stop=self._next + 1))
+                worker.do(PredictionTask(first=self._next, stop=self._next + 1))
             else:
                 self._append(*segment)
         self._begin()

@@ -40,7 +40,7 @@ class OutsideDomain(InputError):
         self.reason, self.score = reason, score
 
 
-class Results(dict[str, Any]):
+class CalculatorResults(dict[str, Any]):
     """ASE's properties; other values are read by name."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class EnsembleCalculator(Calculator):
 
         A simulation that begins here has the bits of one that passed here.
         """
-        self.atoms, self.results = atoms.copy(), Results()
+        self.atoms, self.results = atoms.copy(), CalculatorResults()
         self.results |= {"energy": energy, "free_energy": energy, "forces": forces}
         self.values = deepcopy(self._read(self.atoms))
         self.neighbours, self._last = SkinList(device=self.neighbours.device), None
@@ -138,13 +138,13 @@ class EnsembleCalculator(Calculator):
     ) -> None:
         """Predict one structure; InputError where it cannot be predicted."""
         super().calculate(atoms, properties, system_changes)
-        self.results = Results()  # not those of another structure, if this one fails
+        self.results = CalculatorResults()  # not those of another structure, if this one fails
         self.values = deepcopy(self._read(self.atoms))  # copies of atoms share what info holds
         predictions = self._predicted(self.atoms)
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
         self._react(predictions.domain[0], float(predictions.domain_score[0]))
-        self.results = results = Results()
+        self.results = results = CalculatorResults()
         for name, field in self.names.items():
             one = predictions[field]
             for quantity, suffix in (("mean", ""), ("std", "_std"), ("lower", "_lower"), ("upper", "_upper")):

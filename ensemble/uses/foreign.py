@@ -17,7 +17,7 @@ from hydragnn.base.errors import InputError, as_note, words_of
 from hydragnn.base.imports import function_named
 from hydragnn.datasets import GraphStore, make_split
 from hydragnn.datasets.split import species_counts
-from hydragnn.ensemble.members.member import Member, Outcome
+from hydragnn.ensemble.members.member import Member, MemberOutcome
 from hydragnn.ensemble.members.outputs import MemberOutputs, labels_of
 from hydragnn.ensemble.reading.module import atoms_of
 from hydragnn.ensemble.reading.structures import factors_of, properties_of
@@ -151,7 +151,7 @@ class Baseline:
             name: Point(mean=torch.from_numpy(np.concatenate(values))) for name, values in rows.items()
         }
         nodes = sizes.nodes[graphs]
-        outcome = Outcome(
+        outcome = MemberOutcome(
             predictions=predictions,
             reasons=tuple(reasons),
             distances=np.full((len(graphs), 3), np.nan),

@@ -103,7 +103,7 @@ def ending(graph: MessageGraph) -> Float[Tensor, "items width"]:
     return graph.once("ending features", make)
 
 
-class Residual(nn.Module):
+class SiluResidual(nn.Module):
     """x + s(W_2 s(W_1 x)) with s = silu."""
 
     def __init__(self, channels: int) -> None:
@@ -218,9 +218,9 @@ class Interaction(nn.Module):
         self.sent = orthogonal(channels, channels)
         self.down = orthogonal(channels, inner, bias=False)
         self.up = orthogonal(inner, channels, bias=False)
-        self.before = nn.ModuleList(Residual(channels) for _ in range(settings.num_before_skip))
+        self.before = nn.ModuleList(SiluResidual(channels) for _ in range(settings.num_before_skip))
         self.skip = orthogonal(channels, channels)
-        self.after = nn.ModuleList(Residual(channels) for _ in range(settings.num_after_skip))
+        self.after = nn.ModuleList(SiluResidual(channels) for _ in range(settings.num_after_skip))
 
     def forward(
         self, messages: Float[Tensor, "edges channels"], graph: MessageGraph

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, one_of, radial_basis
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import edge_product, gather_multiply_sum, gather_outer_sum, silu
-from hydragnn.layers import MessageGraph, Plan, Split, States, inputs_at_zero, radial_inputs
+from hydragnn.layers import LayerSplit, MessageGraph, Plan, States, inputs_at_zero, radial_inputs
 
 
 class EquivariantTransformerSettings(GeometricSettings):
@@ -56,15 +56,15 @@ class NeighbourEmbedding(nn.Module):
     def split_plan(self) -> Plan:
         """Return channels of filters and sums."""
         return {
-            "": Split(takes=((), ("copy",))),
-            "from_sender": Split(weights="columns", takes=(("copy",),)),
-            "filters": Split(weights="columns"),
-            "surrounding": Split(gives=("gather",)),
-            "combine": Split(weights="rows", blocks=2, takes=(("own",),), joined=2),
+            "": LayerSplit(takes=((), ("copy",))),
+            "from_sender": LayerSplit(weights="columns", takes=(("copy",),)),
+            "filters": LayerSplit(weights="columns"),
+            "surrounding": LayerSplit(gives=("gather",)),
+            "combine": LayerSplit(weights="rows", blocks=2, takes=(("own",),), joined=2),
         }
 
 
-class EquivariantAttention(nn.Module):
+class ScalarVectorAttention(nn.Module):
     """Increments of scalars and vectors by attention (eqs. 5 to 12).
 
     A head of i attends to j by a_ij = s(sum over its channels of q_i k_j s(D_k e_ij)), without a softmax. With u_ij s(D_v e_ij) v_j in three parts
@@ -124,12 +124,12 @@ class EquivariantAttention(nn.Module):
         """Return heads and their channels; y_i is gathered."""
         maps = ("query", "key", "values.*", "key_filter", "value_filters.*", "outs.*")
         return {
-            "": Split(takes=(("copy",),) * 3, gives=("gather",), counts=("heads",)),
-            "norm": Split(weights="shared"),
-            **dict.fromkeys(maps, Split(weights="columns")),
-            "mix": Split(weights="columns", blocks=2 + self.gives_vectors),
-            "own": Split(gives=("cut",)),
-            "read": Split(gives=("gather", "copy")),
+            "": LayerSplit(takes=(("copy",),) * 3, gives=("gather",), counts=("heads",)),
+            "norm": LayerSplit(weights="shared"),
+            **dict.fromkeys(maps, LayerSplit(weights="columns")),
+            "mix": LayerSplit(weights="columns", blocks=2 + self.gives_vectors),
+            "own": LayerSplit(gives=("cut",)),
+            "read": LayerSplit(gives=("gather", "copy")),
         }
 
     def attended(
@@ -158,7 +158,7 @@ class EquivariantAttention(nn.Module):
 class EquivariantTransformerLayer(nn.Module):
     """Attention on scalars and vectors; dropout on ds is ours."""
 
-    def __init__(self, attention: EquivariantAttention, dropout: float) -> None:
+    def __init__(self, attention: ScalarVectorAttention, dropout: float) -> None:
         super().__init__()
         self.attention = attention
         self.dropout = nn.Dropout(dropout)
@@ -198,7 +198,7 @@ class EquivariantTransformer(Architecture):
         width = self.basis.width
         self.embedding = NeighbourEmbedding(channels, width)
         attentions = [
-            EquivariantAttention(
+            ScalarVectorAttention(
                 channels,
                 settings.heads,
                 width,

@@ -15,7 +15,7 @@ from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSp
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.kernels import gather_add, outer_sum, segment_sum, silu, spread
-from hydragnn.layers import FieldTokens, LatentAttention, MessageGraph, NodeInputs, Plan, Split, States, mlp
+from hydragnn.layers import FieldTokens, LatentAttention, LayerSplit, MessageGraph, NodeInputs, Plan, States, mlp
 
 
 class FieldTokensSettings(GeometricSettings):
@@ -113,11 +113,11 @@ class EdgeMixing(nn.Module):
         """Return channels of messages and sums."""
         blocks = 1 if self.mix is None else 2
         return {
-            "": Split(takes=(("copy",), ("copy",))),
-            **dict.fromkeys(("angles.sums", "angles.inputs"), Split(weights="shared")),
-            **dict.fromkeys(("sent", "own", "filters", "along", "sides"), Split(weights="columns")),
-            "mix": Split(weights="columns", takes=(("gather", "copy"),)),
-            "out": Split(weights="rows", blocks=blocks),
+            "": LayerSplit(takes=(("copy",), ("copy",))),
+            **dict.fromkeys(("angles.sums", "angles.inputs"), LayerSplit(weights="shared")),
+            **dict.fromkeys(("sent", "own", "filters", "along", "sides"), LayerSplit(weights="columns")),
+            "mix": LayerSplit(weights="columns", takes=(("gather", "copy"),)),
+            "out": LayerSplit(weights="rows", blocks=blocks),
         }
 
     def weights(

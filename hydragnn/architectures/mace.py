@@ -17,11 +17,11 @@ from hydragnn.kernels import Topology, gather_add, gather_outer_sum, joined, sil
 from hydragnn.layers import (
     DISTANCE_TRANSFORMS,
     ELEMENTS_WITH_RADIUS,
+    LayerSplit,
     MessageGraph,
     Plan,
     RadialFilters,
     SphericalHarmonics,
-    Split,
     States,
     SymmetricContraction,
     coupling,
@@ -280,7 +280,7 @@ class MACELayer(nn.Module):
         self,
         settings: MACESettings,
         message: MACEMessage,
-        kinds: "Kinds",
+        kinds: "SpeciesRows",
         inputs: Sequence[int],
         outputs: Sequence[int],
         correlation: int,
@@ -311,21 +311,21 @@ class MACELayer(nn.Module):
     def split_plan(self) -> Plan:
         """Return channels of messages and products; increments are added up."""
         return {
-            "": Split(takes=(("copy",), ("copy",)), gives=("reduce",)),
-            **dict.fromkeys(("message.up.*", "message.radial.paths.*"), Split(weights="columns")),
-            **dict.fromkeys(("message.radial.hidden.*", "message.radial.from_*"), Split(weights="shared")),
+            "": LayerSplit(takes=(("copy",), ("copy",)), gives=("reduce",)),
+            **dict.fromkeys(("message.up.*", "message.radial.paths.*"), LayerSplit(weights="columns")),
+            **dict.fromkeys(("message.radial.hidden.*", "message.radial.from_*"), LayerSplit(weights="shared")),
             **{
-                f"message.mix.{degree}": Split(weights="last", blocks=self.message.paths_to(degree))
+                f"message.mix.{degree}": LayerSplit(weights="last", blocks=self.message.paths_to(degree))
                 for degree in range(len(self.message.mix))
             },
-            "message": Split(gives=("reduce", "own")),
-            "products": Split(counts=("channels",)),
+            "message": LayerSplit(gives=("reduce", "own")),
+            "products": LayerSplit(counts=("channels",)),
             **{
-                f"products.weights.{degree}": Split(weights="last", blocks=count)
+                f"products.weights.{degree}": LayerSplit(weights="last", blocks=count)
                 for degree, count in self.products.paths.items()
             },
-            "mix.*": Split(weights="last"),
-            "skip.*": Split(weights="last", takes=(("cut",),)),
+            "mix.*": LayerSplit(weights="last"),
+            "skip.*": LayerSplit(weights="last", takes=(("cut",),)),
         }
 
     def of_kind(
@@ -350,7 +350,7 @@ def with_axis(states: States, degree: int) -> Float[Tensor, "nodes axes channels
     return states[degree] if degree else states[0].unsqueeze(1)
 
 
-class Kinds(nn.Module):
+class SpeciesRows(nn.Module):
     """Row of every node in tables by species.
 
     There is one for each species of the training part and one for all others.
@@ -403,7 +403,7 @@ class MACE(Architecture):
         for number, correlation in enumerate(settings.correlations):
             inputs, outputs = between if number else [0], last if number == settings.num_layers - 1 else between
             message = MACEMessage(settings, self.basis.width, inputs, statistics.mean_degree)
-            layers.append(MACELayer(settings, message, Kinds(statistics.species), inputs, outputs, correlation))
+            layers.append(MACELayer(settings, message, SpeciesRows(statistics.species), inputs, outputs, correlation))
         self.layers = nn.ModuleList(layers)
         self.carried = [frozenset({0}), *[frozenset(between)] * (settings.num_layers - 1), spec.degrees]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.base.errors import InputError
 from hydragnn.kernels import Topology, gated, gather_multiply_sum, gather_outer_sum, measured
-from hydragnn.layers import MessageGraph, Plan, RadialFilters, Split, States, mlp
+from hydragnn.layers import LayerSplit, MessageGraph, Plan, RadialFilters, States, mlp
 
 Directions = Literal["unit", "over_length"]
 
@@ -190,14 +190,14 @@ class PaiNNLayer(RadialFilters):
         if self.edges is not None:
             return {}
         parts, gates = len(self.filters), 2 if self.update.last else 3
-        whole = Split(takes=(("copy",),), weights="columns")
+        whole = LayerSplit(takes=(("copy",),), weights="columns")
         return {
-            "": Split(takes=((), ("copy",))),
-            "filters.*": Split(weights="columns"),
-            "message": Split(takes=((), ("own",)), gives=("gather",)),
+            "": LayerSplit(takes=((), ("copy",))),
+            "filters.*": LayerSplit(weights="columns"),
+            "message": LayerSplit(takes=((), ("own",)), gives=("gather",)),
             "message.states.0": whole,
             "message.states.2": replace(whole, takes=(("gather", "copy"),), blocks=parts),
-            "update": Split(takes=(("own",),), gives=("gather",)),
+            "update": LayerSplit(takes=(("own",),), gives=("gather",)),
             "update.mix": replace(whole, blocks=2),
             "update.gates.0": replace(whole, takes=(("gather", "copy"),), joined=2),
             "update.gates.2": replace(whole, takes=(("gather", "copy"),), blocks=gates),

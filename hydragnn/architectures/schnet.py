@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import GraphSpec, radial_basis
 from hydragnn.architectures.moving import MOVED, MeanMovement, Movement, MovingArchitecture, MovingSettings, where_moved
 from hydragnn.kernels import Topology, ended, gather_multiply_sum
-from hydragnn.layers import MessageGraph, Plan, RadialFilters, Split, States, mlp
+from hydragnn.layers import LayerSplit, MessageGraph, Plan, RadialFilters, States, mlp
 
 
 class SchNetSettings(MovingSettings):
@@ -78,11 +78,11 @@ class SchNetLayer(RadialFilters):
         if not self.at_rest:
             return {}
         return {
-            "": Split(takes=((), ("copy",))),
-            "filters.0": Split(weights="shared"),
-            "filters.2": Split(weights="columns"),
-            "interaction.before": Split(weights="columns", takes=(("copy",),)),
-            "interaction.after": Split(takes=(("gather",),)),
+            "": LayerSplit(takes=((), ("copy",))),
+            "filters.0": LayerSplit(weights="shared"),
+            "filters.2": LayerSplit(weights="columns"),
+            "interaction.before": LayerSplit(weights="columns", takes=(("copy",),)),
+            "interaction.after": LayerSplit(takes=(("gather",),)),
         }
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:

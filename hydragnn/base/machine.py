@@ -18,7 +18,7 @@ ROOM = 10**9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class ProcessMachine:
     """Cores, free memory and GPUs of this process, within its limits."""
 
     cores: int
@@ -33,7 +33,7 @@ class Machine:
 
         Each of the ``sharing`` processes of a worker needs ``ROOM``, and without GPUs the bytes of its ``batches``.
 
-        >>> Machine(cores=8, memory=3 * 10**9, gpus=0).workers(), Machine(cores=8, memory=9 * 10**9, gpus=4).workers(sharing=4)
+        >>> ProcessMachine(cores=8, memory=3 * 10**9, gpus=0).workers(), ProcessMachine(cores=8, memory=9 * 10**9, gpus=4).workers(sharing=4)
         (3, 2)
         """
         each = sharing * (ROOM if self.gpus else ROOM + batches)
@@ -49,9 +49,9 @@ class Machine:
         return asdict(self)
 
 
-def this_machine(root: Path = Path("/")) -> Machine:
+def this_machine(root: Path = Path("/")) -> ProcessMachine:
     """Return the resources of this process."""
-    return Machine(cores=cores(), memory=free_memory(root), gpus=visible_gpus())
+    return ProcessMachine(cores=cores(), memory=free_memory(root), gpus=visible_gpus())
 
 
 def workers_here(request: Workers, batches: int = 0, sharing: int = 1) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.kernels.family import taken_for
-from hydragnn.kernels.triton.launch import Launcher, launched_by
+from hydragnn.kernels.triton.launch import KernelLauncher, launched_by
 
 UNORDERED: Mapping[str, str] = {
     "index_add": "index_add, and the gradient of index_select and repeat_interleave",
@@ -91,7 +91,7 @@ def _caller() -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
 
 
-class _Nowhere(Launcher):
+class _Nowhere(KernelLauncher):
     """Runs no kernel."""
 
     def architecture(self, device: torch.device) -> str:

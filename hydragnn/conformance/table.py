@@ -20,7 +20,7 @@ from hydragnn.conformance.network import PROMISES, Network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class PromiseOutcome:
     """Outcome of one promise of one architecture."""
 
     kind: str
@@ -51,7 +51,7 @@ def conformance_of(
     progress: Progress = lambda finished, total: None,
     *,
     around: Sequence[str] = (),
-) -> tuple[Outcome, ...]:
+) -> tuple[PromiseOutcome, ...]:
     """Run every promise for these architectures (none: all of the room).
 
     A kind may be ``package.module:Name``; ``settings`` are keys of [model] for each.
@@ -69,7 +69,7 @@ def conformance_of(
     pairs = [(kind, name) for name in ("", *dict.fromkeys(around)) for kind in kinds]
     refusals = {pair: why for pair in pairs if (why := _refusal(*pair, settings))}
     able = [pair for pair in pairs if pair not in refusals]
-    outcomes: list[Outcome] = []
+    outcomes: list[PromiseOutcome] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for kind, name in able:
@@ -77,10 +77,10 @@ def conformance_of(
             network = type("Network", (Network,), attributes)()
             for law in PROMISES.values():
                 verdict, why = _outcome(law, network)
-                outcomes.append(Outcome(kind=kind, promise=law.name, verdict=verdict, why=why, around=name))
+                outcomes.append(PromiseOutcome(kind=kind, promise=law.name, verdict=verdict, why=why, around=name))
                 progress(len(outcomes), len(able) * len(PROMISES))
     refused = [
-        Outcome(kind=kind, promise=REFUSED, verdict="does not apply", why=why, around=name)
+        PromiseOutcome(kind=kind, promise=REFUSED, verdict="does not apply", why=why, around=name)
         for (kind, name), why in refusals.items()
     ]
     return (*outcomes, *refused)
@@ -110,7 +110,7 @@ def _outcome(law: Law, network: Network) -> tuple[Verdict, str]:
     return next((("passed", "") for verdict, _ in results if verdict == "passed"), results[0])
 
 
-def conformance_table(outcomes: Sequence[Outcome]) -> str:
+def conformance_table(outcomes: Sequence[PromiseOutcome]) -> str:
     """Return the table of architectures alone, in Markdown."""
     outcomes = [outcome for outcome in outcomes if not outcome.around]
     kinds, names = (list(dict.fromkeys(getattr(o, name) for o in outcomes)) for name in ("kind", "promise"))
@@ -118,7 +118,7 @@ def conformance_table(outcomes: Sequence[Outcome]) -> str:
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     marks = {"passed": "yes", "does not apply": "-"}
 
-    def cell(outcome: Outcome) -> str:
+    def cell(outcome: PromiseOutcome) -> str:
         return marks.get(outcome.verdict) or f"**failed ({failures.index(outcome) + 1})**"
 
     lines = [*_head("promise", kinds)]
@@ -128,7 +128,7 @@ def conformance_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*lines, *_reasons(outcomes, "A dash is a promise that does not apply:")]) + "\n"
 
 
-def around_table(outcomes: Sequence[Outcome]) -> str:
+def around_table(outcomes: Sequence[PromiseOutcome]) -> str:
     """Return the table of kept promises with wrappers, in Markdown."""
     kinds = list(dict.fromkeys(outcome.kind for outcome in outcomes))  # in the order of the first table
     outcomes = [outcome for outcome in outcomes if outcome.around]
@@ -157,14 +157,14 @@ def _head(first: str, kinds: Sequence[str]) -> tuple[str, str]:
     return f"| {first} | {' | '.join(f'`{kind}`' for kind in kinds)} |", f"|---|{'---|' * len(kinds)}"
 
 
-def _reasons(outcomes: Sequence[Outcome], title: str) -> list[str]:
+def _reasons(outcomes: Sequence[PromiseOutcome], title: str) -> list[str]:
     """Why something does not apply, each reason once, below a title."""
     reasons = {outcome.why.partition("; ")[0]: None for outcome in outcomes if outcome.verdict == "does not apply"}
     lines = [f"- {why}" for why in sorted(reasons)]
     return ["", title, "", *lines] if lines else []
 
 
-def _sum_of(outcomes: Sequence[Outcome]) -> str:
+def _sum_of(outcomes: Sequence[PromiseOutcome]) -> str:
     """Return the numbers of kept, failed and inapplicable promises, in words."""
     counts = {
         verdict: sum(o.verdict == verdict for o in outcomes) for verdict in ("passed", "failed", "does not apply")
@@ -172,7 +172,7 @@ def _sum_of(outcomes: Sequence[Outcome]) -> str:
     return f"{counts['passed']} hold, {counts['failed']} fail and {counts['does not apply']} do not apply"
 
 
-def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
+def conformance_page(outcomes: Sequence[PromiseOutcome], command: str) -> str:
     """Return the page with both tables, its command and versions."""
     alone, surrounding = ([o for o in outcomes if bool(o.around) == exists] for exists in (False, True))
     page = (

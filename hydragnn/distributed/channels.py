@@ -19,7 +19,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.kernels import SiLU
 from hydragnn.layers import MessageGraph
-from hydragnn.layers.split_plan import Plan, Split, Splittable, Ways
+from hydragnn.layers.split_plan import LayerSplit, Plan, Splittable, Ways
 from hydragnn.training.pieces import Piece, whole_piece
 
 
@@ -225,19 +225,19 @@ def plan_of_network(network: nn.Sequential, size: int) -> Plan:
     Hidden channels of the first and second map are split, those of the third and fourth, and so on.
     """
     maps = {key: part for key, part in network.named_children() if type(part) is nn.Linear}
-    plan: dict[str, Split] = {}
+    plan: dict[str, LayerSplit] = {}
     if not all(type(part) is nn.Linear or isinstance(part, ELEMENTWISE) for part in network):
         return plan
     for first, second in list(pairwise(maps))[::2]:
         if maps[first].out_features % size == 0:
-            plan[first] = Split(weights="columns", takes=(("copy",),))
+            plan[first] = LayerSplit(weights="columns", takes=(("copy",),))
             between = range(int(first) + 1, int(second))
-            plan |= {str(key): Split(weights="columns") for key in between if isinstance(network[key], nn.Dropout)}
-            plan[second] = Split(weights="rows")
+            plan |= {str(key): LayerSplit(weights="columns") for key in between if isinstance(network[key], nn.Dropout)}
+            plan[second] = LayerSplit(weights="rows")
     return plan
 
 
-def parts_of(layer: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module | nn.Parameter, Split]]:
+def parts_of(layer: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module | nn.Parameter, LayerSplit]]:
     """Yield the parts that a plan names."""
     for path, split in plan.items():
         parameter = layer._parameters.get(path)
@@ -249,7 +249,7 @@ def parts_of(layer: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module | nn.Para
 
 
 def pieces_of(
-    layer: nn.Module, part: nn.Module | nn.Parameter, split: Split, channels: Channels
+    layer: nn.Module, part: nn.Module | nn.Parameter, split: LayerSplit, channels: Channels
 ) -> Iterator[tuple[nn.Module, str, Piece]]:
     """Yield owner, name and piece of the parameters that are split."""
     if split.weights in (None, "shared"):
@@ -267,7 +267,7 @@ def pieces_of(
         yield owner, key, Piece(shape=tuple(whole.shape), dim=dim, rows=rows)
 
 
-def set_ways(part: nn.Module, split: Split, channels: Channels) -> None:
+def set_ways(part: nn.Module, split: LayerSplit, channels: Channels) -> None:
     """Let a part compute with local weights, arguments and outputs."""
     form = {"rows": SummedLinear, "shared": SHARED.get(type(part))}.get(split.weights or "")
     if isinstance(part, nn.Dropout):

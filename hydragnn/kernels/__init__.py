@@ -33,5 +33,5 @@ from hydragnn.kernels.segments import (
     segment_variance,
     spread,
 )
-from hydragnn.kernels.table import Table, interpolated, tables_of_functions
+from hydragnn.kernels.table import FunctionTable, interpolated, tables_of_functions
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum

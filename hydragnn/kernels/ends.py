@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, forms_of, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, forms_of, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.per_receiver import sum_to_receivers
 from hydragnn.kernels.triton import forms as triton_forms
@@ -76,20 +76,20 @@ SENT = ("to senders", (INCOMING,))
 ITEMS = ("to items", (INCOMING,))
 ENDS = Family(
     {
-        "both ends and edges": Member(
+        "both ends and edges": FamilyMember(
             forms=GATHER_ADD_FORMS, derivatives=(RECEIVED, SENT, ITEMS), items=("rows", "columns", "weights")
         ),
-        "both ends": Member(
+        "both ends": FamilyMember(
             forms={name: lambda g, x, t, add=add: add(g, x, None, t) for name, add in GATHER_ADD_FORMS.items()},
             derivatives=(RECEIVED, SENT),
             items=("rows", "columns"),
         ),
-        "senders and edges": Member(
+        "senders and edges": FamilyMember(
             forms={name: lambda x, e, t, add=add: add(None, x, e, t) for name, add in GATHER_ADD_FORMS.items()},
             derivatives=(SENT, ITEMS),
             items=("columns", "weights"),
         ),
-        "senders": Member(
+        "senders": FamilyMember(
             forms={
                 ANYWHERE: lambda x, t: x.index_select(0, t.senders),
                 **on_accelerators(lambda x, t: triton_forms.gather(x, t.senders)),
@@ -97,7 +97,7 @@ ENDS = Family(
             derivatives=(SENT,),
             items=("columns",),
         ),
-        "receivers": Member(
+        "receivers": FamilyMember(
             forms={
                 ANYWHERE: lambda g, t: g.index_select(0, t.receivers),
                 **on_accelerators(lambda g, t: triton_forms.gather(g, t.receivers)),
@@ -105,7 +105,7 @@ ENDS = Family(
             derivatives=(RECEIVED,),
             items=("rows",),
         ),
-        "items": Member(
+        "items": FamilyMember(
             forms={
                 ANYWHERE: reads_weights(lambda items, _: items, 0),
                 **on_accelerators(lambda x, t: x if t.pair is None else triton_forms.gather(x, t.pair)),
@@ -113,12 +113,12 @@ ENDS = Family(
             derivatives=(ITEMS,),
             items=("weights",),
         ),
-        "to items": Member(
+        "to items": FamilyMember(
             forms={ANYWHERE: gives_weights(lambda messages, _: messages, 1)},
             derivatives=(("items", (INCOMING,)),),
             items=("edges",),
         ),
-        "to receivers": Member(forms=TO_RECEIVERS, derivatives=(("receivers", (INCOMING,)),), items=("edges",)),
-        "to senders": Member(forms=TO_SENDERS, derivatives=(("senders", (INCOMING,)),), items=("edges",)),
+        "to receivers": FamilyMember(forms=TO_RECEIVERS, derivatives=(("receivers", (INCOMING,)),), items=("edges",)),
+        "to senders": FamilyMember(forms=TO_SENDERS, derivatives=(("senders", (INCOMING,)),), items=("edges",)),
     }
 )

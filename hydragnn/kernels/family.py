@@ -84,7 +84,7 @@ def taken_for(device: str, kind: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Member:
+class FamilyMember:
     """An op that is linear in each of its tensors.
 
     ``derivatives[i]`` says what tensor i receives: a member of the family, and what it is called with, by position among
@@ -127,7 +127,7 @@ class Family:
     a computation and has no gradient. A gradient has the dtype of its tensor.
     """
 
-    def __init__(self, members: Mapping[str, Member]) -> None:
+    def __init__(self, members: Mapping[str, FamilyMember]) -> None:
         """Check that every derivative is a fitting member, else raise ValueError."""
         for name, member in members.items():
             for derivative, arguments in member.derivatives:
@@ -180,7 +180,7 @@ def add(lhs: Tensor | None, rhs: Tensor | None) -> Tensor | None:
     return rhs if lhs is None else lhs if rhs is None else lhs + rhs
 
 
-def _value(member: Member) -> Callable[..., Tensor]:
+def _value(member: FamilyMember) -> Callable[..., Tensor]:
     """Return the function of a member, by the form of the device."""
     plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
 
@@ -193,7 +193,7 @@ def _value(member: Member) -> Callable[..., Tensor]:
     return value
 
 
-def _shell(name: str, member: Member, family: Family) -> type[Function]:
+def _shell(name: str, member: FamilyMember, family: Family) -> type[Function]:
     """Return the autograd function of a member."""
     value = family._values[name]
     # the derivative of an op that is linear in all its tensors together reads none of them
@@ -251,7 +251,7 @@ def _along(
         yield total.to(operand.dtype)
 
 
-def _together(name: str, member: Member, family: Family) -> type[Function]:
+def _together(name: str, member: FamilyMember, family: Family) -> type[Function]:
     """Return one autograd function for all derivatives of a member."""
 
     def one_by_one(operands: Sequence[Tensor], structure: Any) -> tuple[Tensor, ...]:
@@ -343,7 +343,7 @@ class Nonlinear:
         """Autograd function of the op."""
         op = self
 
-        class Shell(Function):
+        class OpShell(Function):
             @staticmethod
             def forward(ctx: Any, structure: Any, *tensors: Tensor | None) -> Any:
                 results = op.value(tensors, structure)
@@ -358,8 +358,8 @@ class Nonlinear:
                     return (None,) * (op.tensors + 1)
                 return None, *op.gradients(op.record(ctx.saved_tensors, incoming), ctx.structure)
 
-        Shell.__name__ = Shell.__qualname__ = self.name  # what profilers and grad_fn show
-        return Shell
+        OpShell.__name__ = OpShell.__qualname__ = self.name  # what profilers and grad_fn show
+        return OpShell
 
     def record(self, saved: Tensors, incoming: Tensors) -> CallRecord:
         """Sort the tensors that an autograd function saved."""

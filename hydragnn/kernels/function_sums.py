@@ -61,14 +61,14 @@ class FunctionSum:
         if messages.dim() != 2 or messages.dtype != weights.dtype:
             return self.composed(messages, weights, topology)
         check_items(("edges", "edges"), (messages, weights), topology)
-        return _Order.apply(_InTriton(self.composed, self.function), 0, topology, messages, weights)
+        return _SumOrder.apply(_InTriton(self.composed, self.function), 0, topology, messages, weights)
 
     def compiled_or_composed(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by the compiled loop if it serves."""
         if not serves(messages, weights) or messages.dim() != 2:
             return self.composed(messages, weights, topology)
         check_items(("edges", "edges"), (messages, weights), topology)
-        return _Order.apply(self, 0, topology, messages, weights)
+        return _SumOrder.apply(self, 0, topology, messages, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class _InTriton:
         return *of_edges, triton_forms.function_sum(a, w, topology, self.function, along=(u, v))
 
 
-class _Order(Function):
+class _SumOrder(Function):
     """Value, gradient, or gradient of the gradient of a sum."""
 
     @staticmethod
@@ -102,7 +102,7 @@ class _Order(Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         op, order, topology = ctx.call
         if order < 2:
-            return None, None, None, *_Order.apply(op, order + 1, topology, *ctx.saved_tensors, *incoming)
+            return None, None, None, *_SumOrder.apply(op, order + 1, topology, *ctx.saved_tensors, *incoming)
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
             operands = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors]

@@ -15,7 +15,7 @@ from torch import Tensor
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.ends import TO_SENDERS
-from hydragnn.kernels.family import INCOMING, Family, Member, form_on, forms_of, on_accelerators
+from hydragnn.kernels.family import INCOMING, Family, FamilyMember, form_on, forms_of, on_accelerators
 from hydragnn.kernels.outer import ALONG_CHANNELS_FORMS, ALONG_DIRECTIONS_FORMS, OUTER_SUM_FORMS
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
@@ -66,7 +66,7 @@ MULTIPLY_ALONG_FORMS = forms_of(
 CONTRACT_ALONG_FORMS = forms_of(reads_weights(plain_contract_along, 1), cpu.contract_along, triton_forms.contract_along)
 GATHERED_OUTER = Family(
     {
-        "sum_along": Member(
+        "sum_along": FamilyMember(
             forms=SUM_ALONG_FORMS,
             derivatives=(
                 ("collect_along", (1, 2, INCOMING)),
@@ -77,7 +77,7 @@ GATHERED_OUTER = Family(
             tangents=on_accelerators(triton_forms.sum_along),
             items=("columns", "weights", "edges"),
         ),
-        "collect_along": Member(
+        "collect_along": FamilyMember(
             forms=COLLECT_ALONG_FORMS,
             derivatives=(
                 ("multiply_along", (INCOMING, 1, 2)),
@@ -87,7 +87,7 @@ GATHERED_OUTER = Family(
             tangents=on_accelerators(triton_forms.collect_along),
             items=("weights", "edges", "rows"),
         ),
-        "multiply_along": Member(
+        "multiply_along": FamilyMember(
             forms=MULTIPLY_ALONG_FORMS,
             derivatives=(
                 ("collect_along", (INCOMING, 1, 2)),
@@ -97,7 +97,7 @@ GATHERED_OUTER = Family(
             tangents=on_accelerators(gives_weights(triton_forms.multiply_along, 3)),
             items=("columns", "edges", "rows"),
         ),
-        "contract_along": Member(
+        "contract_along": FamilyMember(
             forms=CONTRACT_ALONG_FORMS,
             derivatives=(
                 ("collect_along", (1, INCOMING, 2)),

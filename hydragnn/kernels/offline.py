@@ -134,7 +134,7 @@ def compiled(
             yield from collector.launched_in(op.call, case.to("meta", dtype))
 
 
-class _Collector(triton_launch.Launcher):
+class _Collector(triton_launch.KernelLauncher):
     """Takes kernels instead of a device, and compiles each variant once."""
 
     def __init__(self, name: str) -> None:

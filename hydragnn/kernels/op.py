@@ -44,7 +44,7 @@ Make = Callable[[Topology, int, Callable[..., Tensor]], Case]
 """Makes a case from edges, a number of channels and a source of random numbers of a given shape."""
 
 
-class Errors(NamedTuple):
+class OpErrors(NamedTuple):
     """Largest differences, relative to the reference where that exceeds 1."""
 
     forward: float
@@ -75,7 +75,7 @@ class Op:
 
     def compare(
         self, case: Case, *, dtype: torch.dtype = torch.float64, device: str = "cpu", form: str | None = None
-    ) -> Errors:
+    ) -> OpErrors:
         """Return the differences from the reference, up to second derivatives.
 
         With ``form`` only the values of that form are compared. The reference is computed on the CPU in fp64 from the same
@@ -85,11 +85,11 @@ class Op:
         exact, tried = inputs.to(dtype=torch.float64), inputs.to(device)
         if form is not None:
             value = self.forms[form](*tried.tensors, *tried.rest)
-            return Errors(_difference(_together(value), _together(self.reference(*exact.tensors, *exact.rest))))
+            return OpErrors(_difference(_together(value), _together(self.reference(*exact.tensors, *exact.rest))))
         actual, expected = _with_derivatives(self.call, tried), _with_derivatives(self.reference, exact)
-        return Errors(*(_difference(ours, theirs) for ours, theirs in zip(actual, expected)))
+        return OpErrors(*(_difference(ours, theirs) for ours, theirs in zip(actual, expected)))
 
-    def within(self, errors: Errors, dtype: torch.dtype = torch.float64) -> bool:
+    def within(self, errors: OpErrors, dtype: torch.dtype = torch.float64) -> bool:
         """Return True if the op is as exact as its tolerance."""
         return max(errors) <= self.tolerance[dtype]
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, forms_of, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, forms_of, on_accelerators
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -32,8 +32,8 @@ SPREAD_FORMS = {
 SUM_FORMS = forms_of(sum_to_receivers, cpu.sum_to_receivers, sum_in_order)
 SUMS = Family(
     {
-        "sum": Member(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),
-        "spread": Member(forms=SPREAD_FORMS, derivatives=(("sum", (INCOMING,)),)),
+        "sum": FamilyMember(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),
+        "spread": FamilyMember(forms=SPREAD_FORMS, derivatives=(("sum", (INCOMING,)),)),
     }
 )
 
@@ -58,7 +58,7 @@ def from_winner(v: Tensor, winners: tuple[Tensor, int]) -> Tensor:
 
 WINNERS = Family(
     {
-        "to winner": Member(forms={ANYWHERE: to_winner}, derivatives=(("from winner", (INCOMING,)),)),
-        "from winner": Member(forms={ANYWHERE: from_winner}, derivatives=(("to winner", (INCOMING,)),)),
+        "to winner": FamilyMember(forms={ANYWHERE: to_winner}, derivatives=(("from winner", (INCOMING,)),)),
+        "from winner": FamilyMember(forms={ANYWHERE: from_winner}, derivatives=(("to winner", (INCOMING,)),)),
     }
 )

@@ -29,7 +29,7 @@ NEAR_ZERO = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Table:
+class FunctionTable:
     """Functions on [0, end], constant beyond the end."""
 
     end: float
@@ -42,23 +42,23 @@ class Table:
         return self.end / (self.knots.shape[0] - 1)
 
 
-def interpolated(x: Float[Tensor, " items"], table: Table) -> Float[Tensor, "items channels"]:
+def interpolated(x: Float[Tensor, " items"], table: FunctionTable) -> Float[Tensor, "items channels"]:
     """Return the functions of a table at every x.
 
     NaN gives NaN.
 
-    >>> square = Table(end=2.0, knots=torch.tensor([[[0.0], [1.0], [0.0]], [[1.0], [3.0], [2.0]], [[4.0], [0.0], [4.0]]]))
+    >>> square = FunctionTable(end=2.0, knots=torch.tensor([[[0.0], [1.0], [0.0]], [[1.0], [3.0], [2.0]], [[4.0], [0.0], [4.0]]]))
     >>> interpolated(torch.tensor([0.5, 1.5, 3.0]), square).squeeze(1)
     tensor([0.2500, 2.2500, 4.0000])
     """
-    return _Value.apply(x, table)
+    return _TableValue.apply(x, table)
 
 
-class _Value(Function):
+class _TableValue(Function):
     """Functions at x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Table) -> Tensor:
+    def forward(ctx: Any, x: Tensor, table: FunctionTable) -> Tensor:
         ctx.save_for_backward(x)
         ctx.table = table
         return form_on(VALUE_FORMS, x.device.type)(x, table)
@@ -66,14 +66,14 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return _Slope.apply(x, incoming, ctx.table), None
+        return _TableSlope.apply(x, incoming, ctx.table), None
 
 
-class _Slope(Function):
+class _TableSlope(Function):
     """Sum over channels of g times the derivative at x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor, table: Table) -> Tensor:
+    def forward(ctx: Any, x: Tensor, g: Tensor, table: FunctionTable) -> Tensor:
         ctx.save_for_backward(x, g)
         ctx.table = table
         return form_on(SLOPE_FORMS, x.device.type)(x, g, table)
@@ -87,7 +87,7 @@ class _Slope(Function):
         return for_x, for_g, None
 
 
-def value(x: Tensor, table: Table) -> Tensor:
+def value(x: Tensor, table: FunctionTable) -> Tensor:
     """Return the functions at x in plain torch."""
     t, low, high = _between(x, table)
     u = 1 - t
@@ -95,7 +95,7 @@ def value(x: Tensor, table: Table) -> Tensor:
     return low[:, 0] + (t * t * (3 - 2 * t) * low[:, 1] + t * u * (u * low[:, 2] - t * high[:, 2]))
 
 
-def slope(x: Tensor, g: Tensor, table: Table) -> Tensor:
+def slope(x: Tensor, g: Tensor, table: FunctionTable) -> Tensor:
     """Return the sum over channels of g times the derivative at x."""
     t, low, high = _between(x, table)
     u = 1 - t
@@ -104,7 +104,7 @@ def slope(x: Tensor, g: Tensor, table: Table) -> Tensor:
     return torch.where(outside, 0.0, (slopes * g).sum(-1) / table.step)
 
 
-def _between(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
+def _between(x: Tensor, table: FunctionTable) -> tuple[Tensor, Tensor, Tensor]:
     """Return positions ``[items, 1]`` and values ``[items, 3, channels]`` of both knots."""
     place = (x / table.step).clamp(0, table.knots.shape[0] - 1)
     number = place.detach().nan_to_num(0.0).long().clamp_max(table.knots.shape[0] - 2)
@@ -112,7 +112,7 @@ def _between(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
     return t, table.knots.index_select(0, number), table.knots.index_select(0, number + 1)
 
 
-def tables_of_functions(functions: Functions, end: float, dtype: torch.dtype) -> tuple[Table, ...]:
+def tables_of_functions(functions: Functions, end: float, dtype: torch.dtype) -> tuple[FunctionTable, ...]:
     """Return tables of functions on [0, end], exact to the precision.
 
     Returns None if they would be too large. ``functions`` maps float64 ``[items]`` to several ``[items, channels]`` and is
@@ -124,7 +124,7 @@ def tables_of_functions(functions: Functions, end: float, dtype: torch.dtype) ->
         knots, error, tilt = _tried(functions, end, intervals)
         excess = max(8 * error / precision, 2 * tilt / precision)
         if excess <= 1:
-            return tuple(Table(end=end, knots=one.to(dtype).contiguous()) for one in knots)
+            return tuple(FunctionTable(end=end, knots=one.to(dtype).contiguous()) for one in knots)
         if not math.isfinite(excess):
             return ()
         # an error of values falls with the fourth power of the distance of knots, one of slopes with the third
@@ -141,7 +141,7 @@ def _tried(functions: Functions, end: float, intervals: int) -> tuple[list[Tenso
     for values, slopes in _with_slopes(functions, grid):
         values[0] -= slopes[0] * grid[0]  # the tangent's way back to zero
         rises = torch.diff(values[::2], dim=0, append=values[-1:])  # before they are rounded
-        table = Table(end=end, knots=torch.stack([values[::2], rises, slopes[::2] * step], dim=1))
+        table = FunctionTable(end=end, knots=torch.stack([values[::2], rises, slopes[::2] * step], dim=1))
         ((guessed, tilted),) = _with_slopes(partial(_values, table=table), between)
         knots.append(table.knots)
         errors.append(_share(guessed, values[1::2], values))
@@ -149,7 +149,7 @@ def _tried(functions: Functions, end: float, intervals: int) -> tuple[list[Tenso
     return knots, max(errors), max(tilts)
 
 
-def _values(x: Tensor, table: Table) -> list[Tensor]:
+def _values(x: Tensor, table: FunctionTable) -> list[Tensor]:
     return [value(x, table)]
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import INCOMING, Family, Gradients, Member, forms_of, on_accelerators
+from hydragnn.kernels.family import INCOMING, Family, FamilyMember, Gradients, forms_of, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -157,21 +157,21 @@ def _trilinear(per: Per) -> Family:
     product_along = gives_weights(partial(triton_forms.edge_product, per=per), 2)
     return Family(
         {
-            "row_sum": Member(
+            "row_sum": FamilyMember(
                 forms=ROW_SUM_FORMS,
                 derivatives=(("column_sum", (INCOMING, 1)), ("edge_product", (0, INCOMING))),
                 together=in_one_pass(cpu.row_sum_gradients),
                 tangents=on_accelerators(triton_forms.row_sum),
                 items=("columns", "weights"),
             ),
-            "column_sum": Member(
+            "column_sum": FamilyMember(
                 forms=COLUMN_SUM_FORMS,
                 derivatives=(("row_sum", (INCOMING, 1)), ("edge_product", (INCOMING, 0))),
                 together=in_one_pass(cpu.column_sum_gradients),
                 tangents=on_accelerators(triton_forms.column_sum),
                 items=("rows", "weights"),
             ),
-            "edge_product": Member(
+            "edge_product": FamilyMember(
                 forms=products,
                 derivatives=(("column_sum", (1, INCOMING)), ("row_sum", (0, INCOMING))),
                 together=in_one_pass(cpu.edge_product_gradients),
@@ -185,12 +185,12 @@ def _trilinear(per: Per) -> Family:
 PER_EDGE, PER_HEAD, PER_CHANNEL = _trilinear("edge"), _trilinear("head"), _trilinear("channel")
 PLAIN = Family(
     {
-        "row_sum": Member(
+        "row_sum": FamilyMember(
             forms={name: lambda x, t, form=form: form(x, None, t) for name, form in ROW_SUM_FORMS.items()},
             derivatives=(("column_sum", (INCOMING,)),),
             items=("columns",),
         ),
-        "column_sum": Member(
+        "column_sum": FamilyMember(
             forms={name: lambda g, t, form=form: form(g, None, t) for name, form in COLUMN_SUM_FORMS.items()},
             derivatives=(("row_sum", (INCOMING,)),),
             items=("rows",),

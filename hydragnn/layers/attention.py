@@ -12,7 +12,7 @@ from hydragnn.kernels import SiLU
 from hydragnn.kernels.family import ANYWHERE, form_on
 from hydragnn.layers.message_graph import MessageGraph, States
 from hydragnn.layers.size_buckets import SizeBuckets, size_buckets
-from hydragnn.layers.split_plan import Plan, Split
+from hydragnn.layers.split_plan import LayerSplit, Plan
 
 
 class NodeAttention(nn.Module):
@@ -27,9 +27,9 @@ class NodeAttention(nn.Module):
     def split_plan(self) -> Plan:
         """Return the heads."""
         return {
-            "": Split(counts=("heads",)),
-            "project": Split(weights="columns", blocks=3, takes=(("copy",),)),
-            "out": Split(weights="rows"),
+            "": LayerSplit(counts=("heads",)),
+            "project": LayerSplit(weights="columns", blocks=3, takes=(("copy",),)),
+            "out": LayerSplit(weights="rows"),
         }
 
 

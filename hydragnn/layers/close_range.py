@@ -135,7 +135,7 @@ def smooth_step(t: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Contacts:
+class CloseContacts:
     """Atoms that are nearer to others than in training."""
 
     repulsion: Float[Tensor, " nodes"]
@@ -170,7 +170,7 @@ class CloseRange(nn.Module):
         species: Int[Tensor, " nodes"],
         *,
         recorded: bool = False,
-    ) -> tuple[Float[Tensor, "edges dim"], Contacts | None]:
+    ) -> tuple[Float[Tensor, "edges dim"], CloseContacts | None]:
         """Return the vectors that layers see, and contacts; None as in training.
 
         Only a CPU is asked whether it is, and nothing that is ``recorded``: others compute faster than they answer.
@@ -192,7 +192,7 @@ class CloseRange(nn.Module):
         every = 0.5 * nuclear_repulsion(lengths, inverse, product) * ending(lengths, self.limits.cutoff)
         near = every * smooth_step((BEGIN - shares) / (BEGIN - FULL))
         repulsion = segment_sum(near.unsqueeze(-1), topology.receivers, topology.num_rows).squeeze(-1)
-        return vectors * factors.unsqueeze(-1), Contacts(repulsion=repulsion)
+        return vectors * factors.unsqueeze(-1), CloseContacts(repulsion=repulsion)
 
 
 def stretching(shares: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:

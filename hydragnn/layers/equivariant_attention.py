@@ -11,7 +11,7 @@ from hydragnn.kernels import edge_product, gather_multiply_sum, segment_sum
 from hydragnn.layers.harmonics import SphericalHarmonics
 from hydragnn.layers.inputs import mlp
 from hydragnn.layers.message_graph import MessageGraph, States, radial_inputs
-from hydragnn.layers.split_plan import Plan, Split
+from hydragnn.layers.split_plan import LayerSplit, Plan
 
 HIGHEST = 30.0
 """Largest score: weights differ by a factor of exp of twice of it at most, and no sum of them overflows in single precision."""
@@ -122,16 +122,16 @@ class EquivariantAttention(nn.Module):
 
     def split_plan(self) -> Plan:
         """Return the heads; increments are added up over their channels."""
-        own = Split(weights="columns")
+        own = LayerSplit(weights="columns")
         values, filters = 1 + len(self.outputs), 2 + len(self.outputs) + len(self.common)
         return {
-            "": Split(takes=(("copy",), ("copy",)), counts=("heads",)),
-            "norm": Split(weights="shared"),
+            "": LayerSplit(takes=(("copy",), ("copy",)), counts=("heads",)),
+            "norm": LayerSplit(weights="shared"),
             **dict.fromkeys(("queries.*", "keys.*", "moved.*", "itself"), own),
-            "values": Split(weights="columns", blocks=values),
-            "radial": Split(weights="columns", blocks=filters),
-            "network": Split(takes=(("gather",),)),
-            "outs.*": Split(weights="rows"),
+            "values": LayerSplit(weights="columns", blocks=values),
+            "radial": LayerSplit(weights="columns", blocks=filters),
+            "network": LayerSplit(takes=(("gather",),)),
+            "outs.*": LayerSplit(weights="rows"),
         }
 
 

@@ -18,7 +18,7 @@ from hydragnn.kernels.family import form_on
 from hydragnn.layers.attention import ATTENTION_FORMS, attention_in_full, buckets_of, by_head
 from hydragnn.layers.inputs import NodeInputs, columns, mlp
 from hydragnn.layers.message_graph import MessageGraph
-from hydragnn.layers.split_plan import Plan, Split
+from hydragnn.layers.split_plan import LayerSplit, Plan
 
 Form = Callable[..., Tensor]
 """softmax(Q K^T / sqrt(d) + mask) V of ``[graphs, heads, rows, width]``."""
@@ -49,11 +49,11 @@ class CrossAttention(nn.Module):
 
     def split_plan(self) -> Plan:
         """Return the heads."""
-        own = Split(weights="columns", takes=(("copy",),))
+        own = LayerSplit(weights="columns", takes=(("copy",),))
         return {
-            "": Split(counts=("heads",)),
+            "": LayerSplit(counts=("heads",)),
             **dict.fromkeys(("queries", "keys", "values"), own),
-            "out": Split(weights="rows"),
+            "out": LayerSplit(weights="rows"),
         }
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import Table, Topology, interpolated, tables_of_functions
+from hydragnn.kernels import FunctionTable, Topology, interpolated, tables_of_functions
 from hydragnn.layers.message_graph import MessageGraph
 from hydragnn.layers.radial import RadialFeatures
 
@@ -17,7 +17,7 @@ class RadialFilters(nn.Module):
     They are computed, or read from ``tables``; weights must not change afterwards.
     """
 
-    tables: tuple[Table, ...] = ()
+    tables: tuple[FunctionTable, ...] = ()
     """One for each filter; none: filters are computed."""
 
     def computed_filters(self, graph: MessageGraph) -> Sequence[Float[Tensor, "items channels"]]:
@@ -31,7 +31,7 @@ class RadialFilters(nn.Module):
         return [interpolated(graph.paired_lengths, table) for table in self.tables]
 
 
-def tables_of(part: RadialFilters, basis: RadialFeatures, dtype: torch.dtype) -> tuple[Table, ...]:
+def tables_of(part: RadialFilters, basis: RadialFeatures, dtype: torch.dtype) -> tuple[FunctionTable, ...]:
     """Return a table for each filter, in double precision.
 
     There is none if any would be too large.

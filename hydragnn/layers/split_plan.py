@@ -25,7 +25,7 @@ Ways = tuple[Way, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class LayerSplit:
     """Split of a part of a layer: weights, arguments and outputs."""
 
     weights: Literal["columns", "rows", "last", "shared"] | None = None
@@ -43,7 +43,7 @@ class Split:
     """Attributes with a number of heads or channels, of which a rank has its share."""
 
 
-Plan = Mapping[str, Split]
+Plan = Mapping[str, LayerSplit]
 """Parts of a layer by path: "" is the layer itself, "values.*" all of a list. A path may lead to a parameter; it is split along its first dimension."""
 
 

@@ -130,7 +130,7 @@ def row_products(
     return edge_product(states, prefixes, edges, "channel")
 
 
-class Component(nn.Module):
+class ComponentPolynomials(nn.Module):
     """Polynomials for one component of one degree."""
 
     coefficients: Tensor
@@ -194,7 +194,8 @@ class SymmetricContraction(nn.Module):
         self.components = nn.ModuleDict(
             {
                 str(degree): nn.ModuleList(
-                    Component(max_ell, degree, component, correlation, prefixes) for component in range(2 * degree + 1)
+                    ComponentPolynomials(max_ell, degree, component, correlation, prefixes)
+                    for component in range(2 * degree + 1)
                 )
                 for degree in degrees
             }

@@ -15,7 +15,7 @@ from hydragnn.distributed.pipeline import Pipeline, Shared, make_pipeline
 from hydragnn.distributed.ranks import Ranks, number_of
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
-from hydragnn.runs.fine_tuning import Start, load_start, merged_limits, merged_ranges, rate_factors
+from hydragnn.runs.fine_tuning import OpenStart, load_start, merged_limits, merged_ranges, rate_factors
 from hydragnn.runs.folder import decisive
 from hydragnn.runs.graph_statistics import close_range_of, training_statistics
 from hydragnn.runs.plan import RunPlan
@@ -35,7 +35,7 @@ class Assembly:
     context: TrainingContext
     record: RunRecord
     """Facts before the first step."""
-    start: Start | None = None
+    start: OpenStart | None = None
     """The model that the run begins with."""
     mesh: Mesh = field(default_factory=Mesh)
 
@@ -141,7 +141,7 @@ def context_of(
 
 
 def begun_model(
-    start: Start, description: ModelDescription, seed: int
+    start: OpenStart, description: ModelDescription, seed: int
 ) -> tuple[GraphModel, dict[str, float], list[str]]:
     """Return a model with the start's weights, rate factors, and notes."""
     model = build_from_description(merged_limits(start, description), seed).to(start.trained.dtype)

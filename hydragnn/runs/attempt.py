@@ -29,7 +29,7 @@ class Fenced(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class RunAttempt:
     """This attempt at the run in ``folder``."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Heartbeat:
     (``Attempt.beats``) is written every second all the same. Inside are the time, the attempt and, once steps are taken, the epochs done.
     """
 
-    def __init__(self, attempt: Attempt, *, first: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, attempt: RunAttempt, *, first: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """Write on the first rank only."""
         self.attempt, self.first, self.clock = attempt, first, clock
         self.every, self.beaten_at, self.felt_at = SECONDS_BETWEEN_BEATS, -math.inf, -math.inf

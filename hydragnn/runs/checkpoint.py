@@ -25,9 +25,9 @@ from hydragnn.base.files import check_version, checksum_of, flush_directory, rea
 from hydragnn.base.settings import Settings
 from hydragnn.distributed.mesh import ITEMS, Mesh
 from hydragnn.distributed.sharing import texts_of_all
-from hydragnn.runs.attempt import Attempt, Fenced
+from hydragnn.runs.attempt import Fenced, RunAttempt
 from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, joined, write_tensors
-from hydragnn.training.parameters import Span
+from hydragnn.training.parameters import ParameterSpan
 from hydragnn.training.pieces import Piece
 from hydragnn.training.state import TrainState
 
@@ -103,7 +103,7 @@ class OwnPart(Settings):
     length: Count
 
 
-def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[str, Any], attempt: Attempt) -> Path:
+def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[str, Any], attempt: RunAttempt) -> Path:
     """Write the newest checkpoint of a folder; collective.
 
     Every rank writes the weights that no other rank before it has. ``identity`` says whose state it is (hashes of configuration
@@ -145,7 +145,9 @@ def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[
 T = TypeVar("T")
 
 
-def on_all(work: Callable[[], T] | None, folder: Path, mesh: Mesh, device: torch.device, attempt: Attempt) -> T | None:
+def on_all(
+    work: Callable[[], T] | None, folder: Path, mesh: Mesh, device: torch.device, attempt: RunAttempt
+) -> T | None:
     """Return the result of this rank's work; errors are raised on all."""
     problem: Exception | None = None
     result: T | None = None
@@ -210,7 +212,7 @@ def sealed_state(state: TrainState, parts: Sequence[OwnPart], identity: dict[str
     )
 
 
-def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
+def _put_in_place(temporary: Path, target: Path, attempt: RunAttempt) -> None:
     """Rename the finished folder, point to it, and remove older ones."""
     folder = target.parent
     attempt.check()
@@ -303,7 +305,7 @@ def _check(
         raise InputError(f"checkpoint {path} holds another model; it was written by a different version of the program")
 
 
-def _remove_old(folder: Path, keep: str, attempt: Attempt) -> None:
+def _remove_old(folder: Path, keep: str, attempt: RunAttempt) -> None:
     """Remove older checkpoints and unfinished ones."""
     complete = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     later = [path for path in complete if path.name > keep]  # of a future that a resumed run has not reached yet
@@ -324,7 +326,9 @@ def merged(layouts: Sequence[SavedLayout], lengths: Sequence[int]) -> SavedLayou
     return {name: tuple(parts) for name, parts in whole.items()}
 
 
-def read_vector(files: TensorFiles, name: str, layout: SavedLayout, spans: Sequence[Span], like: Tensor) -> Tensor:
+def read_vector(
+    files: TensorFiles, name: str, layout: SavedLayout, spans: Sequence[ParameterSpan], like: Tensor
+) -> Tensor:
     """Return the vector of a rank's spans; nothing else is read.
 
     At most one parameter is in memory beside it.
@@ -352,7 +356,9 @@ def _read(files: TensorFiles, name: str, parts: Sequence[SavedPart], first: int,
     return position == last
 
 
-def _whole(files: TensorFiles, name: str, span: Span, parts: Sequence[SavedPart], dtype: torch.dtype) -> Tensor:
+def _whole(
+    files: TensorFiles, name: str, span: ParameterSpan, parts: Sequence[SavedPart], dtype: torch.dtype
+) -> Tensor:
     """Return a whole parameter from the rows of several ranks."""
     whole = torch.empty(span.piece.shape, dtype=dtype)
     missing = torch.ones(span.piece.shape, dtype=torch.bool)

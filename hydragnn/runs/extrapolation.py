@@ -17,7 +17,7 @@ from hydragnn.datasets import Loader
 from hydragnn.datasets.packing import costs_of, share_of
 from hydragnn.distributed.mesh import check_layout
 from hydragnn.parallel import AXES, Axis, ParallelSettings
-from hydragnn.runs.rank_steps import PARTS, Network, Seconds, Steps, line
+from hydragnn.runs.rank_steps import PARTS, Interconnect, Seconds, Steps, line
 from hydragnn.training.parameters import SHARDED_BLOCKS
 
 DIFFERENCE = 0.25
@@ -46,7 +46,7 @@ class Extrapolation:
     alone: Steps
     """Steps of one device without peers."""
     layouts: Sequence[Steps]
-    network: Network
+    network: Interconnect
     ranks: int
     """Devices of the planned machine."""
     per_node: int

@@ -17,7 +17,7 @@ from hydragnn.base.files import empty_folders_removed, read_json, write_json
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.record import Failure, read_record, write_record
-from hydragnn.runs.attempt import Attempt, Fenced
+from hydragnn.runs.attempt import Fenced, RunAttempt
 from hydragnn.training.context import Diverged
 
 OUT_OF_MEMORY = (
@@ -106,7 +106,7 @@ def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
         time.sleep(0.05)
 
 
-def note_stopped_rank(attempt: Attempt, rank: int, sentence: str) -> None:
+def note_stopped_rank(attempt: RunAttempt, rank: int, sentence: str) -> None:
     """Record that a stopped rank was lost, and notify the first one."""
     failure = Failure(kind="lost_node", message=sentence)
     with suppress(Fenced, InputError, OSError):
@@ -125,7 +125,7 @@ def reserve_memory() -> Iterator[None]:
 
 
 @contextmanager
-def propagate_failure(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
+def propagate_failure(attempt: RunAttempt, ranks: Ranks) -> Iterator[None]:
     """Fail on the first rank with another rank's failure."""
     try:
         with reserve_memory():

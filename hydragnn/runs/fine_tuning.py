@@ -41,7 +41,7 @@ NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Start:
+class OpenStart:
     """An open start: the function that a run begins with."""
 
     settings: StartSettings
@@ -78,7 +78,7 @@ def symbols_of(numbers: Mapping[int, int]) -> dict[str, str]:
     return {chemical_symbols[one]: chemical_symbols[other] for one, other in numbers.items()}
 
 
-def open_start(settings: StartSettings, model: ModelDescription, store: GraphStore, split: Split) -> Start:
+def open_start(settings: StartSettings, model: ModelDescription, store: GraphStore, split: Split) -> OpenStart:
     """Return the start of a run; InputError where it does not fit."""
     folder = folder_of(with_digest(settings))
     trained, normalisation = load_graph_model(folder, settings.branch)
@@ -108,7 +108,7 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
             notes.append(
                 f"{count} graphs outside of the training part trained the start, so that their errors are too small"
             )
-    return Start(
+    return OpenStart(
         settings=settings,
         trained=TrainedModel(model=extended, normalisation=normalisation, dtype=extended.node_inputs.origin.dtype),
         retained=retained,
@@ -260,7 +260,7 @@ def tables_of_elements(model: GraphModel) -> list[Tensor]:
 
 
 def start_normalisation(
-    start: Start, fitted: Normalisation, model: ModelDescription, store: GraphStore, train: NDArray[np.int64]
+    start: OpenStart, fitted: Normalisation, model: ModelDescription, store: GraphStore, train: NDArray[np.int64]
 ) -> Normalisation:
     """Return the scales with which a run begins.
 
@@ -296,7 +296,7 @@ def start_normalisation(
     return Normalisation(scales=scales, references=references)
 
 
-def of_earlier_data(start: Start, normalisation: Normalisation, model: ModelDescription) -> Normalisation:
+def of_earlier_data(start: OpenStart, normalisation: Normalisation, model: ModelDescription) -> Normalisation:
     """Return scales of a run for the start's data and references."""
     old = start.trained.normalisation.references
     kept = {model.heads[number].field for number in start.retained} & old.keys()
@@ -304,7 +304,7 @@ def of_earlier_data(start: Start, normalisation: Normalisation, model: ModelDesc
     return replace(normalisation, references={**normalisation.references, **of_fields})
 
 
-def refitted_references(start: Start, field: str, store: GraphStore, train: NDArray[np.int64]) -> dict[int, float]:
+def refitted_references(start: OpenStart, field: str, store: GraphStore, train: NDArray[np.int64]) -> dict[int, float]:
     """Return reference energies by least squares on labels minus the start's predictions.
 
     They stay as near to the start's as the labels allow; elements that the training part lacks keep them.
@@ -326,7 +326,7 @@ def refitted_references(start: Start, field: str, store: GraphStore, train: NDAr
     return begin | {number: begin[number] + float(one) for number, one in zip(present, change)}
 
 
-def merged_limits(start: Start, model: ModelDescription) -> ModelDescription:
+def merged_limits(start: OpenStart, model: ModelDescription) -> ModelDescription:
     """Return the description with the wider limits of both trainings."""
     old, new = start.description.close_range, model.close_range
     if old is None or new is None:
@@ -347,7 +347,7 @@ def merged_ranges(old: GraphStatistics | None, new: GraphStatistics | None) -> G
     return replace(old, ranges={name: (min(span), max(span)) for name, span in ends.items()})
 
 
-def load_start(model: GraphModel, start: Start) -> list[str]:
+def load_start(model: GraphModel, start: OpenStart) -> list[str]:
     """Load the start's weights, except those of new heads.
 
     Returns the weights of the encoder that the start does not have, since its heads read states of other degrees.
@@ -375,7 +375,7 @@ def load_start(model: GraphModel, start: Start) -> list[str]:
     return absent
 
 
-def rate_factors(model: GraphModel, start: Start) -> dict[str, float]:
+def rate_factors(model: GraphModel, start: OpenStart) -> dict[str, float]:
     """Return the rate factor of every parameter, by name.
 
     That of frozen ones is 0. Embeddings of elements are not frozen where there are new ones.
@@ -396,7 +396,7 @@ def rate_factors(model: GraphModel, start: Start) -> dict[str, float]:
     return factors
 
 
-def forgetting(start: Start, model: GraphModel, normalisation: Normalisation) -> dict[str, Any]:
+def forgetting(start: OpenStart, model: GraphModel, normalisation: Normalisation) -> dict[str, Any]:
     """Return errors on the start's test part before and after training.
 
     Both with the start's reference energies, since another zero of energy is nothing forgotten. Fields that only one of them predicts, or that these data lack, do not count.

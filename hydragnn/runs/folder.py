@@ -26,7 +26,7 @@ from hydragnn.datasets import GraphStore, WithoutEdges, open_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.record import RunRecord, read_record
-from hydragnn.runs.attempt import Attempt
+from hydragnn.runs.attempt import RunAttempt
 
 ATTEMPT = "attempt.json"
 
@@ -125,7 +125,7 @@ LOCK = ".lock"
 
 
 @contextmanager
-def alone_in(attempt: Attempt, ranks: Ranks, device: torch.device) -> Iterator[None]:
+def alone_in(attempt: RunAttempt, ranks: Ranks, device: torch.device) -> Iterator[None]:
     """Reserve the folder of a run; Busy where another process trains.
 
     Attempts that somebody counts are told apart by their number, since one that hangs would keep its lock. Where the file system

@@ -79,7 +79,7 @@ def within_memory(
     pairs = attention is not None and attention.has_pairs
     shown, budgets = [], dict[str, Any]()
     for number, branch in enumerate(run.data.shown):
-        scale = Scale(run=run, ranks=ranks, number=number, pairs=pairs, fixed=fixed, limit=limit)
+        scale = MemoryScale(run=run, ranks=ranks, number=number, pairs=pairs, fixed=fixed, limit=limit)
         with about(f"branch {branch.name}" if branch.name else ""), keep_beating(heartbeat):
             budget = branch.train.loader.budget
             if plan.fills_memory:
@@ -124,7 +124,7 @@ def size_of_levels(branch: BranchData, model: ModelDescription) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scale:
+class MemoryScale:
     """Measures steps on a branch against the limit of the run."""
 
     run: Assembly
@@ -190,7 +190,7 @@ def measured_step(run: Assembly, share: Share) -> float:
     return float(held + peak)
 
 
-def fitting_parts(scale: Scale, feeds: Sequence[Feed]) -> int:
+def fitting_parts(scale: MemoryScale, feeds: Sequence[Feed]) -> int:
     """Return the fewest parts in which the largest batch fits.
 
     The smallest batch says how many it may need. They double while these take more.
@@ -219,7 +219,7 @@ def fitting_parts(scale: Scale, feeds: Sequence[Feed]) -> int:
     return fewer if fewer < parts and peak(fewer) <= scale.room else parts
 
 
-def filling(scale: Scale, branch: BranchData, earlier: dict[str, int] | None) -> Budget:
+def filling(scale: MemoryScale, branch: BranchData, earlier: dict[str, int] | None) -> Budget:
     """Return nodes and edges of batches that fill memory.
 
     They stay as at the beginning of the run. Sizes are tried until the largest batch of one takes nearly all.

@@ -27,7 +27,7 @@ from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_d
 from hydragnn.models.checks import check, check_channels, check_cuttable, check_stages
 from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
-from hydragnn.runs.fine_tuning import Start, open_start, with_absent
+from hydragnn.runs.fine_tuning import OpenStart, open_start, with_absent
 from hydragnn.start import StartSettings
 
 Stores = GraphStore | Mapping[str, GraphStore]
@@ -70,7 +70,7 @@ class RunPlan:
     training: TrainSettings
     fills_memory: bool = False
     """True where batches hold what memory allows; the budget has its other limits."""
-    start: Start | None = None
+    start: OpenStart | None = None
     """The model that the run begins with."""
     replay: BranchPlan | None = None
     """The start's data, of which epochs show a share."""
@@ -240,7 +240,7 @@ def plan_run(
     )
 
 
-def planned_start(settings: StartSettings | None, plan: BranchPlan) -> tuple[Start | None, BranchPlan | None]:
+def planned_start(settings: StartSettings | None, plan: BranchPlan) -> tuple[OpenStart | None, BranchPlan | None]:
     """Return the start of a run and what is replayed, if any."""
     if settings is None:
         return None, None

@@ -47,7 +47,7 @@ from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import ModelDescription, Target
-from hydragnn.runs.fine_tuning import Start, of_earlier_data, start_normalisation
+from hydragnn.runs.fine_tuning import OpenStart, of_earlier_data, start_normalisation
 from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
@@ -128,7 +128,7 @@ def prepare_data(
     return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)
 
 
-def with_start(draft: Draft, start: Start, ranks: Ranks, device: torch.device) -> Draft:
+def with_start(draft: Draft, start: OpenStart, ranks: Ranks, device: torch.device) -> Draft:
     """Return a draft with the start's scales and refitted references."""
     start.trained.model.to(device)
     plan = draft.plan

@@ -50,7 +50,7 @@ OnStep = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
+class Interconnect:
     """Latency and bandwidth of messages between ranks."""
 
     latency: float
@@ -66,7 +66,7 @@ class Network:
 
         One of its two ``ways`` is a gather.         Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521).
 
-        >>> Network(latency=1.0, within=1.0, between=1.0, source="").sums(4, 1, 4, 8.0).tolist()
+        >>> Interconnect(latency=1.0, within=1.0, between=1.0, source="").sums(4, 1, 4, 8.0).tolist()
         [12.0, 4.0]
         """
         if ranks == 1:
@@ -269,7 +269,7 @@ SIZES: Sequence[int] = (4 * 2**10, 4 * 2**20)
 """Bytes of the sums over ranks by which a network is measured."""
 
 
-def measured_network(ranks: Ranks, device: torch.device, clock: Clock = time.perf_counter) -> Network:
+def measured_network(ranks: Ranks, device: torch.device, clock: Clock = time.perf_counter) -> Interconnect:
     """Return latency and bandwidth of sums over these ranks; collective.
 
     Ranks of several nodes measure the network, which then stands for links inside nodes, too.
@@ -280,7 +280,7 @@ def measured_network(ranks: Ranks, device: torch.device, clock: Clock = time.per
         times.append(min(seconds_of(add, ranks, device, clock) for _ in range(5)))
     moved = 2 * (ranks.size - 1) / ranks.size * (SIZES[1] - SIZES[0])
     within = moved / max(times[1] - times[0], 1e-9)
-    return Network(
+    return Interconnect(
         latency=times[0] / (2 * ceil(log2(ranks.size))),
         within=within,
         between=within * ranks.size / ranks.nodes,

@@ -26,7 +26,7 @@ from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import SECONDS_FOR_THE_FIRST, LaunchError, leave, this_launch
 from hydragnn.record import Failure, RunRecord, read_record, write_record
-from hydragnn.runs.attempt import Attempt, Fenced
+from hydragnn.runs.attempt import Fenced, RunAttempt
 from hydragnn.runs.failures import failure_of
 from hydragnn.runs.progress import console_progress
 from hydragnn.runs.session import train
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     keep_memory()
     torch.set_num_threads(options.threads)
-    attempt = Attempt(folder=options.folder, number=options.attempt)
+    attempt = RunAttempt(folder=options.folder, number=options.attempt)
     try:
         return _train(options, attempt)
     except Exception as error:
@@ -77,7 +77,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _train(options: argparse.Namespace, attempt: Attempt) -> int:
+def _train(options: argparse.Namespace, attempt: RunAttempt) -> int:
     allow_code(options.allow_code)
     check_ranks(options.ranks)
     config = stored_config(options.folder / "config.json")
@@ -98,7 +98,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
     return FAILED if record.status == "failed" else 0
 
 
-def local_copy_of_store(attempt: Attempt) -> GraphStore | None:
+def local_copy_of_store(attempt: RunAttempt) -> GraphStore | None:
     """Return this node's copy of the store, or None."""
     if attempt.number is None:
         return None
@@ -122,7 +122,7 @@ def check_ranks(expected: int | None) -> None:
         )
 
 
-def ended_by(error: Exception, attempt: Attempt) -> int:
+def ended_by(error: Exception, attempt: RunAttempt) -> int:
     """Record and print the end; return the exit code."""
     attempt.check()
     if isinstance(error, Interrupted):
@@ -140,7 +140,7 @@ def ended_by(error: Exception, attempt: Attempt) -> int:
     return FAILED
 
 
-def note_failure(failure: Failure, attempt: Attempt) -> None:
+def note_failure(failure: Failure, attempt: RunAttempt) -> None:
     """Record a failure that happened before the run wrote one.
 
     Other ranks than the first leave that to it, and stand in where it does not come to it, hanging in a collective.
@@ -153,7 +153,7 @@ def note_failure(failure: Failure, attempt: Attempt) -> None:
     record_end(attempt, "failed", failure)
 
 
-def record_end(attempt: Attempt, status: Literal["failed", "paused"], failure: Failure | None) -> None:
+def record_end(attempt: RunAttempt, status: Literal["failed", "paused"], failure: Failure | None) -> None:
     """Record an end unless the attempt has recorded one."""
     folder = attempt.folder
     with suppress(InputError):  # an unreadable configuration has no record; the message on stderr says it all
@@ -167,7 +167,7 @@ def record_end(attempt: Attempt, status: Literal["failed", "paused"], failure: F
             write_record(changed, folder, attempt.check)
 
 
-def is_recorded_in_time(attempt: Attempt) -> bool:
+def is_recorded_in_time(attempt: RunAttempt) -> bool:
     """Return True where the first rank records the end in time."""
     deadline = time.monotonic() + SECONDS_FOR_THE_FIRST
     while time.monotonic() < deadline:
@@ -178,7 +178,7 @@ def is_recorded_in_time(attempt: Attempt) -> bool:
     return False
 
 
-def is_recorded(record: RunRecord, attempt: Attempt) -> bool:
+def is_recorded(record: RunRecord, attempt: RunAttempt) -> bool:
     """Return True where the record says how this very attempt ended."""
     if attempt.number is None:
         return record.status == "failed" and record.failure is not None

@@ -16,7 +16,7 @@ from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.models import GraphModel, load_graph_model
 from hydragnn.record import Cost, RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
-from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat, keep_beating
+from hydragnn.runs.attempt import Fenced, Heartbeat, RunAttempt, keep_beating
 from hydragnn.runs.callback import RunCallback, Stopwatch
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.failures import (
@@ -28,7 +28,7 @@ from hydragnn.runs.failures import (
     propagate_failure,
     reserve_memory,
 )
-from hydragnn.runs.fine_tuning import Start, forgetting
+from hydragnn.runs.fine_tuning import OpenStart, forgetting
 from hydragnn.runs.folder import (
     alone_in,
     check_checkpoint,
@@ -81,7 +81,7 @@ def train(
     if isinstance(config, RunConfig) and config.start is not None:
         config = config.model_copy(update={"start": with_digest(config.start)})
     check_request(until, micro_batches)
-    requested, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
+    requested, this = select_device(device), RunAttempt(folder=out, number=attempt, beats=beats)
     this.check()
     with cores_given_back(), nothing_left(out), join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
         own = own_device(requested, ranks)
@@ -118,7 +118,7 @@ def errors_of_configuration_first(config: AnyConfig, store: Stores | None, *, re
 
 def ready_run(
     config: AnyConfig,
-    this: Attempt,
+    this: RunAttempt,
     ranks: Ranks,
     device: torch.device,
     *,
@@ -207,7 +207,7 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
     return record
 
 
-def measure_forgetting(run: Assembly, start: Start, callback: RunCallback) -> None:
+def measure_forgetting(run: Assembly, start: OpenStart, callback: RunCallback) -> None:
     """Record errors on the start's data, or a note; collective."""
     model, normalisation = run.state.model, run.data.branches[0].normalisation
     weights, mesh, device = run.state.parameters, run.mesh, run.context.device

@@ -50,7 +50,7 @@ class FileInfo(Settings):
     sha256: str
 
 
-class Piece(Settings):
+class TensorSlice(Settings):
     """Slice of a tensor, stored under the tensor's name."""
 
     file: FileName
@@ -64,7 +64,7 @@ class TensorInfo(Settings):
 
     dtype: TensorType
     shape: tuple[Count, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorSlice, ...]
 
 
 class TensorIndex(Settings):
@@ -105,7 +105,7 @@ def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -
             name: TensorInfo(
                 dtype=NAMES[value.dtype],
                 shape=tuple(value.shape),
-                pieces=(Piece(file=file_name, start=(0,) * value.dim(), shape=tuple(value.shape)),),
+                pieces=(TensorSlice(file=file_name, start=(0,) * value.dim(), shape=tuple(value.shape)),),
             )
             for name, value in tensors.items()
         },
@@ -173,7 +173,7 @@ class TensorFiles:
             if low < high:
                 out[low - first : high - first] = self._piece(name, entry, piece)[low - begin : high - begin]
 
-    def _piece(self, name: str, entry: TensorInfo, piece: Piece) -> Any:
+    def _piece(self, name: str, entry: TensorInfo, piece: TensorSlice) -> Any:
         """Return a slice of safetensors, which reads what is indexed."""
         path = self.folder / piece.file
         try:
@@ -233,5 +233,5 @@ class TensorFiles:
             raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
 
 
-def _slices(piece: Piece) -> tuple[slice, ...]:
+def _slices(piece: TensorSlice) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(piece.start, piece.shape))

@@ -15,7 +15,7 @@ Wait = Callable[[], object]
 
 
 @runtime_checkable
-class Peers(Protocol):
+class VectorPeers(Protocol):
     """Ranks that hold copies of a vector, or shares of it.
 
     All of them begin the same operations in the same order.
@@ -43,7 +43,7 @@ class Peers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ParameterBlock:
     """Consecutive parameters that travel between ranks at once."""
 
     first: int
@@ -59,7 +59,7 @@ class Block:
         return slice(self.start + number * length, self.start + (number + 1) * length)
 
 
-def blocks_of(sizes: Sequence[int], least: float, unit: int, shares: int) -> tuple[list[Block], list[int]]:
+def blocks_of(sizes: Sequence[int], least: float, unit: int, shares: int) -> tuple[list[ParameterBlock], list[int]]:
     """Return blocks in the order of parameters, and every parameter's position.
 
     Blocks have ``least`` numbers or more and the last one begins first, as gradients do; parameters begin at multiples of ``unit``,
@@ -74,7 +74,7 @@ def blocks_of(sizes: Sequence[int], least: float, unit: int, shares: int) -> tup
         if aligned >= least or number == 0:
             bounds.append(number)
             aligned = 0
-    blocks: list[Block] = []
+    blocks: list[ParameterBlock] = []
     positions: list[int] = []
     position = 0
     for first, last in zip(bounds[:0:-1], bounds[-2::-1]):
@@ -83,7 +83,7 @@ def blocks_of(sizes: Sequence[int], least: float, unit: int, shares: int) -> tup
             positions.append(position)
             position += -(-sizes[number] // unit) * unit
         position = start - (start - position) // (unit * shares) * unit * shares
-        blocks.append(Block(first, last, start, position))
+        blocks.append(ParameterBlock(first, last, start, position))
     return blocks, positions
 
 

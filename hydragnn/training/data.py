@@ -206,7 +206,7 @@ class RunData:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class BatchRun:
     """Consecutive batches of one pass over a training part."""
 
     number: int
@@ -215,7 +215,7 @@ class Piece:
     batches: int
 
 
-def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
+def pieces_of(branch: BranchData, epoch: int) -> list[BatchRun]:
     """Return what an epoch takes of passes over the training part.
 
     It begins where the epoch before ended, and covers ``weight`` passes. No batch of a pass is left out or taken twice, and a
@@ -226,7 +226,7 @@ def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
     for number in range(floor(start), ceil(stop)):
         batches = branch.train.steps(number)
         first, last = (round(min(max(end - number, Fraction(0)), Fraction(1)) * batches) for end in (start, stop))
-        pieces.append(Piece(number=number, first=first, batches=last - first))
+        pieces.append(BatchRun(number=number, first=first, batches=last - first))
     return pieces
 
 

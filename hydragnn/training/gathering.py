@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hydragnn.base.errors import InputError
-from hydragnn.training.buckets import Block, Peers, Wait
+from hydragnn.training.buckets import ParameterBlock, VectorPeers, Wait
 
 AT_HAND = 2
 """Blocks that stay gathered: one that begins in the middle of a layer, and the next."""
 
 
-class View(NamedTuple):
+class BlockView(NamedTuple):
     """Place of a tensor in a gathered block."""
 
     block: int
@@ -55,7 +55,11 @@ class GatheredBlocks:
     """
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[Block], layout: Sequence[tuple[str, list[int], int]], shards: Peers
+        self,
+        model: nn.Module,
+        blocks: Sequence[ParameterBlock],
+        layout: Sequence[tuple[str, list[int], int]],
+        shards: VectorPeers,
     ) -> None:
         """Take the parameters out of the model."""
         self.blocks, self.shards = blocks, shards
@@ -80,7 +84,7 @@ class GatheredBlocks:
             if module._parameters:
                 module.__dict__["_parameters"] = LazyParameters(module._parameters, self.look_up)
 
-    def store(self, vector: Tensor, gradient: Tensor, local: Sequence[Block]) -> None:
+    def store(self, vector: Tensor, gradient: Tensor, local: Sequence[ParameterBlock]) -> None:
         """Put this rank's share into the vector and forget the others'."""
         for block, own in zip(self.blocks, local):
             whole = vector.new_zeros(block.end - block.start)
@@ -198,14 +202,14 @@ class GatheredBlocks:
         self.shards.begin_scatter(gradient.contiguous(), own)()
         return own
 
-    def _pack(self, values: Tensor) -> Tensor | View:
+    def _pack(self, values: Tensor) -> Tensor | BlockView:
         """Return the position of a view of a block; other tensors unchanged."""
         number = self.storages.get(values.untyped_storage().data_ptr())
         if number is None:
             return values
-        return View(number, values.size(), values.stride(), int(values.storage_offset()))
+        return BlockView(number, values.size(), values.stride(), int(values.storage_offset()))
 
-    def _unpack(self, packed: Tensor | View) -> Tensor:
+    def _unpack(self, packed: Tensor | BlockView) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         return self._flat(packed.block).as_strided(packed.size, packed.stride, packed.offset)

@@ -15,7 +15,7 @@ from torch.optim.sgd import sgd
 
 from hydragnn.config import TrainSettings
 from hydragnn.training import buckets
-from hydragnn.training.buckets import Block, Buckets, Peers, Wait, blocks_of
+from hydragnn.training.buckets import Buckets, ParameterBlock, VectorPeers, Wait, blocks_of
 from hydragnn.training.gathering import GatheredBlocks
 from hydragnn.training.pieces import Piece, whole_piece
 
@@ -26,7 +26,7 @@ SHARDED_BLOCKS = 48
 """Blocks, about, of weights that are gathered one after the other: up to eight are in memory at once, as weights, gradients and copies of gloo."""
 
 
-class Rows(NamedTuple):
+class RankRows(NamedTuple):
     """Consecutive weights that this rank updates."""
 
     at: slice
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
     """Factor of the learning rate."""
 
 
-Groups = Sequence[Rows]
+Groups = Sequence[RankRows]
 
 
 class AdamW:
@@ -115,7 +115,7 @@ Layout = list[tuple[str, list[int], int]]
 """Name, shape and first position of every weight."""
 
 
-class Span(NamedTuple):
+class ParameterSpan(NamedTuple):
     """Numbers of one parameter that this rank updates."""
 
     name: str
@@ -138,11 +138,11 @@ def alone(values: Tensor) -> Tensor:
 class Sharing:
     """Ranks that share the weights of a model, or their states."""
 
-    copies: Peers | None = None
+    copies: VectorPeers | None = None
     """Ranks that hold the same weights and sum their gradients; None where this one is alone."""
     shares_states: bool = False
     """Each of these copies updates its share of the weights, and keeps their states (ZeRO-1, arXiv:1910.02054)."""
-    shards: Peers | None = None
+    shards: VectorPeers | None = None
     """Ranks that hold a share each, and gather the weights of a block where it is used."""
     sum_norm: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over all ranks with other weights to update, in place; the same bits on each."""
@@ -200,7 +200,7 @@ class FlatParameters:
         self.trained = [leaf for block in self.leaves for leaf in block if leaf.requires_grad]
         parts = [block.share(copies.number, copies.count) if copies else block.share(0, 1) for block in self.blocks]
         states = _end_to_end(self.blocks, parts)
-        self.own = [Rows(part, slice(block.start, block.end)) for part, block in zip(parts, states)]
+        self.own = [RankRows(part, slice(block.start, block.end)) for part, block in zip(parts, states)]
         self.spans = self._spans(whole_blocks, local, positions)
         self.groups = rows_of(self.spans, self.own, rate_factors)
         self.counted = rows_of(self.spans, self.own, dict.fromkeys(sharing.repeated, 0.0))
@@ -215,7 +215,7 @@ class FlatParameters:
                 if vector is not None:
                     vector[rows.own].copy_(self.vector[rows.at])
 
-    def _divided(self) -> tuple[list[Block], list[int]]:
+    def _divided(self) -> tuple[list[ParameterBlock], list[int]]:
         """Return blocks of the whole vector, and positions of parameters."""
         sharing, size = self.sharing, self.parameters[0].element_size()
         sizes = [parameter.numel() for parameter in self.parameters]
@@ -225,7 +225,9 @@ class FlatParameters:
         least = sum(sizes) / SHARDED_BLOCKS if sharing.shards else buckets.BYTES / size
         return blocks_of(sizes, least, ALIGNMENT // size, shares)
 
-    def _spans(self, whole: Sequence[Block], local: Sequence[slice], positions: Sequence[int]) -> list[Span]:
+    def _spans(
+        self, whole: Sequence[ParameterBlock], local: Sequence[slice], positions: Sequence[int]
+    ) -> list[ParameterSpan]:
         """Return the part of every parameter that this rank updates."""
         spans = []
         for block, part, packed, own in zip(whole, local, self.blocks, self.own):
@@ -238,7 +240,7 @@ class FlatParameters:
                     piece = self.sharing.pieces.get(name) or whole_piece(tuple(shape))
                     at = own.own.start + first - begin
                     counted = name not in self.sharing.repeated
-                    spans.append(Span(name, piece, at, first - position, last - position, counted))
+                    spans.append(ParameterSpan(name, piece, at, first - position, last - position, counted))
         return spans
 
     @property
@@ -420,27 +422,27 @@ class FlatParameters:
         self._share_weights()
 
 
-def _end_to_end(blocks: Sequence[Block], parts: Sequence[slice]) -> list[Block]:
+def _end_to_end(blocks: Sequence[ParameterBlock], parts: Sequence[slice]) -> list[ParameterBlock]:
     """Return the blocks of a vector of these parts alone."""
     position, packed = 0, []
     for block, part in zip(blocks, parts):
         end = position + part.stop - part.start
-        packed.append(Block(block.first, block.last, position, end))
+        packed.append(ParameterBlock(block.first, block.last, position, end))
         position = end
     return packed
 
 
-def rows_of(spans: Sequence[Span], own: Sequence[Rows], factors: Mapping[str, float]) -> list[Rows]:
+def rows_of(spans: Sequence[ParameterSpan], own: Sequence[RankRows], factors: Mapping[str, float]) -> list[RankRows]:
     """Return consecutive rows of one rate factor, without those of 0.
 
     ``own`` are the rows of every block that this rank updates. Zeros between weights belong to the weight before.
 
-    >>> every = [Rows(slice(0, 64), slice(0, 64))]
-    >>> spans = [Span(name, whole_piece((9,)), at, 0, 9) for name, at in (("a", 0), ("b", 16), ("c", 32), ("d", 48))]
+    >>> every = [RankRows(slice(0, 64), slice(0, 64))]
+    >>> spans = [ParameterSpan(name, whole_piece((9,)), at, 0, 9) for name, at in (("a", 0), ("b", 16), ("c", 32), ("d", 48))]
     >>> [(rows.at, rows.factor) for rows in rows_of(spans, every, {"a": 0.0, "b": 0.5, "c": 0.5})]
     [(slice(16, 48, None), 0.5), (slice(48, 64, None), 1.0)]
     """
-    rows: list[Rows] = []
+    rows: list[RankRows] = []
     for block in own:
         shift = block.at.start - block.own.start
         inside = [span for span in spans if block.own.start <= span.at < block.own.stop]
@@ -450,7 +452,7 @@ def rows_of(spans: Sequence[Span], own: Sequence[Rows], factors: Mapping[str, fl
             if rows and (rows[-1].own.stop, rows[-1].at.stop, rows[-1].factor) == (start, start + shift, factor):
                 start = rows.pop().own.start
             if factor:
-                rows.append(Rows(slice(start + shift, end + shift), slice(start, end), factor))
+                rows.append(RankRows(slice(start + shift, end + shift), slice(start, end), factor))
     return rows
 
 

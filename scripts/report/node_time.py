@@ -47,7 +47,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class SlotBar:
     """One look of one slot between two campaign times (s)."""
 
     slot: str
@@ -177,7 +177,7 @@ def campaign_time(timeline: Timeline, times: Iterable[float]) -> NDArray[np.floa
     return np.interp(list(times), bounds, np.stack([lengths - np.diff(bounds)[::2], lengths], axis=1).ravel())
 
 
-def all_bars(timeline: Timeline) -> list[Bar]:
+def all_bars(timeline: Timeline) -> list[SlotBar]:
     """Return attempts and outages of every slot in campaign time."""
     if not timeline.sessions:
         return []
@@ -190,10 +190,10 @@ def all_bars(timeline: Timeline) -> list[Bar]:
     rows += [(slot, "out", o.started, o.ended) for o in timeline.outages for slot in o.slots]
     begins = campaign_time(timeline, [bar[2] for bar in rows])
     ends = campaign_time(timeline, [bar[3] for bar in rows])
-    return [Bar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(rows, begins, ends)]
+    return [SlotBar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(rows, begins, ends)]
 
 
-def _draw_rows(axes: Axes, slots: Sequence[str], bars: Sequence[Bar], used: Sequence[str], scale: float) -> None:
+def _draw_rows(axes: Axes, slots: Sequence[str], bars: Sequence[SlotBar], used: Sequence[str], scale: float) -> None:
     row = {slot: number for number, slot in enumerate(slots)}
     thin = {"linewidth": 0.0} if len(slots) > THIN else {}
     for look in used:

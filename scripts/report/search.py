@@ -265,7 +265,7 @@ def objective_within(record: RunRecord | None, objective: Objective, seconds: fl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
+class ArchitectureTrials:
     """An architecture in a campaign with its trials."""
 
     kind: str
@@ -278,7 +278,7 @@ class Architecture:
     """Smallest objective within the shortest training; infinite without one."""
 
 
-def compared_architectures(campaign: Campaign, shortest: float | None, processor: bool) -> list[Architecture]:
+def compared_architectures(campaign: Campaign, shortest: float | None, processor: bool) -> list[ArchitectureTrials]:
     """Return all architectures that were tried, the smallest error first.
 
     ``shortest`` is the least time of a complete training.
@@ -299,7 +299,7 @@ def compared_architectures(campaign: Campaign, shortest: float | None, processor
         best = min(numbers, key=lambda n: scores[n], default=-1)
         error, record = scores.get(best, math.inf), records.get(best)
         in_time = min(within, default=math.inf)
-        rows.append(Architecture(kind=kind, trials=tuple(trials), error=error, record=record, in_time=in_time))
+        rows.append(ArchitectureTrials(kind=kind, trials=tuple(trials), error=error, record=record, in_time=in_time))
     return sorted((one for one in rows if one.kind), key=lambda one: (one.error, one.kind))
 
 

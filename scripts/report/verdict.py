@@ -42,7 +42,7 @@ THRESHOLDS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Statement:
     """One graded statement."""
 
     grade: Grade
@@ -56,9 +56,9 @@ class FieldVerdict:
 
     field: str
     scores: TargetEvaluation
-    error: Finding
-    coverage: Finding
-    spread: Finding
+    error: Statement
+    coverage: Statement
+    spread: Statement
     observed: float | None
     grade: Grade
 
@@ -117,11 +117,11 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
     return math.sqrt(nominal * (1 - nominal) / rows * effect)
 
 
-def error_finding(one: TargetEvaluation) -> Finding:
+def error_finding(one: TargetEvaluation) -> Statement:
     """Compare the error with those of simpler predictors and the best member."""
     share, own = ratio(one), error(model_scores(one))
     if not math.isfinite(share):
-        return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
+        return Statement(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
     if share == 0:
         sentence = "no error at all; make sure that the targets are not among the inputs."
     elif share < WEAK:
@@ -147,17 +147,17 @@ def error_finding(one: TargetEvaluation) -> Finding:
             if simple in BASELINES
             else f" A model of others is better: {simple}, {with_unit(errors, one.unit, '{0} {1}')}. Predict with it, or train on labels of it (hydragnn data label)."
         )
-    return Finding(
+    return Statement(
         grade="good" if share < USEFUL and not simple else "fair" if share < WEAK else "poor",
         short=f"{share * 100:.{0 if share >= 0.1 else 1}f} % of trivial",
         sentence=sentence,
     )
 
 
-def coverage_finding(points: Points | ClassPoints | None, observed: float | None, nominal: float) -> Finding:
+def coverage_finding(points: Points | ClassPoints | None, observed: float | None, nominal: float) -> Statement:
     """Compare the share of values inside their intervals with the promise."""
     if observed is None or not math.isfinite(observed):
-        return Finding(grade="unknown", sentence="There are no intervals to check.")
+        return Statement(grade="unknown", sentence="There are no intervals to check.")
     promise, miss = f"{nominal * 100:.0f} %", observed - nominal
     graphs = len(np.unique(points.graph)) if points is not None else 0
     chance = 2 * coverage_error(points, nominal) if points is not None else 0.0
@@ -176,16 +176,16 @@ def coverage_finding(points: Points | ClassPoints | None, observed: float | None
     unknown = float(np.isnan(points.covered).mean()) if points is not None and points.covered is not None else 0.0
     if unknown:
         sentence += f" {unknown * 100:.0f} % of values lie too far outside the training data for an interval."
-    return Finding(grade=grade, sentence=sentence)
+    return Statement(grade=grade, sentence=sentence)
 
 
-def spread_finding(spearman: float | None) -> Finding:
+def spread_finding(spearman: float | None) -> Statement:
     """Grade how well the spread separates bad predictions from good ones."""
     if spearman is None or not math.isfinite(spearman):
-        return Finding(grade="unknown", sentence="Predictions carry no spread.")
+        return Statement(grade="unknown", sentence="Predictions carry no spread.")
     grade: Grade = "good" if spearman >= RANKS else "fair" if spearman >= BARELY_RANKS else "poor"
     verb = {"good": "tells", "fair": "hints", "poor": "does not tell"}[grade]
-    return Finding(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {verb} which predictions are worse.")
+    return Statement(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {verb} which predictions are worse.")
 
 
 def field_verdict(

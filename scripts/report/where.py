@@ -39,7 +39,7 @@ RANKS = {1: ("only graph",), 2: ("best", "worst"), 3: ("best", "median", "worst"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class View:
+class PlaneView:
     """A graph in the plane with the values of its nodes."""
 
     xy: NDArray[np.float64]
@@ -104,7 +104,7 @@ def field_maps(facts: Facts) -> Iterator[Figure]:
         yield Figure(name=f"maps-{name}", title=f"{field} in space", caption=caption, panels=tuple(panels), wide=True)
 
 
-def view_of(points: Points, own: PartGraphs, number: int) -> View | None:
+def view_of(points: Points, own: PartGraphs, number: int) -> PlaneView | None:
     """Return a graph with the values of its nodes; None where unknown."""
     place, rows = int(own.place(np.array([number]))[0]), np.flatnonzero(points.graph == number)
     first, last = own.batch.node_offsets.numpy()[place : place + 2] if place >= 0 else (0, 0)
@@ -131,7 +131,7 @@ def view_of(points: Points, own: PartGraphs, number: int) -> View | None:
             values[name] = np.full(last - first, np.nan)
             values[name][items] = norms(column[rows], items)[items] if several else column[rows]
             values[name] = values[name][order]
-    return View(xy=xyz[order, :2], radius=radius[order], mesh=mesh, values=values)
+    return PlaneView(xy=xyz[order, :2], radius=radius[order], mesh=mesh, values=values)
 
 
 def _radii(own: PartGraphs, nodes: slice, xyz: Values) -> Values:
@@ -146,7 +146,7 @@ def _radii(own: PartGraphs, nodes: slice, xyz: Values) -> Values:
     return usual * np.clip(size / (np.median(size) or 1.0), 0.3, 2.0)
 
 
-def scales_of(views: list[View], *, signed: bool) -> tuple[Normalize, Normalize]:
+def scales_of(views: list[PlaneView], *, signed: bool) -> tuple[Normalize, Normalize]:
     """Return limits of values and of errors in all these graphs."""
     halves = [[v.values[name] for v in views for name in names if name in v.values] for names in (MAPS[:2], MAPS[2:])]
     (low, high), ends = ((float(np.nanmin(own)), float(np.nanmax(own))) for own in map(np.concatenate, halves))
@@ -154,7 +154,7 @@ def scales_of(views: list[View], *, signed: bool) -> tuple[Normalize, Normalize]
     return Normalize(low, high if high > low else low + 1.0), Normalize(-most if signed else 0.0, most)
 
 
-def draw_maps(view: View, scales: tuple[Normalize, Normalize], unit: str, axes: Axes) -> None:
+def draw_maps(view: PlaneView, scales: tuple[Normalize, Normalize], unit: str, axes: Axes) -> None:
     """Draw truth beside prediction above error beside spread."""
     texts: list[tuple[float, float, str, dict[str, Any]]] = []
     # one pair of axes whose unit is a pixel: further ones would cost most of the time
@@ -178,7 +178,7 @@ def draw_maps(view: View, scales: tuple[Normalize, Normalize], unit: str, axes: 
         axes.text(across, down, text, fontsize=11.5, **style)
 
 
-def _draw_map(axes: Axes, view: View, values: Values, corner: Values, colours: Mapping[str, Any]) -> None:
+def _draw_map(axes: Axes, view: PlaneView, values: Values, corner: Values, colours: Mapping[str, Any]) -> None:
     """Draw one map with its upper left corner there."""
     size, labelled = np.ptp(view.limits, axis=0), np.isfinite(values)
     scale = min(WIDTH / size[0], view.height / size[1])

@@ -25,7 +25,7 @@ from small_ensemble import crystals, make_ensemble, write_store, write_structure
 
 from hydragnn.distributed import this_launch
 from hydragnn.distributed.group import join_group
-from hydragnn.ensemble.prediction.job import Job
+from hydragnn.ensemble.prediction.job import PredictionJob
 from hydragnn.ensemble.prediction.predict import predict_with
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
@@ -54,7 +54,7 @@ def _timed(models: Sequence[Path], source: Path, folder: Path) -> dict[str, floa
         if this_launch().rank == 0:
             out.unlink(missing_ok=True)
         with join_group() as group:  # what was counted and said is of one prediction
-            predict_with(group, Job(model=model, source=source, out=out), lambda: None)
+            predict_with(group, PredictionJob(model=model, source=source, out=out), lambda: None)
     return {"wall": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
 

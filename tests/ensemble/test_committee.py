@@ -12,7 +12,7 @@ from ase import Atoms
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.members import committee
 from hydragnn.ensemble.members.committee import in_committee
-from hydragnn.ensemble.members.member import Member, Outcome, load_run, outcome, outcome_alone
+from hydragnn.ensemble.members.member import Member, MemberOutcome, load_run, outcome, outcome_alone
 from hydragnn.graphs import GraphBatch
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train
@@ -34,7 +34,7 @@ def members_of(folders: Sequence[Path], dtype: torch.dtype) -> Sequence[Member]:
     return ensemble_of([load_run(folder, dtype=dtype) for folder in folders]).members
 
 
-def assert_near(one: Outcome, other: Outcome, tolerance: float) -> None:
+def assert_near(one: MemberOutcome, other: MemberOutcome, tolerance: float) -> None:
     assert one.reasons == other.reasons
     np.testing.assert_allclose(one.distances, other.distances, rtol=tolerance)
     for name, value in one.predictions.items():

@@ -21,7 +21,7 @@ from hydragnn.ensemble.members import member as members
 from hydragnn.ensemble.prediction import rules as blocks
 from hydragnn.ensemble.prediction import schedule, sources, work
 from hydragnn.ensemble.prediction.formats import hdf5
-from hydragnn.ensemble.prediction.job import Job
+from hydragnn.ensemble.prediction.job import PredictionJob
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
 from hydragnn.ensemble.prediction.rules import blocks_of, frames_of
 from tests.acting import first_acts
@@ -256,7 +256,7 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
             return (tmp_path / "out.h5").exists()
 
     monkeypatch.setattr(schedule, "HESITATION", 0.0)
-    job = Job(model=ensemble, source=stored, out=tmp_path / "out.h5", batch=BATCH)
+    job = PredictionJob(model=ensemble, source=stored, out=tmp_path / "out.h5", batch=BATCH)
     assert predict_with(Leaving(dead=False), job, lambda: None).ranks_lost == 0
     assert_same(tmp_path / "out.h5", whole["store"])
 
@@ -338,7 +338,7 @@ def test_blocks_that_are_built_survive_an_interruption(
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="--resume"):
         first_acts(patch, work, "outcome_of", stop)
         predict_to_file(ensemble, structures, out, batch=BATCH)
-    parts = Job(model=ensemble, source=structures, out=out).parts.folder
+    parts = PredictionJob(model=ensemble, source=structures, out=out).parts.folder
     (parts / "graphs.json").unlink()
     assert (parts / "graphs.h5" / "block-00003" / "notes.json").exists()
     monkeypatch.setattr(schedule, "PAUSES", (0.0, 0.0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hydragnn.ensemble.estimates.calibration.forms import (
     CONSTANT,
     GROWTH,
-    Form,
+    GrowthForm,
     LabelledRows,
     choose_form,
     forms,
@@ -144,7 +144,7 @@ def test_vectors_have_the_same_intervals_however_the_axes_lie() -> None:
     for rotation in (np.eye(3), turn):
         moments = MixtureMoments(mean=mean @ rotation, epistemic=np.zeros((60, 3)), aleatoric=np.zeros((60, 3)))
         rows = labelled_rows(FORCES, (mean + error) @ rotation, moments, graph, nodes)
-        magnitudes = Form(kind="magnitude", growth=1.0)
+        magnitudes = GrowthForm(kind="magnitude", growth=1.0)
         scale = fit_scale(rows, [magnitudes])
         fitted = fit_calibration(FORCES, (mean + error) @ rotation, moments, graph, nodes=nodes, scale=scale)
         actual.append(calibrated(FORCES, fitted, moments, nodes).std)
@@ -220,7 +220,7 @@ def test_a_factor_is_fitted_without_the_graph_that_it_is_judged_on() -> None:
 
 
 @pytest.mark.parametrize("form", forms(extensive=True), ids=str)
-def test_json_keeps_the_form(form: Form) -> None:
+def test_json_keeps_the_form(form: GrowthForm) -> None:
     truth, moments, nodes = drawn("nodes", 30, np.random.default_rng(0))
     if form.shared:  # only where there is a spread to add to
         moments = replace(moments, epistemic=np.ones(30))
@@ -264,10 +264,10 @@ def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:
         "interval widths grow with the square root of the number of nodes, corrected by thirds of graphs and predictions; "
         "calibrated on 52 graphs that chose nothing"
     )
-    assert Form(kind="nodes").words(follows=True) == (
+    assert GrowthForm(kind="nodes").words(follows=True) == (
         "follow the members' spread, with a floor that grows with the number of nodes"
     )
-    assert Form(kind="nodes", shared=1.0).words(follows=True) == (
+    assert GrowthForm(kind="nodes", shared=1.0).words(follows=True) == (
         "follow the members' spread beside a typical one that grows with the number of nodes"
     )
 

@@ -16,7 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import BatchSettings, StoreWriter, open_store
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict, sources, work
-from hydragnn.ensemble.prediction.job import Job
+from hydragnn.ensemble.prediction.job import PredictionJob
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.rules import digest_of, rules_for
 from tests.acting import first_acts
@@ -45,7 +45,7 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = Job(model=ensemble, source=stored, out=tmp_path / "out.h5")
+    job = PredictionJob(model=ensemble, source=stored, out=tmp_path / "out.h5")
     opening = {"fresh": True, "finished": [], "ensemble": "another digest", "source": "", "error": ""}
     FileStore(str(tmp_path / "store"), -1).set("opening", json.dumps(opening))
     monkeypatch.setattr(predict, "keep_memory", lambda: None)

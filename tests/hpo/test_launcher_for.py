@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.machine import ROOM, Machine, workers_here
+from hydragnn.base.machine import ROOM, ProcessMachine, workers_here
 from hydragnn.hpo import CampaignSettings, LocalLauncher
 from hydragnn.hpo.campaign import batch_memory, launcher_for, local_launcher
 from hydragnn.hpo.launching import local
@@ -106,7 +106,9 @@ def test_memory_without_a_limit_may_be_said() -> None:
 
 
 def test_a_search_on_auto_leaves_every_worker_its_memory(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: Machine(cores=16, memory=12 * ROOM, gpus=0))
+    monkeypatch.setattr(
+        "hydragnn.base.machine.this_machine", lambda: ProcessMachine(cores=16, memory=12 * ROOM, gpus=0)
+    )
     auto = settings(workers="auto")
     shared = settings(workers="auto", trials_per_device=3)
     cases = ((auto, {}, None, 12), (auto, {"memory": "3 GB"}, None, 3), (auto, {}, 2, 2), (shared, {}, None, 4 * 3))

@@ -16,7 +16,7 @@ import pytest
 from campaigns import course, ends, read_journal, reports_until
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.machine import ROOM, Machine
+from hydragnn.base.machine import ROOM, ProcessMachine
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import launcher_of, local_launcher, local_note
 from hydragnn.hpo.launching import local
@@ -242,7 +242,7 @@ def test_the_first_rank_that_fails_decides_the_code(fault: str, code: int, words
 
 
 def test_workers_leave_every_rank_its_core_and_its_gpu(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    machine = Machine(cores=16, memory=11 * ROOM, gpus=0)
+    machine = ProcessMachine(cores=16, memory=11 * ROOM, gpus=0)
     monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: machine)
     for wanted, ranks, expected in (("auto", 2, 5), ("auto", 16, 1), (3, 4, 3)):
         launcher = local_launcher(settings(ranks_per_node=ranks, launcher="local"), wanted)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from hydragnn.hpo.launching.sites.pbs import Mpiexec
 from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, SchedulerWatch
 from hydragnn.record import RunRecord, write_record
-from hydragnn.runs.attempt import BEAT_SECONDS, Attempt, Heartbeat
+from hydragnn.runs.attempt import BEAT_SECONDS, Heartbeat, RunAttempt
 
 
 @dataclass
@@ -46,7 +46,7 @@ def test_runs_of_any_number_ask_the_file_system_at_most_fifty_times_a_second_tog
     folder, node = tmp_path / "run", tmp_path / "node"
     folder.mkdir()
     write_sealed(folder / "attempt.json", {"attempt": 1, BEAT_SECONDS: every})
-    attempt = Attempt(folder=folder, number=1, beats=None if steps else node)
+    attempt = RunAttempt(folder=folder, number=1, beats=None if steps else node)
     heart, record_at = Heartbeat(attempt, first=True, clock=clock), clock.now
     record = RunRecord(config={}, config_hash="", data_hash="", seed=0, status="running", attempt=1)
     heart.beat(0.0)

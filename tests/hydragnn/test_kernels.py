@@ -12,7 +12,7 @@ from torch import Tensor
 import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
 from hydragnn.kernels import OPS, Case, Op, gather_multiply_sum, segment_max, segment_min, segment_variance
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, plain_forms
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, plain_forms
 from hydragnn.kernels.ops import case_graphs
 
 GRAPHS = case_graphs()
@@ -122,7 +122,7 @@ def test_an_op_and_its_gradients_are_made_on_the_device_of_its_tensors(name: str
 
 
 def test_a_device_with_a_form_of_its_own_gets_it() -> None:
-    double = Member(
+    double = FamilyMember(
         forms={ANYWHERE: lambda x, _: 2 * x, "meta": lambda x, _: x.new_empty(7)},
         derivatives=(("double", (INCOMING,)),),
     )
@@ -133,7 +133,7 @@ def test_a_device_with_a_form_of_its_own_gets_it() -> None:
 
 def test_within_plain_forms_no_device_has_one_of_its_own() -> None:
     forms = {ANYWHERE: lambda x, _: 2 * x, "cpu": lambda x, _: x.new_empty(7)}
-    family = Family({"double": Member(forms=forms, derivatives=(("double", (INCOMING,)),))})
+    family = Family({"double": FamilyMember(forms=forms, derivatives=(("double", (INCOMING,)),))})
     with plain_forms():
         x = torch.ones(2, requires_grad=True)
         value = family("double", (x,), None)
@@ -145,9 +145,9 @@ def test_within_plain_forms_no_device_has_one_of_its_own() -> None:
 def test_a_family_that_is_not_closed_is_refused() -> None:
     forms = {ANYWHERE: lambda x, _: x}
     with pytest.raises(ValueError, match="a derivative of one is other, which is no member"):
-        Family({"one": Member(forms=forms, derivatives=(("other", (INCOMING,)),))})
+        Family({"one": FamilyMember(forms=forms, derivatives=(("other", (INCOMING,)),))})
     with pytest.raises(ValueError, match="a derivative of one calls one with 2 tensors"):
-        Family({"one": Member(forms=forms, derivatives=(("one", (0, INCOMING)),))})
+        Family({"one": FamilyMember(forms=forms, derivatives=(("one", (0, INCOMING)),))})
 
 
 def test_the_variance_of_large_close_values_keeps_its_digits_in_single_precision() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hydragnn.base.machine import Machine, free_memory
+from hydragnn.base.machine import ProcessMachine, free_memory
 
 GB = 10**9
 
@@ -59,7 +59,7 @@ def test_files_that_say_nothing_leave_the_memory_of_the_machine(tmp_path: Path, 
 
 
 def test_workers_are_one_per_gpu_or_core_that_has_memory() -> None:
-    here = Machine(cores=16, memory=64 * GB, gpus=0)
+    here = ProcessMachine(cores=16, memory=64 * GB, gpus=0)
     assert here.workers() == 16
     assert replace(here, gpus=4).workers() == 4
     assert here.workers(20 * GB) == 3

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from hydragnn.graphs import GraphBatch
-from hydragnn.kernels import Table, interpolated, tables_of_functions
+from hydragnn.kernels import FunctionTable, interpolated, tables_of_functions
 from hydragnn.kernels import table as plain
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.layers import RadialFilters
@@ -23,9 +23,9 @@ def waves(x: Tensor) -> Tensor:
     return torch.stack([torch.sin(3 * x), torch.exp(-x), x * x], dim=-1)
 
 
-def table(dtype: torch.dtype = torch.float64) -> Table:
+def table(dtype: torch.dtype = torch.float64) -> FunctionTable:
     (made,) = tables_of_functions(lambda x: [waves(x)], 2.0, torch.float32)
-    return Table(end=made.end, knots=made.knots.to(dtype))
+    return FunctionTable(end=made.end, knots=made.knots.to(dtype))
 
 
 def test_values_and_slopes_are_those_of_the_functions() -> None:
@@ -39,7 +39,9 @@ def test_values_and_slopes_are_those_of_the_functions() -> None:
 
 
 def test_a_gradient_is_the_derivative_of_what_the_table_gives_to_the_second_order() -> None:
-    made = Table(end=2.0, knots=torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    made = FunctionTable(
+        end=2.0, knots=torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    )
     made.knots[:-1, 1] = made.knots[1:, 0] - made.knots[:-1, 0]
     x = torch.tensor([0.1, 0.3, 1.1, 1.99], dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x: interpolated(x, made), (x,))
@@ -50,7 +52,7 @@ def test_a_gradient_is_the_derivative_of_what_the_table_gives_to_the_second_orde
 @pytest.mark.parametrize("channels", [1, 20, 130])
 def test_the_compiled_loops_are_the_plain_form(dtype: torch.dtype, channels: int) -> None:
     random = torch.Generator().manual_seed(channels)
-    made = Table(end=3.0, knots=torch.randn(17, 3, channels, dtype=dtype, generator=random))
+    made = FunctionTable(end=3.0, knots=torch.randn(17, 3, channels, dtype=dtype, generator=random))
     x = torch.cat([torch.tensor([-1.0, 0.0, 3.0, 7.0, torch.nan]), 3 * torch.rand(40, generator=random)]).to(dtype)
     g = torch.randn(len(x), channels, dtype=dtype, generator=random)
     values, slopes = cpu.table_value(x, made), cpu.table_slope(x, g, made)

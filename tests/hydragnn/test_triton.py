@@ -12,7 +12,7 @@ import triton
 from hydragnn.conformance.atomics import unordered_on_a_gpu
 from hydragnn.kernels import OPS
 from hydragnn.kernels.offline import READS, Compiled, read_amd
-from hydragnn.kernels.op import Errors
+from hydragnn.kernels.op import OpErrors
 from hydragnn.kernels.ops import case_graphs, random_graph
 from hydragnn.kernels.triton import edges as triton_edges
 from hydragnn.kernels.triton import pointwise as triton_pointwise
@@ -55,7 +55,7 @@ def test_every_op_on_a_gpu_equals_its_reference_and_gives_the_same_bits_again(na
             for case, given in op.cases(case_graphs(), channels):
                 errors = op.compare(given, dtype=dtype, device="cuda")
                 rounded = name in ROOTS and dtype != torch.float64
-                assert op.within(Errors(errors.forward) if rounded else errors, dtype), (case, dtype)
+                assert op.within(OpErrors(errors.forward) if rounded else errors, dtype), (case, dtype)
                 there = given.to("cuda", dtype)
                 first, second = (op.call(*there.tensors, *there.rest) for _ in range(2))
                 for one, other in zip(*(v if isinstance(v, tuple) else (v,) for v in (first, second))):

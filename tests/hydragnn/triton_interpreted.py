@@ -30,7 +30,7 @@ ROOTS = ("segment_std", "segment_statistics")
 """Their curvatures take a root of nearly nothing where messages are nearly equal: lower precision rounds most of it away."""
 
 
-class Interpreter(triton_launch.Launcher):
+class Interpreter(triton_launch.KernelLauncher):
     """Tensors on a CPU, tiles of a GPU."""
 
     def architecture(self, device: torch.device) -> str:

@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import AROUND
 from hydragnn.conformance.table import (
     PROMISES,
-    Outcome,
+    PromiseOutcome,
     around_table,
     conformance_of,
     conformance_page,
@@ -60,8 +60,8 @@ def test_the_command_says_what_an_architecture_does_not_keep_with_its_figure(
 ) -> None:
     why, page = "relative error 0.3", tmp_path / "page.md"
     outcomes = (
-        Outcome(kind="acme:Net", promise="float32 keeps half of its digits", verdict="failed", why=why),
-        Outcome(kind="acme:Net", promise="neighbours matter", verdict="passed"),
+        PromiseOutcome(kind="acme:Net", promise="float32 keeps half of its digits", verdict="failed", why=why),
+        PromiseOutcome(kind="acme:Net", promise="neighbours matter", verdict="passed"),
     )
     monkeypatch.setattr("hydragnn.conformance.table.conformance_of", lambda *_, **__: outcomes)
     for as_json in (True, False):
@@ -69,7 +69,7 @@ def test_the_command_says_what_an_architecture_does_not_keep_with_its_figure(
             conformance(["acme:Net"], page, ["fault=digits"], as_json=as_json)
         assert end.value.exit_code == 3
     first, *rest = capsys.readouterr().out.splitlines()
-    assert tuple(Outcome(**one) for one in json.loads(first)) == outcomes
+    assert tuple(PromiseOutcome(**one) for one in json.loads(first)) == outcomes
     assert f"acme:Net fails: float32 keeps half of its digits: {why}" in rest
     assert "**failed (1)**" in page.read_text() and why in page.read_text() and "--set fault=digits" in page.read_text()
 
@@ -85,10 +85,10 @@ def test_what_cannot_be_tested_is_refused_before_anything_runs() -> None:
 
 def test_a_table_numbers_failures_and_says_why_a_promise_does_not_apply() -> None:
     outcomes = [
-        Outcome(kind="a", promise="it turns", verdict="failed", why="rotation: 0.3"),
-        Outcome(kind="a", promise="it pulls", verdict="does not apply", why="a gives no forces"),
-        Outcome(kind="b", promise="it turns", verdict="passed"),
-        Outcome(kind="b", promise="it pulls", verdict="failed", why="0.1"),
+        PromiseOutcome(kind="a", promise="it turns", verdict="failed", why="rotation: 0.3"),
+        PromiseOutcome(kind="a", promise="it pulls", verdict="does not apply", why="a gives no forces"),
+        PromiseOutcome(kind="b", promise="it turns", verdict="passed"),
+        PromiseOutcome(kind="b", promise="it pulls", verdict="failed", why="0.1"),
     ]
     assert conformance_table(outcomes).splitlines() == [
         "| promise | `a` | `b` |",

@@ -40,7 +40,7 @@ def start(tmp_path: Path, frames: list[Atoms]) -> Path:
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, row: int, torn: bytes = b"") -> None:
     """Let Ctrl-C arrive at a row, after so many bytes of it."""
-    append = simulation_commands.Rows.append
+    append = simulation_commands.XyzRows.append
 
     def stopping(self: Any, *args: Any, **state: Any) -> None:
         if self.state["rows"] == row:
@@ -49,7 +49,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, row: int, torn: bytes = b"") -> Non
             signal.raise_signal(signal.SIGINT)
         append(self, *args, **state)
 
-    monkeypatch.setattr(simulation_commands.Rows, "append", stopping)
+    monkeypatch.setattr(simulation_commands.XyzRows, "append", stopping)
 
 
 @pytest.mark.parametrize("thermostat", ["langevin", "none"])
@@ -91,14 +91,14 @@ def test_dynamics_killed_within_a_frame_go_on_with_the_same_bits(
     code = f"""
 import os, signal, sys
 from hydragnn.scripts import cli, simulation_commands
-append = simulation_commands.Rows.append
+append = simulation_commands.XyzRows.append
 def killing(self, *args, **state):
     if self.state["rows"] == 4:
         self.file.write(b"7\\nLattice=")
         self.file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     append(self, *args, **state)
-simulation_commands.Rows.append = killing
+simulation_commands.XyzRows.append = killing
 sys.argv = ["hydragnn", *{[*words, str(killed)]}]
 cli.main()
 """

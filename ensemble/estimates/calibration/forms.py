@@ -65,7 +65,7 @@ GROWTH: Final[Mapping[str, Growth]] = {
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
+class GrowthForm:
     """Growth of errors with graph or prediction, up to a factor."""
 
     kind: str = "constant"
@@ -88,7 +88,7 @@ class Form:
     def words(self, follows: bool) -> str:
         """Return the words for interval widths.
 
-        >>> Form(kind="sqrt_nodes").words(follows=False)
+        >>> GrowthForm(kind="sqrt_nodes").words(follows=False)
         'grow with the square root of the number of nodes'
         """
         grows = GROWTH[self.kind].words
@@ -99,18 +99,21 @@ class Form:
         return f"grow with {grows}" if grows else "are the same for all"
 
 
-CONSTANT = Form()
+CONSTANT = GrowthForm()
 
 
-def forms(extensive: bool) -> list[Form]:
+def forms(extensive: bool) -> list[GrowthForm]:
     """Return all candidates for a target, the simplest first."""
     kinds = [kind for kind, growth in GROWTH.items() if kind != "magnitude" and (extensive or not growth.extensive)]
-    plain = [*(Form(kind=kind) for kind in kinds), *(Form(kind="magnitude", growth=growth) for growth in GROWTHS)]
+    plain = [
+        *(GrowthForm(kind=kind) for kind in kinds),
+        *(GrowthForm(kind="magnitude", growth=growth) for growth in GROWTHS),
+    ]
     return plain + [replace(form, shared=SHARED) for form in plain]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Rows:
+class ScaleRows:
     """Spread, magnitude and nodes of items, with components as columns."""
 
     spread: Float[Array, "rows components"]
@@ -122,7 +125,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LabelledRows(Rows):
+class LabelledRows(ScaleRows):
     """Rows with their errors, and the graph of each."""
 
     error: Float[Array, "rows components"]
@@ -155,7 +158,7 @@ class Component:
     corrections: Corrections = NONE
     """Factors on the standard deviation by nodes and magnitude."""
 
-    def unscaled(self, rows: Rows, column: int, form: Form, follows: bool) -> Float[Array, " rows"]:
+    def unscaled(self, rows: ScaleRows, column: int, form: GrowthForm, follows: bool) -> Float[Array, " rows"]:
         """Return the scale of errors, up to corrections and one factor."""
         relative = form.relative(rows.nodes, rows.magnitude[:, column] / self.typical)
         if not follows:
@@ -164,13 +167,13 @@ class Component:
         together = np.hypot(spread, form.shared * self.reference * relative) if form.shared else spread
         return np.maximum(together, self.floor * relative)
 
-    def corrected(self, rows: Rows, column: int, form: Form, follows: bool) -> Float[Array, " rows"]:
+    def corrected(self, rows: ScaleRows, column: int, form: GrowthForm, follows: bool) -> Float[Array, " rows"]:
         """Return the scale of errors, up to one factor."""
         corrections = self.corrections.of(rows.nodes, rows.magnitude[:, column])
         return self.unscaled(rows, column, form, follows) * corrections
 
 
-def unit_component(rows: Rows, column: int, form: Form, follows: bool) -> Component:
+def unit_component(rows: ScaleRows, column: int, form: GrowthForm, follows: bool) -> Component:
     """Return a component with scale 1 and quantile 0, without labels."""
     magnitude, spread = rows.magnitude[:, column], rows.spread[:, column]
     typical = float(np.median(magnitude)) or float(magnitude.mean()) or 1.0
@@ -180,7 +183,7 @@ def unit_component(rows: Rows, column: int, form: Form, follows: bool) -> Compon
     return Component(scale=1.0, floor=floor, quantile=0.0, reference=reference, typical=typical)
 
 
-def choose_form(rows: LabelledRows, candidates: Sequence[Form], follows: bool) -> Form:
+def choose_form(rows: LabelledRows, candidates: Sequence[GrowthForm], follows: bool) -> GrowthForm:
     """Return the form whose normal distributions have the least CRPS.
 
     Each graph is left out in turn from the factor that its error is measured with, and all graphs weigh the same. Components count in

@@ -15,9 +15,9 @@ from hydragnn.ensemble.estimates.calibration.forms import (
     GROWTH,
     TINY,
     Component,
-    Form,
+    GrowthForm,
     LabelledRows,
-    Rows,
+    ScaleRows,
     choose_form,
     unit_component,
 )
@@ -36,7 +36,7 @@ class Calibration(AnyCalibration):
     method: Method
     """spread: the scale is the members' spread with its form as an addition and floor; absolute: the form alone."""
     components: tuple[Component, ...]
-    form: Form = CONSTANT
+    form: GrowthForm = CONSTANT
 
     def fits(self, field: Field) -> bool:
         """Return True where the number of components is that of the field."""
@@ -86,11 +86,11 @@ def conformal_quantile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scale:
+class ScoreScale:
     """Units of scores, fixed before the calibration part is read."""
 
     method: Method
-    form: Form
+    form: GrowthForm
     components: tuple[Component, ...]
     """With scale 1 and quantile 0."""
 
@@ -100,7 +100,7 @@ class Scale:
         return self.method == "spread"
 
 
-def fit_scale(rows: LabelledRows, candidates: Sequence[Form]) -> Scale:
+def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm]) -> ScoreScale:
     """Return the scale with the best candidate; it uses any spread.
 
     Scores do not decide on the spread: it may not pay on graphs like those of training, and elsewhere nothing else widens.
@@ -109,10 +109,10 @@ def fit_scale(rows: LabelledRows, candidates: Sequence[Form]) -> Scale:
     candidates = [form for form in candidates if follows or not form.shared]
     form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
     components = tuple(unit_component(rows, c, form, follows) for c in range(rows.error.shape[1]))
-    return Scale(method="spread" if follows else "absolute", form=form, components=components)
+    return ScoreScale(method="spread" if follows else "absolute", form=form, components=components)
 
 
-def corrected_scale(scale: Scale, rows: LabelledRows) -> Scale:
+def corrected_scale(scale: ScoreScale, rows: LabelledRows) -> ScoreScale:
     """Return the scale with corrections by thirds of these rows."""
     components = []
     for c, component in enumerate(scale.components):
@@ -133,7 +133,7 @@ def fit_calibration(
     *,
     nominal: float = 0.9,
     nodes: Int[np.ndarray, " items"] | None = None,
-    scale: Scale | None = None,
+    scale: ScoreScale | None = None,
 ) -> Calibration:
     """Return the calibration of a field from labelled items.
 
@@ -182,7 +182,7 @@ def turning_axes(field: Field) -> int:
     return {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
 
 
-def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> Rows:
+def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " items"]) -> ScaleRows:
     """Return spread, magnitude and nodes of items as [rows, components to calibrate]."""
     magnitude, axes = np.abs(moments.mean), turning_axes(field)
     if axes:
@@ -191,7 +191,7 @@ def rows_of(field: Field, moments: MixtureMoments, nodes: Int[np.ndarray, " item
     spread = np.sqrt(isotropic(moments, axes).variance)
     repeats = field.width if axes else 1
     spread, magnitude = (one.reshape(len(nodes) * repeats, field.width // repeats) for one in (spread, magnitude))
-    return Rows(spread=spread, magnitude=magnitude, nodes=np.repeat(nodes.astype(np.float64), repeats))
+    return ScaleRows(spread=spread, magnitude=magnitude, nodes=np.repeat(nodes.astype(np.float64), repeats))
 
 
 def labelled_rows(

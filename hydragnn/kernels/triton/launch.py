@@ -18,7 +18,7 @@ LONG = LONG_ROW
 """A row of more edges is summed by several programs."""
 
 
-class Launcher:
+class KernelLauncher:
     """Runs kernels on the device of their tensors."""
 
     def architecture(self, device: torch.device) -> str:
@@ -35,11 +35,11 @@ class Launcher:
             kernel[grid](*inputs, **options)
 
 
-_launcher: list[Launcher] = [Launcher()]
+_launcher: list[KernelLauncher] = [KernelLauncher()]
 
 
 @contextmanager
-def launched_by(launcher: Launcher) -> Iterator[None]:
+def launched_by(launcher: KernelLauncher) -> Iterator[None]:
     """Give all kernels to ``launcher`` within the block."""
     _launcher.append(launcher)
     try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydragnn.conformance.atomics import Unordered
 from hydragnn.kernels.family import taken_for
-from hydragnn.kernels.triton.launch import Launcher, launched_by
+from hydragnn.kernels.triton.launch import KernelLauncher, launched_by
 from hydragnn.models.replay import NoWaiting
 
 FREE = frozenset(
@@ -30,7 +30,7 @@ EACH = {"sort": 4, "argsort": 4, "searchsorted": 1, "cumsum": 2, "repeat_interle
 """Launches of operations that are several kernels."""
 
 
-class Counting(Launcher):
+class Counting(KernelLauncher):
     """Counts kernels of Triton, and runs none."""
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ from hydragnn.distributed.pipeline import stage_schedule
 from hydragnn.graphs import graph_from_arrays
 from hydragnn.parallel import AXES, ParallelSettings
 from hydragnn.runs.extrapolation import DEVICES, LOSSES, Extrapolation
-from hydragnn.runs.rank_steps import Network, Steps
+from hydragnn.runs.rank_steps import Interconnect, Steps
 from tests.hydragnn.distributed.virtual_clock import course_of
 
-NONE = Network(latency=0.0, within=1e15, between=1e15, source="test")
-SLOW = Network(latency=1e-3, within=1e9, between=1e9, source="test")
+NONE = Interconnect(latency=0.0, within=1e15, between=1e15, source="test")
+SLOW = Interconnect(latency=1e-3, within=1e9, between=1e9, source="test")
 
 
 def steps(layout: dict[str, int], seconds: tuple[float, ...], parts: int = 1, **changes: Any) -> Steps:
@@ -54,7 +54,7 @@ def row_of(of: Extrapolation, ranks: int = 4, graphs: int = 64, **layout: int) -
     ],
     ids=["nothing", "copies", "shards", "stages"],
 )
-def test_every_loss_is_named(layout: dict[str, int], network: Network, lost: dict[str, float]) -> None:
+def test_every_loss_is_named(layout: dict[str, int], network: Interconnect, lost: dict[str, float]) -> None:
     row = row_of(extrapolation(network=network), **layout)
     seconds = {name: row["seconds"][name] for name in LOSSES[1:]}
     expected = {name: lost.get(name, 0.0) for name in seconds}

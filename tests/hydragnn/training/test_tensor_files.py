@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hydragnn.base.errors import InputError
-from hydragnn.runs.tensor_files import FileInfo, Piece, TensorFiles, TensorIndex, TensorInfo, write_tensors
+from hydragnn.runs.tensor_files import FileInfo, TensorFiles, TensorIndex, TensorInfo, TensorSlice, write_tensors
 
 TENSORS = {
     "matrix": torch.arange(12, dtype=torch.float64).reshape(3, 4) / 7,
@@ -40,7 +40,7 @@ def in_pieces(folder: Path, starts: list[tuple[int, int]]) -> TensorIndex:
         save_file({"matrix": matrix[row : row + 2, column : column + 2].contiguous()}, folder / file)
         content = (folder / file).read_bytes()
         files[file] = FileInfo(bytes=len(content), sha256=sha256(content).hexdigest())
-        pieces.append(Piece(file=file, start=(row, column), shape=(2, 2)))
+        pieces.append(TensorSlice(file=file, start=(row, column), shape=(2, 2)))
     return TensorIndex(files=files, tensors={"matrix": TensorInfo(dtype="F32", shape=(4, 4), pieces=tuple(pieces))})
 
 

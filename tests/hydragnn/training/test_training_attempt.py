@@ -20,9 +20,9 @@ from hydragnn.record import read_record, write_record
 from hydragnn.runs.attempt import (
     BEAT_SECONDS,
     SECONDS_BETWEEN_BEATS,
-    Attempt,
     Fenced,
     Heartbeat,
+    RunAttempt,
     keep_beating,
     shown_epochs,
 )
@@ -83,7 +83,7 @@ def test_where_nobody_counts_nothing_is_fenced_and_records_without_attempt_are_o
     assert record.status == "finished" and read_record(run).attempt == 0
     before = files(run)
     with pytest.raises(Fenced):  # at the last moment of writing
-        write_record(record, run, Attempt(folder=run, number=1).check)
+        write_record(record, run, RunAttempt(folder=run, number=1).check)
     assert files(run) == before
     table = json.loads((run / "record.json").read_text())
     old = {name: value for name, value in table.items() if name not in ("attempt", "checksum")}
@@ -128,7 +128,7 @@ def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(star
     assert read_record(run) == record
 
 
-class Overtaken(Attempt):
+class Overtaken(RunAttempt):
     """An attempt that is overtaken, and its successor writes a checkpoint, at the very moment at which it checks."""
 
     def check(self) -> None:
@@ -198,7 +198,7 @@ def test_the_heart_beats_as_rarely_as_its_starter_asks_and_every_second_on_its_n
 ) -> None:
     now, run, node = [0.0], tmp_path / "heartbeat", tmp_path / "node"
     write_sealed(tmp_path / "attempt.json", {"attempt": 1, **({BEAT_SECONDS: asked} if asked else {})})
-    heart = Heartbeat(Attempt(folder=tmp_path, number=1, beats=node), first=True, clock=lambda: now[0])
+    heart = Heartbeat(RunAttempt(folder=tmp_path, number=1, beats=node), first=True, clock=lambda: now[0])
     assert beats_of(heart, [run, node], now, 32.9) == [beats, EVERY_SECOND]
 
 
@@ -206,12 +206,12 @@ def test_only_the_owners_heart_beats_and_only_on_the_first_rank(tmp_path: Path) 
     beat = tmp_path / "heartbeat"
     take_over(tmp_path, 2)
     with pytest.raises(Fenced):
-        Heartbeat(Attempt(folder=tmp_path, number=1), first=True).beat()
-    Heartbeat(Attempt(folder=tmp_path, number=2), first=False).beat()
+        Heartbeat(RunAttempt(folder=tmp_path, number=1), first=True).beat()
+    Heartbeat(RunAttempt(folder=tmp_path, number=2), first=False).beat()
     assert not beat.exists()
-    Heartbeat(Attempt(folder=tmp_path, number=2), first=True).beat()
+    Heartbeat(RunAttempt(folder=tmp_path, number=2), first=True).beat()
     assert abs(float(beat.read_text().split()[0]) - time.time()) < 60
-    Heartbeat(Attempt(folder=tmp_path / "gone"), first=True).beat()  # a full disk does not stop the heart
+    Heartbeat(RunAttempt(folder=tmp_path / "gone"), first=True).beat()  # a full disk does not stop the heart
     assert not (tmp_path / "gone").exists()
 
 
@@ -221,18 +221,18 @@ def test_a_heart_beats_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
     mine.write_text("mine")
     beat.symlink_to(mine)
     with pytest.raises(InputError, match="is a symbolic link"):
-        Heartbeat(Attempt(folder=tmp_path, number=1), first=True).beat()
+        Heartbeat(RunAttempt(folder=tmp_path, number=1), first=True).beat()
     assert mine.read_text() == "mine"
     beat.unlink()
     os.mkfifo(beat)
     with pytest.raises(InputError, match="is no regular file"):
-        Heartbeat(Attempt(folder=tmp_path, number=1), first=True).beat()
+        Heartbeat(RunAttempt(folder=tmp_path, number=1), first=True).beat()
 
 
 def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path: Path) -> None:
     now = [0.0]
     take_over(tmp_path, 3)
-    heart = Heartbeat(Attempt(folder=tmp_path, number=3), first=True, clock=lambda: now[0])
+    heart = Heartbeat(RunAttempt(folder=tmp_path, number=3), first=True, clock=lambda: now[0])
     assert shown_epochs(tmp_path, 3) is None
     shown = []
     for now[0], epochs in ((0.0, None), (2.0, 12345.6789), (4.0, 2.5), (6.0, None)):
@@ -272,7 +272,9 @@ def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(
 def test_long_work_shows_that_the_run_lives(tmp_path: Path) -> None:
     take_over(tmp_path, 3)
     ticks = itertools.count()
-    heart = Heartbeat(Attempt(folder=tmp_path, number=3), first=True, clock=lambda: next(ticks) * SECONDS_BETWEEN_BEATS)
+    heart = Heartbeat(
+        RunAttempt(folder=tmp_path, number=3), first=True, clock=lambda: next(ticks) * SECONDS_BETWEEN_BEATS
+    )
 
     def seen(content: str) -> bool:
         """Wait for a heartbeat file that is not this one."""

@@ -10,7 +10,7 @@ from hydragnn.ensemble import TargetEvaluation
 from hydragnn.scripts.report.facts import Points
 from hydragnn.scripts.report.uncertainty import LEVELS, binned_errors, observed_levels
 from hydragnn.scripts.report.verdict import (
-    Finding,
+    Statement,
     coverage_error,
     coverage_finding,
     error_finding,
@@ -42,7 +42,7 @@ def beside(mae: float, **baselines: float) -> TargetEvaluation:
     return replace(scores(mae), baselines={name: {"mae": value} for name, value in baselines.items()})
 
 
-def covering(share: float, graphs: int = 10_000, each: int = 1) -> Finding:
+def covering(share: float, graphs: int = 10_000, each: int = 1) -> Statement:
     """The finding on so many graphs, of which a share lies in its interval."""
     graph = np.repeat(np.arange(graphs), each)
     return coverage_finding(points(graph < share * graphs, graph), share, 0.9)
@@ -84,7 +84,7 @@ PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
         *((spread_finding(rank), "unknown", "") for rank in (None, math.nan)),
     ],
 )
-def test_findings_are_graded_and_say_why(finding: Finding, grade: str, phrase: str) -> None:
+def test_findings_are_graded_and_say_why(finding: Statement, grade: str, phrase: str) -> None:
     assert finding.grade == grade and phrase in finding.sentence
 
 
