@@ -89,7 +89,7 @@ settings.register_profile("tests", deadline=None)  # the first example also impo
 settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
-# for `from world import World`: pytest's importlib mode leaves folders out
+# for `from clockwork import Clockwork`: pytest's importlib mode leaves folders out
 sys.path += [str(ROOT / "tests" / "hpo"), str(ROOT / "tests" / "parity")]
 
 
@@ -152,7 +152,7 @@ def loaded(name: str) -> ModuleType:
 @pytest.fixture(scope="session")
 def played() -> ModuleType:
     """The module that plays campaigns through the real scheduler on a virtual clock."""
-    return importlib.import_module("world")
+    return importlib.import_module("clockwork")
 
 
 @pytest.fixture(scope="session")

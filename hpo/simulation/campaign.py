@@ -23,7 +23,7 @@ from hydragnn.hpo.scheduling.events import (
     Settle,
     Start,
 )
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, decide
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, Decision, State, decide
 from hydragnn.hpo.simulation.world import Scenario, World
 
 
@@ -150,11 +150,14 @@ class VirtualCampaign:
             trial = self.state.trials.get(event.trial) if isinstance(event, Reached) else None
             if isinstance(event, Reached) and trial is not None and event.epochs > trial.passed:
                 self._note(event)
-            begin = perf_counter()
-            _, actions = decide(self.state, event, self.world.now)
-            self.decision_seconds.append(perf_counter() - begin)
-            for action in actions:
+            for action in self._decide(event).actions:
                 events.extend(self._act(action))
+
+    def _decide(self, event: Event) -> Decision:
+        begin = perf_counter()
+        decision = decide(self.state, event, self.world.now)
+        self.decision_seconds.append(perf_counter() - begin)
+        return decision
 
     def _act(self, action: Action) -> list[Event]:
         match action:

@@ -125,6 +125,9 @@ class VirtualAttempt:
 class World:
     """Nodes with their faults, attempts with their fates, reports with their times."""
 
+    prefix = "n"
+    """First letters of nodes' names."""
+
     def __init__(self, scenario: Scenario) -> None:
         self.assumptions, self.course_of = scenario.assumptions, scenario.course_of
         self.seed, self.num_nodes, self.hang_seconds = scenario.seed, scenario.nodes, scenario.hang_seconds
@@ -160,7 +163,7 @@ class World:
         """
         self.now = self._begin = self._next_start = start
         self._offset, self._allocation = offset, allocation
-        self._prefix = f"n{allocation}-" if allocation else "n"
+        self._prefix = f"{self.prefix}{allocation}-" if allocation else self.prefix
         names = [f"{self._prefix}{i}" for i in range(self.num_nodes)]
         machine = (self.assumptions, self.num_nodes, self.seed, allocation)
         bad = bad_nodes(*machine)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import LATER_RULES
+from clockwork import LATER_RULES
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest

@@ -4,7 +4,7 @@
 
 Campaigns of 1 to 30 trials on 1 to 36 slots see lost nodes, failed launches, preemptions, memory that runs out, failures of
 their own, nodes found sick, probes without an answer, killed controllers, cabinets lost at once, storms of failing launches, nodes
-that fail after 20 minutes, and reports that come late and twice. tests/hpo/world.py and storm.py say what must
+that fail after 20 minutes, and reports that come late and twice. tests/hpo/clockwork.py says what must
 hold: no trial lost, none run or settled twice, no slot given twice, no budget exceeded, no machine fault told as a failure,
 no node used before its probe, and from everywhere a way to the end.
 """
@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hpo"))
-from storm import storms
+from clockwork import storms
 
 PORTION = 5000
 

@@ -16,10 +16,10 @@ import optuna
 import pytest
 import tomli_w
 from campaigns import course, read_journal, weights_of
+from clockwork import after
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rings import write_rings
-from world import after
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_json

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from campaigns import read_journal
+from clockwork import LATER_RULES, Clockwork, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import LATER_RULES, Player, nodes
 
 from hydragnn.base.errors import InputError, TakenOver
 from hydragnn.hpo import lines
@@ -237,12 +237,12 @@ def test_a_write_that_the_system_takes_in_pieces_is_whole_in_the_end(
     assert [event for _, event in read_journal(tmp_path / "journal.jsonl")] == EVENTS
 
 
-def campaign(seed: int) -> Player:
+def campaign(seed: int) -> Clockwork:
     """A campaign with faults of machines and its own, a bad node, a killed and a stopped controller."""
     plan = Plan(trials=40, rungs=(1, 3, 9), finalists=4, max_slots=1 + seed % 4)
-    player = Player(plan, nodes(12), seed=seed, own=0.08, machine=0.12, bad=frozenset({"n3"}))
+    player = play(plan, 12, seed=seed, own=0.08, machine=0.12, bad=("n3",))
     player.session(kill_after=400.0)
-    player.session(stop_after=300.0, slots=nodes(10))
+    player.session(stop_after=300.0, nodes=10)
     player.session()
     return player
 
@@ -269,7 +269,7 @@ def course_of(path: Path) -> Timeline:
     return builder.timeline()
 
 
-def decided_again(player: Player) -> State:
+def decided_again(player: Clockwork) -> State:
     state = State()
     for now, event in player.events:
         decide(state, event, now)

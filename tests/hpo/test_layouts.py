@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import after
+from clockwork import after
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.costs import Estimates

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clockwork import after
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
-from world import after
 
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError

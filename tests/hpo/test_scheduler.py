@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from clockwork import FAILING, Clockwork
+from clockwork import FAILING, Clockwork, after, nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import World, after, nodes
 
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -43,6 +42,7 @@ from hydragnn.hpo.scheduling.scheduler import HOPELESS, State, decide
 from hydragnn.hpo.scheduling.slowness import REASON
 from hydragnn.hpo.scheduling.state import TrialStatus
 from hydragnn.hpo.scheduling.trouble import LONGEST, PAUSE, TOGETHER
+from hydragnn.hpo.simulation import Course
 
 
 def proposed(trial: int, work: float | None = None) -> Proposed:
@@ -79,7 +79,7 @@ def decisions(actions: Sequence[Action]) -> str:
     return ", ".join(words)
 
 
-Course = tuple[Plan, Sequence[str], list[tuple[float, Event, str]], Callable[[State], Any]]
+Steps = tuple[Plan, Sequence[str], list[tuple[float, Event, str]], Callable[[State], Any]]
 HOURS = Plan(trials=4, rungs=(1,), max_seconds=100.0)
 PAIRS = Plan(trials=2, rungs=(1,), min_slots=2, max_slots=2)
 TWO = [(0, proposed(0), "start 0 on a"), (0, proposed(1), "start 1 on b")]
@@ -94,7 +94,7 @@ SIZES = Plan(
 )
 
 
-def balance(work: float, *then: tuple[float, Event, str], rungs: tuple[int, ...] = (10, 20)) -> Course:
+def balance(work: float, *then: tuple[float, Event, str], rungs: tuple[int, ...] = (10, 20)) -> Steps:
     """Two trials that share ten slots; with ``rungs`` both are finalists."""
     halves = "start 0 on n1 n2 n3 n4 n5, start 1 on n6 n7 n8 n9 n10"
     first = [(0, proposed(0, work), ""), (0, proposed(1, work), halves), (0, launched(0), ""), (0, launched(1), "")]
@@ -102,7 +102,7 @@ def balance(work: float, *then: tuple[float, Event, str], rungs: tuple[int, ...]
     return plan, nodes(10), [*first, *then], lambda state: state.trials[0].faults == 0
 
 
-COURSES: dict[str, Course] = {
+COURSES: dict[str, Steps] = {
     "a node that only fails its probe comes back when it is well": (
         Plan(trials=3, rungs=(1,)),
         "ab",
@@ -305,21 +305,9 @@ def test_events_have_their_decisions(
     assert holds(state)
 
 
-def world_of(plan: Plan, workers: int = 1) -> World:
-    """A campaign on so many slots."""
-    return World(plan, tuple(f"p{k}" for k in range(workers)))
-
-
-def finished(world: World, value: Callable[[int, int], float]) -> World:
-    """Run a world to its end without faults; ``value(trial, epochs)`` is the objective."""
-    world.open()
-    while world.closed is None:
-        if world.to_propose:
-            world.propose()
-        else:
-            number = min(world.running)
-            world.reach(number, value(number, world.running[number].until))
-    return world
+def course(value: float, epochs: int, **more: Any) -> Course:
+    """A configuration of ten seconds an epoch."""
+    return Course(work=10.0, scaling=math.inf, curve=(value,) * epochs, **more)
 
 
 @pytest.mark.parametrize(
@@ -334,43 +322,36 @@ def finished(world: World, value: Callable[[int, int], float]) -> World:
     ids=["the best third", "no reduction", "no rungs", "at least the finalists", "more finalists than trials"],
 )
 def test_rungs_let_the_best_through_and_no_other(plan: Plan, passed: list[int]) -> None:
-    world = finished(world_of(plan), lambda trial, _: float(trial))
-    assert [sorted(n for n, until in world.started if until == rung) for rung in plan.rungs] == [
+    campaign = Clockwork(plan, 1, course_of=lambda trial: course(float(trial), plan.rungs[-1]))
+    assert [sorted(start.trial for _, start in campaign.starts if start.until == rung) for rung in plan.rungs] == [
         list(range(count)) for count in passed
     ]
-    assert [number for number, outcome in world.settled.items() if outcome == "finished"] == list(range(passed[-1]))
-    assert sorted(world.settled) == list(range(plan.trials))
+    assert [number for number, outcome in campaign.settled.items() if outcome == "finished"] == list(range(passed[-1]))
+    assert sorted(campaign.settled) == list(range(plan.trials))
 
 
-def test_a_campaign_in_which_everything_fails_gives_up_early() -> None:
-    world = world_of(Plan(trials=50, rungs=(1,)))
-    world.open()
-    while world.closed is None:
-        if world.to_propose:
-            world.propose()
-        else:
-            world.fail(min(world.running), "configuration")
-    assert world.closed == "hopeless"
-    assert len(world.started) == HOPELESS
+@pytest.mark.parametrize(
+    ("trials", "workers", "failing", "ending"),
+    [(50, 1, 50, "hopeless"), (200, 100, HOPELESS + 5, "finished")],
+    ids=["everything fails", "a few early failures among many"],
+)
+def test_only_a_campaign_in_which_everything_fails_gives_up(
+    trials: int, workers: int, failing: int, ending: str
+) -> None:
+    def course_of(trial: int) -> Course:
+        return course(0.5, 1, fails_at=0.5 if trial < failing else math.inf, failure="configuration")
 
-
-def test_a_few_early_failures_among_thousands_are_no_reason_to_give_up() -> None:
-    world = world_of(Plan(trials=200, rungs=(1,)), workers=100)
-    world.open()
-    while world.to_propose:
-        world.propose()
-    for number in range(HOPELESS + 5):
-        world.fail(number, "diverged")
-    assert world.closed is None
-    world.reach(50, 0.5)
-    assert world.state.ending is None
+    campaign = Clockwork(Plan(trials=trials, rungs=(1,)), workers, course_of=course_of)
+    assert campaign.state.ending == ending
+    assert len(campaign.starts) == (HOPELESS if ending == "hopeless" else trials)
 
 
 def test_more_trials_may_be_asked_for_when_a_campaign_is_opened_again() -> None:
-    world = finished(world_of(Plan(trials=3, rungs=(1, 2), reduction=3)), lambda trial, _: float(trial))
-    world.plan = replace(world.plan, trials=9)
-    again = finished(world, lambda trial, _: float(-trial))
-    assert len(again.state.trials) == 9
+    campaign = Clockwork(Plan(trials=3, rungs=(1, 2), reduction=3), 1)
+    campaign.plan = replace(campaign.plan, trials=9)
+    campaign.session()
+    assert len(campaign.state.trials) == 9
+    campaign.laws.check_end()
 
 
 def test_five_thousand_faults_violate_nothing_and_reach_every_status_and_ending(root: Path) -> None:
@@ -383,7 +364,7 @@ def test_five_thousand_faults_violate_nothing_and_reach_every_status_and_ending(
     assert seen["faults"] >= 5000
     kinds = (("trial", TrialStatus), ("node", NodeStatus), ("ending", Ending))
     names = [f"{word} {name}" for word, kind in kinds for name in get_args(kind)]
-    names += [f"outcome {outcome}" for outcome in ("finished", "pruned", "failed", "lost")]
+    names += ["trouble", *(f"outcome {outcome}" for outcome in ("finished", "pruned", "failed", "lost"))]
     assert [name for name in names if not seen[name]] == []
 
 

@@ -4,12 +4,11 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from clockwork import after, play
 from rich.console import Console
-from world import after
 
 from hydragnn.hpo import CampaignSettings, CampaignStatus, CampaignView, Follower, State, campaign_status
 from hydragnn.hpo.preflight import write_settings
@@ -23,10 +22,9 @@ PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seco
 
 
 @pytest.fixture(scope="module")
-def player(played: ModuleType) -> Any:
+def player() -> Any:
     """A campaign on six nodes, one of them bad, with faults."""
-    names = played.nodes(6)
-    player = played.Player(PLAN, names, seed=3, own=0.15, machine=0.08, bad=frozenset(names[2:3]), work=30.0)
+    player = play(PLAN, 6, seed=3, own=0.15, machine=0.08, bad=("n3",), work=30.0)
     player.session(stop_after=1500)
     player.session()
     return player

@@ -1,13 +1,12 @@
 """The timeline accounts for every second of every node, and says what faults cost."""
 
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import pytest
+from clockwork import play, timeline_builder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import timeline_builder
 
 from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
@@ -140,12 +139,9 @@ def test_nothing_is_known_before_the_first_event() -> None:
 )
 @settings(max_examples=40, deadline=None)
 def test_every_second_of_every_node_is_accounted_for(
-    played: ModuleType, seed: int, slots: int, own: float, machine: float, bad: bool, stop: Any, kill: Any
+    seed: int, slots: int, own: float, machine: float, bad: bool, stop: Any, kill: Any
 ) -> None:
-    names = played.nodes(slots)
-    player = played.Player(
-        PLAN, names, seed=seed, own=own, machine=machine, bad=frozenset(names[1:2]) if bad else frozenset()
-    )
+    player = play(PLAN, slots, seed=seed, own=own, machine=machine, bad=("n1",) if bad else ())
     if kill:
         player.session(kill_after=kill)
     if stop:

@@ -37,21 +37,21 @@ TABLE = {
     },
 }
 
-Campaign = Callable[[tuple[str, ...]], Path]
+Campaign = Callable[..., Path]
 
 
 @pytest.fixture
 def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
-    """A maker of campaign folders on the given slots."""
+    """A maker of campaign folders on so many nodes."""
 
-    def make_campaign(slots: tuple[str, ...]) -> Path:
+    def make_campaign(nodes: int = 6, **more: str) -> Path:
         folder = tmp_path / "campaign"
         folder.mkdir()
         with StoreWriter(folder / "few.h5", [ENERGY], dim=3) as writer:
             writer.write(graph_from_arrays(np.eye(3), [0], [1], fields=[ENERGY], graphs={"energy": np.float32(0)}))
         write_settings(campaign_settings(TABLE, folder / "CAMPAIGN.toml"), [], folder)
         plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2)
-        player = played.Player(plan, slots, seed=3, own=0.1, machine=0.08, bad=frozenset(slots[2:3]), work=30.0)
+        player = played.play(plan, nodes, seed=3, own=0.1, machine=0.08, bad=("n2",), work=30.0, **more)
         player.session(stop_after=1500)
         player.session()
         player.write(folder / "journal.jsonl")
@@ -86,8 +86,8 @@ def write(folder: Path, journal: bytes) -> None:
     (folder / "journal.jsonl").write_bytes(journal)
 
 
-def test_every_question_has_its_line(campaign: Campaign, played: ModuleType) -> None:
-    text = shown(campaign(played.nodes(6)))
+def test_every_question_has_its_line(campaign: Campaign) -> None:
+    text = shown(campaign())
     for word in ("all trials done", "40 of 40", "epoch 18:", "hidden_dim=", "node-hours", "seconds per epoch"):
         assert word in text
     assert "never told to the sampler" in text
@@ -102,7 +102,7 @@ TROUBLE = {"number": 3, "since": 1.7e9, "until": 1.7e9 + 30}
         ({}, "sampler", [["tpe, since 6 can run at once"]]),
         # a sampler that fails leaves a random search, which nobody should take for anything else
         ({"stand_ins": 3}, "sampler", [["tpe"], ["3 trial(s), which were drawn at random", "sampler.log says why"]]),
-        ({}, "machine", []),
+        ({"trouble": None}, "machine", []),
         (
             {"trouble": TROUBLE},
             "machine",
@@ -112,19 +112,17 @@ TROUBLE = {"number": 3, "since": 1.7e9, "until": 1.7e9 + 30}
     ],
 )
 def test_a_status_has_sentences_on_its_sampler_and_machine(
-    campaign: Campaign, played: ModuleType, changes: dict[str, Any], row: str, sentences: list[list[str]]
+    campaign: Campaign, changes: dict[str, Any], row: str, sentences: list[list[str]]
 ) -> None:
-    lines = status_rows(replace(campaign_status(campaign(played.nodes(6))), **changes)).get(row, [])
+    lines = status_rows(replace(campaign_status(campaign()), **changes)).get(row, [])
     assert len(lines) == len(sentences)
     assert all(word in line for line, words in zip(lines, sentences) for word in words)
 
 
 @pytest.mark.parametrize(("slots", "name"), [(6, "tpe"), (64, "gp")])
-def test_the_sampler_that_auto_became_is_named_with_its_reason(
-    campaign: Campaign, played: ModuleType, slots: int, name: str
-) -> None:
+def test_the_sampler_that_auto_became_is_named_with_its_reason(campaign: Campaign, slots: int, name: str) -> None:
     """What proposes depends on the machine, and nobody should have to read the source to know it."""
-    folder = campaign(played.nodes(slots))
+    folder = campaign(slots)
     [sentence] = status_rows(campaign_status(folder))["sampler"]
     assert sentence.startswith(f'{name}, since {slots} can run at once ("auto" is gp where 64 trials or more')
     assert campaign_history(folder).sampler == sentence
@@ -133,7 +131,7 @@ def test_the_sampler_that_auto_became_is_named_with_its_reason(
 
 
 def test_a_laptop_has_workers(campaign: Campaign) -> None:
-    folder = campaign(("worker-0", "worker-1"))
+    folder = campaign(2, prefix="worker-")
     shortened(folder, 20)
     text = shown(folder)
     assert "of worker time" in text
@@ -141,18 +139,16 @@ def test_a_laptop_has_workers(campaign: Campaign) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["lines", "terminal"])
-def test_watching_shows_what_is_new_and_ends_with_the_campaign(
-    campaign: Campaign, played: ModuleType, terminal: bool
-) -> None:
-    folder = campaign(played.nodes(6))
+def test_watching_shows_what_is_new_and_ends_with_the_campaign(campaign: Campaign, terminal: bool) -> None:
+    folder = campaign()
     whole = shortened(folder, 100)
     text = shown(folder, terminal=terminal, watch=True, sleep=lambda _: write(folder, whole))
     assert text.count("no sign of life") >= 1
     assert "all trials done" in text
 
 
-def test_machines_watch_lines_of_json(campaign: Campaign, played: ModuleType) -> None:
-    folder = campaign(played.nodes(6))
+def test_machines_watch_lines_of_json(campaign: Campaign) -> None:
+    folder = campaign()
     whole = shortened(folder, 100)
     text = shown(folder, watch=True, as_json=True, sleep=lambda _: write(folder, whole))
     first, last = (json.loads(line) for line in text.splitlines())

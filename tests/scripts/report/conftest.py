@@ -66,9 +66,8 @@ def samples(tmp_path_factory: pytest.TempPathFactory, disturbed: Any) -> Samples
 @pytest.fixture(scope="session")
 def disturbed(played: ModuleType) -> Any:
     """Sixty trials on twelve nodes, one of them bad, with faults, an interruption and a resume."""
-    names = played.nodes(12)
     plan = Plan(trials=60, rungs=RUNGS, finalists=5, max_slots=4)
-    player = played.Player(plan, names, seed=2, own=0.1, machine=0.06, bad=frozenset([names[4]]), work=60.0)
+    player = played.play(plan, 12, seed=2, own=0.1, machine=0.06, bad=("n4",), work=60.0)
     player.session(stop_after=2000)
     player.session()
     return player
