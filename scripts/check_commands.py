@@ -138,7 +138,7 @@ def conformance(
         words += [f"--around {name}" for name in around or []]
         write_atomically(out, conformance_page(outcomes, " ".join([*words, f"--out {out}"])))
     if as_json:
-        print(json.dumps([outcome.to_json() for outcome in outcomes]))
+        print(json.dumps([asdict(outcome) for outcome in outcomes]))
     else:
         _show(outcomes)
     if any(outcome.verdict == "failed" for outcome in outcomes):

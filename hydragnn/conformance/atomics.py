@@ -43,10 +43,15 @@ for which the documentation of ``scaled_dot_product_attention`` says it. Not amo
 and the gradient of an embedding, which sorts.
 """
 
-ACCUMULATES = frozenset({"index_put", "put"})
-FLOATING = frozenset({"cumsum", "cumprod"})
 EXACT = frozenset({"amax", "amin"})
 """Reductions that are the same in every order."""
+ORDERED: Mapping[str, Callable[[Sequence[Any]], bool]] = {
+    "*put": lambda inputs: not any(value is True for value in inputs),
+    "cum*": lambda inputs: not inputs[0].is_floating_point(),
+    "bincount": lambda inputs: not any(isinstance(value, Tensor) for value in inputs[1:]),
+    "*_reduce": lambda inputs: any(isinstance(value, str) and value in EXACT for value in inputs),
+}
+"""Inputs with which some of these have an order all the same."""
 
 
 def unordered(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
@@ -54,17 +59,8 @@ def unordered(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str
     short = name.strip("_").removeprefix("unsafe_").removesuffix("_impl")
     why = next((why for pattern, why in UNORDERED.items() if fnmatch(short, pattern)), "")
     inputs = [*args, *options.values()]
-    if short in ACCUMULATES and not any(value is True for value in inputs):
-        return ""
-    if short in FLOATING and not args[0].is_floating_point():
-        return ""
-    if short == "bincount" and not any(isinstance(value, Tensor) for value in inputs[1:]):
-        return ""
-    if short in ("scatter_reduce", "index_reduce") and any(
-        isinstance(value, str) and value in EXACT for value in inputs
-    ):
-        return ""
-    return why
+    ordered = any(fnmatch(short, pattern) and is_ordered(inputs) for pattern, is_ordered in ORDERED.items())
+    return "" if ordered else why
 
 
 class Unordered(TorchDispatchMode):

@@ -38,6 +38,8 @@ class Network:
 
     def changed(self, **changes: Any) -> GraphModel:
         """Return the model with other settings; DoesNotApply if they are refused."""
+        if not changes:
+            return self.shared()
         try:
             return shared_model(self.architecture, **{**self.settings, **changes})
         except InputError as refusal:

@@ -60,7 +60,6 @@ HALF_THE_DIGITS = float(torch.finfo(torch.float32).eps ** 0.5)
 """3.5e-4: what sound sums keep in float32; what takes the difference of two large numbers loses more."""
 EXTENSIVE = 1e-10
 """Relative, where the same numbers are summed in another order in float64."""
-LAYERS = (1, 5)
 
 
 @promise(limit=HALF_THE_DIGITS)
@@ -70,18 +69,6 @@ def float32_keeps_half_of_its_digits(network: Network) -> Figures:
     batch = CORNERS["two graphs"]().to(dtype=torch.float32)
     exact = {key: one._replace(size=0.0) for key, one in predicted(double, batch.to(dtype=torch.float64)).items()}
     return gaps(predicted(network.shared(torch.float32), batch), exact, "float32")
-
-
-@promise(LAYERS)
-def one_layer_and_many_are_finite_and_every_parameter_has_a_say(network: Network, layers: int) -> Figures:
-    corners = concatenate([*(make() for make in CORNERS.values()), make_graph(3, 12)])
-    gradients = finite_gradients(network.changed(num_layers=layers), corners, f"{layers} layers")
-    return idle_parameters(gradients)
-
-
-@promise(LAYERS, SLOPE)
-def forces_of_one_layer_and_of_many_are_minus_the_gradient(network: Network, layers: int) -> Figures:
-    return force_gaps(network.changed(num_layers=layers), CORNERS["two graphs"](), 1)
 
 
 @promise(limit=EXTENSIVE)
@@ -135,17 +122,6 @@ def second_derivatives_are_those_of_the_forces(network: Network) -> Figures:
         yield from slope_gaps(pulls, [((along, visible), float((curvature * visible).sum()))], curvature)
 
 
-@promise(limit=1e-10)
-def gradients_of_shares_add_up_to_that_of_the_batch(network: Network) -> Figures:
-    """Compare two ranks with one."""
-    batch, model = CORNERS["two graphs"](), network.shared()
-    whole = finite_gradients(model, batch, "both graphs")
-    shares = [finite_gradients(model, batch.select([number]), f"graph {number}") for number in range(2)]
-    for name, gradient in whole.items():
-        error = (shares[0][name] + shares[1][name] - gradient).abs().max()
-        yield float(error) / max(1.0, float(gradient.abs().max())), name
-
-
 def finite_gradients(model: GraphModel, batch: GraphBatch, where: str) -> dict[str, Tensor]:
     """Return the gradient of every parameter by name, checked to be finite."""
     predictions, _, gradients = loss_and_gradients(model, batch)
@@ -156,55 +132,33 @@ def finite_gradients(model: GraphModel, batch: GraphBatch, where: str) -> dict[s
     return by_name
 
 
-def idle_parameters(gradients: dict[str, Tensor]) -> Figures:
-    """Return the number of parameters without a gradient."""
-    idle = [name for name, gradient in gradients.items() if not gradient.abs().sum() > 0]
-    return [(float(len(idle)), f"parameters without a say: {', '.join(idle)}" if idle else "parameters")]
-
-
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
 CLOSE = 1e-7
 """Relative, of sums in another order in float64, as of ``torch.testing.assert_close``."""
 
 
-Changing = Callable[[GraphBatch], Change]
-TURNS: dict[str, Changing] = {"rotation": turned, "reflection": partial(turned, determinant=-1)}
+PLANE = {"dim": 2}
+CHANGES: dict[str, tuple[Callable[[GraphBatch], Change], Mapping[str, int]]] = {
+    name + where: (change, space)
+    for where, space in (("", {}), (" in the plane", PLANE))
+    for name, change in (
+        ("rotation", turned),
+        ("reflection", partial(turned, determinant=-1)),
+        ("translation", moved),
+        ("permutation", reordered),
+    )
+}
 
 
-def _followed(model: GraphModel, batch: GraphBatch, change: Changing) -> Figures:
-    """Return differences between a changed graph and the graph, changed."""
-    one = change(batch)
-    return gaps(predicted(model, one.changed), predicted(model, batch), "graphs", one)
-
-
-@promise(limit=TIGHT)
-def nodes_in_another_order_give_the_same_predictions_in_that_order(network: Network) -> Figures:
-    return _followed(network.changed(), CORNERS["self loop"](), reordered)
-
-
-@promise(TURNS, TIGHT)
-def predictions_turn_as_their_parity_says(network: Network, turn: Changing) -> Figures:
-    return _followed(network.changed(), concatenate([CORNERS["self loop"](), CORNERS["two graphs"]()]), turn)
-
-
-@promise(limit=TIGHT)
-def moving_the_whole_graph_changes_nothing(network: Network) -> Figures:
-    return _followed(network.changed(), CORNERS["self loop"](), moved)
-
-
-@promise({**TURNS, "translation": moved, "permutation": reordered}, TIGHT)
-def in_two_dimensions_predictions_follow_turns_mirrors_moves_and_the_order_of_nodes(
-    network: Network, change: Changing
+@promise(CHANGES, TIGHT)
+def predictions_follow_turns_mirrors_moves_and_the_order_of_nodes(
+    network: Network, case: tuple[Callable[[GraphBatch], Change], Mapping[str, int]]
 ) -> Figures:
-    batch = concatenate([make_graph(6, 5, self_loop=True, dim=2), make_graph(2, 7, dim=2)])
-    return _followed(network.changed(dim=2), batch, change)
-
-
-@promise(limit=SLOPE)
-def in_two_dimensions_forces_and_stress_are_derivatives_of_the_energy(network: Network) -> Figures:
-    """Stress is that per area."""
-    model, batch = network.changed(dim=2), make_graph(0, 6, dim=2)
-    return [*force_gaps(model, batch), *stress_gaps(model, batch)]
+    change, space = case
+    model = network.changed(**space)
+    batch = concatenate([make_graph(number, 5 + number % 3, self_loop=number == 6, **space) for number in (6, 0, 2)])
+    other = change(batch)
+    return gaps(predicted(model, other.changed), predicted(model, batch), "graphs", other)
 
 
 def _rows(values: Mapping[str, Values], rows: Mapping[str, np.ndarray]) -> dict[str, Values]:
@@ -233,12 +187,15 @@ def every_output_has_its_fields_shape_and_is_finite_with_its_gradients(network: 
     finite_gradients(model, batch, corner)
 
 
-@promise()
-def every_parameter_has_a_say(network: Network) -> Figures:
-    model = network.shared()
+@promise({"2 layers": {}, "1 layer": {"num_layers": 1}, "5 layers": {"num_layers": 5}})
+def every_parameter_has_a_say(network: Network, changes: Mapping[str, int]) -> Figures:
+    model = network.changed(**changes)
     names = [name for name, _ in model.named_parameters()]
-    batch = concatenate([CORNERS["two graphs"](), make_graph(3, 12)])  # whose clusters have neighbours, too
-    yield from idle_parameters(finite_gradients(model, batch, "two graphs"))
+    corners = [make() for make in CORNERS.values()] if changes else [CORNERS["two graphs"]()]
+    batch = concatenate([*corners, make_graph(3, 12)])  # whose clusters have neighbours, too
+    gradients = finite_gradients(model, batch, "all corners")
+    idle = [name for name, gradient in gradients.items() if not gradient.abs().sum() > 0]
+    yield float(len(idle)), f"parameters without a say: {', '.join(idle)}" if idle else "parameters"
     unlike = [name for name, _ in model.named_parameters()] != names
     yield float(unlike), "parameters made in the first call"  # the optimizer has to see them all
 
@@ -287,14 +244,28 @@ def neighbours_matter(network: Network) -> Figures:
     yield float(same), "charges without neighbours"
 
 
-@promise(["two graphs", "self loop", "one edge"], SLOPE)
-def forces_are_minus_the_gradient_of_the_energy(network: Network, corner: str) -> Figures:
-    return force_gaps(network.shared(), CORNERS[corner]())
+PULLED: dict[str, tuple[Callable[[], GraphBatch], Mapping[str, int]]] = {
+    **{name: (CORNERS[name], {}) for name in ("two graphs", "self loop", "one edge")},
+    "one layer": (CORNERS["two graphs"], {"num_layers": 1}),
+    "five layers": (CORNERS["two graphs"], {"num_layers": 5}),
+    "plane": (partial(make_graph, 0, 6, dim=2), PLANE),
+}
 
 
-@promise(limit=SLOPE)
-def stress_is_the_derivative_with_respect_to_strain_over_the_volume(network: Network) -> Figures:
-    return stress_gaps(network.shared(), CORNERS["one graph"]())
+@promise(PULLED, SLOPE)
+def forces_are_minus_the_gradient_of_the_energy(
+    network: Network, case: tuple[Callable[[], GraphBatch], Mapping[str, int]]
+) -> Figures:
+    make, changes = case
+    return force_gaps(network.changed(**changes), make(), 1 if "num_layers" in changes else 3)
+
+
+@promise({"space": {}, "plane": PLANE}, SLOPE)
+def stress_is_the_derivative_with_respect_to_strain_over_the_volume(
+    network: Network, changes: Mapping[str, int]
+) -> Figures:
+    """Stress in a plane is that per area."""
+    return stress_gaps(network.changed(**changes), make_graph(0, 6, **changes))
 
 
 @promise(["forces", "all"], SLOPE)

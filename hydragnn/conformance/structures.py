@@ -1,11 +1,11 @@
 """Laws of energies, forces and stress, and of all fields."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations_with_replacement
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from hydragnn.conformance.law import (
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import unbatch
 
+if TYPE_CHECKING:
+    from hydragnn.ensemble.checking import Subject
+
 STEP = 0.01  # Angstrom
 RATTLE = 0.05
 """Angstrom: away from minima, where wrong forces would vanish as right ones do."""
@@ -44,26 +47,6 @@ SHORTEST_BOND = 0.6
 """Share of the sum of covalent radii: Cr2, H2 and Mo2 are bound there, and no dimer below."""
 
 Results = dict[str, Any]
-
-
-@runtime_checkable
-class Potential(Protocol):
-    """Anything that predicts energies of structures or fields of graphs: ``hydragnn.ensemble.checking.Subject``."""
-
-    @property
-    def frames(self) -> Sequence[Atoms]: ...
-    @property
-    def graphs(self) -> GraphBatch | None: ...
-    @property
-    def cutoff(self) -> float: ...
-    @property
-    def computes_atoms(self) -> bool: ...
-    def __hash__(self) -> int: ...
-    def fresh(self) -> Any: ...
-    def alone(self, atoms: Atoms, calculator: Any = None) -> Results: ...
-    def structures(self, rattle: float = 0.0) -> Iterator[tuple[str, Atoms]]: ...
-    def results(self, frames: Sequence[Atoms]) -> Sequence[Results]: ...
-    def predicted(self, graphs: GraphBatch) -> dict[str, Values]: ...
 
 
 LAWS: dict[str, Law] = {}
@@ -89,7 +72,7 @@ def of_atoms(result: Results) -> dict[str, Values]:
 
 
 def _compared(
-    subject: Potential,
+    subject: "Subject",
     change_atoms: Callable[[Atoms], Change],
     change_graphs: Callable[[GraphBatch], Change],
     *,
@@ -111,7 +94,7 @@ def _compared(
 
 
 @law("rotation")
-def _rotation(subject: Potential) -> Figures:
+def _rotation(subject: "Subject") -> Figures:
     def atoms(one: Atoms) -> Change:
         other, turn = one.copy(), turn_of(3)
         other.set_cell(one.cell.array @ turn.T)
@@ -122,7 +105,7 @@ def _rotation(subject: Potential) -> Figures:
 
 
 @law("permutation")
-def _permutation(subject: Potential) -> Figures:
+def _permutation(subject: "Subject") -> Figures:
     def atoms(one: Atoms) -> Change:
         order = np.roll(np.arange(len(one)), 1)  # no atom in its place
         return Change(one[order], order={"node": order})
@@ -131,7 +114,7 @@ def _permutation(subject: Potential) -> Figures:
 
 
 @law("translation")
-def _translation(subject: Potential) -> Figures:
+def _translation(subject: "Subject") -> Figures:
     def atoms(one: Atoms) -> Change:
         other = one.copy()
         other.translate(AWAY)
@@ -142,7 +125,7 @@ def _translation(subject: Potential) -> Figures:
 
 
 @law("arrays that are not contiguous")
-def _contiguity(subject: Potential) -> Figures:
+def _contiguity(subject: "Subject") -> Figures:
     def atoms(one: Atoms) -> Change:
         other = one.copy()
         other.cell.array = np.asfortranarray(one.cell.array)
@@ -157,13 +140,13 @@ def _contiguity(subject: Potential) -> Figures:
 
 
 @law("repetition")
-def _repetition(subject: Potential) -> Figures:
+def _repetition(subject: "Subject") -> Figures:
     for _ in range(5):
         yield from _compared(subject, lambda one: Change(one.copy()), lambda one: Change(replace(one)), of_space=False)
 
 
 @law("batches")
-def _batches(subject: Potential) -> Figures:
+def _batches(subject: "Subject") -> Figures:
     if subject.computes_atoms:
         names, frames = zip(*subject.structures())
         for name, atoms, result in zip(names, frames, subject.results(frames)):
@@ -176,7 +159,7 @@ def _batches(subject: Potential) -> Figures:
             yield from gaps(values, subject.predicted(graph), f"graph {number}")
 
 
-def _energies(subject: Potential, frames: list[Atoms]) -> Float[Array, " frames"]:
+def _energies(subject: "Subject", frames: list[Atoms]) -> Float[Array, " frames"]:
     return np.array([result["energy"] for result in subject.results(frames)])
 
 
@@ -186,7 +169,7 @@ def _energy_gap(energy: float, expected: float, atoms: int) -> float:
 
 
 @law("extensivity")
-def _extensivity(subject: Potential) -> Figures:
+def _extensivity(subject: "Subject") -> Figures:
     for name, atoms in subject.structures():
         for axis in np.flatnonzero(atoms.pbc)[:1]:
             one, two = _energies(subject, [atoms, atoms.repeat(np.where(np.arange(3) == axis, 2, 1))])
@@ -194,7 +177,7 @@ def _extensivity(subject: Potential) -> Figures:
 
 
 @law("detached fragments")
-def _fragments(subject: Potential) -> Figures:
+def _fragments(subject: "Subject") -> Figures:
     names, frames = zip(*subject.structures())
     for atoms in frames:
         atoms.pbc, atoms.cell = False, None
@@ -208,7 +191,7 @@ def _fragments(subject: Potential) -> Figures:
 # laws of dimers, compressed structures and paths
 
 
-def _of_pair(subject: Potential, pair: tuple[int, int], distances: Any) -> Sequence[Results]:
+def _of_pair(subject: "Subject", pair: tuple[int, int], distances: Any) -> Sequence[Results]:
     """Return results of a dimer along the first axis.
 
     The force on the second atom is positive where atoms repel.
@@ -219,14 +202,14 @@ def _of_pair(subject: Potential, pair: tuple[int, int], distances: Any) -> Seque
     return subject.results(frames)
 
 
-def _pairs(subject: Potential) -> dict[str, tuple[int, int]]:
+def _pairs(subject: "Subject") -> dict[str, tuple[int, int]]:
     numbers = np.unique(np.concatenate([atoms.numbers for _, atoms in subject.structures()])).tolist()
     every = sorted(combinations_with_replacement(numbers, 2), key=lambda pair: pair[0] != pair[1])[:PAIRS]
     return {"-".join(chemical_symbols[one] for one in pair): pair for pair in every}
 
 
 @cache
-def _dimers(subject: Potential) -> dict[str, Sequence[Results]]:
+def _dimers(subject: "Subject") -> dict[str, Sequence[Results]]:
     """Return results of pairs at the distances of MLIP Arena.
 
     From .9 of the covalent radius to 3.1 of van der Waals's in steps of .01 Angstrom, of means of both radii for pairs.
@@ -239,7 +222,7 @@ def _dimers(subject: Potential) -> dict[str, Sequence[Results]]:
 
 
 @law("tortuosity of dimers")
-def _tortuosity(subject: Potential) -> Figures:
+def _tortuosity(subject: "Subject") -> Figures:
     for name, results in _dimers(subject).items():
         energies = np.array([one["energy"] for one in results])
         span = abs(energies[0] - energies.min()) + abs(energies[-1] - energies.min())
@@ -247,7 +230,7 @@ def _tortuosity(subject: Potential) -> Figures:
 
 
 @law("energy jump of dimers")
-def _energy_jump(subject: Potential) -> Figures:
+def _energy_jump(subject: "Subject") -> Figures:
     for name, results in _dimers(subject).items():
         steps = np.diff([one["energy"] for one in results])
         large = steps[np.abs(steps) >= 1e-3]
@@ -256,14 +239,14 @@ def _energy_jump(subject: Potential) -> Figures:
 
 
 @law("force flips of dimers")
-def _force_flips(subject: Potential) -> Figures:
+def _force_flips(subject: "Subject") -> Figures:
     for name, results in _dimers(subject).items():
         forces = np.array([one["forces"][1, 0] for one in results])
         yield float((np.diff(np.sign(forces[np.abs(forces) >= 1e-2])) != 0).sum()), name
 
 
 @law("repulsion")
-def _repulsion(subject: Potential) -> Figures:
+def _repulsion(subject: "Subject") -> Figures:
     for name, pair in _pairs(subject).items():
         longest = SHORTEST_BOND * covalent_radii[list(pair)].sum()
         for atoms in subject.frames:
@@ -276,7 +259,7 @@ def _repulsion(subject: Potential) -> Figures:
 
 
 @law("compression")
-def _compression(subject: Potential) -> Figures:
+def _compression(subject: "Subject") -> Figures:
     scales = (0.9, 0.8, 0.7, 0.6, 0.5)
     for name, atoms in subject.structures():
         if len(atoms) > 1 or atoms.pbc.any():
@@ -289,7 +272,7 @@ def _compression(subject: Potential) -> Figures:
 
 
 @law("through the cutoff")
-def _through_the_cutoff(subject: Potential) -> Figures:
+def _through_the_cutoff(subject: "Subject") -> Figures:
     def on_its_way(share: float) -> Atoms:
         _, atoms = next(subject.structures(RATTLE))
         atoms.positions[0] += share * np.array([0.6, 0.5, 0.4])
@@ -315,7 +298,7 @@ def _through_the_cutoff(subject: Potential) -> Figures:
 # laws of derivatives and dynamics
 
 
-def _slope(subject: Potential, atoms: Atoms, change: Callable[[Atoms, float], None], what: str = "energy") -> Any:
+def _slope(subject: "Subject", atoms: Atoms, change: Callable[[Atoms, float], None], what: str = "energy") -> Any:
     """Return the derivative of results along a change."""
 
     def values(steps: Sequence[float]) -> Sequence[Any]:
@@ -332,7 +315,7 @@ def _move(atoms: Atoms, step: float, along: Any) -> None:
 
 
 @law("forces")
-def _forces(subject: Potential) -> Figures:
+def _forces(subject: "Subject") -> Figures:
     for name, atoms in subject.structures(RATTLE):
         forces = subject.results([atoms])[0]["forces"]
         for seed in range(3):
@@ -343,7 +326,7 @@ def _forces(subject: Potential) -> Figures:
 
 
 @law("stress")
-def _stress(subject: Potential) -> Figures:
+def _stress(subject: "Subject") -> Figures:
     along = np.random.default_rng(5).normal(size=(3, 3)) / 10
     along += along.T
     for name, atoms in subject.structures(RATTLE):
@@ -358,7 +341,7 @@ def _stress(subject: Potential) -> Figures:
 
 
 @cache
-def _force_constants(subject: Potential) -> dict[str, Float[Array, "some 3 atoms 3"]]:
+def _force_constants(subject: "Subject") -> dict[str, Float[Array, "some 3 atoms 3"]]:
     constants = {}
     for name, atoms in subject.structures(RATTLE):
         units_of = np.eye(3 * len(atoms))[: 3 * min(ATOMS, len(atoms))].reshape(-1, len(atoms), 3)
@@ -368,20 +351,20 @@ def _force_constants(subject: Potential) -> dict[str, Float[Array, "some 3 atoms
 
 
 @law("symmetric force constants")
-def _symmetric(subject: Potential) -> Figures:
+def _symmetric(subject: "Subject") -> Figures:
     for name, constants in _force_constants(subject).items():
         square = constants[:, :, : len(constants)].reshape(3 * len(constants), -1)
         yield float(np.abs(square - square.T).max() / max(0.1, np.abs(constants).max())), name
 
 
 @law("acoustic sums")
-def _acoustic(subject: Potential) -> Figures:
+def _acoustic(subject: "Subject") -> Figures:
     for name, constants in _force_constants(subject).items():
         yield float(np.abs(constants.sum(axis=2)).max() / max(0.1, np.abs(constants).max())), name
 
 
 @law("drift")
-def _drift(subject: Potential) -> Figures:
+def _drift(subject: "Subject") -> Figures:
     for name, atoms in subject.structures():
         if len(atoms) == 1:
             continue
@@ -400,7 +383,7 @@ def _drift(subject: Potential) -> Figures:
 
 
 @law("stale results")
-def _stale(subject: Potential) -> Figures:
+def _stale(subject: "Subject") -> Figures:
     name, atoms = next(subject.structures())
     atoms.info.setdefault("charge", 0)
     calculator, changes = (
@@ -425,7 +408,7 @@ def _stale(subject: Potential) -> Figures:
 
 
 @law("errors are not silent")
-def _silent(subject: Potential) -> Figures:
+def _silent(subject: "Subject") -> Figures:
     name, atoms = next(subject.structures())
     atoms.calc, finite = subject.fresh(), 0
     atoms.get_potential_energy()
@@ -439,7 +422,7 @@ def _silent(subject: Potential) -> Figures:
 
 
 @law("shapes of results")
-def _shapes(subject: Potential) -> Figures:
+def _shapes(subject: "Subject") -> Figures:
     for name, atoms in subject.structures():
         calculator, n = subject.fresh(), len(atoms)
         subject.alone(atoms, calculator)

@@ -6,22 +6,23 @@ A second table has a line for each of what may stand around the layers of all of
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
+from operator import attrgetter
 from typing import Any
 
 from hydragnn.architectures import architecture_of, architectures
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import allow_named
 from hydragnn.conformance import promises  # noqa: F401  (it registers all promises)
-from hydragnn.conformance.cases import AROUND, make_model, small_settings
+from hydragnn.conformance.cases import AROUND, small_settings
 from hydragnn.conformance.law import Law, Verdict
 from hydragnn.conformance.network import PROMISES, Network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromiseOutcome:
-    """Outcome of one promise of one architecture."""
+    """PromiseOutcome of one promise of one architecture."""
 
     kind: str
     promise: str
@@ -31,10 +32,6 @@ class PromiseOutcome:
     """Case and figure, or first line of the error, of a failure; the reason if it does not apply."""
     around: str = ""
     """Key of ``AROUND`` around the layers; empty for none."""
-
-    def to_json(self) -> dict[str, str]:
-        """Return the outcome as plain JSON."""
-        return asdict(self)
 
 
 Progress = Callable[[int, int], None]
@@ -67,33 +64,26 @@ def conformance_of(
         if name not in AROUND:
             raise InputError(f"nothing is called {name} that stands around layers; {nearest(name, list(AROUND))}")
     pairs = [(kind, name) for name in ("", *dict.fromkeys(around)) for kind in kinds]
-    refusals = {pair: why for pair in pairs if (why := _refusal(*pair, settings))}
-    able = [pair for pair in pairs if pair not in refusals]
-    outcomes: list[PromiseOutcome] = []
+    outcomes, total = list[PromiseOutcome](), len(pairs) * len(PROMISES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for kind, name in able:
+        for number, (kind, name) in enumerate(pairs):
             attributes = {"architecture": kind, "settings": {**AROUND.get(name, {}), **settings}}
             network = type("Network", (Network,), attributes)()
-            for law in PROMISES.values():
+            try:
+                if name:
+                    network.model()
+            except InputError as refusal:
+                why = f"refused: {refusal}"
+                outcomes.append(
+                    PromiseOutcome(kind=kind, promise=REFUSED, verdict="does not apply", why=why, around=name)
+                )
+                continue
+            for place, law in enumerate(PROMISES.values(), 1):
                 verdict, why = _outcome(law, network)
                 outcomes.append(PromiseOutcome(kind=kind, promise=law.name, verdict=verdict, why=why, around=name))
-                progress(len(outcomes), len(able) * len(PROMISES))
-    refused = [
-        PromiseOutcome(kind=kind, promise=REFUSED, verdict="does not apply", why=why, around=name)
-        for (kind, name), why in refusals.items()
-    ]
-    return (*outcomes, *refused)
-
-
-def _refusal(kind: str, surrounding: str, settings: Mapping[str, Any]) -> str:
-    """Return the reason for refusing a wrapper, or empty."""
-    try:
-        if surrounding:
-            make_model(kind, **{**AROUND[surrounding], **settings})
-    except InputError as refusal:
-        return f"refused: {refusal}"
-    return ""
+                progress(number * len(PROMISES) + place, total)
+    return tuple(outcomes)
 
 
 def _outcome(law: Law, network: Network) -> tuple[Verdict, str]:
@@ -110,66 +100,44 @@ def _outcome(law: Law, network: Network) -> tuple[Verdict, str]:
     return next((("passed", "") for verdict, _ in results if verdict == "passed"), results[0])
 
 
-def conformance_table(outcomes: Sequence[PromiseOutcome]) -> str:
-    """Return the table of architectures alone, in Markdown."""
-    outcomes = [outcome for outcome in outcomes if not outcome.around]
-    kinds, names = (list(dict.fromkeys(getattr(o, name) for o in outcomes)) for name in ("kind", "promise"))
-    by = {(outcome.kind, outcome.promise): outcome for outcome in outcomes}
+def conformance_table(outcomes: Sequence[PromiseOutcome], *, around: bool = False) -> str:
+    """Return the table of promises, or of wrappers with the number of promises that hold, in Markdown."""
+    kinds = list(dict.fromkeys(outcome.kind for outcome in outcomes))
+    outcomes = [outcome for outcome in outcomes if bool(outcome.around) == around]
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
-    marks = {"passed": "yes", "does not apply": "-"}
-
-    def cell(outcome: PromiseOutcome) -> str:
-        return marks.get(outcome.verdict) or f"**failed ({failures.index(outcome) + 1})**"
-
-    lines = [*_head("promise", kinds)]
-    lines += [f"| {promise} | {' | '.join(cell(by[kind, promise]) for kind in kinds)} |" for promise in names]
-    if failures:
-        lines += ["", *(f"{n}. `{o.kind}`, {o.promise}: {o.why}" for n, o in enumerate(failures, start=1))]
-    return "\n".join([*lines, *_reasons(outcomes, "A dash is a promise that does not apply:")]) + "\n"
-
-
-def around_table(outcomes: Sequence[PromiseOutcome]) -> str:
-    """Return the table of kept promises with wrappers, in Markdown."""
-    kinds = list(dict.fromkeys(outcome.kind for outcome in outcomes))  # in the order of the first table
-    outcomes = [outcome for outcome in outcomes if outcome.around]
-    names = list(dict.fromkeys(outcome.around for outcome in outcomes))
-    failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
+    key = attrgetter("around" if around else "promise")
+    first, form = ("around the layers", "`{}`") if around else ("promise", "{}")
 
     def cell(kind: str, name: str) -> str:
-        local = [outcome for outcome in outcomes if (outcome.kind, outcome.around) == (kind, name)]
+        local = [outcome for outcome in outcomes if (outcome.kind, key(outcome)) == (kind, name)]
         numbers = [str(failures.index(outcome) + 1) for outcome in local if outcome.verdict == "failed"]
-        retained = sum(outcome.verdict == "passed" for outcome in local)
-        return f"**failed ({', '.join(numbers)})**" if numbers else str(retained or "-")
+        passed = sum(outcome.verdict == "passed" for outcome in local)
+        return f"**failed ({', '.join(numbers)})**" if numbers else str(passed if around else "yes") if passed else "-"
 
-    lines = [*_head("around the layers", kinds)]
-    lines += [f"| `{name}` | {' | '.join(cell(kind, name) for kind in kinds)} |" for name in names]
-    if failures:
-        lines += [
-            "",
-            *(f"{n}. `{o.around}` around `{o.kind}`, {o.promise}: {o.why}" for n, o in enumerate(failures, 1)),
-        ]
-    lines += ["", *(f"- `{name}`: `{json.dumps(AROUND[name])}`" for name in names)]
-    refused = [outcome for outcome in outcomes if outcome.promise == REFUSED]
-    return "\n".join([*lines, *_reasons(refused, "A dash is an architecture that cannot have it:")]) + "\n"
-
-
-def _head(first: str, kinds: Sequence[str]) -> tuple[str, str]:
-    return f"| {first} | {' | '.join(f'`{kind}`' for kind in kinds)} |", f"|---|{'---|' * len(kinds)}"
-
-
-def _reasons(outcomes: Sequence[PromiseOutcome], title: str) -> list[str]:
-    """Why something does not apply, each reason once, below a title."""
-    reasons = {outcome.why.partition("; ")[0]: None for outcome in outcomes if outcome.verdict == "does not apply"}
-    lines = [f"- {why}" for why in sorted(reasons)]
-    return ["", title, "", *lines] if lines else []
+    lines = [f"| {first} | {' | '.join(f'`{kind}`' for kind in kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    lines += [
+        f"| {form.format(name)} | {' | '.join(cell(kind, name) for kind in kinds)} |"
+        for name in dict.fromkeys(map(key, outcomes))
+    ]
+    named = [f"`{one.around}` around `{one.kind}`" if around else f"`{one.kind}`" for one in failures]
+    lines += ["" for _ in failures[:1]]
+    lines += [f"{n}. {name}, {one.promise}: {one.why}" for n, (name, one) in enumerate(zip(named, failures), 1)]
+    if around:
+        names = dict.fromkeys(map(key, outcomes))
+        lines += ["", *(f"- `{name}`: `{json.dumps(AROUND[name])}`" for name in names)]
+        outcomes = [outcome for outcome in outcomes if outcome.promise == REFUSED]
+    reasons = sorted({one.why.partition("; ")[0] for one in outcomes if one.verdict == "does not apply"})
+    dash = "an architecture that cannot have it" if around else "a promise that does not apply"
+    lines += ["", f"A dash is {dash}:", "", *(f"- {why}" for why in reasons)] if reasons else []
+    return "\n".join(lines) + "\n"
 
 
-def _sum_of(outcomes: Sequence[PromiseOutcome]) -> str:
+def _count(outcomes: Sequence[PromiseOutcome]) -> str:
     """Return the numbers of kept, failed and inapplicable promises, in words."""
-    counts = {
-        verdict: sum(o.verdict == verdict for o in outcomes) for verdict in ("passed", "failed", "does not apply")
-    }
-    return f"{counts['passed']} hold, {counts['failed']} fail and {counts['does not apply']} do not apply"
+    passed, failed, others = (
+        sum(one.verdict == verdict for one in outcomes) for verdict in ("passed", "failed", "does not apply")
+    )
+    return f"{passed} hold, {failed} fail and {others} do not apply"
 
 
 def conformance_page(outcomes: Sequence[PromiseOutcome], command: str) -> str:
@@ -180,13 +148,13 @@ def conformance_page(outcomes: Sequence[PromiseOutcome], command: str) -> str:
         f"Made by `{command}` with torch {metadata.version('torch')}.\n"
         "`hydragnn conformance my_package.networks:MyNetwork` makes it for an architecture of yours.\n"
         "A line is a promise, measured in all of its cases. Networks compute in float64 unless the line says otherwise.\n\n"
-        f"Of {len(alone)} pairs of a promise and an architecture {_sum_of(alone)}.\n\n" + conformance_table(alone)
+        f"Of {len(alone)} pairs of a promise and an architecture {_count(alone)}.\n\n" + conformance_table(outcomes)
     )
     if surrounding:
         page += (
             "\n## With something around the layers\n\n"
             "The table counts the promises that hold with attention, conditioning or pooling around the layers. The others do not apply:\n"
-            "those about forces without forces, about two dimensions for models of three, and about repeated cells with clusters.\n"
-            f"Of {len(surrounding)} pairs {_sum_of(surrounding)}.\n\n" + around_table(surrounding)
+            "those about forces without forces, and about repeated cells with clusters.\n"
+            f"Of {len(surrounding)} pairs {_count(surrounding)}.\n\n" + conformance_table(outcomes, around=True)
         )
     return page

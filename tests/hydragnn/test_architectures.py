@@ -94,11 +94,6 @@ def test_a_file_put_into_the_room_is_an_architecture_everywhere(ring: None, root
         architecture_of("rings")
 
 
-def test_a_key_of_another_architecture_is_an_error_that_names_the_nearest_of_this_one(ring: None) -> None:
-    with pytest.raises(ValueError, match="cutoff"):
-        TypeAdapter(ModelSettings).validate_python({"kind": "ring", "cutoff": 5.0})
-
-
 def test_every_file_of_the_room_defines_one_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.py").write_text("")
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
@@ -119,31 +114,6 @@ def test_no_other_file_of_the_source_names_an_architecture(root: Path) -> None:
         if f'"{kind}"' in (text := path.read_text().lower()) or f"architectures.{kind}" in text
     }
     assert named == {(kind, kind) for kind in newcomers}
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "says"),
-    [
-        ("egnn", {"movement": "mean"}, "set moving_coordinates = true"),
-        ("painn", {"envelope_exponent": 5, "envelope": "cosine"}, 'set envelope = "polynomial"'),
-        ("gatv2", {"wide_heads": True, "conditioning": "film"}, "model.conditioning needs hidden_dim; leave one of"),
-        (
-            "gatv2",
-            {"wide_heads": True, "global_attention": {"kind": "linear", "heads": 2}},
-            "model.global_attention needs hidden_dim",
-        ),
-        (
-            "gatv2",
-            {"wide_heads": True, "pooling": {"levels": 1}},
-            r"model gatv2 has states of another width between its layers \(wide_heads\)",
-        ),
-        ("gatv2", {"heads": 3}, r"does not divide into model\.heads = 3"),
-    ],
-)
-def test_a_setting_that_does_nothing_or_does_not_fit_is_refused(kind: str, settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        make_model(kind, **settings)
-    make_model("gatv2", heads=3, wide_heads=True)  # whose heads need not divide the width
 
 
 @pytest.mark.parametrize(

@@ -83,16 +83,16 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[ArchitectureC
 
 ROWS = {
     "float32": ("float32 keeps half of its digits", ""),
-    "one layer": ("one layer and many are finite and every parameter has a say", "1"),
-    "five layers": ("forces of one layer and of many are minus the gradient", "5"),
+    "one layer": ("every parameter has a say", "1 layer"),
+    "five layers": ("forces are minus the gradient of the energy", "five layers"),
     "supercell": ("a repeated cell is the cell so many times", ""),
     "one place": ("nodes in one place are finite with forces and gradients", "float64"),
     "second derivatives": ("second derivatives are those of the forces", ""),
-    "shares": ("gradients of shares add up to that of the batch", ""),
-    "turns": ("predictions turn as their parity says", "reflection"),
-    "turns in a plane": ("in two dimensions predictions follow turns mirrors moves and the order of nodes", "rotation"),
+    "batches": ("a prediction does not depend on what else is in its batch", ""),
+    "turns": ("predictions follow turns mirrors moves and the order of nodes", "reflection"),
+    "turns in a plane": ("predictions follow turns mirrors moves and the order of nodes", "rotation in the plane"),
     "ranks": ("ranks that share graphs compute and learn what one would", ""),
-    "forces in a plane": ("in two dimensions forces and stress are derivatives of the energy", ""),
+    "forces in a plane": ("forces are minus the gradient of the energy", "plane"),
 }
 
 
@@ -100,13 +100,13 @@ ROWS = {
     ("fault", "found_by"),
     [
         ("none", []),
-        # one layer, turns and ranks see a self loop, too
-        ("pole", ["one layer", "one place", "turns", "turns in a plane", "ranks"]),
+        # one layer, batches, turns and ranks see a self loop, too
+        ("pole", ["one layer", "one place", "batches", "turns", "turns in a plane", "ranks"]),
         # finite differences see what is lost of float64
         ("digits", ["float32", "five layers", "second derivatives", "forces in a plane"]),
         ("axis", ["turns in a plane"]),
         # finite differences take the energies of many graphs from one batch
-        ("size", ["five layers", "supercell", "second derivatives", "shares", "ranks", "forces in a plane"]),
+        ("size", ["five layers", "supercell", "second derivatives", "batches", "ranks", "forces in a plane"]),
         ("detached", ["five layers", "second derivatives", "forces in a plane"]),
         ("idle", ["one layer"]),
     ],

@@ -9,17 +9,14 @@ from ase import Atoms
 from ase.build import fcc111, molecule
 from torch import Tensor
 
-from hydragnn.architectures import GlobalAttentionSettings
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import make_graph, make_model, small_settings
+from hydragnn.conformance.cases import make_graph, make_model
 from hydragnn.conformance.network import SLOPE, force_gaps
 from hydragnn.conformance.smoothness import atoms_graph, energies_and_forces, energy_model
-from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.layers.stacked import NotStackable
-from hydragnn.models import GraphModel, build_model, parse_head
+from hydragnn.models import GraphModel
 from hydragnn.models.trained_stack import check_alike
 
 REACH = 6.0
@@ -111,38 +108,6 @@ def test_a_periodic_graph_needs_a_cutoff() -> None:
         InputError, match=r"graph 0 of the batch is periodic.*give a cutoff \(model.global_attention.cutoff\)"
     ):
         make_model("painn", **attention())(make_graph(0, 6))
-
-
-@pytest.mark.parametrize(
-    "kind, more, sentence",
-    [
-        ("gin", {}, "model gin, beside which it stands, sees none"),
-        (
-            "painn",
-            {"pooling": {"levels": 1}},
-            "of the graph itself, so that the model cannot pool; leave model.pooling",
-        ),
-        ("painn", {"hidden_dim": 9}, "does not divide into 2 heads"),
-    ],
-)
-def test_what_attention_cannot_stand_beside_is_refused(kind: str, more: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        make_model(kind, **attention(), **more)
-
-
-def test_graphs_without_positions_are_refused() -> None:
-    settings, blind = small_settings("egnn", **attention()), small_settings("gatv2", **attention())
-    head, energy = parse_head({"kind": "energy", "field": "energy"}), Field(name="energy", on="graph", role="target")
-    for one, sentence in ((settings, "model egnn needs positions"), (blind, "equivariant attention needs positions")):
-        with pytest.raises(InputError, match=sentence):
-            build_model(one, [head], [ATOMIC_NUMBERS_FIELD, energy], inputs=["atomic_numbers"], dim=0, seed=0)
-
-
-@pytest.mark.parametrize("given", [{"cutoff": 5.0}, {"num_radial": 8}])
-def test_keys_of_equivariant_attention_belong_to_no_other(given: dict[str, Any]) -> None:
-    key = next(iter(given))
-    with pytest.raises(InputError, match=f'{key} is that of equivariant attention; leave it out, or set kind = "equi'):
-        GlobalAttentionSettings.parse({"kind": "linear", **given})
 
 
 def test_its_steps_are_not_stacked() -> None:

@@ -155,40 +155,6 @@ def test_every_node_index_has_a_network_of_its_own() -> None:
         model(concatenate([make_graph(1, 4), make_graph(2, 5)]))
 
 
-FLUX_OF, BOND_OF, SITE_OF = (
-    {"kind": kind, "field": field} for kind, field in (("scalar", "flux"), ("classes", "bond"), ("scalar", "site"))
-)
-TENSOR_OF = {"kind": "tensor", "field": "tensor"}
-REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "tensor of a blind model": ("gin", TENSOR_OF, {}, "model gin, which sees no lengths.*painn"),
-    "tensor in the plane": ("painn", TENSOR_OF, {"dim": 2}, r"3 x 3 in graphs of dimension 2; give shape \(2, 2\)"),
-    "edges that are taken away": ("gin", FLUX_OF, {"edges": False}, "data.edges = false takes them all away"),
-    "symmetry of nodes": (
-        "gin",
-        {**SITE_OF, "symmetry": "symmetric"},
-        {},
-        "symmetry is for edge fields, and site lies on nodes",
-    ),
-    "convolution of edges": ("gin", {**BOND_OF, "conv_layers": 1}, {}, "conv_layers is for node fields"),
-    "scalar of a tensor": ("gin", {**TENSOR_OF, "kind": "scalar"}, {}, 'use kind = "tensor"'),
-    "sign of classes": ("gin", {**BOND_OF, "symmetry": "antisymmetric"}, {}, "symmetry"),
-    "scale of own networks": ("gin", {**SITE_OF, "per_index": 2, "graph_scale": True}, {}, "leave it or per_index out"),
-    "correction by own networks": (
-        "gin",
-        {**SITE_OF, "per_index": 2, "correction_of": "size"},
-        {},
-        "correction_of is for one network",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_with_its_remedy(case: str) -> None:
-    kind, head, options, sentence = REFUSED[case]
-    with pytest.raises(InputError, match=sentence):
-        built(kind, head, **options)
-
-
 TOY = '''
 from typing import Literal
 

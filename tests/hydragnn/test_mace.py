@@ -10,7 +10,6 @@ from ase import Atoms
 from ase.build import molecule
 
 from hydragnn.architectures import GraphStatistics, architecture_of
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import Normalisation
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, from_ase
 from hydragnn.graphs.field import Field
@@ -19,18 +18,6 @@ from hydragnn.models import GraphModel, build_model, load_model, parse_head, sav
 from hydragnn.models.trained import tabulated
 
 SIZE = Field(name="size", on="node")
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"hidden_l": 2, "max_ell": 1}, r"hidden_l = 2 is above model\.max_ell = 1"),
-        ({"correlation": 4, "max_ell": 4}, "lower one of them to 3"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(changes: dict[str, int], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        atoms_model((1,), ["size"], **changes)
 
 
 def test_species_of_the_training_part_have_weights_of_their_own_and_others_share_one_set(tmp_path: Path) -> None:
@@ -54,21 +41,6 @@ def atoms_model(species: tuple[int, ...], inputs: list[str], **changes: Any) -> 
         seed=0,
         statistics=statistics,
     ).double()
-
-
-@pytest.mark.parametrize("kind", ["agnesi", "soft"])
-@pytest.mark.parametrize(
-    ("species", "inputs", "sentence"),
-    [
-        ((), ["size"], "have no atomic_numbers among their inputs"),
-        ((8, 101), ["atomic_numbers"], "atomic number 101 has none"),
-    ],
-)
-def test_distances_are_measured_by_atoms_with_radii_alone(
-    kind: str, species: tuple[int, ...], inputs: list[str], sentence: str
-) -> None:
-    with pytest.raises(InputError, match=sentence):
-        atoms_model(species, inputs, distance_transform=kind)
 
 
 @pytest.mark.parametrize("kind, radial", [("agnesi", "chebyshev"), ("soft", "bessel")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
@@ -35,17 +35,10 @@ FIELDS = {
         Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
         Field(name="size", on="node"),
         Field(name="guess", on="node", shape=(2,)),
-        Field(name="normal", on="edge", shape=(3,), parity="vector"),
         Field(name="area", on="edge"),
         Field(name="relation", on="edge", classes=3, dtype="int64"),
         Field(name="energy", on="graph", role="target", unit="eV"),
-        Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
-        Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
         Field(name="displacement", on="node", shape=(2,), role="target"),
-        Field(name="heat", on="edge", role="target"),
-        Field(name="kind", on="graph", classes=2, dtype="int64", role="target"),
-        Field(name="pair", on="graph", shape=(2,), role="target"),
-        Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target"),
     )
 }
 
@@ -92,57 +85,6 @@ def chain(nodes: int, dim: int) -> GraphBatch:
 
 
 ENERGY = head(kind="energy", field="energy")
-DIPOLE, SCALAR = {"kind": "vector", "field": "dipole"}, {"kind": "scalar", "field": "energy"}
-FORCES = {"kind": "energy", "field": "energy", "forces": "forces"}
-WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "no geometry": ("painn", SCALAR, {"dim": 0}, "needs positions.*relational"),
-    "vector input": ("painn", SCALAR, {"inputs": ("normal",)}, "input normal is a vector.*components"),
-    "vector of schnet": ("schnet", DIPOLE, {}, "egnn.*painn.*not schnet"),
-    "vector of relational": ("relational", DIPOLE, {"inputs": ("relation",)}, "scalar if the axes are fixed"),
-    "vector in the plane": ("painn", DIPOLE, {"dim": 2}, r"give shape \(2,\)"),
-    "largest vector": ("egnn", {**DIPOLE, "pool": "max"}, {}, "pool: Input should be"),
-    "classes": ("pna", {**SCALAR, "field": "kind"}, {}, "kind: it is categorical"),
-    "forces of a pair": (
-        "painn",
-        {**FORCES, "field": "pair"},
-        {},
-        "pair: forces and stress are derivatives of one scalar",
-    ),
-    "forces without lengths": ("relational", FORCES, {"inputs": ("relation",)}, "sees no lengths"),
-    "forces of another shape": (
-        "painn",
-        {**FORCES, "forces": "displacement"},
-        {},
-        r"displacement lies on node with shape \(2,\); expected node and \(3,\)",
-    ),
-    "no relation": ("relational", SCALAR, {}, "categorical edge field 'relation'"),
-    "relation is a number": ("relational", SCALAR, {"inputs": ("area",), "relation": "area"}, "edge field 'area'"),
-    "unknown target": ("painn", {**SCALAR, "field": "enrgy"}, {}, "no field enrgy; did you mean energy"),
-    "unknown input": ("painn", SCALAR, {"inputs": ("sise",)}, "no field sise; did you mean size"),
-    "target as input": ("painn", SCALAR, {"inputs": ("size", "energy")}, "both an input and a target"),
-}
-OF_DISPLACEMENT, INPUTS = {**SCALAR, "field": "displacement"}, ("size", "guess", "area", "atomic_numbers")
-for name in (
-    "guesss",
-    "forces",
-    "area",
-    "atomic_numbers",
-    "size",
-):  # misspelled, a target, of edges, classes, another shape
-    says = r"has shape \(\), the field \(2,\)" if name == "size" else "is no numeric node input"
-    WRONG[f"correction of {name}"] = ("pna", {**OF_DISPLACEMENT, "correction_of": name}, {"inputs": INPUTS}, says)
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_work_is_refused_with_a_remedy(case: str) -> None:
-    kind, table, options, sentence = WRONG[case]
-    with pytest.raises((InputError, ValidationError), match=sentence):
-        built(kind, head(**table), **options)
-
-
-def test_an_architecture_without_the_statistics_that_it_needs_is_refused() -> None:
-    with pytest.raises(InputError, match="pna needs degrees of the training part"):
-        build_model(settings(kind="pna"), [ENERGY], FIELDS, inputs=["size"], dim=3, seed=0)
 
 
 @pytest.mark.parametrize(

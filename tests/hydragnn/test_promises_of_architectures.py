@@ -1,31 +1,16 @@
 """Laws of every architecture beside ``hydragnn.conformance``; numbers are those of ``tests/contracts/test_silent_failures.py``."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from hydragnn.architectures import architectures
-from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import make_graph, make_model, small_settings
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel, GraphStatistics, build_model, parse_head
-
-
-def test_a_list_in_the_place_of_a_number_is_refused() -> None:
-    """13."""
-    with pytest.raises(InputError, match=r"hidden_dim.*valid integer"):
-        small_settings("mace", hidden_dim=[3, 2])
-
-
-@pytest.mark.parametrize("correlation", [[3, 2, 1], [], [2, 5], [2, True], "32", 2.5, 0])
-def test_a_correlation_is_one_number_or_one_for_every_layer(correlation: Any) -> None:
-    """13."""
-    with pytest.raises(InputError, match=r"correlation.*(one number for each layer|one for each layer)"):
-        small_settings("mace", num_layers=2, correlation=correlation)
 
 
 def test_every_layer_multiplies_as_many_factors_as_its_own_number_says() -> None:
@@ -81,12 +66,6 @@ def test_a_lone_node_knows_what_it_is(kind: str) -> None:
         float(model(lone.with_fields({"species": torch.tensor([number])}))["energy"].mean.detach()) for number in (1, 2)
     ]
     assert abs(energies[0] - energies[1]) > 1e-4
-
-
-@pytest.mark.parametrize("kind", ["mace", "tensornet"])
-def test_graphs_that_do_not_lie_in_space_are_refused(kind: str) -> None:
-    with pytest.raises(InputError, match=f"{kind} needs graphs in 3 dimensions, and these have 2"):
-        make_model(kind, dim=2)
 
 
 SIZE = Field(name="size", on="node")

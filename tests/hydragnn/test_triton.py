@@ -29,7 +29,7 @@ VARIANTS = sum(len(op.variants) for op in OPS.values())
 REDUCTIONS = sum(name.startswith("segment") for name in OPS)
 CHECKS = {
     "derivatives": VARIANTS,
-    "corners": VARIANTS * 4,
+    "corners": VARIANTS * 2,
     "widths": VARIANTS * 3,
     "long": VARIANTS + REDUCTIONS + 4 + 3,
     "strided": sum(map(len, STRIDED.values())),

@@ -14,7 +14,6 @@ from hydragnn.conformance.cases import AROUND
 from hydragnn.conformance.table import (
     PROMISES,
     PromiseOutcome,
-    around_table,
     conformance_of,
     conformance_page,
     conformance_table,
@@ -104,7 +103,9 @@ def test_a_table_numbers_failures_and_says_why_a_promise_does_not_apply() -> Non
         "- a gives no forces",
     ]
     around = [replace(outcome, around="film") for outcome in outcomes]
-    assert around_table([*outcomes, *around, replace(outcomes[2], around="pooled")]).splitlines()[:7] == [
+    assert conformance_table([*outcomes, *around, replace(outcomes[2], around="pooled")], around=True).splitlines()[
+        :7
+    ] == [
         "| around the layers | `a` | `b` |",
         "|---|---|---|",
         "| `film` | **failed (1)** | **failed (2)** |",

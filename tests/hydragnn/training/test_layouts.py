@@ -58,7 +58,7 @@ PAIRS: dict[str, Row] = {
     "every graph cut": ("painn", {"graph": 2}, {"batch__max_graphs": 1}),
     "graphs in parts": ("mace", {"graph": 2, "micro_batches": 3}, {}),
 }
-"""Models, layouts and other settings of two ranks. Every architecture's gradients of shares are under a promise of conformance."""
+"""Models, layouts and other settings of two ranks. That no architecture mixes graphs of a batch is under a promise of conformance."""
 FOURS: dict[str, Row] = {
     **{f"shards of copies of {kind}": (kind, {"shard": 2, "states": "shared"}, {}) for kind in ("painn", "mace")},
     "shards of chunks": ("schnet", {**CHUNKS, "shard": 2, "micro_batches": 3}, FOUR),

@@ -1,0 +1,180 @@
+"""Models that cannot work are refused when they are built, in a sentence that names the remedy."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hydragnn.base.errors import InputError
+from hydragnn.conformance.cases import make_model, small_settings
+from hydragnn.graphs import CLUSTERS, Field, clusters_field
+from hydragnn.models import GraphStatistics, build_model, parse_head
+
+FIELDS = (
+    Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
+    Field(name="size", on="node"),
+    Field(name="load", on="graph"),
+    Field(name="guess", on="node", shape=(2,)),
+    Field(name="normal", on="edge", shape=(3,), parity="vector"),
+    Field(name="area", on="edge"),
+    Field(name="relation", on="edge", classes=3, dtype="int64"),
+    clusters_field(2),
+    Field(name="energy", on="graph", role="target", unit="eV"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+    Field(name="displacement", on="node", shape=(2,), role="target"),
+    Field(name="site", on="node", role="target"),
+    Field(name="flux", on="edge", shape=(2,), role="target"),
+    Field(name="bond", on="edge", classes=3, dtype="int64", role="target"),
+    Field(name="kind", on="graph", classes=2, dtype="int64", role="target"),
+    Field(name="pair", on="graph", shape=(2,), role="target"),
+    Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target"),
+    Field(name="tensor", on="graph", shape=(3, 3), parity="tensor", role="target"),
+)
+ENERGY = {"kind": "energy", "field": "energy"}
+SCALAR, DIPOLE = {"kind": "scalar", "field": "energy"}, {"kind": "vector", "field": "dipole"}
+FORCES = {**ENERGY, "forces": "forces"}
+MOVED, SITE = {"kind": "scalar", "field": "displacement"}, {"kind": "scalar", "field": "site"}
+TENSOR, BOND = {"kind": "tensor", "field": "tensor"}, {"kind": "classes", "field": "bond"}
+NO_ATOMS = {"statistics": GraphStatistics(mean_log_degree=1.0, mean_degree=2.0)}
+RELATIONS = {"inputs": ("relation",)}
+EVERY = {"inputs": ("size", "guess", "area", "atomic_numbers")}
+LEVELS = {"inputs": ("size", CLUSTERS)}
+
+
+def attention(**keys: Any) -> dict[str, Any]:
+    return {"global_attention": {"kind": "equivariant", "heads": 2, **keys}}
+
+
+def pooled(levels: int = 1, **keys: Any) -> dict[str, Any]:
+    return {"pooling": {"levels": levels}, **keys}
+
+
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
+    # architectures, settings of [model], a head, options, words
+    ("painn", {}, SCALAR, {"dim": 0}, "needs positions.*relational"),
+    ("egnn", attention(), ENERGY, {"dim": 0}, "model egnn needs positions"),
+    ("gatv2", attention(), ENERGY, {"dim": 0}, "equivariant attention needs positions"),
+    ("mace", {}, SCALAR, {"dim": 2}, "mace needs graphs in 3 dimensions, and these have 2"),
+    ("tensornet", {}, SCALAR, {"dim": 2}, "tensornet needs graphs in 3 dimensions, and these have 2"),
+    ("pna", {}, SCALAR, {"statistics": None}, "pna needs degrees of the training part"),
+    # inputs and targets
+    ("painn", {}, SCALAR, {"inputs": ("normal",)}, "input normal is a vector.*components"),
+    ("painn", {}, SCALAR, {"inputs": ("sise",)}, "no field sise; did you mean size"),
+    ("painn", {}, SCALAR, {"inputs": ("size", "energy")}, "both an input and a target"),
+    ("painn", {}, {**SCALAR, "field": "enrgy"}, {}, "no field enrgy; did you mean energy"),
+    ("relational", {}, SCALAR, {}, "categorical edge field 'relation'"),
+    ("relational", {"relation": "area"}, SCALAR, {"inputs": ("area",)}, "edge field 'area'"),
+    ("mace", {"distance_transform": "agnesi"}, SCALAR, NO_ATOMS, "have no atomic_numbers among their inputs"),
+    ("mace", {"distance_transform": "soft"}, SCALAR, NO_ATOMS, "have no atomic_numbers among their inputs"),
+    ("mace", {"distance_transform": "agnesi"}, SCALAR, EVERY, "atomic number 101 has none"),
+    ("mace", {"distance_transform": "soft"}, SCALAR, EVERY, "atomic number 101 has none"),
+    # heads
+    ("schnet", {}, DIPOLE, {}, "egnn.*painn.*not schnet"),
+    ("relational", {}, DIPOLE, RELATIONS, "scalar if the axes are fixed"),
+    ("painn", {}, DIPOLE, {"dim": 2}, r"give shape \(2,\)"),
+    ("egnn", {}, {**DIPOLE, "pool": "max"}, {}, "pool: Input should be"),
+    ("pna", {}, {**SCALAR, "field": "kind"}, {}, "kind: it is categorical"),
+    ("painn", {}, {**FORCES, "field": "pair"}, {}, "pair: forces and stress are derivatives of one scalar"),
+    ("relational", {}, FORCES, RELATIONS, "sees no lengths"),
+    (
+        "painn",
+        {},
+        {**FORCES, "forces": "displacement"},
+        {},
+        r"displacement lies on node with shape \(2,\); expected node and \(3,\)",
+    ),
+    ("gin", {}, TENSOR, {}, "model gin, which sees no lengths.*painn"),
+    ("painn", {}, TENSOR, {"dim": 2}, r"3 x 3 in graphs of dimension 2; give shape \(2, 2\)"),
+    ("gin", {}, {**TENSOR, "kind": "scalar"}, {}, 'use kind = "tensor"'),
+    ("gin", {}, {"kind": "scalar", "field": "flux"}, {"edges": False}, "data.edges = false takes them all away"),
+    ("gin", {}, {**SITE, "symmetry": "symmetric"}, {}, "symmetry is for edge fields, and site lies on nodes"),
+    ("gin", {}, {**BOND, "symmetry": "antisymmetric"}, {}, "symmetry"),
+    ("gin", {}, {**BOND, "conv_layers": 1}, {}, "conv_layers is for node fields"),
+    ("gin", {}, {**SITE, "per_index": 2, "graph_scale": True}, {}, "leave it or per_index out"),
+    ("gin", {}, {**SITE, "per_index": 2, "correction_of": "size"}, {}, "correction_of is for one network"),
+    # misspelled, a target, of edges, classes, another shape
+    *(
+        ("pna", {}, {**MOVED, "correction_of": name}, EVERY, "is no numeric node input")
+        for name in ("guesss", "forces", "area", "atomic_numbers")
+    ),
+    ("pna", {}, {**MOVED, "correction_of": "size"}, EVERY, r"has shape \(\), the field \(2,\)"),
+    # settings that do nothing or do not fit
+    ("mace", {"hidden_dim": [3, 2]}, SCALAR, {}, r"hidden_dim.*valid integer"),
+    *(
+        ("mace", {"correlation": value}, SCALAR, {}, r"correlation.*(one number for each layer|one for each layer)")
+        for value in ([3, 2, 1], [], [2, 5], [2, True], "32", 2.5, 0)
+    ),
+    ("mace", {"hidden_l": 2, "max_ell": 1}, SCALAR, {}, r"hidden_l = 2 is above model\.max_ell = 1"),
+    ("mace", {"correlation": 4, "max_ell": 4}, SCALAR, {}, "lower one of them to 3"),
+    ("egnn", {"movement": "mean"}, SCALAR, {}, "set moving_coordinates = true"),
+    ("painn", {"envelope_exponent": 5, "envelope": "cosine"}, SCALAR, {}, 'set envelope = "polynomial"'),
+    (
+        "gatv2",
+        {"wide_heads": True, "conditioning": "film"},
+        SCALAR,
+        {"inputs": ("load",)},
+        "model.conditioning needs hidden_dim; leave one of",
+    ),
+    (
+        "gatv2",
+        {"wide_heads": True, "global_attention": {"kind": "linear", "heads": 2}},
+        SCALAR,
+        {},
+        "model.global_attention needs hidden_dim",
+    ),
+    ("gatv2", {"heads": 3}, SCALAR, {}, r"does not divide into model\.heads = 3"),
+    # attention and pooling
+    ("gin", attention(), SCALAR, {}, "model gin, beside which it stands, sees none"),
+    (
+        "painn",
+        attention() | pooled(),
+        ENERGY,
+        LEVELS,
+        "of the graph itself, so that the model cannot pool; leave model.pooling",
+    ),
+    ("painn", {**attention(), "hidden_dim": 9}, SCALAR, {}, "does not divide into 2 heads"),
+    *(
+        (
+            "painn",
+            {"global_attention": {"kind": "linear", key: value}},
+            SCALAR,
+            {},
+            f'{key} is that of equivariant attention; leave it out, or set kind = "equi',
+        )
+        for key, value in (("cutoff", 5.0), ("num_radial", 8))
+    ),
+    ("painn", pooled(), FORCES, LEVELS, "over nodes of one level, so that the model cannot pool"),
+    ("painn", pooled(3, num_layers=4), ENERGY, LEVELS, "make more levels, or use fewer"),
+    ("painn", pooled(), ENERGY, {}, "needs the node field clusters"),
+    ("painn", {}, ENERGY, LEVELS, "set model.pooling"),
+    (
+        "egnn",
+        pooled(moving_coordinates=True),
+        ENERGY,
+        LEVELS,
+        r"model egnn moves its nodes \(moving_coordinates\), so that the model cannot pool",
+    ),
+    ("mace", pooled(distance_transform="soft"), ENERGY, LEVELS, "a cluster has none"),
+    ("gin", pooled(num_layers=1), ENERGY, LEVELS, "set num_layers to 2 or more"),
+    (
+        "gatv2",
+        pooled(wide_heads=True),
+        ENERGY,
+        LEVELS,
+        r"model gatv2 has states of another width between its layers \(wide_heads\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "model", "head", "options", "words"), REFUSED)
+def test_what_cannot_work_is_refused_with_its_remedy(
+    kind: str, model: dict[str, Any], head: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    statistics = GraphStatistics(mean_log_degree=1.5, mean_degree=2.0, species=(8, 101))
+    options = {"inputs": ("size",), "dim": 3, "statistics": statistics, **options}
+    with pytest.raises((InputError, ValidationError), match=words):
+        build_model(small_settings(kind, **model), [parse_head(head)], FIELDS, seed=0, **options)
+
+
+def test_wide_heads_need_not_divide_the_width() -> None:
+    make_model("gatv2", heads=3, wide_heads=True)
