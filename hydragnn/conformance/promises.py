@@ -13,6 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,7 +139,7 @@ CLOSE = 1e-7
 
 
 PLANE = {"dim": 2}
-CHANGES: dict[str, tuple[Callable[[GraphBatch], Change], Mapping[str, int]]] = {
+CHANGES: dict[str, tuple[Callable[[GraphBatch], Change], Mapping[str, Any]]] = {
     name + where: (change, space)
     for where, space in (("", {}), (" in the plane", PLANE))
     for name, change in (
@@ -152,7 +153,7 @@ CHANGES: dict[str, tuple[Callable[[GraphBatch], Change], Mapping[str, int]]] = {
 
 @promise(CHANGES, TIGHT)
 def predictions_follow_turns_mirrors_moves_and_the_order_of_nodes(
-    network: Network, case: tuple[Callable[[GraphBatch], Change], Mapping[str, int]]
+    network: Network, case: tuple[Callable[[GraphBatch], Change], Mapping[str, Any]]
 ) -> Figures:
     change, space = case
     model = network.changed(**space)
@@ -188,7 +189,7 @@ def every_output_has_its_fields_shape_and_is_finite_with_its_gradients(network: 
 
 
 @promise({"2 layers": {}, "1 layer": {"num_layers": 1}, "5 layers": {"num_layers": 5}})
-def every_parameter_has_a_say(network: Network, changes: Mapping[str, int]) -> Figures:
+def every_parameter_has_a_say(network: Network, changes: Mapping[str, Any]) -> Figures:
     model = network.changed(**changes)
     names = [name for name, _ in model.named_parameters()]
     corners = [make() for make in CORNERS.values()] if changes else [CORNERS["two graphs"]()]
@@ -244,7 +245,7 @@ def neighbours_matter(network: Network) -> Figures:
     yield float(same), "charges without neighbours"
 
 
-PULLED: dict[str, tuple[Callable[[], GraphBatch], Mapping[str, int]]] = {
+PULLED: dict[str, tuple[Callable[[], GraphBatch], Mapping[str, Any]]] = {
     **{name: (CORNERS[name], {}) for name in ("two graphs", "self loop", "one edge")},
     "one layer": (CORNERS["two graphs"], {"num_layers": 1}),
     "five layers": (CORNERS["two graphs"], {"num_layers": 5}),
@@ -254,7 +255,7 @@ PULLED: dict[str, tuple[Callable[[], GraphBatch], Mapping[str, int]]] = {
 
 @promise(PULLED, SLOPE)
 def forces_are_minus_the_gradient_of_the_energy(
-    network: Network, case: tuple[Callable[[], GraphBatch], Mapping[str, int]]
+    network: Network, case: tuple[Callable[[], GraphBatch], Mapping[str, Any]]
 ) -> Figures:
     make, changes = case
     return force_gaps(network.changed(**changes), make(), 1 if "num_layers" in changes else 3)
@@ -262,7 +263,7 @@ def forces_are_minus_the_gradient_of_the_energy(
 
 @promise({"space": {}, "plane": PLANE}, SLOPE)
 def stress_is_the_derivative_with_respect_to_strain_over_the_volume(
-    network: Network, changes: Mapping[str, int]
+    network: Network, changes: Mapping[str, Any]
 ) -> Figures:
     """Stress in a plane is that per area."""
     return stress_gaps(network.changed(**changes), make_graph(0, 6, **changes))
