@@ -133,16 +133,6 @@ def output_of(command: Sequence[str]) -> str:
     return process.stdout
 
 
-def numbers(text: str) -> list[int]:
-    """Return the numbers that a list of ranges stands for.
-
-    >>> numbers("0-2,7")
-    [0, 1, 2, 7]
-    """
-    ranges = (part.partition("-") for part in text.split(",") if part)
-    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
-
-
 def hosts(text: str) -> tuple[str, ...]:
     """Return the names that a compressed list stands for.
 

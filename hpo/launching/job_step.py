@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, ClassVar
 
-import psutil
-
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.launching.allocation import Run, output_of
-from hydragnn.hpo.launching.launcher import MARK, is_alive, is_ours
+from hydragnn.hpo.launching.launcher import MARK, identity_of, is_alive, is_ours
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.scheduling.events import Identity
 
@@ -92,11 +89,7 @@ class StepProcess:
 
     def identity(self, job: str) -> Identity:
         """Return what identifies this step on this machine and to the scheduler."""
-        created = 0.0
-        with suppress(psutil.NoSuchProcess):
-            created = psutil.Process(self.process.pid).create_time()
-        host = socket.gethostname()
-        return {"host": host, "pid": self.process.pid, "created": created, "job": job, "step": self.name}
+        return {**identity_of(self.process.pid), "job": job, "step": self.name}
 
     def go(self) -> None:
         """Open the gate."""

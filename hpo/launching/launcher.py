@@ -6,6 +6,7 @@ in ``attempts.py``.
 
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -122,6 +123,14 @@ MARK = "HYDRAGNN_CAMPAIGN"
 
 Names of job steps begin with its value.
 """
+
+
+def identity_of(pid: int) -> Identity:
+    """Return what identifies a process of this machine."""
+    created = 0.0
+    with suppress(psutil.NoSuchProcess):  # it ended at once
+        created = psutil.Process(pid).create_time()
+    return {"host": socket.gethostname(), "pid": pid, "created": created}
 
 
 def is_ours(identity: Identity, campaign: str) -> bool:

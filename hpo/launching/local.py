@@ -6,11 +6,8 @@ No attempt outlives its controller, works before the journal has it, or has a su
 """
 
 import signal
-import socket
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 
-import psutil
 import torch
 
 from hydragnn.base.environment import environment
@@ -20,7 +17,7 @@ from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import MODULE, Limits
 from hydragnn.hpo.launching.attempts import seconds_between_beats
 from hydragnn.hpo.launching.job_step import end_process
-from hydragnn.hpo.launching.launcher import MARK, Task, is_ours
+from hydragnn.hpo.launching.launcher import MARK, Task, identity_of, is_ours
 from hydragnn.hpo.launching.packs import Pack, PackLauncher
 from hydragnn.hpo.launching.sites.local import Local
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
@@ -104,10 +101,7 @@ class LocalLauncher(PackLauncher):
         return [*task.arguments, *(["--ranks", str(self.ranks)] if self.ranks > 1 else [])]
 
     def _identity(self, pack: Pack, slot: str, pid: int) -> Identity:
-        created = 0.0
-        with suppress(psutil.NoSuchProcess):  # it ended at once, as the worker's next report will say
-            created = psutil.Process(pid).create_time()
-        return {"host": socket.gethostname(), "pid": pid, "created": created}
+        return identity_of(pid)
 
     def _look_at_nodes(self, now: float) -> None:
         """Do nothing: a worker that ends closes its pipe."""

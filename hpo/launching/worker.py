@@ -9,7 +9,7 @@ time that it is alive, and which of its attempts are, from files on the node: th
 others share.
 
 Where the controller ends, however it ends, this process reads the end of its input, and takes its attempts and all that they
-started with it; where this process ends, attempts notice by their own pipes. With ``--ranks``, an attempt is so many processes (``local_ranks.py``). With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
+started with it; where this process ends, attempts notice by their own pipes. With ``--ranks``, an attempt is so many forks, which meet by a file, so that no port is taken. With ``--gpus`` each takes its part of the node (``rank.py``); else somebody has seen to
 that. Only the standard library is imported here, because forking needs a process without threads, and packs start on every
 node at once.
 """
@@ -22,6 +22,7 @@ import json
 import os
 import re
 import runpy
+import secrets
 import select
 import shutil
 import signal
@@ -34,7 +35,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,19 @@ ALIVE = 5.0  # seconds between signs of life
 ALIVE_IN_PROBE = 0.2  # the same while a probe runs, whose end is looked for as often
 BEATS_IN_PATIENCE = 20  # so often at most an attempt's sign of life is passed on before it would count as hung
 LAST_WAIT = 5.0  # seconds that killed attempts may take to vanish
+RANKS_PATIENCE = 15.0
+"""Seconds that ranks of an attempt get after the first failure.
+
+The first waits 5 for what its peers say, others 5 for what it records.
+"""
 NEAR = Path("/dev/shm")  # files of this node's memory, where the system has them
 LOG = (
     os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 )  # not to another file, nor waiting at a pipe
 ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
-Work = Callable[[dict[str, Any]], int]
-"""Work of an attempt for a request; returns the exit code."""
+Work = Callable[[list[str]], None]
+"""Work of an attempt with these arguments."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -98,22 +104,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def work_of(options: argparse.Namespace, number: int) -> Work:
-    """Return the work of attempts in slot ``number``."""
-    work: Work = partial(run_module, options.module)
-    return work if options.gpus is None else partial(in_part, number, options.shares, options.gpus, work)
+    """Return what ``python -m MODULE ARGUMENT ...`` does, in slot ``number``."""
 
+    def work(arguments: list[str]) -> None:
+        if options.gpus is not None:
+            threads = beside("rank").bind(number, options.shares, options.gpus)
+            arguments = [word.replace("{threads}", str(threads)) for word in arguments]
+        sys.argv = [options.module, *arguments]
+        runpy.run_module(options.module, run_name="__main__", alter_sys=True)
 
-def in_part(part: int, parts: int, gpus: int, work: Work, request: dict[str, Any]) -> int:
-    """Do the work on a part of the node's cores and GPUs."""
-    threads = beside("rank").bind(part, parts, gpus)
-    return work({**request, "arguments": [word.replace("{threads}", str(threads)) for word in request["arguments"]]})
-
-
-def run_module(module: str, request: dict[str, Any]) -> int:
-    """Do what ``python -m MODULE ARGUMENT ...`` does, in this process."""
-    sys.argv = [module, *request["arguments"]]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    return 0
+    return work
 
 
 def preload(module: str) -> None:
@@ -166,7 +166,6 @@ class WorkerSlot:
                 self.node_beats.write_text("", encoding="ascii")
         self.beats = self.node_beats or Path(*request["arguments"][:1], "heartbeat")
         self.stamp = stamp_of(self.beats)
-        request["beats"] = str(self.beats)
         self.pid = os.fork()
         if self.pid == 0:
             for descriptor in (*foreign, self.lifeline):
@@ -306,11 +305,12 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int, ranks: int) -> N
             os.dup2(log, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if os.read(lifeline, 1):
-            pids = beside("local_ranks").fork_ranks(ranks) if ranks > 1 else []  # before there is a thread
+            pids = fork_ranks(ranks) if ranks > 1 else []  # before there is a thread
             threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
-            code = beside("local_ranks").first_end(pids) if pids else work(request)
-        else:
-            code = 0
+            if pids:
+                sys.exit(first_end(pids))
+            work(request["arguments"])
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -326,6 +326,49 @@ def _follow(lifeline: int) -> None:
     while os.read(lifeline, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def fork_ranks(count: int) -> list[int]:
+    """Fork so many ranks; return their numbers, and none in a rank."""
+    start, pids = {"MASTER_ADDR": "localhost", "TORCHELASTIC_RUN_ID": secrets.token_hex(8)}, list[int]()
+    for rank in range(count):
+        pid = os.fork()
+        if pid == 0:
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+            os.environ.update({**start, **{name: str(number) for name, number in numbers.items()}})
+            return []
+        pids.append(pid)
+    return pids
+
+
+def first_end(pids: list[int]) -> int:
+    """Return the first failed rank's exit code, once all ended.
+
+    128 and the number of a signal for a rank that was killed. SIGTERM is passed on. Ranks that outlive a failure are killed.
+    """
+    left, first, deadline = dict(enumerate(pids)), (0, 0), float("inf")
+
+    def pass_on(number: int, _: object) -> None:
+        for pid in left.values():
+            os.kill(pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, pass_on)
+    while left:
+        for rank in [
+            rank for rank, pid in left.items() if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ]:
+            code = os.waitstatus_to_exitcode(os.waitpid(left.pop(rank), 0)[1])
+            if code and not first[1]:
+                first, deadline = (rank, code), time.monotonic() + RANKS_PATIENCE
+        if time.monotonic() > deadline:
+            pass_on(signal.SIGKILL, None)
+        time.sleep(PAUSE)
+    rank, code = first
+    if code:
+        how = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        print(f"rank {rank} of {len(pids)} was the first to fail: it {how}", flush=True)
+    return code if code >= 0 else 128 - code
 
 
 def start_probe(parts: int) -> subprocess.Popen[bytes]:

@@ -110,6 +110,16 @@ def _left(group: Path, limit: str, used: str) -> Iterator[int]:
         return
 
 
+def numbers_in(text: str) -> list[int]:
+    """Return the numbers that a list of ranges stands for.
+
+    >>> numbers_in("0-2,7")
+    [0, 1, 2, 7]
+    """
+    ranges = (part.partition("-") for part in text.split(",") if part.strip())
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
+
+
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 

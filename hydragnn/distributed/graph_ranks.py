@@ -1,6 +1,5 @@
 """Ranks that share graphs: cuts and exchanges."""
 
-import gc
 import io
 import zlib
 from collections import OrderedDict
@@ -20,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, Interrupted, SaidByFirst
-from hydragnn.distributed.launch import Launch, on_interfaces
-from hydragnn.distributed.meeting import PATIENCE, meet
+from hydragnn.distributed.launch import Launch
 from hydragnn.distributed.mesh import Mesh
-from hydragnn.distributed.ranks import Ranks, check_gpus, own_gpu
+from hydragnn.distributed.ranks import Ranks, own_gpu, process_group
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.cutting import Partition, cut_nodes, part_of_rank, sections_of
 from hydragnn.graphs.field import Location
@@ -285,18 +283,11 @@ def unpacked(content: bytes, model: GraphModel) -> GraphBatch:
 def join_graph_group(size: int, launch: Launch, folder: Path) -> Iterator[GraphGroup]:
     """Join one of the groups of ``size`` ranks each; collective."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    met = meet(launch, folder)
-    launch = met.launch
-    with on_interfaces(met.gloo, met.nccl):
-        if torch.cuda.is_available():
-            torch.cuda.set_device(own_gpu(launch.local_rank))
-            check_gpus(met.store, launch)
-        dist.init_process_group(backend, store=met.store, rank=launch.rank, world_size=launch.size, timeout=PATIENCE)
-        try:
-            ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank)
-            group = GraphGroup(Mesh(ranks=ranks, sizes=(launch.size // size, 1, 1, size, 1)), met.store)
-            ranks.wait()
-            yield group
-        finally:
-            gc.collect()
-            dist.destroy_process_group()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(own_gpu(launch.local_rank))
+    with process_group(launch, folder, backend) as met:
+        launch = met.launch
+        ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank)
+        group = GraphGroup(Mesh(ranks=ranks, sizes=(launch.size // size, 1, 1, size, 1)), met.store)
+        ranks.wait()
+        yield group

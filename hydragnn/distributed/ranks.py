@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, SaidByFirst
+from hydragnn.base.machine import numbers_in
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
-from hydragnn.distributed.meeting import PATIENCE, meet
+from hydragnn.distributed.meeting import PATIENCE, Meeting, meet
 from hydragnn.distributed.windows import windows_closed
 
 LOOK_EVERY = 5.0
@@ -142,19 +143,25 @@ def join_ranks(
         yield Ranks()
         return
     backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
+    with process_group(launch, folder, backend) as met:
+        ranks = _ranks_of(met.launch)
+        watched = _watching(ranks, _device(met.launch), on_stopped)
+        with watched, windows_closed(_meet), said_once(met.store, ranks):
+            yield ranks
+        _meet()  # whoever is here has ended the block; a peer that dies now takes nothing away
+
+
+@contextmanager
+def process_group(launch: Launch, folder: Path, backend: str) -> Iterator[Meeting]:
+    """Meet and make the process group of the block."""
     met = meet(launch, folder)
     with on_interfaces(met.gloo, met.nccl):
-        if backend == "nccl":
+        if "nccl" in backend:
             check_gpus(met.store, met.launch)
-        dist.init_process_group(
-            backend, store=met.store, rank=met.launch.rank, world_size=met.launch.size, timeout=PATIENCE
-        )
+        rank, size = met.launch.rank, met.launch.size
+        dist.init_process_group(backend, store=met.store, rank=rank, world_size=size, timeout=PATIENCE)
         try:
-            ranks = _ranks_of(met.launch)
-            watched = _watching(ranks, _device(met.launch), on_stopped)
-            with watched, windows_closed(_meet), said_once(met.store, ranks):
-                yield ranks
-            _meet()  # whoever is here has ended the block; a peer that dies now takes nothing away
+            yield met
         finally:
             # gloo's worker threads must not outlive the interpreter's references: collect first, then destroy
             gc.collect()
@@ -262,7 +269,7 @@ def bind_near(gpu: torch.device, devices: Path = PCI) -> None:
     properties: Any = torch.cuda.get_device_properties(gpu)
     with suppress(OSError, AttributeError, ValueError):  # another system, driver or version of torch
         address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        near = cores_in((devices / address / "local_cpulist").read_text(encoding="ascii"))
+        near = {*numbers_in((devices / address / "local_cpulist").read_text(encoding="ascii"))}
         if near and near < os.sched_getaffinity(0):
             os.sched_setaffinity(0, near)
 
@@ -282,13 +289,3 @@ def cores_given_back() -> Iterator[None]:
             with suppress(OSError):  # it has ended
                 if os.sched_getaffinity(int(thread.name)) == bound:
                     os.sched_setaffinity(int(thread.name), before)
-
-
-def cores_in(text: str) -> set[int]:
-    """Return the numbers in a list of Linux.
-
-    >>> sorted(cores_in("0-2,8"))
-    [0, 1, 2, 8]
-    """
-    pairs = [part.partition("-") for part in text.split(",") if part.strip()]
-    return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}

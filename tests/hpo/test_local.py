@@ -71,12 +71,12 @@ time.sleep(1000)
 """
 ENDS = """
 import os, signal, sys, time
-from hydragnn.hpo.launching import local_ranks
-local_ranks.PATIENCE = 0.2
+from hydragnn.hpo.launching import worker
+worker.RANKS_PATIENCE = 0.2
 ends = os.pipe()
-pids = local_ranks.fork_ranks(3)
+pids = worker.fork_ranks(3)
 if pids:
-    sys.exit(local_ranks.first_end(pids))
+    sys.exit(worker.first_end(pids))
 read, write = ends
 if os.environ["RANK"] == "1":
     os.close(write)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.launching.allocation import Allocation, Node, Run, alike, hosts, numbers
+from hydragnn.base.machine import numbers_in
+from hydragnn.hpo.launching.allocation import Allocation, Node, Run, alike, hosts
 from hydragnn.hpo.launching.sites.base import Batch, Evidence, Machine, NodeStates, Site, Step, short_name
 
 _FOREVER = 2.0**32 - 1  # seconds that Flux shows for a job without an end
@@ -114,9 +115,9 @@ def _nodes(run: Run) -> tuple[Node, ...]:
     with suppress(InputError, ValueError, KeyError, TypeError):
         execution = json.loads(run(["flux", "resource", "R", "-s", "up"]))["execution"]
         children = {
-            rank: {kind: len(numbers(ids)) for kind, ids in group["children"].items()}
+            rank: {kind: len(numbers_in(ids)) for kind, ids in group["children"].items()}
             for group in execution["R_lite"]
-            for rank in numbers(str(group["rank"]))
+            for rank in numbers_in(str(group["rank"]))
         }
         names = hosts(",".join(execution["nodelist"]))  # in the order of ranks
         return tuple(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hydragnn.base.errors import AllocationEnded, InputError
-from hydragnn.hpo.launching.allocation import Allocation, Node, Run, hosts, numbers
+from hydragnn.base.machine import numbers_in
+from hydragnn.hpo.launching.allocation import Allocation, Node, Run, hosts
 from hydragnn.hpo.launching.sites import practice
 from hydragnn.hpo.launching.sites.base import Batch, Evidence, Machine, NodeStates, Site, Step, short_name
 
@@ -247,7 +248,7 @@ def _details(printed: str) -> dict[str, Node]:
         gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,(]+)?:(\d+)(?=\(|,|$)", gres))
         size = int(memory) * 2**20 or None
         for name in hosts(nodes):
-            nodes_by_name[name] = Node(name=name, cores=len(numbers(cpus)), gpus=gpus, memory=size)
+            nodes_by_name[name] = Node(name=name, cores=len(numbers_in(cpus)), gpus=gpus, memory=size)
     return nodes_by_name
 
 
