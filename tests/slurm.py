@@ -105,6 +105,12 @@ class Cluster:
         process.kill()
         process.wait()
 
+    def lose(self, name: str) -> None:
+        """A node is gone, and slurmctld, which would take ten seconds to find out, calls it down at once."""
+        self.kill(name)
+        down = ["scontrol", "update", f"nodename={name}", "state=down", "reason=lost"]
+        subprocess.run(down, env={**os.environ, **self.environment}, check=True)
+
     def stop_controller(self) -> None:
         """End slurmctld in good order, as its service manager does; nodes and what runs on them stay."""
         process = self._processes.pop("slurmctld")

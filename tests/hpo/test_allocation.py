@@ -3,13 +3,15 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.base.errors import AllocationEnded, InputError
+from hydragnn.base.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, Node, alike, hosts, own_gpus
 from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
 from hydragnn.hpo.launching.sites import Evidence, Site, Step, read_allocation, site_of
@@ -17,6 +19,7 @@ from hydragnn.hpo.launching.sites.flux import Flux
 from hydragnn.hpo.launching.sites.pbs import Mpiexec
 from hydragnn.hpo.launching.sites.slurm import Slurm
 
+HYDRA = Mpiexec(hydra=True)
 SCONTROL = "JobId=7 JobName=pilot TimeLimit={limit} EndTime={end} NumNodes=3 TresPerNode=gres/gpu:8 StepMgrEnabled=Yes"
 QSTAT = """\
 Job Id: 7.server
@@ -28,6 +31,15 @@ Job Id: 7.server
     Variable_List = PBS_O_HOME=/home/u,PBS_O_PATH=/usr/bin:
 \t/bin
 """
+VNODES = "    exec_vnode = (x1[0]:ncpus=52:ngpus=2:mem=64gb+x1[1]:ncpus=52:ngpus=2)+(x2:ncpus=52:\n\tngpus=2)\n"
+DETAILS = (
+    "JobId=7 NodeList=n[1-3] TimeLimit=UNLIMITED JOB_GRES=gpu:6   Nodes=n1 CPU_IDs=0-7 Mem=8000 GRES=gpu:4(IDX:0-3)   "
+    "Nodes=n2 CPU_IDs=0-3 Mem=4000 GRES=gpu:tesla:2(IDX:0-1)   Nodes=n3 CPU_IDs=0-3 Mem=0 GRES=(null) MinCPUsNode=1 "
+    "MinMemoryNode=0 TresPerNode=gres:gpu:2"
+)
+"""What scontrol of Slurm 22.05 shows of a job with all that three nodes of different sizes have."""
+R_LITE = [{"rank": "0,2", "children": {"core": "0-7", "gpu": "0-3"}}, {"rank": "1", "children": {"core": "0-3"}}]
+R = json.dumps({"version": 1, "execution": {"R_lite": R_LITE, "nodelist": ["a[1-3]"]}})
 
 
 def answers(**printed: str) -> Callable[[Sequence[str]], str]:
@@ -37,44 +49,83 @@ def answers(**printed: str) -> Callable[[Sequence[str]], str]:
         for word, text in printed.items():
             if word in command:
                 return text
-        raise InputError(f"{command} failed")
+        raise InputError(printed.get("error", f"{command} failed"))
 
     return run
 
 
-def test_an_allocation_of_slurm_is_read_from_the_job() -> None:
-    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "128(x2),64"}
-    job = SCONTROL.format(limit="02:00:00", end="2026-11-21T18:00:00")
-    found = read_allocation(environment, answers(hostnames="n1\nn2\nn3\n", job=job))
-    end = time.mktime((2026, 11, 21, 18, 0, 0, 0, 0, -1))
-    nodes = (*alike(("n1", "n2"), 128, 8), *alike(("n3",), 64, 8))
-    assert found == Allocation(by="slurm", nodes=nodes, deadline=end, job="7", managed=True)
+def end(hour: int, minute: int) -> float:
+    """When a job ends."""
+    return time.mktime((2026, 11, 21, hour, minute, 0, 0, 0, -1))
 
 
-DETAILS = (
-    "JobId=7 NodeList=n[1-3] TimeLimit=UNLIMITED JOB_GRES=gpu:6   Nodes=n1 CPU_IDs=0-7 Mem=8000 GRES=gpu:4(IDX:0-3)   "
-    "Nodes=n2 CPU_IDs=0-3 Mem=4000 GRES=gpu:tesla:2(IDX:0-1)   Nodes=n3 CPU_IDs=0-3 Mem=0 GRES=(null) MinCPUsNode=1 "
-    "MinMemoryNode=0 TresPerNode=gres:gpu:2"
-)
-"""What scontrol of Slurm 22.05 shows of a job with all that three nodes of different sizes have."""
-
-
-def sizes(allocation: Allocation) -> list[tuple[str, int, int, int | None]]:
-    return [(node.name, node.cores, node.gpus, node.memory) for node in allocation.nodes]
+SLURM = {"SLURM_JOB_ID": "7"}
+JOB = {**SLURM, "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "128(x2),64"}
+LIMITED = SCONTROL.format(limit="02:00:00", end="2026-11-21T18:00:00")
+OF_JOB = "n1 128 8 None, n2 128 8 None, n3 64 8 None"
+LOST_N0 = {**SLURM, "SLURM_JOB_NODELIST": "n[0-3]", "SLURM_JOB_CPUS_PER_NODE": "2,8,4(x2)"}
+SHELL = {**SLURM, "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "4"}
+THREE, OF_THREE = {"hostnames": "n1\nn2\nn3\n", "job": DETAILS}, "n1 8 4 8000, n2 4 2 4000, n3 4 0 None"
+UNLIMITED = SCONTROL.format(limit="UNLIMITED", end="Unknown")
+GPUS = {"SLURM_GPUS_ON_NODE=4": 4, "SLURM_GPUS_PER_NODE=a100:4": 4, "SLURM_GPUS_PER_NODE=tesla:2,kepler:1": 3}
+FLUX = {"FLUX_URI": "local:///run/flux", "FLUX_JOB_ID": "f2", **SLURM}
+"""A Flux that was started in a job of Slurm."""
+BY = {"FLUX_URI": ("flux", "f2"), "PBS_NODEFILE": ("pbs", "7.server"), "SLURM_JOB_ID": ("slurm", "7")}
+PBS = {"PBS_JOBID": "7.server", "NCPUS": "104"}
+SITE, OF_SITE = {**PBS, "PBS_NODEFILE": "x1.site\nx1.site\nx2.site\n"}, "x1.site 104 4 None, x2.site 52 4 None"
+HOSTS = "    exec_host = x1/0*52+x1/1*52+x2/0*52\n"
 
 
 @pytest.mark.parametrize(
-    "variables",
+    ("environment", "printed", "nodes", "deadline"),
     [
-        {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "8,4(x2)", "SLURM_CPUS_ON_NODE": "8"},
-        {"SLURM_JOB_NODELIST": "n[0-3]", "SLURM_JOB_CPUS_PER_NODE": "2,8,4(x2)"},  # it has lost n0
-        {"SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "4"},  # a shell that is no job's own
+        (JOB, {**THREE, "job": LIMITED}, OF_JOB, end(18, 0)),
+        ({**JOB, "SLURM_JOB_CPUS_PER_NODE": "8,4(x2)", "SLURM_CPUS_ON_NODE": "8"}, THREE, OF_THREE, None),
+        (LOST_N0, THREE, OF_THREE, None),
+        (SHELL, THREE, OF_THREE, None),
+        *(
+            # without a limit, the end that Slurm shows means nothing
+            (
+                {**SLURM, "SLURM_JOB_NODELIST": "n1", **dict([words.split("=")])},
+                {"hostnames": "n1", "job": UNLIMITED},
+                f"n1 1 {gpus} None",
+                None,
+            )
+            for words, gpus in {**GPUS, "SLURM_JOB_GPUS=0,1": 2, "SLURM_JOB_END_TIME=1": 8}.items()
+        ),
+        ({**PBS, "PBS_NODEFILE": "x2\nx2\nx1\nx1\n"}, {"qstat": QSTAT}, "x2 104 4 None, x1 104 4 None", end(17, 30)),
+        ({**PBS, "PBS_NODEFILE": "x2\nx2\n"}, {}, f"x2 104 {own_gpus()} None", None),
+        (SITE, {"qstat": QSTAT + VNODES}, "x1.site 104 4 65536, x2.site 52 2 None", end(17, 30)),
+        (SITE, {"qstat": QSTAT + HOSTS}, OF_SITE, end(17, 30)),  # GPUs are those that were asked for
+        (SITE, {"qstat": QSTAT}, OF_SITE, end(17, 30)),
+        (FLUX, {"R": R}, "a1 8 4 None, a2 4 0 None, a3 8 4 None", None),
+        (FLUX, {"list": "2 16 8 a[1,3]\n1 4 0 a2\n"}, "a1 8 4 None, a3 8 4 None, a2 4 0 None", None),
+        (FLUX, {"resource": "1 4 0 a\n", "timeleft": "4294967295\n"}, "a 4 0 None", None),
     ],
 )
-def test_nodes_of_slurm_have_their_own_cores_gpus_and_memory(variables: dict[str, str]) -> None:
-    found = read_allocation({"SLURM_JOB_ID": "7", **variables}, answers(hostnames="n1\nn2\nn3\n", job=DETAILS))
-    assert sizes(found) == [("n1", 8, 4, 8000 * 2**20), ("n2", 4, 2, 4000 * 2**20), ("n3", 4, 0, None)]
-    used = found.fastest_kind()
+def test_an_allocation_is_what_its_scheduler_says_of_it(
+    environment: dict[str, str], printed: dict[str, str], nodes: str, deadline: float | None, tmp_path: Path
+) -> None:
+    if "PBS_NODEFILE" in environment:
+        (tmp_path / "nodes").write_text(environment["PBS_NODEFILE"])
+        environment = {**environment, "PBS_NODEFILE": str(tmp_path / "nodes")}
+    found = read_allocation(environment, answers(**printed))
+    memories = [None if node.memory is None else node.memory // 2**20 for node in found.nodes]
+    sizes = [f"{n.name} {n.cores} {n.gpus} {memory}" for n, memory in zip(found.nodes, memories)]
+    assert (", ".join(sizes), found.deadline) == (nodes, deadline)
+    assert (found.by, found.job) == next(one for name, one in BY.items() if name in environment)
+    assert found.managed == ("StepMgrEnabled=Yes" in printed.get("job", ""))
+
+
+def test_an_allocation_without_a_scheduler_is_this_machine_and_flux_says_how_long_it_lasts() -> None:
+    here = read_allocation({})
+    assert (here.by, len(here.nodes), here.deadline) == ("local", 1, None)
+    found = read_allocation(FLUX, answers(resource="1 4 0 a\n", timeleft="3600\n"))
+    assert found.deadline == pytest.approx(time.time() + 3600, abs=60)
+
+
+def test_nodes_without_a_gpu_are_left_out_and_steps_take_what_the_smallest_has() -> None:
+    used = read_allocation(SLURM, answers(**THREE)).fastest_kind()
     assert (used.names, used.unused, used.least(["n1", "n2"])) == (("n1", "n2"), ("n3",), (4, 2))
     assert used.shares(4) == {"n1": 4, "n2": 2}
 
@@ -99,86 +150,31 @@ def test_nodes_that_differ_by_some_memory_only_are_alike_and_those_with_much_les
 
 
 @pytest.mark.parametrize(
-    ("variables", "gpus"),
+    ("environment", "printed", "words", "code"),
     [
-        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
-        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 4),
-        ({"SLURM_GPUS_PER_NODE": "tesla:2,kepler:1"}, 3),
-        ({"SLURM_JOB_GPUS": "0,1"}, 2),
-        ({}, 8),
+        ({"PBS_NODEFILE": "x", "want": "slurm"}, {}, r"SLURM_JOB_ID is not set.*--submit", 2),
+        ({"PBS_NODEFILE": "/dev/null"}, {}, "names no node", 2),
+        ({"PBS_NODEFILE": "/nowhere"}, {}, "cannot be read", 2),
+        (SLURM, {"job": "JobId=7 NodeList=(null)"}, "has no nodes yet", 2),
+        (SLURM, {"error": "slurm_load_jobs error: Invalid job id specified"}, "job 7 has ended", 75),
+        (SLURM, {"error": "scontrol did not answer"}, "scontrol did not answer", 2),
+        (
+            SLURM,
+            {"scontrol": "JobId=7 JobState=CANCELLED"},
+            r"job 7 has ended \(CANCELLED\); take a new allocation",
+            75,
+        ),
+        (SLURM, None, "scontrol is not on the PATH", 2),
     ],
 )
-def test_gpus_of_slurm_are_counted_from_whatever_the_job_says(variables: dict[str, str], gpus: int) -> None:
-    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_END_TIME": "1", **variables}
-    job = SCONTROL.format(limit="UNLIMITED", end="Unknown")
-    found = read_allocation(environment, answers(hostnames="n1\n", job=job))
-    assert found.nodes[0].gpus == gpus
-    assert found.deadline is None, "without a limit, the end that Slurm shows means nothing"
-
-
-def test_an_allocation_of_pbs_is_read_from_its_node_file_and_qstat(tmp_path: Path) -> None:
-    (tmp_path / "nodes").write_text("x2\nx2\nx1\nx1\n")
-    environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.server", "NCPUS": "104"}
-    found = read_allocation(environment, answers(qstat=QSTAT))
-    end = time.mktime((2026, 11, 21, 17, 30, 0, 0, 0, -1))
-    assert found == Allocation(by="pbs", nodes=alike(("x2", "x1"), 104, 4), deadline=end, job="7.server")
-    assert read_allocation(environment, answers()).deadline is None
-
-
-@pytest.mark.parametrize(
-    ("taken", "gpus"),
-    [
-        ("exec_vnode = (x1[0]:ncpus=52:ngpus=2:mem=64gb+x1[1]:ncpus=52:ngpus=2)+(x2:ncpus=52:\n\tngpus=2)", (4, 2)),
-        ("exec_host = x1/0*52+x1/1*52+x2/0*52", (4, 4)),  # those that were asked for
-        ("Job_Name = lines of the file", (4, 4)),
-    ],
-)
-def test_nodes_of_pbs_have_their_own_cores_and_gpus(tmp_path: Path, taken: str, gpus: tuple[int, int]) -> None:
-    (tmp_path / "nodes").write_text("x1.site\nx1.site\nx2.site\n")
-    environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.server", "NCPUS": "104"}
-    found = read_allocation(environment, answers(qstat=f"{QSTAT}    {taken}\n"))
-    assert [(node.name, node.cores, node.gpus) for node in found.nodes] == [
-        ("x1.site", 104, gpus[0]),
-        ("x2.site", 52, gpus[1]),
-    ]
-
-
-def test_nodes_of_flux_have_their_own_cores_and_gpus() -> None:
-    environment = {"FLUX_URI": "local:///run/flux"}
-    groups = [{"rank": "0,2", "children": {"core": "0-7", "gpu": "0-3"}}, {"rank": "1", "children": {"core": "0-3"}}]
-    of_set = json.dumps({"version": 1, "execution": {"R_lite": groups, "nodelist": ["a[1-3]"]}})
-    found = read_allocation(environment, answers(R=of_set))
-    assert [(node.name, node.cores, node.gpus) for node in found.nodes] == [("a1", 8, 4), ("a2", 4, 0), ("a3", 8, 4)]
-    found = read_allocation(environment, answers(list="2 16 8 a[1,3]\n1 4 0 a2\n"))
-    assert [(node.name, node.cores, node.gpus) for node in found.nodes] == [("a1", 8, 4), ("a3", 8, 4), ("a2", 4, 0)]
-
-
-def test_an_allocation_of_flux_wins_over_the_slurm_job_that_it_was_started_in() -> None:
-    environment = {"FLUX_URI": "local:///run/flux", "FLUX_JOB_ID": "f2", "SLURM_JOB_ID": "7"}
-    resources = answers(resource="2 112 16 tuolumne[1009-1010]\n", timeleft="3600\n")
-    found = read_allocation(environment, resources)
-    assert (found.by, found.nodes) == ("flux", alike(("tuolumne1009", "tuolumne1010"), 56, 8))
-    assert found.deadline == pytest.approx(time.time() + 3600, abs=60)
-    assert read_allocation(environment, answers(resource="1 4 0 a\n", timeleft="4294967295\n")).deadline is None
-
-
-def test_without_a_scheduler_it_is_this_machine() -> None:
-    found = read_allocation({})
-    assert (found.by, len(found.nodes), found.deadline) == ("local", 1, None)
-
-
-def test_a_wanted_scheduler_that_gave_nothing_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"SLURM_JOB_ID is not set.*--submit"):
-        read_allocation({"PBS_NODEFILE": "x"}, want="slurm")
-    with pytest.raises(InputError, match="names no node"):
-        read_allocation({"PBS_NODEFILE": "/dev/null"}, answers())
-    with pytest.raises(InputError, match="cannot be read"):
-        read_allocation({"PBS_NODEFILE": "/nowhere"}, answers())
-    with pytest.raises(InputError, match="has no nodes yet"):
-        read_allocation({"SLURM_JOB_ID": "7"}, answers(job="JobId=7 NodeList=(null)"))
-    with pytest.raises(InputError, match="scontrol is not on the PATH"):
-        monkeypatch.setenv("PATH", "/nowhere")
-        read_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"})
+def test_a_scheduler_that_gives_nothing_is_a_sentence_with_the_way_out(
+    environment: dict[str, str], printed: Any, words: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(InputError, match=words) as error:
+        run = None if printed is None else answers(**printed)
+        read_allocation(environment, run, want=environment.get("want", "auto"))
+    assert error.value.code == code
 
 
 @given(first=st.integers(0, 999), count=st.integers(1, 30), width=st.integers(1, 5))
@@ -266,8 +262,8 @@ PACK = Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True)
             "srun --job-name=pack-1 --overlap --exact --export=ALL --mem=0 --cpu-bind=none --nodelist=a,b --nodes=2 --ntasks=2 "
             "--ntasks-per-node=1 --cpus-per-task=1 --no-kill --kill-on-bad-exit=0 --wait=0 python",
         ),
-        (Mpiexec(hydra=True), STEP, "mpiexec -hosts a,b -n 8 -ppn 4 -bind-to none python x.py"),
-        (Mpiexec(hydra=True), PACK, "mpiexec -hosts a,b -n 2 -ppn 1 -bind-to none -disable-auto-cleanup python"),
+        (HYDRA, STEP, "mpiexec -hosts a,b -n 8 -ppn 4 -bind-to none python x.py"),
+        (HYDRA, PACK, "mpiexec -hosts a,b -n 2 -ppn 1 -bind-to none -disable-auto-cleanup python"),
         (Mpiexec(hydra=False), STEP, "mpiexec --hosts a,b -n 8 --ppn 4 --cpu-bind none --line-buffer python x.py"),
         (
             Flux(),
@@ -295,103 +291,67 @@ def test_which_mpiexec_there_is_it_says_itself() -> None:
         site_of(allocation, answers(mpiexec="mpiexec (Open MPI) 5.0"))
 
 
-def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints() -> None:
-    site = Slurm()
-    log = "epoch 3\nsrun: error: n2: task 1: Exited with exit code 7\nsrun: error: n1: task 0: Terminated\n"
-    assert site.evidence(log).code == 7
-    lost = site.evidence("srun: error: Node failure on n[3-4]\n")
-    assert lost.suspects == ("n3", "n4") and lost.started
-    failed = site.evidence(
-        "srun: error: Task launch for StepId=7.2 failed on node n4: Communication connection failure\n"
-    )
-    assert failed.suspects == ("n4",) and not failed.started
-    assert site.evidence("slurmstepd: error: Detected 1 oom_kill event in StepId=7.1\n").out_of_memory
-    assert site.evidence("my loss: Node failure on n1, Out Of Memory\n") == Evidence()
+UNABLE = "srun: error: Unable to create step for job 1: "
+EVIDENCE: dict[str, dict[str, Any]] = {
+    "epoch 3\nsrun: error: n2: task 1: Exited with exit code 7\nsrun: error: n1: task 0: Terminated\n": {"code": 7},
+    "srun: error: Node failure on n[3-4]\n": {"suspects": ("n3", "n4")},
+    "srun: error: Task launch for StepId=7.2 failed on node n4: error\n": {"suspects": ("n4",), "started": False},
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.1\n": {"out_of_memory": True},
+    "my loss: Node failure on n1, Out Of Memory\n": {},
+    f"{UNABLE}Unable to contact slurm controller (connect failure)": {"started": False, "unreachable": True},
+    "srun: error: Unable to confirm allocation for job 7: Connection refused": {"started": False, "unreachable": True},
+    f"{UNABLE}Zero Bytes were transmitted or received": {"started": False, "unreachable": True},
+    f"{UNABLE}Socket timed out on send/recv operation": {"started": False, "unreachable": True},
+    f"{UNABLE}Requested node configuration is not available": {"started": False},
+}
+
+
+@pytest.mark.parametrize("log", EVIDENCE)
+def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints(log: str) -> None:
+    assert replace(Slurm().evidence(log), message="") == Evidence(**EVIDENCE[log])
     killed = "=   EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
-    assert Mpiexec(hydra=True).evidence(killed).code == -9
+    assert HYDRA.evidence(killed).code == -9
+
+
+CONTACT = "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
+PBS_GONE = "Connection refused\nqstat: cannot connect to server pbs (errno=15010)\n"
+FLUX_GONE = "flux-resource: ERROR: [Errno 2] Unable to connect to Flux\n"
 
 
 @pytest.mark.parametrize(
     ("site", "printed", "states"),
     [
-        (Slurm(), "", {}),
-        (Slurm(), "a unknown\nb unknown*\n", {}),
-        (
-            Slurm(),
-            "a allocated\nb down*\nc mixed*\nd draining@\n",
-            {"a": "well", "b": "lost", "c": "silent", "d": "well"},
-        ),
-        (Slurm(), "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n", {}),
-        (Mpiexec(hydra=True), "", {"a": "well", "b": "well"}),
-        (Mpiexec(hydra=True), "a.site state-unknown,down\nb unknown\n", {}),
-        (Mpiexec(hydra=True), "a.site down,offline disk\nb offline\n", {"a": "lost", "b": "well"}),
-        (Flux(), "", {}),
-        (Flux(), "flux-resource: ERROR: [Errno 2] Unable to connect to Flux\n", {}),
-        (Flux(), "online \noffline a,b\nonline c[1-2]\n", {"a": "lost", "b": "lost", "c1": "well", "c2": "well"}),
+        (Slurm(), "", ""),
+        (Slurm(), "a unknown\nb unknown*\n", ""),
+        (Slurm(), "a allocated\nb down*\nc mixed*\nd draining@\n", "a well, b lost, c silent, d well"),
+        (Slurm(), CONTACT, ""),
+        (HYDRA, "", "a well, b well"),
+        (HYDRA, "a.site state-unknown,down\nb unknown\n", ""),
+        (HYDRA, "a.site down,offline disk\nb offline\n", "a lost, b well"),
+        (Flux(), "", ""),
+        (Flux(), FLUX_GONE, ""),
+        (Flux(), "online \noffline a,b\nonline c[1-2]\n", "a lost, b lost, c1 well, c2 well"),
     ],
 )
-def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(
-    site: Flux | Mpiexec | Slurm, printed: str, states: dict[str, str]
-) -> None:
-    found = {name: state for name, state in site.states(printed, ["a.site", "b.site"]).items() if " " not in name}
-    assert {name: state for name, state in found.items() if len(name) <= 2} == states
+def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(site: Site, printed: str, states: str) -> None:
+    found = site.states(printed, ["a.site", "b.site"]).items()
+    assert ", ".join(f"{name} {state}" for name, state in found if len(name) <= 2) == states
 
 
 @pytest.mark.parametrize(
     ("site", "printed", "over"),
     [
-        (Slurm(), "RUNNING\n", False),
-        (Slurm(), "SUSPENDED\n", False),
-        (Slurm(), "COMPLETING\n", True),
-        (Slurm(), "TIMEOUT\n", True),
-        (Slurm(), "PENDING\n", True),
+        *((Slurm(), word, False) for word in ("RUNNING\n", "SUSPENDED\n")),
+        *((Slurm(), word, True) for word in ("COMPLETING\n", "TIMEOUT\n", "PENDING\n")),
         (Slurm(), "slurm_load_jobs error: Invalid job id specified\n", True),
-        (Slurm(), "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", None),
-        (Slurm(), "", None),
-        (Mpiexec(hydra=True), "Job Id: 7.pbs\n    Job_Name = x\n    job_state = R\n", False),
-        (Mpiexec(hydra=True), "Job Id: 7.pbs\n    job_state = E\n", True),
-        (
-            Mpiexec(hydra=True),
-            "qstat: 7.pbs Job has finished, use -x or -H to obtain historical job information\n",
-            True,
-        ),
-        (Mpiexec(hydra=True), "qstat: Unknown Job Id 7.pbs\n", True),
-        (Mpiexec(hydra=True), "Connection refused\nqstat: cannot connect to server pbs (errno=15010)\n", None),
-        (Mpiexec(hydra=True), "", None),
-        (Flux(), "", None),
+        (HYDRA, "Job Id: 7.pbs\n    Job_Name = x\n    job_state = R\n", False),
+        (HYDRA, "Job Id: 7.pbs\n    job_state = E\n", True),
+        (HYDRA, "qstat: 7.pbs Job has finished, use -x or -H to obtain historical job information\n", True),
+        (HYDRA, "qstat: Unknown Job Id 7.pbs\n", True),
+        *((site, words, None) for site, words in ((Slurm(), CONTACT), (HYDRA, PBS_GONE))),
+        *((site, "", None) for site in (Slurm(), HYDRA, Flux())),
     ],
 )
-def test_an_allocation_is_over_only_where_the_scheduler_says_so(
-    site: Flux | Mpiexec | Slurm, printed: str, over: bool | None
-) -> None:
+def test_an_allocation_is_over_only_where_the_scheduler_says_so(site: Site, printed: str, over: bool | None) -> None:
     word = site.job_over(printed)
     assert (None if word is None else bool(word)) is over
-
-
-def test_a_step_that_the_scheduler_could_not_start_says_nothing_about_nodes() -> None:
-    site = Slurm()
-    for line in (
-        "srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect failure)",
-        "srun: error: Unable to create step for job 1: Socket timed out on send/recv operation",
-    ):
-        evidence = site.evidence(line)
-        assert evidence.unreachable and not evidence.started and not evidence.suspects
-    refused = site.evidence(
-        "srun: error: Unable to create step for job 1: Requested node configuration is not available"
-    )
-    assert not refused.unreachable and not refused.started
-
-
-@pytest.mark.parametrize("forgotten", ["slurm_load_jobs error: Invalid job id specified", "scontrol did not answer"])
-def test_a_job_that_slurm_has_forgotten_has_ended_and_one_of_which_it_says_nothing_has_not(forgotten: str) -> None:
-    def run(command: Sequence[str]) -> str:
-        raise InputError(forgotten)
-
-    with pytest.raises(InputError) as error:
-        read_allocation({"SLURM_JOB_ID": "7"}, run)
-    assert error.value.code == (75 if "Invalid" in forgotten else 2)
-
-
-def test_a_job_that_has_ended_is_refused() -> None:
-    with pytest.raises(AllocationEnded, match=r"job 7 has ended \(CANCELLED\); take a new allocation"):
-        read_allocation({"SLURM_JOB_ID": "7"}, answers(scontrol="JobId=7 JobState=CANCELLED NodeList=n[1-2]"))

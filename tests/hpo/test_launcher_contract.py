@@ -247,7 +247,7 @@ class TestPacks(AllocationContract):
         stand_ins(tmp_path / "bin", PACK, monkeypatch)
 
         def make(wide: bool = False) -> Launcher:
-            allocation = Allocation(by="pbs", nodes=alike(WIDE[:600] if wide else WIDE[:3], 4))
+            allocation = Allocation(by="pbs", nodes=alike(WIDE[:300] if wide else WIDE[:3], 4))
             made.append(
                 PackLauncher(
                     site,

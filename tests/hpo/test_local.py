@@ -93,7 +93,7 @@ elif {others}:
 def layouts(table: dict[str, Any]) -> dict[str, Any]:
     """A campaign over the layouts of two ranks."""
     rate = table["search"]["space"]["train.learning_rate"]
-    search = {"trials": 3, "sampler": "random", "rungs": [1], "finalists": 1, "ranks_per_node": 2}
+    search = {"trials": 2, "sampler": "random", "rungs": [1], "finalists": 1, "ranks_per_node": 2}
     space = {"parallel": {"shard": [1, 2], "graph": [1, 2]}, "train.learning_rate": rate}
     model = {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 2.0}
     return {**table, "model": model, "train": {"epochs": 2}, "search": {**search, "space": space}}
@@ -251,15 +251,6 @@ def test_workers_leave_every_rank_its_core_and_its_gpu(monkeypatch: pytest.Monke
         assert turns == (expected * ranks > 8)
         assert plan_on(launcher, settings(ranks_per_node=ranks, nodes_per_trial=[1, 4])).max_slots == 1
         launcher.close()
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(local, "visible_gpus", lambda: 5)
-    monkeypatch.setattr(local.torch.version, "hip", None)
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(2, 2)] == ["0,1", "2,3"]
-    with pytest.raises(InputError, match=r"3 workers, .* 5 GPU.* each .* 2 of its own; set workers to at most 2"):
-        gpus_of_workers(3, 2)
-    with pytest.raises(InputError, match=r"set search\.ranks_per_node to at most 5"):
-        gpus_of_workers(1, 8)
 
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -288,21 +279,31 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
+NARROWED = {"CUDA_VISIBLE_DEVICES": "6, GPU-b,MIG-c", "SLURM_JOB_ID": "7"}
+
+
 @pytest.mark.parametrize(
-    ("gpus", "environment", "workers", "devices"),
+    ("gpus", "environment", "workers", "ranks", "devices"),
     [
-        (4, {}, 4, ["0", "1", "2", "3"]),
-        (4, {}, 2, ["0", "1"]),
-        (3, {"CUDA_VISIBLE_DEVICES": "6, GPU-b,MIG-c", "SLURM_JOB_ID": "7"}, 3, ["6", "GPU-b", "MIG-c"]),
-        (0, {"CUDA_VISIBLE_DEVICES": ""}, 3, [None] * 3),
+        (4, {}, 4, 1, ["0", "1", "2", "3"]),
+        (4, {}, 2, 1, ["0", "1"]),
+        (5, {}, 2, 2, ["0,1", "2,3"]),
+        (3, NARROWED, 3, 1, ["6", "GPU-b", "MIG-c"]),
+        (0, {"CUDA_VISIBLE_DEVICES": ""}, 3, 1, [None] * 3),
+        (2, {}, 3, 1, r"3 workers, but .* 2 GPU.*at most 2 .*trials_per_device.*export CUDA_VISIBLE_DEVICES="),
+        (5, {}, 3, 2, r"3 workers, .* 5 GPU.* each .* 2 of its own; set workers to at most 2"),
+        (5, {}, 1, 8, r"set search\.ranks_per_node to at most 5"),
     ],
-    ids=["each", "some", "narrowed already", "no GPU"],
 )
-def test_each_worker_sees_one_gpu_that_no_other_sees(
-    machine: Make, gpus: int, environment: dict[str, str], workers: int, devices: list[str | None]
+def test_each_worker_sees_gpus_that_no_other_sees_or_is_refused(
+    machine: Make, gpus: int, environment: dict[str, str], workers: int, ranks: int, devices: Any
 ) -> None:
     machine(gpus, **environment)
-    assert [one.get("CUDA_VISIBLE_DEVICES") for one in gpus_of_workers(workers)] == devices
+    if isinstance(devices, str):
+        with pytest.raises(InputError, match=devices):
+            gpus_of_workers(workers, ranks)
+    else:
+        assert [one.get("CUDA_VISIBLE_DEVICES") for one in gpus_of_workers(workers, ranks)] == devices
 
 
 @pytest.mark.parametrize(
@@ -321,22 +322,10 @@ def test_on_amd_the_variable_that_narrows_last_names_the_gpu(
     assert own_gpus(environment, 1, on_amd=True) == expected
 
 
-@pytest.mark.parametrize("workers", [None, 3], ids=["of the campaign", "of the command line"])
-def test_more_workers_than_gpus_are_refused_with_the_ways_out(
-    machine: Make, settings: Settings, tmp_path: Path, workers: int | None
-) -> None:
-    machine(2)
-    with pytest.raises(
-        InputError, match=r"3 workers, but .* 2 GPU.*at most 2 .*trials_per_device.*export CUDA_VISIBLE_DEVICES="
-    ):
-        launcher_of(settings(workers=3, launcher="local"), tmp_path, workers)
-
-
 @pytest.mark.parametrize(
     ("sharing", "expected"),
     [
         (1, ["5", "7", "5", "7"]),
-        (2, ["5 --sharing 2", "7 --sharing 2", "5 --sharing 2", "7 --sharing 2"]),
         (3, ["5 --sharing 3", "7 --sharing 3"] * 3),
     ],
 )

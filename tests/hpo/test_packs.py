@@ -86,7 +86,7 @@ def test_packs_that_wait_end_with_the_launcher(launcher: PackLauncher, tmp_path:
     assert len(started(tmp_path)) <= BURST
 
 
-HANG = 4.0  # seconds
+HANG = 3.0  # seconds
 WORKERS = 4
 MODULE = """
 import argparse, pathlib, time

@@ -16,7 +16,7 @@ import optuna
 import pytest
 import tomli_w
 
-from hydragnn.hpo import CampaignResult, campaign_history, run_search
+from hydragnn.hpo import CampaignResult, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.allocation_launcher import Limits
@@ -148,15 +148,15 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
 ) -> None:
     job(5)  # two pairs, and one node that idles until a pair breaks
     monkeypatch.setenv("FAKE_PAUSE", "0.4")
-    campaign, followed, out = settings(trials=8, nodes_per_trial=2, rungs=[2]), Followed(), tmp_path / "campaign"
+    campaign, followed, out = settings(trials=5, nodes_per_trial=2, rungs=[2]), Followed(), tmp_path / "campaign"
     launcher = fake_launcher(monkeypatch, hang=8.0, trial1="hang", trial2="memory", trial3="long")
     future = in_background(campaign, out, launcher, followed)
     wait_for(lambda: (out / "trials" / "0003" / "heartbeat").exists(), future)
     partner, dead = sorted(slots_of(followed, 3))  # rank 0 lives on, so that nobody but the scheduler notices
-    cluster.kill(dead)
+    cluster.lose(dead)
     result = future.result(PATIENCE)
-    assert (result.ending, result.trials, result.failed) == ("finished", 8, 0)
-    assert_accounted(out, 8)
+    assert (result.ending, result.trials, result.failed) == ("finished", 5, 0)
+    assert_accounted(out, 5)
     assert_disjoint(followed)
     assert max(len(uses) for _, uses in followed.uses) == 2
     failures = {(failed.trial, failed.kind): failed for failed in followed.failures()}
@@ -175,26 +175,21 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
 def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_lost(
     job: Job, cluster: Any, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from hydragnn.hpo import campaign_settings
-
-    job(5)
-    search = {**table["search"], "trials": 2, "rungs": [], "nodes_per_trial": 2}
-    train = {"epochs": 50, "checkpoint_seconds": 0}  # long enough that the node is lost in the middle
+    job(3)
+    search = {**table["search"], "trials": 1, "rungs": [], "nodes_per_trial": 2}
+    train = {"epochs": 30, "checkpoint_seconds": 0}  # long enough that the node is lost in the middle
     campaign = campaign_settings({**table, "train": train, "search": search}, tmp_path / "CAMPAIGN.toml")
     followed, out = Followed(), tmp_path / "campaign"
     future = in_background(campaign, out, launcher_for(campaign, read_allocation(os.environ), out), followed)
     wait_for(lambda: (out / "trials" / "0000" / "checkpoints" / "latest.json").exists(), future)
     dead = slots_of(followed, 0)[1]
-    cluster.kill(dead)
+    cluster.lose(dead)
     result = future.result(PATIENCE)
-    assert (result.ending, result.finished, result.failed) == ("finished", 2, 0)
-    assert_accounted(out, 2)
-    assert_disjoint(followed)
-    records = [read_record(out / "trials" / name) for name in ("0000", "0001")]
-    assert [(record.cost.ranks, record.cost.nodes, record.epochs) for record in records] == [(2, 2, 50)] * 2
-    assert [(failed.trial, failed.kind) for failed in followed.failures()] == [(0, "lost_node")]
-    assert followed.failures()[0].epochs > 0
-    assert [record.attempt for record in records] == [2, 1]
+    assert (result.ending, result.finished, result.failed) == ("finished", 1, 0)
+    assert_accounted(out, 1)
+    record, (failed,) = read_record(out / "trials" / "0000"), followed.failures()
+    assert (record.cost.ranks, record.cost.nodes, record.epochs, record.attempt) == (2, 2, 30, 2)
+    assert failed.kind == "lost_node" and failed.epochs > 0
 
 
 def test_a_search_whose_salloc_is_cancelled_before_the_first_result_exits_with_75_and_is_resumed(
@@ -291,7 +286,7 @@ def submit(table: dict[str, Any], tmp_path: Path) -> Callable[..., Submission]:
 
     def submitting(search: dict[str, Any], **job: Any) -> Submission:
         base = {**table, "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1}, "train": {"epochs": 40}}
-        search = {**table["search"], "launcher": "local", "trials": 4, "rungs": [10], "finalists": 1, **search}
+        search = {**table["search"], "launcher": "local", "trials": 2, "rungs": [], "finalists": 1, **search}
         whole = {**base, "search": search, "job": {"site": "slurm", "nodes": 2, "hours": 0.1, "chain": 6, **job}}
         path = tmp_path / "CAMPAIGN.toml"
         path.write_text(tomli_w.dumps(whole))
@@ -314,29 +309,18 @@ def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job
     out = tmp_path / "campaign"
     first = submit({}).id
     assert first is not None
-
-    def logs() -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted((out / "jobs").glob("*.log")))
-
     wait_for(lambda: lines_of(out) >= 4 and len(jobs()) == 2)
-    printed("scancel", "--signal=USR1", "--batch", first)  # as Slurm does before the walltime ends
-    wait_for(lambda: first not in jobs())
-    wait_for(lambda: (out / "jobs" / "0002.next").exists())
-    before = lines_of(out)
-    second = json.loads((out / "jobs" / "chain.json").read_text())["jobs"][1]["id"]
-    wait_for(lambda: lines_of(out) >= before + 3 and len(jobs()) == 2)
-    host = printed("squeue", "-h", "-j", second, "-o", "%B").strip()
-    slurm.kill(host)  # the node of the search itself, and with it the job, without a word
+    host = printed("squeue", "-h", "-j", first, "-o", "%B").strip()
+    slurm.lose(host)  # the node of the search itself, and with it the job, without a word
     try:
         wait_for(lambda: not jobs())
     finally:
         slurm.restart(host)
+    logs = "\n".join(path.read_text() for path in sorted((out / "jobs").glob("*.log")))
     history = campaign_history(out)
-    assert history.ending == "finished", logs()
-    assert len(history.trials) == 4
-    assert sum(trial.status == "finished" for trial in history.trials) >= 1
-    assert {trial.failure for trial in history.trials if trial.status == "failed"} == set(), logs()
+    assert history.ending == "finished", logs
+    assert [trial.status for trial in history.trials] == ["finished"] * 2, logs
     begun = sorted(path.name for path in (out / "jobs").glob("*.next"))
-    assert begun == ["0001.next", "0002.next", "0003.next"], logs()
+    assert begun == ["0001.next", "0002.next"], logs
     assert jobs() == {}
     assert sys.executable in (out / "jobs" / "0001.sh").read_text()

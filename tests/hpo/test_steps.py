@@ -284,23 +284,14 @@ def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Steps, tmp_pa
     assert is_healthy(found, "n2")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "Unable to create step for job 7: Unable to contact slurm controller (connect failure)",
-        "Unable to confirm allocation for job 7: Connection refused",
-        "Unable to create step for job 7: Socket timed out on send/recv operation",
-        "Unable to create step for job 7: Zero Bytes were transmitted or received",
-    ],
-)
 def test_an_attempt_begins_once_however_often_the_scheduler_does_not_answer(
-    words: str, make: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "AGAIN", 0.1)
-    script = f"""
+    script = """
         n=$(cat "$0/tries" 2>/dev/null || echo 0); echo $((n + 1)) >"$0/tries"
         [ "$n" -ge 3 ] && exec "$@"
-        echo "srun: error: {words}"; exit 1"""
+        echo "srun: error: Unable to create step for job 7: Socket timed out on send/recv operation"; exit 1"""
     command = ["sh", "-c", script, str(tmp_path)]
     monkeypatch.setattr(Slurm, "command", lambda self, step: [*command, *step.program])
     environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}

@@ -35,6 +35,9 @@ def test_a_complete_record_is_success_whatever_the_exit_code(tmp_path: Path, cod
     write_record(record(cost=Cost(seconds=12.5, peak_memory_mb=900.0)), tmp_path)
     outcome = verdict_of(tmp_path, code)
     assert outcome == Reached(trial=4, attempt=2, epochs=3, value=1.0, seconds=12.5, memory_mb=900.0)
+    write_record(record(status="stopped", epochs=2), tmp_path)
+    early = verdict_of(tmp_path, code)
+    assert isinstance(early, Reached) and early.over, "an early stop needs no further segment"
 
 
 @pytest.mark.parametrize(("attempt", "counts"), [(2, True), (1, False), (3, False), (0, True)])
@@ -60,24 +63,9 @@ def test_a_failure_knows_the_epochs_that_are_saved_and_the_nodes_that_are_suspec
     assert outcome.epochs == 0
 
 
-def test_an_early_stop_needs_no_further_segment(tmp_path: Path) -> None:
-    write_record(record(status="stopped", epochs=2), tmp_path)
-    outcome = verdict_of(tmp_path)
-    assert isinstance(outcome, Reached)
-    assert outcome.over
-
-
 PEERS = {"status": "failed", "failure": Failure(kind="lost_node", message="another rank is gone")}
 """What the other ranks write when one has crashed."""
-
-
-@pytest.mark.parametrize(("code", "kind"), [(-11, "defect"), (7, "defect"), (3, "lost_node"), (-9, "lost_node")])
-def test_a_crash_is_not_taken_for_a_lost_node_by_what_its_peers_say(tmp_path: Path, code: int, kind: str) -> None:
-    (tmp_path / "log.txt").write_text("gloo: connection closed\nrank 1 of 2 was the first to fail: it crashed\n")
-    write_record(record(**PEERS), tmp_path)
-    outcome = verdict_of(tmp_path, code)
-    assert isinstance(outcome, Failed) and outcome.kind == kind
-    assert ("first to fail" in outcome.message) == (kind == "defect")
+LINES = "\n".join([*(f"line {k}" for k in range(100)), "rank 1 of 2 was the first to fail: it crashed"])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +76,7 @@ def test_a_crash_is_not_taken_for_a_lost_node_by_what_its_peers_say(tmp_path: Pa
         ({"status": "running"}, {"code": -9, "out_of_memory": True}, "out_of_memory"),
         ({"status": "running"}, {"code": -11}, "defect"),
         ({"epochs": 1}, {"code": 0}, "preempted"),
-        ({"status": "failed", "failure": Failure(kind="lost_node", message="n7")}, {"code": 3}, "lost_node"),
+        *((PEERS, {"code": code}, kind) for code, kind in {-11: "defect", 7: "defect", 3: "", -9: ""}.items()),
         ({"config_hash": "other"}, {"code": 0}, "defect"),
         ({"curves": {"valid/loss": [None, None, None]}}, {"code": 0}, "diverged"),
         (None, {"code": 1}, "launch"),
@@ -99,30 +87,21 @@ def test_a_crash_is_not_taken_for_a_lost_node_by_what_its_peers_say(tmp_path: Pa
         (None, {"code": 1, "suspects": ("n3",)}, "lost_node"),
         (None, {"code": None, "suspects": ("n3",), "message": "task launch failed"}, "launch"),
         ({"status": "running"}, {"code": -9, "hung": True, "out_of_memory": True}, "out_of_memory"),
+        ("damaged", {"code": 1}, "launch"),
     ],
 )
-def test_what_is_no_result_is_a_failure_of_its_kind(
-    tmp_path: Path, members: dict[str, Any] | None, end: dict[str, Any], kind: str
+def test_what_is_no_result_is_a_failure_of_its_kind_with_the_end_of_the_log_where_a_rank_crashed(
+    tmp_path: Path, members: Any, end: dict[str, Any], kind: str
 ) -> None:
-    if members is not None:
+    (tmp_path / "log.txt").write_text(LINES)
+    if members == "damaged":
+        (tmp_path / "record.json").write_text('{"version": 1, "sta')
+    elif members is not None:
         write_record(record(**members), tmp_path)
     outcome = verdict_of(tmp_path, **end)
-    assert isinstance(outcome, Failed)
-    assert outcome.kind == kind
-
-
-def test_the_end_of_the_log_stays_with_the_failure(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text("\n".join(f"line {k}" for k in range(100)))
-    outcome = verdict_of(tmp_path, code=7)
-    assert isinstance(outcome, Failed)
-    assert outcome.message.startswith("exit code 7 without a result")
-    assert outcome.message.endswith("line 99")
-    assert "line 80" not in outcome.message
-
-
-def test_a_damaged_record_is_no_result(tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text('{"version": 1, "sta')
-    assert isinstance(verdict_of(tmp_path), Failed)
+    assert isinstance(outcome, Failed) and outcome.kind == (kind or "lost_node")
+    if end["code"] not in (None, 0, 1) and kind == "defect":
+        assert outcome.message.endswith("first to fail: it crashed") and "line 80" not in outcome.message
 
 
 def test_the_objective_is_that_of_the_model_which_is_kept() -> None:

@@ -91,7 +91,7 @@ def compare(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
 
 
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{kind: (kind, {}) for kind in sorted(architectures())},
+    **{kind: (kind, {}) for kind in ("field_tokens", "relational", "schnet")},
     "painn beside attention": ("painn", {**MULTIHEAD, "num_layers": 3}),
     "mace of three layers, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}),
     "moving egnn": ("egnn", {"moving_coordinates": True, "num_layers": 4}),

@@ -76,10 +76,10 @@ def test_memory_outlives_the_rank_that_filled_it(stores: Path, root: Path, tmp_p
 def test_ranks_of_several_nodes_read_each_others_memory_and_the_share_of_one_that_died_from_the_disk(
     dies: bool, stores: Path, root: Path, tmp_path: Path
 ) -> None:
-    ranks, nodes = (3, 3) if dies else (4, 2)
+    ranks, nodes = (2, 2) if dies else (3, 2)
     said = with_mpi(ranks, root, stores, tmp_path, nodes, *["dies"] * dies)
     assert said.count("has read all") == ranks - dies, said
-    assert said.count("rank 2 does not answer") == 2 * dies and (dies or "does not answer" not in said)
+    assert said.count("rank 1 does not answer") == dies and (dies or "does not answer" not in said)
 
 
 @needs_linux
