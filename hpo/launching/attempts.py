@@ -32,25 +32,6 @@ def seconds_between_beats(runs: int, patience: float) -> float:
     return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
 
 
-class Witness:
-    """Judge of silence: no run hangs where most are silent."""
-
-    def __init__(self) -> None:
-        self._stalls = 0
-        """Stalls in a row."""
-
-    def is_stall(self, recent: int, watched: int) -> bool:
-        """Return True where all stand still, and no run hangs.
-
-        ``recent`` of ``watched`` runs showed life in the latter half of the patience. Those that stay silent for ``STALLS`` patiences in a row hang after all.
-        """
-        if is_plausible(recent, watched) or watched == 1 or self._stalls >= STALLS:
-            self._stalls = 0 if is_plausible(recent, watched) else self._stalls
-            return False
-        self._stalls += 1
-        return True
-
-
 def is_plausible(recent: int, watched: int) -> bool:
     """Return True where at least as many runs show life as not.
 
@@ -64,7 +45,7 @@ class LastSigns:
     """Last signs of life of thousands, the oldest first."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock, self._witness = clock, Witness()
+        self._clock, self._stalls = clock, 0
         self._times: dict[str, float] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -108,10 +89,22 @@ class LastSigns:
             return []
         earliest = self._clock() - patience / 2
         recent = sum(1 for _ in takewhile(lambda time: time >= earliest, reversed(self._times.values())))
-        if self._witness.is_stall(recent, len(self._times)):
+        if self.is_stall(recent, len(self._times)):
             self._times = dict.fromkeys(self._times, self._clock())
             return []
         return silent
+
+    def is_stall(self, recent: int, watched: int) -> bool:
+        """Return True where all stand still, and no run hangs.
+
+        ``recent`` of ``watched`` runs showed life in the latter half of the patience. Those that stay silent for ``STALLS`` patiences in a row hang after all.
+        """
+        plausible = is_plausible(recent, watched)
+        if plausible or watched == 1 or self._stalls >= STALLS:
+            self._stalls = 0 if plausible else self._stalls
+            return False
+        self._stalls += 1
+        return True
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,7 +16,7 @@ import pytest
 from hydragnn.hpo import LocalLauncher
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.allocation_launcher import Limits
-from hydragnn.hpo.launching.attempts import STALLS, Witness
+from hydragnn.hpo.launching.attempts import STALLS, LastSigns
 from hydragnn.hpo.launching.job_step import BURST
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Task
 from hydragnn.hpo.launching.packs import WORKER, PackLauncher
@@ -184,8 +184,8 @@ def test_when_all_heartbeats_stop_nobody_is_killed_and_when_one_stops_it_alone_i
     ids=["together for ever", "most live in between", "alone"],
 )
 def test_silence_of_most_at_once_is_a_stall_for_some_time(looks: list[tuple[int, int]], stalls: list[bool]) -> None:
-    witness = Witness()
-    assert [witness.is_stall(*look) for look in looks] == stalls
+    signs = LastSigns()
+    assert [signs.is_stall(*look) for look in looks] == stalls
 
 
 LONG = 240.0  # seconds for what a loaded machine does within few

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import entry_points
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import REFERENCE, class_named, without_the_current_folder
+from hydragnn.base.imports import REFERENCE, announced_classes, class_of_kind
 from hydragnn.hpo.launching.allocation import Allocation, Run, output_of
 from hydragnn.hpo.launching.sites.base import Machine, Site
 from hydragnn.hpo.launching.sites.flux import Flux
@@ -25,28 +24,18 @@ Flux is first, because it is often started inside a job of another scheduler.
 
 def check_site(name: str) -> str:
     """Return the name of a site; ValueError for an unknown one."""
-    return _check(name, [*SITES, *_announced()], "scheduler")
+    return _check(name, [*SITES, *announced_classes(GROUP)], "scheduler")
 
 
 def check_machine(name: str) -> str:
     """Return the name of a machine; ValueError for an unknown one."""
-    return _check(name, [*_machines(), *_announced()], "site")
+    return _check(name, [*_machines(), *announced_classes(GROUP)], "site")
 
 
 def site_named(name: str, where: str = "search.launcher") -> type[Site]:
     """Return the site of a name; InputError for an unusable class."""
-    if name in SITES:
-        return SITES[name]
-    announced = _announced()
-    reference = announced.get(name, name)
-    return class_named(
-        reference,
-        Site,
-        where=f"{where} = {name!r}",
-        noun="site",
-        parent="hydragnn.hpo.launching.sites.Site",
-        registered=name in announced,
-    )
+    parent = "hydragnn.hpo.launching.sites.Site"
+    return class_of_kind(name, SITES, Site, group=GROUP, where=where, noun="site", parent=parent)
 
 
 def machine_named(name: str) -> tuple[type[Site], Machine]:
@@ -94,14 +83,9 @@ def _is_here(site: type[Site], environment: Mapping[str, str]) -> bool:
 
 def _name_here(environment: Mapping[str, str]) -> str:
     own = next(name for name, site in SITES.items() if _is_here(site, environment))
-    others = _announced() if own == Local.name else {}
+    others = announced_classes(GROUP) if own == Local.name else {}
     return next((name for name in others if _is_here(site_named(name), environment)), own)
 
 
 def _machines() -> dict[str, type[Site]]:
     return {machine: site for site in SITES.values() for machine in site.machines}
-
-
-def _announced() -> dict[str, str]:
-    with without_the_current_folder():
-        return {entry.name: entry.value for entry in entry_points(group=GROUP)}
