@@ -115,7 +115,10 @@ def merge_stores(
     stores: Annotated[Sequence[Path | str], list[Path], typer.Argument(help="Stores with the same fields.")],
     out: NewOut,
 ) -> "StoreInfo":
-    """Copy graphs of several stores into a new one; return its contents."""
+    """Copy graphs of several stores into a new one; return its contents.
+
+    A training reads several stores without a copy: ``store = ["a.h5", "b.h5"]``.
+    """
     paths = [as_path(store) for store in stores] if isinstance(stores, list | tuple) else [as_path(stores)]
     for path in paths:
         check_store(path)
@@ -134,7 +137,7 @@ def append_store(
 ) -> "StoreInfo":
     """Append graphs of a BUILD.toml or a store; return the contents.
 
-    The store gets all of them, or stays as it was if the process ends before.
+    The store gets all of them, or stays as it was if the process ends before. For runs trained on it the store is another one then.
     """
     path = as_path(store)
     check_store(path)
@@ -156,7 +159,10 @@ def append_store(
 
 @check_arguments
 def store_info(store: Annotated["Path | str | GraphStore", Path, typer.Argument()]) -> "StoreInfo":
-    """Return a store's fields, sizes, attributes and backend; InputError without a store."""
+    """Return a store's fields with units, sizes, attributes and backend.
+
+    InputError without a store.
+    """
     place = as_path(getattr(store, "path", store))
     check_store(place)
     from hydragnn.datasets import store_info as info
@@ -338,7 +344,9 @@ def simulate(
 
 
 @check_arguments
-def status(campaign: Path | str) -> "CampaignStatus":
+def status(
+    campaign: Annotated[Path | str, Path, typer.Argument(help="A campaign folder made by `hydragnn search`.")],
+) -> "CampaignStatus":
     """Return the state of a campaign from its journal."""
     from hydragnn.hpo.status import campaign_status
 
@@ -622,7 +630,10 @@ def export(
 ) -> "ExportResult":
     """Write a model as a file that other programs run without this project.
 
-    ``model`` is what ``load`` takes, or gives. ``to`` is torch, aoti, metatomic or lammps. InputError where the model cannot be such a file.
+    ``hydragnn export ENSEMBLE --to torch --out potential.pt2``
+
+    Energy, forces, stress and the spread of the members. docs/export.md has what each format is for. ``model`` is what ``load``
+    takes, or gives. InputError where the model cannot be such a file.
     """
     _allow_code(allow_code)
     from hydragnn.ensemble import Ensemble, export_ensemble
@@ -651,7 +662,7 @@ def evaluate(
 
 
 def doctor() -> "Installation":
-    """Return which parts this machine has, and how to get missing ones."""
+    """Return packages, MPI, GPUs, Triton, ADIOS2 and scheduler of this machine."""
     from hydragnn.scripts.doctor import installation
 
     return installation()

@@ -1,7 +1,6 @@
 """Command line: one function of the Python api per command."""
 
 import errno
-import json
 import os
 import sys
 from contextlib import suppress
@@ -15,15 +14,15 @@ from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import NO_MEMORY, InputError, Interrupted, SaidByFirst, wants_memory
 from hydragnn.base.places import check_store
 from hydragnn.base.settings import store_override
-from hydragnn.base.terminal import PlainConsole, printing, visible
+from hydragnn.base.terminal import printing, visible
 from hydragnn.hpo.folder import campaign_table
 from hydragnn.scripts import api
-from hydragnn.scripts.check_commands import check, conformance, kernels
-from hydragnn.scripts.options import AsJson, Device, Values, command
+from hydragnn.scripts.check_commands import check, compile_kernels, conformance
+from hydragnn.scripts.options import Device, Values, command
 from hydragnn.scripts.plan_command import plan
 from hydragnn.scripts.quickstart import run_quickstart
 from hydragnn.scripts.run_sources import run_folder
-from hydragnn.scripts.showing import leave_together, run_summary, show_value
+from hydragnn.scripts.showing import Result, leave_together, run_summary, show
 from hydragnn.scripts.simulation_commands import label, md, relax
 
 app = typer.Typer(
@@ -39,6 +38,7 @@ app = typer.Typer(
     See it work on three scales in minutes: `hydragnn quickstart`. Every command takes `--json`.""",
 )
 data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert stores of graphs.")
+kernels = typer.Typer(no_args_is_help=True, help="Kernels of accelerators.")
 WITHOUT_TENSORS = ("doctor", "help", "simulate", "status", "--version")
 """Commands that compute with no tensors, and do not wait for torch therefore."""
 FILE_SYSTEM = (
@@ -77,32 +77,18 @@ def _options(
     """Take the options before a command."""
 
 
-@app.command("help")
 def explain(
     key: Annotated[str, typer.Argument(help="A key such as `train.epochs` or `cutoff`, or a section such as `split`.")],
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Explain a key of a configuration: type, default, range, unit, meaning."""
     from dataclasses import asdict
 
     from hydragnn.scripts.key_help import explained
 
     keys = explained(key)
-    print(json.dumps([asdict(one) for one in keys]) if as_json else "\n".join(map(str, keys)))
+    return Result(value=[asdict(one) for one in keys], table={}, lines=[str(one) for one in keys])
 
 
-@command(app, run_quickstart, "quickstart")
-def quickstart(values: Values, as_json: bool) -> None:
-    """Run search, top-3 ensemble and report on demo data of three scales.
-
-    Continues where an earlier call was interrupted.
-    """
-    result = run_quickstart(**values)
-    if as_json:
-        print(json.dumps(result))
-
-
-@command(data, api.build_store, "build")
 def build(values: Values, as_json: bool) -> None:
     """Make a store from files of structures, graphs, meshes or tables.
 
@@ -113,14 +99,7 @@ def build(values: Values, as_json: bool) -> None:
     leave_together(api.build_store(**values).to_json(), as_json)
 
 
-@command(data, api.store_info, "info")
-def info(values: Values, as_json: bool) -> None:
-    """Show a store: fields with units, sizes, attributes, backend."""
-    show_value(api.store_info(**values).to_json(), as_json)
-
-
-@data.command("check")
-def data_check(store: Path, as_json: AsJson = False) -> None:
+def data_check(store: Annotated[Path, typer.Argument()]) -> Result:
     """Read all of a store and report its problems.
 
     Checksums, indices, NaN, shifts, lengths, odd graphs. Exits with 2 where there is a problem.
@@ -130,45 +109,22 @@ def data_check(store: Path, as_json: AsJson = False) -> None:
 
     check = examine_store(store)
     table = {"store": str(store), "problems": check.problems, "notes": check.notes, "nearest": check.nearest}
-    show_value(table, as_json)
-    if check.problems:
-        raise typer.Exit(2)
+    return Result(value=table, code=2 if check.problems else 0)
 
 
-@data.command("convert")
 def data_convert(
     source: Annotated[Path, typer.Argument(help="A store.")],
     target: Annotated[Path, typer.Argument(help="The new store; .h5 for HDF5, .bp for ADIOS2.")],
-    as_json: AsJson = False,
-) -> None:
+) -> Any:
     """Copy a store to the other backend, bit for bit."""
     check_store(source)
     from hydragnn.datasets import convert_store
 
     convert_store(source, target)
-    show_value(api.store_info(target).to_json(), as_json)
+    return api.store_info(target)
 
 
-@command(data, api.merge_stores, "merge")
-def merge(values: Values, as_json: bool) -> None:
-    """Copy the graphs of several stores into a new one.
-
-    A training reads several stores without a copy: `store = ["a.h5", "b.h5"]`.
-    """
-    show_value(api.merge_stores(**values).to_json(), as_json)
-
-
-@command(data, api.append_store, "append")
-def append(values: Values, as_json: bool) -> None:
-    """Append graphs to a store, all of them or none.
-
-    For runs trained on it the store is another one then.
-    """
-    show_value(api.append_store(**values).to_json(), as_json)
-
-
-@command(app, api.train, "train")
-def train(values: Values, as_json: bool, *, device: Device = "") -> None:
+def train(values: Values, as_json: bool) -> None:
     """Train one model.
 
     Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too.
@@ -180,7 +136,6 @@ def train(values: Values, as_json: bool, *, device: Device = "") -> None:
     leave_together(run_summary(record, place), as_json, 3 if record.status == "failed" else 0)
 
 
-@command(app, api.search, "search", before="overrides")
 def search(
     values: Values,
     as_json: bool,
@@ -197,7 +152,7 @@ def search(
     """
     if not (submit or dry_run):
         _tell_new(values["out"], values["out"], values["resume"])
-        show_value(api.search(**values).to_json(), as_json)
+        show(api.search(**values).to_json(), as_json)
         return
     if device:
         raise InputError("--device is of this machine, and batch jobs compute on others; leave it out")
@@ -207,40 +162,34 @@ def search(
     if dry_run and not as_json:
         print(submission.text, end="")
     else:
-        show_value({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
+        show({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
 
 
-@command(app, api.simulate, "simulate")
 def simulate(values: Values, as_json: bool) -> None:
     """Simulate a campaign on thousands of nodes: the real scheduler, with faults."""
-    result = api.simulate(**values)
-    if as_json:
-        print(json.dumps(result.to_json(), allow_nan=False))
-    else:
-        from hydragnn.scripts.simulated import show
+    from hydragnn.scripts.simulated import shown
 
-        show(result)
+    show(shown(api.simulate(**values)), as_json)
 
 
-@app.command()
 def status(
-    campaign: Annotated[Path, typer.Argument(help="A campaign folder made by `hydragnn search`.")],
+    values: Values,
+    as_json: bool,
+    *,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again whenever it changed, until the end.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show a campaign: trials, rungs, nodes, goodput, faults, costs, budget, forecast.
 
     Reads the journal only: safe while the search runs, and from any machine that sees the folder. *Goodput* is the share of
     all node-hours that went into training that counts. With `--json --watch` every line is one JSON value.
     """
-    campaign_table(campaign)  # says what is wrong with the folder
+    campaign_table(values["campaign"])  # says what is wrong with the folder
     from hydragnn.hpo.status.view import show_status
 
-    show_status(campaign, watch=watch, as_json=as_json)
+    show_status(values["campaign"], watch=watch, as_json=as_json)
 
 
-@command(app, api.build_ensemble, "ensemble")
-def ensemble(values: Values, as_json: bool, *, device: Device = "") -> None:
+def ensemble(values: Values, as_json: bool) -> None:
     """Build one calibrated ensemble from a campaign or from runs.
 
     It is evaluated on the test part.
@@ -250,16 +199,12 @@ def ensemble(values: Values, as_json: bool, *, device: Device = "") -> None:
     ensemble by cross-validation (docs/uncertainty.md). After Ctrl-C the same command begins again.
     """
     result = api.build_ensemble(**values)
-    if as_json:
-        print(json.dumps(result.to_json()))
-    else:
-        from hydragnn.scripts.report.page import summary_table
+    from hydragnn.scripts.report.page import summary
 
-        PlainConsole().print(summary_table(values["out"]))
+    show(result if as_json else summary(values["out"]), as_json)
 
 
-@command(app, api.predict, "predict", required=["out"])
-def predict(values: Values, as_json: bool, *, device: Device = "") -> None:
+def predict(values: Values, as_json: bool) -> None:
     """Predict every graph with uncertainty.
 
     Graphs that failed have a row, too, with the reason.
@@ -270,44 +215,52 @@ def predict(values: Values, as_json: bool, *, device: Device = "") -> None:
     _tell_new(values["out"], Path(f"{values['out']}.parts"), values["resume"])
     result: Any = api.predict(**values)  # counts of the file
     if result:
-        show_value(result.to_json(), as_json)
+        show(result.to_json(), as_json)
     from hydragnn.distributed import leave
 
     leave(3 if result and result.failed == result.graphs > 0 else 0)
 
 
-@command(app, api.export, "export", required=["to"])
-def export(values: Values, as_json: bool) -> None:
-    """Write a model as a file that other programs run without this project.
-
-    `hydragnn export ENSEMBLE --to torch --out potential.pt2`
-
-    Energy, forces, stress and the spread of the members. docs/export.md has what each format is for.
-    """
-    show_value(api.export(**values).to_json(), as_json)
-
-
-@command(app, api.report, "report")
 def report(values: Values, as_json: bool) -> None:
     """Write a report as one self-contained HTML page.
 
     Data, search, members, parity, calibration, worst cases, how to reproduce.
     """
-    show_value({"report": str(api.report(**values))}, as_json)
+    show({"report": str(api.report(**values))}, as_json)
 
 
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Show packages, MPI, GPUs, Triton, ADIOS2 and scheduler of this machine."""
-    show_value(api.doctor().to_json(), as_json)
+def _plan(values: Values, as_json: bool) -> None:
+    from hydragnn.distributed import leave
+
+    if (result := plan(**values)) is not None:
+        show(result, as_json)
+    leave(0)
 
 
-data.command("label")(label)
-app.command()(check)
-app.command()(conformance)
-app.command()(plan)
-app.command()(relax)
-app.command()(md)
+command(app, explain, "help")
+command(app, run_quickstart, "quickstart")
+command(data, api.build_store, "build", build)
+command(data, api.store_info, "info")
+command(data, data_check, "check")
+command(data, data_convert, "convert")
+command(data, api.merge_stores, "merge")
+command(data, api.append_store, "append")
+command(data, label, "label", device=True)
+command(app, api.train, "train", train, device=True)
+command(app, api.search, "search", search, before="overrides")
+command(app, api.simulate, "simulate", simulate)
+command(app, api.status, "status", status)
+command(app, api.build_ensemble, "ensemble", ensemble, device=True)
+command(app, api.predict, "predict", predict, required=["out"], device=True)
+command(app, api.export, "export", required=["to"])
+command(app, api.report, "report", report)
+command(app, api.doctor, "doctor")
+command(app, check, "check", device=True)
+command(app, conformance, "conformance")
+command(app, plan, "plan", _plan, device=True)
+command(app, relax, "relax", device=True)
+command(app, md, "md", device=True)
+command(kernels, compile_kernels, "compile")
 
 
 def _tell_new(out: Path, folder: Path, resume: bool) -> None:

@@ -4,10 +4,11 @@ import ast
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import pairwise
-from textwrap import dedent
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -160,15 +161,21 @@ def kind_of_model() -> Key:
     )
 
 
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the definitions of the classes of a module by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {one.name: one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)}
+
+
+@cache
 def meanings_of(settings: type[Settings]) -> dict[str, str]:
     """Return the text of every key."""
     meanings: dict[str, str] = {}
     for base in reversed(settings.__mro__):
         if not issubclass(base, Settings):
             continue
-        (definition,) = ast.parse(dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for one, text in pairwise(definition.body):
+        for one, text in pairwise(_classes(base.__module__)[base.__name__].body):
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(text, ast.Expr):
                 meanings[one.target.id] = str(ast.literal_eval(text.value))
     described = {name: field.description for name, field in settings.model_fields.items() if field.description}

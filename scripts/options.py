@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -58,41 +59,62 @@ Out = Annotated[
     Path | str, Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")
 ]
 NewOut = Annotated[Path | str, Path, typer.Option("--out", help="Where the result goes; must not exist yet.")]
-Code = Annotated[list[str] | None, typer.Option(metavar="MODULE", help="A module whose code may run; repeatable.")]
 
 
 def command(
-    app: typer.Typer, function: Callable[..., Any], name: str, *, required: Sequence[str] = (), before: str = ""
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function of the api as a command.
+    app: typer.Typer,
+    function: Callable[..., Any],
+    name: str,
+    run: Callable[..., None] | None = None,
+    *,
+    required: Sequence[str] = (),
+    before: str = "",
+    device: bool = False,
+) -> None:
+    """Register a function as a command.
 
-    The decorated function runs it and shows the result. Annotated arguments are those of the command: the second item of an
-    annotation is the type on the command line, if it is another one, and the last the option. ``required`` ones have no default
-    there. Keywords of the decorated function are further options, ahead of the one named ``before`` or at the end.
+    Annotated arguments are those of the command: the second item of an annotation is the type on the command line, if it is
+    another one, and the last the option. An argument that is a dataclass becomes options by its fields. ``required`` ones have
+    no default there. ``run`` calls the function and shows the result; without it the result is shown as it is. Keywords of
+    ``run`` are further options, ahead of the one named ``before``.
     """
     own = inspect.signature(function).parameters
-    shared = {key: _option(one, key in required) for key, one in own.items() if get_origin(one.annotation) is Annotated}
+    objects: dict[str, Any] = {key: one.annotation for key, one in own.items() if is_dataclass(one.annotation)}
+    arguments: dict[str, inspect.Parameter] = {}
+    for key, one in own.items():
+        if key in objects:
+            arguments |= {
+                name: _option(part, False) for name, part in inspect.signature(one.annotation).parameters.items()
+            }
+        elif get_origin(one.annotation) is Annotated:
+            arguments[key] = _option(one, key in required)
+    further = [one for one in inspect.signature(run).parameters.values() if one.kind is one.KEYWORD_ONLY] if run else []
+    place, last = [*arguments, before].index(before), [("device", Device, "")] * device + [("as_json", AsJson, False)]
+    end = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=start, annotation=kind)
+        for key, kind, start in last
+    ]
 
-    def register(run: Callable[..., None]) -> Callable[..., None]:
-        further = [one for one in inspect.signature(run).parameters.values() if one.kind is one.KEYWORD_ONLY]
-        json_option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-        place = [*shared, ""].index(before)
-        options = [*shared.values()]
-        ahead = [one for one in further if one.name != "device"] if before else []
+    def callback(**values: Any) -> None:
+        as_json = values.pop("as_json")
+        more = {one.name: values.pop(one.name) for one in further}
+        values.pop("device", None)
+        values |= {key: () for key, value in values.items() if value is None and key in own and own[key].default == ()}
+        for key, kind in objects.items():
+            values[key] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        values |= {"quiet": as_json} if "quiet" in own else {}
+        if run is None:
+            from hydragnn.scripts.showing import show
 
-        def callback(**values: Any) -> None:
-            as_json = values.pop("as_json")
-            arguments = {key: values.pop(key) for key in shared}
-            arguments |= {key: () for key, value in arguments.items() if value is None and own[key].default == ()}
-            run(arguments | ({"quiet": as_json} if "quiet" in own else {}), as_json, **values)
+            show(function(**values), as_json)
+        else:
+            run(values, as_json, **more)
 
-        behind = [one for one in further if one not in ahead]
-        parameters = [*options[:place], *ahead, *options[place:], *behind, json_option]
-        callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        app.command(name, help=inspect.getdoc(run))(callback)
-        return run
-
-    return register
+    options = [*arguments.values()]
+    parameters = [*options[:place], *further, *options[place:], *end]
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    text = inspect.getdoc(run or function) or inspect.getdoc(function) or ""
+    app.command(name, help=text.replace("``", "`"))(callback)
 
 
 def _option(parameter: inspect.Parameter, required: bool) -> inspect.Parameter:

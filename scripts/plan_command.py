@@ -1,23 +1,22 @@
 """Command ``hydragnn plan``: memory, time and efficiency of layouts."""
 
-import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import read_toml, with_overrides
-from hydragnn.base.terminal import PlainConsole
-from hydragnn.scripts.options import Device
+from hydragnn.scripts.options import Overrides
+from hydragnn.scripts.showing import Result
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
+    from hydragnn.runs.extrapolation import Extrapolation
     from hydragnn.runs.rank_steps import Interconnect
 
 SHOWN = 12
@@ -52,31 +51,48 @@ def site_network(name: str) -> "Interconnect":
     return Interconnect(latency=20e-6, within=within, between=4 * 25e9, source=source)
 
 
-def plan(
-    config: Annotated[Path, typer.Argument(help="CONFIG.toml of the run, or CAMPAIGN.toml without its search.")],
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes on which the run would train.")] = 1,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedMachine:
+    """Machine that a run is planned for; what is not stated is measured."""
+
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes on which the run would train.")] = 1
     ranks_per_node: Annotated[
         int | None,
         typer.Option(min=1, help="Ranks on each. Default: this machine's GPUs, or the ranks that were started, or 1."),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration value.")
-    ] = None,
+    ] = None
     site: Annotated[
         str,
         typer.Option(metavar="NAME", help="Stated network of frontier, lumi or perlmutter, instead of a measured one."),
-    ] = "",
-    latency: Annotated[float | None, typer.Option(min=0, max=1e6, help="Microseconds of a message, instead.")] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option(min=1e-3, max=1e6, help="GB/s of a node's network, instead.")
-    ] = None,
-    memory: Annotated[
-        str, typer.Option(help='Memory of a device, such as "64 GB". Default: that of this machine.')
-    ] = "",
+    ] = ""
+    latency: Annotated[float | None, typer.Option(min=0, max=1e6, help="Microseconds of a message, instead.")] = None
+    bandwidth: Annotated[float | None, typer.Option(min=1e-3, max=1e6, help="GB/s of a node's network, instead.")] = (
+        None
+    )
+    memory: Annotated[str, typer.Option(help='Memory of a device, such as "64 GB". Default: that of this machine.')] = (
+        ""
+    )
+
+    def network(self) -> "Interconnect | None":
+        """Return the network that options state; None without any."""
+        if not self.site and self.latency is None and self.bandwidth is None:
+            return None
+        base = site_network(self.site or "frontier")
+        if self.latency is None and self.bandwidth is None:
+            return base
+        seconds = base.latency if self.latency is None else 1e-6 * self.latency
+        between = base.between if self.bandwidth is None else 1e9 * self.bandwidth
+        words = f"{1e6 * seconds:g} microseconds, {between / 1e9:g} GB/s of a node, as options say; else {base.source}"
+        return replace(base, latency=seconds, between=between, source=words)
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(help="CONFIG.toml of the run, or CAMPAIGN.toml without its search.")],
+    machine: PlannedMachine,
+    *,
+    overrides: Overrides = (),
     curves: Annotated[bool, typer.Option("--curves", help="Also weak and strong scaling to 65,536 devices.")] = False,
-    device: Device = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
-) -> None:
+    quiet: bool = False,
+) -> Result | None:
     """Plan a run: memory, time and losses of every layout, best first.
 
     `torchrun --nproc-per-node 4 -m hydragnn plan CONFIG.toml --nodes 128 --site frontier`
@@ -86,11 +102,34 @@ def plan(
     measured, and bubbles of stages. One process alone measures one device. Efficiency is the time of one device over the time of all devices
     together. The batch is the configuration's, over all ranks. The section `[parallel]` of the best layout is what the run needs to use it.
     """
+    from hydragnn.config import config_from_table
+
+    table = with_overrides(read_toml(config), overrides)
+    settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
+    check_plannable(settings, str(config))
+    extrapolation = measured(settings, machine, config.absolute().parent, quiet)
+    if extrapolation is None:
+        return None
+    each = extrapolation.per_node
+    result: dict[str, Any] = {
+        "nodes": machine.nodes,
+        "ranks_per_node": each,
+        "graphs_per_batch": extrapolation.graphs,
+        "memory_of_a_device": extrapolation.memory,
+        "network": extrapolation.network.source,
+        "measured_layouts": len(extrapolation.layouts),
+        "warning": extrapolation.warning,
+        "layouts": extrapolation.best_first(machine.nodes * each, extrapolation.graphs),
+        **({"curves": extrapolation.curves()} if curves else {}),
+    }
+    return Result(value=result, table=[layout_row(one) for one in result["layouts"][:SHOWN]], lines=plan_lines(result))
+
+
+def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet: bool) -> "Extrapolation | None":
+    """Return the steps of started ranks, extrapolated to a machine; None on other ranks than the first."""
     import torch
 
     from hydragnn.base.machine import bytes_of, free_memory
-    from hydragnn.config import config_from_table
-    from hydragnn.distributed import leave
     from hydragnn.distributed.ranks import Ranks, join_ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
@@ -101,15 +140,12 @@ def plan(
     from hydragnn.runs.session import DTYPES, own_device, select_device
     from hydragnn.training.data import DevicePlacement
 
-    table = with_overrides(read_toml(config), assignments or [])
-    settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
-    check_plannable(settings, str(config))
-    begin, place, folder = time.monotonic(), select_device(None), config.absolute().parent
-    network, limit = stated(site, latency, bandwidth), memory or settings.batch.memory
+    begin, place = time.monotonic(), select_device(None)
+    network, limit = machine.network(), machine.memory or settings.batch.memory
     most = bytes_of(limit) if limit else None
 
     def show(what: str, left: float | None) -> None:
-        if ranks.first and not as_json and time.monotonic() - begin > QUIET:
+        if ranks.first and not quiet and time.monotonic() - begin > QUIET:
             more = "" if left is None else f", about {left:.0f} s left"
             print(f"measuring {what}{more}", file=sys.stderr, flush=True)
 
@@ -120,44 +156,32 @@ def plan(
         run = assemble(run_plan, placement, Ranks(), lambda: None, shared=ranks.size > 1)
         loader, model = run.data.branches[0].train.loader, run_plan.branches[0].model.model
         gpus = torch.cuda.device_count() if own.type == "cuda" and ranks.size == 1 else 0
-        each = ranks_per_node or gpus or max(1, ranks.size // ranks.nodes)
+        each = machine.ranks_per_node or gpus or max(1, ranks.size // ranks.nodes)
+        devices = machine.nodes * each
         started = layouts_on(ranks.size, ranks.size // ranks.nodes, model.num_layers)
         layouts = list(possible(run_plan, started)) if ranks.size > 1 else []
-        graphs = round((loader.budget.max_graphs or len(loader.indices) / len(loader)) * ranks.size / (nodes * each))
+        graphs = round((loader.budget.max_graphs or len(loader.indices) / len(loader)) * ranks.size / devices)
         alone, together = measured_steps(run, run_plan, layouts, ranks, graphs, show)
         if network is None and ranks.size > 1:
             network = measured_network(ranks, own)
+    if not ranks.first:
+        return None
     gpu = own.type == "cuda"
     has = DEVICE_SHARE * torch.cuda.get_device_properties(own).total_memory if gpu else free_memory() / each
-    weights = sum(parameter.nbytes for parameter in run.state.model.parameters())
     staged = any(one.pipeline > 1 for one in possible(run_plan, [ParallelSettings(pipeline=2)]))
-    extrapolation = Extrapolation(
+    return Extrapolation(
         loader=loader,
         alone=alone,
         layouts=together,
         network=network or site_network("frontier"),
-        ranks=nodes * each,
+        ranks=devices,
         per_node=each,
-        weights=weights,
+        weights=sum(parameter.nbytes for parameter in run.state.model.parameters()),
         sent=float(model.hidden_dim * placement.dtype.itemsize),
         layers=model.num_layers if staged else 0,
         accelerator=gpu,
         memory=float(most or has),
     )
-    if ranks.first:
-        result = {
-            "nodes": nodes,
-            "ranks_per_node": each,
-            "graphs_per_batch": extrapolation.graphs,
-            "memory_of_a_device": extrapolation.memory,
-            "network": extrapolation.network.source,
-            "measured_layouts": len(together),
-            "warning": extrapolation.warning,
-            "layouts": extrapolation.best_first(nodes * each, extrapolation.graphs),
-            **({"curves": extrapolation.curves()} if curves else {}),
-        }
-        print(json.dumps(result)) if as_json else show_plan(result)
-    leave(0)
 
 
 def check_plannable(config: "AnyConfig", source: str) -> None:
@@ -173,54 +197,42 @@ def check_plannable(config: "AnyConfig", source: str) -> None:
         )
 
 
-def stated(site: str, latency: float | None, bandwidth: float | None) -> "Interconnect | None":
-    """Return the network that options state; None without any."""
-    if not site and latency is None and bandwidth is None:
-        return None
-    base = site_network(site or "frontier")
-    if latency is None and bandwidth is None:
-        return base
-    seconds = base.latency if latency is None else 1e-6 * latency
-    between = base.between if bandwidth is None else 1e9 * bandwidth
-    words = f"{1e6 * seconds:g} microseconds, {between / 1e9:g} GB/s of a node, as options say; else {base.source}"
-    return replace(base, latency=seconds, between=between, source=words)
-
-
-def show_plan(result: dict[str, Any]) -> None:
-    """Print layouts, losses of the best, and sources of figures."""
+def layout_row(one: dict[str, Any]) -> dict[str, str]:
+    """Return the row of a layout."""
     from hydragnn.base.machine import in_words
 
-    console = PlainConsole()
+    return {
+        "layout": layout_words(one["parallel"]),
+        "parts": str(one["parallel"]["micro_batches"]),
+        "memory": in_words(one["memory"]["total"]),
+        "ms a step": f"{'' if one['measured'] else '~ '}{1e3 * one['seconds']['step']:,.3g}",
+        "graphs/s": f"{one['graphs_per_second']:,.0f}",
+        "efficiency": f"{one['efficiency']:.1%}",
+        "limited by": one["limited_by"] if one["fits"] else "memory: does not fit",
+    }
+
+
+def plan_lines(result: dict[str, Any]) -> list[str]:
+    """Return the machine, losses of the best layout, and sources of figures."""
+    from hydragnn.base.machine import in_words
+
     nodes, devices, graphs = result["nodes"], result["nodes"] * result["ranks_per_node"], result["graphs_per_batch"]
-    title = f"{devices:,} device{'s' * (devices > 1)} on {nodes:,} node{'s' * (nodes > 1)}, {graphs:,} graph{'s' * (graphs > 1)} a step"
-    columns = ("layout", "parts", "memory", "ms a step", "graphs/s", "efficiency", "limited by")
-    table = Table(*columns, title=title, box=None, pad_edge=False)
-    for one in result["layouts"][:SHOWN]:
-        table.add_row(
-            layout_words(one["parallel"]),
-            str(one["parallel"]["micro_batches"]),
-            in_words(one["memory"]["total"]),
-            f"{'' if one['measured'] else '~ '}{1e3 * one['seconds']['step']:,.3g}",
-            f"{one['graphs_per_second']:,.0f}",
-            f"{one['efficiency']:.1%}",
-            one["limited_by"] if one["fits"] else "memory: does not fit",
-        )
-    console.print(table)
-    if result["warning"]:
-        console.print(f"warning: {result['warning']}")
     best = result["layouts"][0]
-    console.print(
-        f"the first has {in_words(best['memory']['state'])} of weights and states and {in_words(best['memory']['step'])} of a step"
-    )
-    console.print(f"and loses {losses_in_words(best)}")
-    console.print(f"~ extrapolated; network: {result['network']}")
+    lines = [
+        f"{devices:,} device{'s' * (devices > 1)} on {nodes:,} node{'s' * (nodes > 1)}, {graphs:,} graph{'s' * (graphs > 1)} a step",
+        *([f"warning: {result['warning']}"] if result["warning"] else []),
+        f"the first has {in_words(best['memory']['state'])} of weights and states and {in_words(best['memory']['step'])} of a step",
+        f"and loses {losses_in_words(best)}",
+        f"~ extrapolated; network: {result['network']}",
+    ]
     for row in result.get("curves", ()):
         for name in ("strong", "weak"):
             one = row[name]
-            console.print(
+            lines.append(
                 f"extrapolated, {row['devices']:,} devices, {name} scaling: {one['efficiency']:.1%} by {layout_words(one['parallel'])}; "
                 f"lost: {losses_in_words(one)}"
             )
+    return lines
 
 
 def losses_in_words(layout: dict[str, Any]) -> str:

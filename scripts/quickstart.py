@@ -13,6 +13,7 @@ from hydragnn.base.files import check_target, read_sealed
 from hydragnn.base.settings import read_toml
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.scripts import api
+from hydragnn.scripts.showing import Result
 
 TOP_K = 3
 
@@ -43,10 +44,13 @@ def run_quickstart(
     ] = (),
     workers: Annotated[int, typer.Option(min=1, help="Trials at once, one thread each; no more than GPUs.")] = 2,
     quiet: bool = False,
-) -> dict[str, Any]:
-    """Run the demonstrations into ``out``, or resume them, and print tables."""
+) -> Result:
+    """Run search, top-3 ensemble and report on demo data of three scales.
+
+    Continues where an earlier call was interrupted.
+    """
     from hydragnn.base.machine import visible_gpus
-    from hydragnn.scripts.report.page import summary_table
+    from hydragnn.scripts.report.page import summary
 
     demonstrations = scales()
     for name in scale:
@@ -58,18 +62,14 @@ def run_quickstart(
     console = PlainConsole(quiet=quiet)
     started = perf_counter()
     most = min(workers, visible_gpus() or workers)  # each worker has a GPU of its own, where there are any
-    summary = {
+    results = {
         name: _one_scale(name, *demonstrations[name], out / name, most, console) for name in scale or demonstrations
     }
     seconds = perf_counter() - started
-    console.rule("Summary")
-    for name in summary:
-        title = f"{name}: mean absolute errors on the test part"
-        console.print(summary_table(out / name / "ensemble", title=title))
-    for name, result in summary.items():
-        console.print(f"report ({name}): {result['report']}", soft_wrap=True)
-    console.print(f"finished in {seconds / 60:.1f} minutes")
-    return {"seconds": seconds, "scales": summary}
+    lines = [f"report ({name}): {result['report']}" for name, result in results.items()]
+    lines.append(f"finished in {seconds / 60:.1f} minutes")
+    tables = {name: summary(out / name / "ensemble").table for name in results}
+    return Result(value={"seconds": seconds, "scales": results}, table=tables, lines=lines)
 
 
 def _one_scale(

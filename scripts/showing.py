@@ -1,13 +1,16 @@
 """Results of commands as tables, texts and JSON."""
 
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, NoReturn
 
+import typer
 from rich.console import RenderableType
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -55,14 +58,45 @@ def missing_labels(record: RunRecord) -> dict[str, str]:
     }
 
 
-def show_value(value: dict[str, Any], as_json: bool) -> None:
-    """Print a result as a table or as one JSON value."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Result of a command."""
+
+    value: Any
+    """JSON, which is also the table for people unless there is another."""
+    table: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    lines: Sequence[str] = ()
+    """Lines for people below the table."""
+    note: str = ""
+    """Line on stderr for people and machines."""
+    code: int = 0
+    """Exit code."""
+
+
+def show(result: Any, as_json: bool) -> None:
+    """Print the result of a command; typer.Exit with its code."""
+    if not isinstance(result, Result):
+        result = Result(value=result if isinstance(result, dict) else result.to_json())
     if as_json:
-        print(json.dumps(value, allow_nan=False))
-        return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for key, item in value.items():
-        table.add_row(Text(visible(key), style="bold"), _shown(item))
+        print(json.dumps(result.value, allow_nan=False))
+    else:
+        if table := result.value if result.table is None else result.table:
+            _print_table(table)
+        for line in result.lines:
+            PlainConsole().print(line, soft_wrap=True)
+    if result.note:
+        print(result.note, file=sys.stderr, flush=True)
+    if result.code:
+        raise typer.Exit(result.code)
+
+
+def _print_table(value: Any) -> None:
+    """Print values by name, or rows."""
+    table: RenderableType = _shown(value)
+    if isinstance(value, dict):
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for key, item in value.items():
+            table.add_row(Text(visible(key), style="bold"), _shown(item))
     paper = PlainConsole()
     PlainConsole(width=None if paper.is_terminal else WIDTH).print(table)
 
@@ -72,7 +106,7 @@ def leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoRet
     from hydragnn.distributed import leave, this_launch
 
     if this_launch().rank == 0:
-        show_value(value, as_json)
+        show(value, as_json)
     leave(code)
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_target, read_json, write_json
 from hydragnn.base.shown import Shown
-from hydragnn.base.terminal import PlainConsole
 from hydragnn.hpo.simulation import Figures, Scenario, figures_of, final_training
+from hydragnn.scripts.showing import Result
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
@@ -90,15 +89,20 @@ def check_simulated(out: Path) -> None:
             raise InputError(f"{out / FILES[0]} is no simulation of this program; choose another --out")
 
 
-def show(result: SimulationResult) -> None:
-    """Print the result of a simulation."""
-    console, value = PlainConsole(), result.to_json()
-    console.print(_figures(value), _causes(value))
-    for violation in result.figures.violations:
-        console.print(f"defect: {violation}", style="bold")
-    console.print("simulated; assumptions: " + ", ".join(f"{k} = {v}" for k, v in value["assumptions"].items()))
-    for path in value.get("files", ()):
-        console.print(path)
+def shown(result: SimulationResult) -> Result:
+    """Return figures, causes and assumptions for a terminal."""
+    value = result.to_json()
+    whole = max(value["figures"]["allocated node-hours"], 1e-12)
+    table = {
+        "title": value["title"],
+        **{key: _cell(key, item) for key, item in value["figures"].items() if key not in HIDDEN},
+        "simulated node-hours": {
+            cause: f"{hours:,.0f} ({hours / whole:.2%})" for cause, hours in value["figures"]["node-hours"].items()
+        },
+        "assumptions": value["assumptions"],
+    }
+    lines = [*(f"defect: {one}" for one in result.figures.violations), *value.get("files", ())]
+    return Result(value=value, table=table, lines=lines)
 
 
 def picture(figures: Figures, title: str, path: Path) -> None:
@@ -131,24 +135,9 @@ def _write(result: SimulationResult, out: Path) -> list[Path]:
     return paths
 
 
-def _figures(value: dict[str, Any]) -> Table:
-    table = Table("simulated", "", title=value["title"], box=None, pad_edge=False)
-    for key, item in value["figures"].items():
-        if key not in HIDDEN:
-            table.add_row(key, _cell(key, item))
-    return table
-
-
-def _causes(value: dict[str, Any]) -> Table:
-    table, whole = Table("simulated node-hours", "", box=None, pad_edge=False), value["figures"]["allocated node-hours"]
-    for cause, hours in value["figures"]["node-hours"].items():
-        table.add_row(cause, f"{hours:,.0f} ({hours / max(whole, 1e-12):.2%})")
-    return table
-
-
-def _cell(key: str, item: Any) -> str:
+def _cell(key: str, item: Any) -> Any:
     if item is None:
         return "not reached"
     if key in SHARES:
         return f"{item:.1%}"
-    return f"{item:,.2f}" if isinstance(item, float) else str(item)
+    return f"{item:,.2f}" if isinstance(item, float) else item

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,12 +22,11 @@ from hydragnn.base.files import read_sealed, try_lock, write_sealed
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import check_exists
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.scripts.options import AsJson, Code, Device
+from hydragnn.scripts.options import AllowCode, Branch
 from hydragnn.scripts.run_sources import model_folder
-from hydragnn.scripts.showing import show_value
+from hydragnn.scripts.showing import Result
 
 Model = Annotated[Path, typer.Argument(help="An ensemble, run or campaign folder with an energy and forces.")]
-Branch = Annotated[str, typer.Option(metavar="NAME", help="Which branch, where runs have several.")]
 Outside = Literal["stop", "warn", "record"]
 RESULTS = ("energy", "forces", "stress")
 COLUMNS = ("name", "steps", "converged", "energy", "max_force", "energy_std", "domain_score")
@@ -44,22 +43,22 @@ COST = 50
 class Relaxation:
     """Settings of relaxations, which their file keeps."""
 
-    optimizer: str
-    fmax: float
-    steps: int
-    cell: bool
+    optimizer: Annotated[Literal["FIRE", "BFGS"], typer.Option(help="Optimiser of ASE.")] = "FIRE"
+    fmax: Annotated[float, typer.Option(help="Largest force of a relaxed structure, in eV/Angstrom.")] = 0.05
+    steps: Annotated[int, typer.Option(min=1, help="Most steps of a structure.")] = 500
+    cell: Annotated[bool, typer.Option("--cell", help="Relax cells with three periodic axes, too.")] = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dynamics:
     """Settings of a trajectory, which its file keeps; K, fs and 1/fs."""
 
-    temperature: float
-    timestep: float
-    thermostat: str
-    friction: float
-    seed: int
-    interval: int
+    temperature: Annotated[float, typer.Option(help="K; also of momenta, if the file has none.")] = 300.0
+    timestep: Annotated[float, typer.Option(help="fs.")] = 1.0
+    thermostat: Annotated[Literal["langevin", "none"], typer.Option(help="none: constant energy.")] = "langevin"
+    friction: Annotated[float, typer.Option(help="Of the thermostat, in 1/fs.")] = 0.01
+    seed: Annotated[int, typer.Option(min=0, help="Of momenta and thermostat.")] = 0
+    interval: Annotated[int, typer.Option(min=1, help="Steps from frame to frame.")] = 10
 
 
 class XyzRows:
@@ -133,10 +132,10 @@ class XyzRows:
 
 
 def _inputs(
-    model: Path, source: Path, branch: str, code: list[str] | None, outside: Outside
+    model: Path, source: Path, branch: str, code: Sequence[str], outside: Outside
 ) -> tuple[Any, list[Any], dict[str, Any]]:
     """Return a model's calculator, structures, and what identifies them."""
-    _allow_code(code or [])
+    _allow_code(code)
     model = model_folder(model)
     check_exists(source)
     from hydragnn.ensemble import Ensemble, calculator
@@ -191,15 +190,12 @@ def relax(
     model: Model,
     structures: Annotated[Path, typer.Argument(help="A file of structures that ASE reads.")],
     out: Annotated[Path, typer.Option(help="Extended XYZ, a row per structure; the same command continues it.")],
-    optimizer: Annotated[Literal["FIRE", "BFGS"], typer.Option(help="Optimiser of ASE.")] = "FIRE",
-    fmax: Annotated[float, typer.Option(help="Largest force of a relaxed structure, in eV/Angstrom.")] = 0.05,
-    steps: Annotated[int, typer.Option(min=1, help="Most steps of a structure.")] = 500,
-    cell: Annotated[bool, typer.Option("--cell", help="Relax cells with three periodic axes, too.")] = False,
+    how: Relaxation,
+    *,
     branch: Branch = "",
-    allow_code: Code = None,
-    device: Device = "",
-    as_json: AsJson = False,
-) -> None:
+    allow_code: AllowCode = (),
+    quiet: bool = False,
+) -> Result:
     """Relax structures; a row each with energy, forces, uncertainty, domain score.
 
     `hydragnn relax ENSEMBLE structures.xyz --out relaxed.xyz`
@@ -208,23 +204,24 @@ def relax(
     positions are in the file. docs/simulations.md has the columns.
     """
     rows = XyzRows(out, "relax")
-    _check_positive(fmax=fmax)
-    how = Relaxation(optimizer=optimizer, fmax=fmax, steps=steps, cell=cell)
+    _check_positive(fmax=how.fmax)
     potential, frames, origin = _inputs(model, structures, branch, allow_code, "record")
-    if cell and ("stress" not in potential.names or not any(atoms.pbc.all() for atoms in frames)):
+    if how.cell and ("stress" not in potential.names or not any(atoms.pbc.all() for atoms in frames)):
         raise InputError("--cell needs a model with a stress, and structures with three periodic axes; leave it out")
     with rows.growing(origin | asdict(how)):
-        for number in tracked(range(rows.state["rows"], len(frames)), "structures", as_json):
+        for number in tracked(range(rows.state["rows"], len(frames)), "structures", quiet):
             row = _relaxed(frames[number], potential.ensemble, f"{structures.name}#{number}", how)
             facts = {**row.info, "energy": row.calc.results.get("energy")}
             rows.append(row, table=[*rows.state.get("table", []), {key: facts.get(key) for key in COLUMNS}])
     table = rows.state["table"]
     failed = sum(not one["converged"] for one in table)
-    show_value({"structures": table, "not converged": failed, "out": str(out)}, as_json)
-    if failed:
-        note = f"note: {failed} of {len(table)} did not converge in {steps} steps; {out} has status and last positions"
-        print(note, file=sys.stderr, flush=True)
-        raise typer.Exit(3)
+    words = f"note: {failed} of {len(table)} did not converge in {how.steps} steps; {out} has status and last positions"
+    return _result({"structures": table, "not converged": failed, "out": str(out)}, words if failed else "")
+
+
+def _result(value: dict[str, Any], note: str) -> Result:
+    """Return a result that exits with 3 where there is a note."""
+    return Result(value=value, note=note, code=3 if note else 0)
 
 
 def _relaxed(atoms: Any, ensemble: Any, name: str, how: Relaxation) -> Any:
@@ -257,20 +254,15 @@ def md(
     model: Model,
     structure: Annotated[Path, typer.Argument(help="A file with one structure that ASE reads.")],
     out: Annotated[Path, typer.Option(help="Trajectory in extended XYZ, .xyz or .extxyz.")],
-    temperature: Annotated[float, typer.Option(help="K; also of momenta, if the file has none.")] = 300.0,
+    how: Dynamics,
+    *,
     steps: Annotated[int, typer.Option(min=1, help="Last step, also with --resume; a multiple of --interval.")] = 1000,
-    timestep: Annotated[float, typer.Option(help="fs.")] = 1.0,
-    thermostat: Annotated[Literal["langevin", "none"], typer.Option(help="none: constant energy.")] = "langevin",
-    friction: Annotated[float, typer.Option(help="Of the thermostat, in 1/fs.")] = 0.01,
-    seed: Annotated[int, typer.Option(min=0, help="Of momenta and thermostat.")] = 0,
-    interval: Annotated[int, typer.Option(min=1, help="Steps from frame to frame.")] = 10,
     outside: Annotated[Outside, typer.Option(help="Reaction to structures outside the training domain.")] = "stop",
     resume: Annotated[bool, typer.Option("--resume", help="Continue --out, with the bits of a run in one go.")] = False,
     branch: Branch = "",
-    allow_code: Code = None,
-    device: Device = "",
-    as_json: AsJson = False,
-) -> None:
+    allow_code: AllowCode = (),
+    quiet: bool = False,
+) -> Result:
     """Run molecular dynamics that stop outside the training domain.
 
     `hydragnn md ENSEMBLE start.xyz --out dynamics.xyz --temperature 300 --steps 10000`
@@ -281,17 +273,15 @@ def md(
     rows = XyzRows(out, "md")
     if rows.state and not resume:
         raise InputError(f"{out} exists already; add --resume to continue it, or choose another --out")
-    _check_positive(temperature=temperature, timestep=timestep, friction=friction)
-    if steps % interval:
-        raise InputError(f"--steps {steps} is no multiple of --interval {interval}; change one of them")
+    _check_positive(temperature=how.temperature, timestep=how.timestep, friction=how.friction)
+    if steps % how.interval:
+        raise InputError(f"--steps {steps} is no multiple of --interval {how.interval}; change one of them")
     potential, frames, origin = _inputs(model, structure, branch, allow_code, outside)
     if len(frames) > 1:
         raise InputError(f"{structure} has {len(frames)} structures; dynamics begin with one, so give a file with one")
     if resume and not rows.state:
         print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
     atoms = frames[0]
-    facts = {"temperature": temperature, "timestep": timestep, "friction": friction}
-    how = Dynamics(**facts, thermostat=thermostat, seed=seed, interval=interval)
     atoms.calc = potential
     if not all(0 < mass < math.inf for mass in atoms.get_masses()):
         raise InputError(f"{structure} has masses that are no numbers above 0; correct them, or leave them out")
@@ -299,13 +289,11 @@ def md(
         atoms.get_forces()  # InputError before there is a file
         _limits(atoms, how, atoms.get_total_energy())()
     with rows.growing(origin | asdict(how)):
-        reason, reached = _propagate(atoms, rows, how, steps, as_json)
+        reason, reached = _propagate(atoms, rows, how, steps, quiet)
     result = {"trajectory": str(out), "status": "stopped" if reason else "finished", "step": reached}
-    show_value({**result, "frames": rows.state["rows"], **({"reason": reason} if reason else {})}, as_json)
-    if reason:
-        last = f"the last frame is number {rows.state['rows'] - 1}, of step {rows.state['step']}"
-        print(f"stopped after step {reached}: {reason}; {last}", file=sys.stderr, flush=True)
-        raise typer.Exit(3)
+    last = f"the last frame is number {rows.state['rows'] - 1}, of step {rows.state.get('step')}"
+    value = {**result, "frames": rows.state["rows"], **({"reason": reason} if reason else {})}
+    return _result(value, f"stopped after step {reached}: {reason}; {last}" if reason else "")
 
 
 def _propagate(atoms: Any, rows: XyzRows, how: Dynamics, steps: int, quiet: bool) -> tuple[str, int]:
@@ -392,10 +380,10 @@ def label(
         str, typer.Option(metavar="MODULE:NAME", help="A function that returns a calculator of ASE; --allow-code.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Extended XYZ; the same command continues it.")],
-    allow_code: Code = None,
-    device: Device = "",
-    as_json: AsJson = False,
-) -> None:
+    *,
+    allow_code: AllowCode = (),
+    quiet: bool = False,
+) -> Result:
     """Label structures with energy, forces and stress of any calculator.
 
     `hydragnn data label frames.xyz --calculator my_potentials:make --allow-code my_potentials --out labelled.xyz`
@@ -407,14 +395,14 @@ def label(
     from hydragnn.ensemble.uses.foreign_trial import check_calculator
 
     rows = XyzRows(out, "data label")
-    _allow_code(allow_code or [])
+    _allow_code(allow_code)
     frames, content = frames_in(structures)
     potential = new_calculator(calculator, f"--calculator {calculator}")
     if not rows.state and (doubt := check_calculator(calculator, partial(results_of, calculator=potential), frames)):
         print_note(f"{calculator}: {doubt}")
     failed: dict[str, str] = dict(rows.state.get("failed", {}))
     with rows.growing({"calculator": calculator, "structures": content}):
-        for number in tracked(range(rows.state["rows"] + len(failed), len(frames)), "structures", as_json):
+        for number in tracked(range(rows.state["rows"] + len(failed), len(frames)), "structures", quiet):
             results: dict[str, Any] = {}
             with as_note("", partial(failed.__setitem__, str(number))):  # whatever that program raises
                 results = results_of(frames[number], potential)
@@ -423,10 +411,7 @@ def label(
             else:
                 rows.note(failed=failed)
     value = {"labelled": rows.state["rows"], "failed": failed, "out": str(out)}
-    show_value(value, as_json)
-    if failed:
-        print_note(f"of {len(frames)}, {calculator} {few_refusals(failed)}")
-        raise typer.Exit(3)
+    return _result(value, f"note: of {len(frames)}, {calculator} {few_refusals(failed)}" if failed else "")
 
 
 def labelled(atoms: Any, results: dict[str, Any], name: str) -> Any:

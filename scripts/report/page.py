@@ -11,7 +11,6 @@ from typing import Any
 import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from rich.table import Table
 
 from hydragnn import __version__
 from hydragnn.base.errors import InputError
@@ -33,7 +32,7 @@ from hydragnn.scripts.report.collect import collect, ensemble_facts
 from hydragnn.scripts.report.facts import Facts, best_baseline, better_baseline, error, is_categorical, metric, ratio
 from hydragnn.scripts.report.verdict import THRESHOLDS, verdict
 from hydragnn.scripts.report.words import join, measured, pretty_unit, text, with_unit
-from hydragnn.training.baselines import BASELINES
+from hydragnn.scripts.showing import Result
 
 FOLDER = Path(__file__).parent
 REPORT = " – HydraGNN Ensemble</title>".encode()
@@ -195,10 +194,7 @@ def _provenance(facts: Facts) -> list[tuple[str, str]]:
     return [(key, value) for key, value in rows if value]
 
 
-COLUMNS = ("field", "trivial", "best\nsimple", "best\nsingle", "ensemble", "ratio", "covered")
-
-
-def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
+def summary(ensemble_folder: Path) -> Result:
     """Return errors and coverage of an ensemble beside simpler predictors.
 
     Of the test part, else of graphs that members held out, else of validation. InputError where the folder is no ensemble or was
@@ -210,35 +206,23 @@ def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
         raise InputError(
             f"{ensemble_folder} was never evaluated (no evaluation.json); build it with data that has labels"
         )
-    title = title or f"{ensemble_folder.resolve().name}: mean absolute errors on the {part.name} part"
-    table = Table(title=title, title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "field" else "right", overflow="fold")
-    table.caption = (
-        f"ratio: ensemble / trivial predictor; covered: share inside the {facts.evaluation.nominal * 100:.0f} % "
-        + ("interval or set of classes" if any(map(is_categorical, part.scores.values())) else "interval")
-    )
-    simple = {name for one in part.scores.values() for name in one.baselines}
-    words = {**BASELINES, **{name: name for name in sorted(simple - BASELINES.keys())}}
-    table.caption += (
-        f"; best simple of: {join([what for name, what in words.items() if name in simple])}" if simple else ""
-    )
+    sets = " or set of classes" * any(map(is_categorical, part.scores.values()))
+    lines = [
+        f"{ensemble_folder.resolve().name}: mean absolute errors on the {part.name} part; ratio: ensemble / trivial predictor; "
+        f"covered: share inside the {facts.evaluation.nominal * 100:.0f} % interval{sets}."
+    ]
     lost = [f"{field} ({better})" for field, one in part.scores.items() if (better := better_baseline(one))]
-    table.caption += f". One of these is better for {join(lost)}" if lost else ""
-    for field, one in part.scores.items():
-        table.add_row(*_cells(field, one))
-    return table
+    lines += [f"A simple predictor is better for {join(lost)}."] if lost else []
+    return Result(value={}, table=[_row(field, one) for field, one in part.scores.items()], lines=lines)
 
 
-def _cells(field: str, one: TargetEvaluation) -> tuple[str, ...]:
+def _row(field: str, one: TargetEvaluation) -> dict[str, str]:
     best, simple = one.members.get(one.best_member), one.baselines.get(best_baseline(one))
     share, covered = ratio(one) if one.ensemble else math.nan, metric(one.ensemble, "coverage")
-    return (
-        with_unit(field, one.unit),
-        measured(error(one.trivial)),
-        measured(error(simple)) if simple else "–",
-        measured(error(best)) if best else "–",
-        measured(error(one.ensemble)) if one.ensemble else "–",
-        f"{share:.3f}" if math.isfinite(share) else "–",
-        f"{covered * 100:.1f} %" if math.isfinite(covered) else "–",
-    )
+    predictors = {"trivial": one.trivial, "best simple": simple, "best single": best, "ensemble": one.ensemble}
+    return {
+        "field": with_unit(field, one.unit),
+        **{name: measured(error(scores)) if scores else "–" for name, scores in predictors.items()},
+        "ratio": f"{share:.3f}" if math.isfinite(share) else "–",
+        "covered": f"{covered * 100:.1f} %" if math.isfinite(covered) else "–",
+    }

@@ -25,6 +25,7 @@ from hydragnn.ensemble.checking import Finding, Subject, findings_of, laws, mode
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts.api import train
 from hydragnn.scripts.check_commands import check
+from hydragnn.scripts.showing import show
 
 EXACT = {
     "rotation", "permutation", "translation", "arrays that are not contiguous", "repetition", "batches", "extensivity", "detached fragments",
@@ -219,7 +220,7 @@ def test_the_page_the_value_and_the_status_say_what_fails(
         check(None, **words)
     for as_json in (True, False):
         with pytest.raises(typer.Exit) as end:
-            check(None, **words, allow_code=["ase"], as_json=as_json)
+            show(check(None, **words, allow_code=["ase"]), as_json)
         assert end.value.exit_code == 1
     first, *rest = capsys.readouterr().out.splitlines()
     assert {one["law"]: one["verdict"] for one in json.loads(first)} == {

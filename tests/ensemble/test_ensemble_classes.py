@@ -23,7 +23,7 @@ from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
 from hydragnn.scripts.report import write_report
-from hydragnn.scripts.report.page import summary_table
+from hydragnn.scripts.report.page import summary
 from tests.ensemble.conftest import members_in
 
 PHASE = Field(name="phase", on="graph", classes=3, dtype="int64", role="target")
@@ -219,6 +219,6 @@ def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: tuple[Path, E
 def test_the_report_shows_confusions_and_reliability(ensemble: tuple[Path, Evaluation], tmp_path: Path) -> None:
     folder, _ = ensemble
     page = write_report(folder, tmp_path / "report.html").read_text()
-    for words in ("Confusion matrix", "Reliability", "Confusions of phase", "classes in a set", "balanced"):
+    for words in ("Confusion matrix", "Reliability", "classes in a set", "balanced"):
         assert words in page
-    assert summary_table(folder).row_count == 2
+    assert len(summary(folder).table or ()) == 2

@@ -23,7 +23,7 @@ from hydragnn.ensemble.members.member import load_run
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report
-from hydragnn.scripts.report.page import summary_table
+from hydragnn.scripts.report.page import summary
 from tests.ensemble.finished import arrays_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -166,7 +166,7 @@ def test_the_report_says_that_members_cross_validate(
 ) -> None:
     page = write_report(cross_validated[0], tmp_path / "report.html").read_text()
     assert "CV+ over 4 folds" in page and "They cross-validate" in page
-    assert summary_table(cross_validated[0]).title == "ensemble: mean absolute errors on the test part"
+    assert summary(cross_validated[0]).lines[0].startswith("ensemble: mean absolute errors on the test part")
 
 
 def test_building_twice_gives_the_same_bits(

@@ -11,7 +11,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import Field
-from hydragnn.scripts.showing import show_value
+from hydragnn.scripts.showing import show
 from tests import charged_rings as rings
 from tests.charged_rings import RUN, SEARCH, ring
 from tests.ensemble.finished import arrays_of
@@ -136,7 +136,7 @@ def test_commands_answer_for_machines(store: Path, call: Call, tmp_path: Path) -
 
 
 def test_what_there_is_not_is_none_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    show_value({"best trial": None}, as_json=False)
+    show({"best trial": None}, as_json=False)
     assert capsys.readouterr().out.split() == ["best", "trial", "none"]
 
 

@@ -19,6 +19,7 @@ from hydragnn.conformance.table import (
     conformance_table,
 )
 from hydragnn.scripts.check_commands import conformance
+from hydragnn.scripts.showing import show
 
 
 def test_no_promise_on_the_page_fails(root: Path) -> None:
@@ -65,7 +66,7 @@ def test_the_command_says_what_an_architecture_does_not_keep_with_its_figure(
     monkeypatch.setattr("hydragnn.conformance.table.conformance_of", lambda *_, **__: outcomes)
     for as_json in (True, False):
         with pytest.raises(typer.Exit) as end:
-            conformance(["acme:Net"], page, ["fault=digits"], as_json=as_json)
+            show(conformance(["acme:Net"], page, ["fault=digits"]), as_json)
         assert end.value.exit_code == 3
     first, *rest = capsys.readouterr().out.splitlines()
     assert tuple(PromiseOutcome(**one) for one in json.loads(first)) == outcomes

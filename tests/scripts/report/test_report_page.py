@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
-from rich.console import Console
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json, write_json
 from hydragnn.datasets import open_store
 from hydragnn.record import Failure, read_record, write_record
-from hydragnn.scripts.report import canvas, summary_table, write_report
+from hydragnn.scripts.report import canvas, summary, write_report
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.verdict import bar_widths, verdict
+from hydragnn.scripts.showing import show
 
 ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
 CHAPTERS = {
@@ -195,28 +195,25 @@ def test_data_of_another_kind_is_told_apart_from_the_verdict(samples: Any, tmp_p
     )
 
 
-def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples: Any) -> None:
-    console = Console(width=80, record=True, file=None, force_terminal=False, quiet=False)
-    with console.capture() as caught:
-        console.print(summary_table(samples.ensemble))
-    lines = caught.get().splitlines()
-    rows = [line for line in lines if ("%" in line and "eV" in line) or "charge" in line]
-    assert len(rows) == 3 and max(len(line) for line in lines) <= 80 and "…" not in caught.get()
-
-
-def test_the_terminal_table_shows_the_numbers_of_the_evaluation(samples: Any, tmp_path: Path) -> None:
+def test_the_terminal_table_shows_the_numbers_of_the_evaluation(
+    samples: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scores = read_json(samples.ensemble / "evaluation.json")["parts"]["test"]["energy"]
-    cells = [next(iter(column.cells)) for column in summary_table(samples.ensemble).columns]
-    assert cells[0] == "energy (eV)"
-    assert float(cells[2]) == pytest.approx(scores["baselines"]["ridge"]["mae"], rel=0.01)
-    assert float(cells[4]) == pytest.approx(scores["ensemble"]["mae"], rel=0.01)
-    assert float(cells[5]) == pytest.approx(scores["ensemble"]["mae"] / scores["trivial"]["mae"], rel=0.01)
-    assert float(cells[6].split()[0]) == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
+    result = summary(samples.ensemble)
+    rows: Any = result.table
+    assert [row["field"] for row in rows] == ["energy (eV)", "forces (eV/Å)", "charge (e)"]
+    assert float(rows[0]["best simple"]) == pytest.approx(scores["baselines"]["ridge"]["mae"], rel=0.01)
+    assert float(rows[0]["ensemble"]) == pytest.approx(scores["ensemble"]["mae"], rel=0.01)
+    assert float(rows[0]["ratio"]) == pytest.approx(scores["ensemble"]["mae"] / scores["trivial"]["mae"], rel=0.01)
+    assert float(rows[0]["covered"].split()[0]) == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
+    show(result, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:4])) <= 80 and lines[4].startswith("ensemble: mean absolute errors on the test part")
     folder = tmp_path / "ensemble"
     shutil.copytree(samples.ensemble, folder)
     (folder / "evaluation.json").unlink()
     with pytest.raises(InputError, match="never evaluated"):
-        summary_table(folder)
+        summary(folder)
 
 
 @pytest.mark.usefixtures("undrawn")
