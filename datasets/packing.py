@@ -25,6 +25,8 @@ class Budget:
     max_graphs: int = 0
     max_nodes: int = 0
     max_edges: int = 0
+    max_bytes: int = 0
+    """Memory of a rank in a step: a batch that takes more is computed in parts."""
 
 
 def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> list[Int64[ndarray, " _"]]:

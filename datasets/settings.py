@@ -115,19 +115,11 @@ class SplitSettings(Settings):
 class BatchSettings(Settings):
     """Budget of one optimisation step over all ranks; 0: no limit."""
 
-    acts_with: ClassVar = {
-        "max_graphs": ActsWith(
-            words='with budget = "given"', remedy="set it", holds=lambda batch: batch.budget == "given"
-        )
-    }
-
-    budget: Literal["given", "auto"] = "given"
-    """given: batches hold what the limits below say; auto: as much as the memory of all ranks that begin the run, measured before
-    the first step and kept for the whole run (max_graphs does not count then)."""
+    removed: ClassVar = frozenset({"budget"})
 
     memory: str = ""
     """Memory of a rank for weights, optimizer and the tensors of a step, such as ``"4 GB"``: a batch that takes more is computed
-    in parts, with the same result. Absent: all of an accelerator under ``budget = "auto"``, otherwise no limit."""
+    in parts, with the same result. Absent: no limit."""
 
     max_graphs: int = Field(default=32, ge=0, le=2**53)
     """Graphs per step."""
@@ -148,5 +140,10 @@ class BatchSettings(Settings):
 
     @property
     def limits(self) -> Budget:
-        """Limits of a batch, as far as they are given."""
-        return Budget(max_graphs=self.max_graphs, max_nodes=self.max_nodes, max_edges=self.max_edges)
+        """Limits of a batch; InputError where ``memory`` is no amount."""
+        return Budget(
+            max_graphs=self.max_graphs,
+            max_nodes=self.max_nodes,
+            max_edges=self.max_edges,
+            max_bytes=bytes_of(self.memory) if self.memory else 0,
+        )

@@ -70,7 +70,7 @@ class RunRecord(Shown):
     of the store with role input that the architecture does not see, and that were left out therefore. ``labels`` counts the graphs
     of each part that have a label, by target. ``notes`` are sentences
     on what else limits the result, such as forces that are not smooth and edges that an envelope silences. ``compiled`` says that steps
-    were replayed as graphs of the device. ``memory_budget`` is what batches that fill memory hold at most, by branch: nodes and edges. ``branches`` says what
+    were replayed as graphs of the device. ``branches`` says what
     belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
     curves have names such as ``valid/energy@metals/mae``.
     """
@@ -84,7 +84,6 @@ class RunRecord(Shown):
     epochs: int = 0
     parameters: int = 0
     graphs: bool = False
-    memory_budget: dict[str, Any] = member(default_factory=dict)
     parts: dict[str, int] = member(default_factory=dict)
     labels: dict[str, dict[str, int]] = member(default_factory=dict)
     curves: dict[str, list[float | None]] = member(default_factory=dict)

@@ -185,15 +185,10 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
 
 
 def check_plannable(config: "AnyConfig", source: str) -> None:
-    """Raise InputError for several data sets, or batches that fill memory."""
+    """Raise InputError for several data sets."""
     if len(config.branches) > 1:
         raise InputError(
             f"{source} has several data sets; plan the largest one, with its data and heads at the top of a file"
-        )
-    if config.batch.budget == "auto":
-        raise InputError(
-            f'{source}: batch.budget = "auto" fills memory, so that every layout has another batch; plan with --set batch.budget=given '
-            "--set batch.max_graphs=256"
         )
 
 

@@ -92,8 +92,7 @@ def check_alike(plan: RunPlan, ranks: Ranks, device: torch.device) -> None:
 
 def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> DevicePlacement:
     """Return where a rank computes, and in how many parts."""
-    given = 0 if plan.fills_memory else plan.budget.max_graphs
-    most = given or max(len(branch.split.train) for branch in plan.branches)  # a part has a graph
+    most = plan.budget.max_graphs or max(len(branch.split.train) for branch in plan.branches)  # a part has a graph
     parts = min(max(placement.micro_batches, plan.parallel.micro_batches), max(1, most))
     placement = replace(placement, micro_batches=parts, in_step=mesh.size("shard") > 1)
     if mesh.size("graph") == 1:

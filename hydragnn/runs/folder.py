@@ -105,8 +105,11 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
         return
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
-    saved_config = stored_config(out / "config.json")
-    saved = saved_config.to_json()
+    saved = stored_config(out / "config.json").to_json()
+    if read_json(out / "config.json").get("batch", {}).get("budget") == "auto":
+        raise InputError(
+            f'{out} was begun with batch.budget = "auto", which is gone; begin a new run with batch.max_graphs in another folder'
+        )
     changed = differences(essential(saved), essential(config))
     if changed:
         raise InputError(
@@ -205,9 +208,8 @@ def trained_config(run: Path) -> AnyConfig:
 
 def identity(record: RunRecord) -> dict[str, Any]:
     """Return the hashes that identify a run's checkpoints."""
-    budget = {"memory_budget_hash": digest(record.memory_budget)} if record.memory_budget else {}
     replayed = {"replayed_hash": record.start["earlier_data"]} if record.start.get("replayed_per_epoch") else {}
-    return {"configuration_hash": digest(essential(record.config)), "data_hash": record.data_hash, **budget, **replayed}
+    return {"configuration_hash": digest(essential(record.config)), "data_hash": record.data_hash, **replayed}
 
 
 def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:

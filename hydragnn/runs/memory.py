@@ -6,7 +6,6 @@ The smallest and the largest batch are computed. A measured step is a step of th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.machine import bytes_of, in_words
-from hydragnn.datasets import Budget
+from hydragnn.base.machine import in_words
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.graphs.coarse import Levels
 from hydragnn.graphs.levels import known_levels, levels_of
@@ -43,28 +41,17 @@ RECORDED = 3.0
 Up to 2.5 on an H200, by padding, and recordings beside plain steps.
 """
 
-FULL = 0.9
-"""Share of the memory that batches take at least to fill it."""
-
 AIM = 0.97
-"""Share of the memory for which larger batches are tried."""
-
-TRIES = 8
-"""Sizes of batches that are tried, at most, to fill memory."""
-
-GROWTH = 4.0
-"""Size of a tried batch over the one before, at most."""
+"""Share of the memory for which fewer parts are tried."""
 
 
-def within_memory(
-    run: Assembly, plan: RunPlan, ranks: Ranks, earlier: dict[str, Any], heartbeat: Callable[[], None], sharing: int = 1
-) -> Assembly:
-    """Return the run with batches and parts that fit; collective.
+def within_memory(run: Assembly, plan: RunPlan, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
+    """Return the run with batches in parts that fit its budget; collective.
 
-    ``earlier`` are the batches that the run began with; ``sharing`` processes share the device. InputError names a graph that does not fit.
+    InputError names a graph that does not fit.
     """
-    limit, models = memory_of(plan, run.context.device, sharing), [branch.model for branch in plan.branches]
-    if limit is None:
+    limit, models = plan.budget.max_bytes, [branch.model for branch in plan.branches]
+    if not limit:
         return run
     fixed = size_of_state(run) + sum(map(size_of_levels, run.data.branches, models))
     both = torch.tensor([fixed, -limit], dtype=torch.float64, device=run.context.device)
@@ -77,34 +64,17 @@ def within_memory(
         limit = int(fixed + (limit - fixed) / RECORDED)
     attention = models[0].model.global_attention
     pairs = attention is not None and attention.has_pairs
-    shown, budgets = [], dict[str, Any]()
+    shown = []
     for number, branch in enumerate(run.data.shown):
         scale = MemoryScale(run=run, ranks=ranks, number=number, pairs=pairs, fixed=fixed, limit=limit)
         with about(f"branch {branch.name}" if branch.name else ""), keep_beating(heartbeat):
-            budget = branch.train.loader.budget
-            if plan.fills_memory:
-                budget = filling(scale, branch, earlier.get(branch.name))
-                budgets[branch.name] = {"max_nodes": budget.max_nodes, "max_edges": budget.max_edges}
-            feeds = [feed.placed(feed.placement, budget) for feed in (branch.train, branch.valid_feed) if feed]
-            placement = replace(branch.train.placement, micro_batches=fitting_parts(scale, feeds))
-            shown.append(placed_branch(branch, placement, budget))
+            parts = fitting_parts(scale, [feed for feed in (branch.train, branch.valid_feed) if feed])
+            shown.append(placed_branch(branch, replace(branch.train.placement, micro_batches=parts)))
     count = len(run.data.branches)
-    data = replace(run.data, branches=tuple(shown[:count]), replay=shown[count] if run.data.replay else None)
-    return replace(run, data=data, record=replace(run.record, memory_budget=budgets))
-
-
-def memory_of(plan: RunPlan, device: torch.device, sharing: int) -> int | None:
-    """Return the bytes of a rank, None without limit."""
-    if plan.memory:
-        return bytes_of(plan.memory)
-    if not plan.fills_memory:
-        return None
-    if device.type != "cuda":
-        raise InputError(
-            'batch.budget = "auto" fills the memory of an accelerator; on a CPU set batch.memory, for example "4 GB"'
-        )
-    part = 1.0 if sharing == 1 else DEVICE_SHARE / sharing
-    return int(DEVICE_SHARE * part * torch.cuda.get_device_properties(device).total_memory)
+    return replace(
+        run,
+        data=replace(run.data, branches=tuple(shown[:count]), replay=shown[count] if run.data.replay else None),
+    )
 
 
 def size_of_state(run: Assembly) -> int:
@@ -217,42 +187,6 @@ def fitting_parts(scale: MemoryScale, feeds: Sequence[Feed]) -> int:
         )
     fewer = max(least, ceil(parts * needed / (AIM * scale.room)))
     return fewer if fewer < parts and peak(fewer) <= scale.room else parts
-
-
-def filling(scale: MemoryScale, branch: BranchData, earlier: dict[str, int] | None) -> Budget:
-    """Return nodes and edges of batches that fill memory.
-
-    They stay as at the beginning of the run. Sizes are tried until the largest batch of one takes nearly all.
-    """
-    if earlier is not None and "forms" in earlier:
-        raise InputError(
-            'the run was begun with batches that version 0.2.0 counted in another way (batch.budget = "auto"); begin a new run in another folder'
-        )
-    if earlier is not None:
-        return Budget(**earlier)
-    loader, valid = branch.train.loader, branch.store.sizes()
-    counts = loader.sizes.nodes[loader.indices], loader.sizes.edges[loader.indices]
-    others = valid.nodes[branch.split.valid], valid.edges[branch.split.valid]
-    least = [int(max(of.max(), other.max(initial=0))) for of, other in zip(counts, others)]
-    limits = loader.budget.max_nodes, loader.budget.max_edges
-
-    def budget(graphs: float) -> Budget:
-        own = [max(most, ceil(graphs * of.mean())) for most, of in zip(least, counts)]
-        nodes, edges = (min(one, limit or one) for one, limit in zip(own, limits))
-        return Budget(max_nodes=nodes, max_edges=edges)
-
-    graphs = smallest = float(min(scale.run.mesh.data_size, len(loader.indices)))
-    most, fitting = float(len(loader.indices)), smallest
-    for _ in range(TRIES):
-        feed = branch.train.placed(branch.train.placement, budget(graphs))
-        needed = scale.peak(feed, scale.extremes(feed)[1])
-        if needed <= scale.room:
-            fitting = max(fitting, graphs)
-            if graphs == most or needed >= FULL * scale.room:
-                break
-        factor = 0.5 if needed == inf else min(GROWTH, AIM * scale.room / needed)
-        graphs = min(max(smallest, factor * graphs), most)
-    return budget(fitting)
 
 
 def peak_of(compute: Callable[[], object], device: torch.device) -> int:

@@ -66,18 +66,14 @@ class RunPlan:
     table: dict[str, Any]
     branches: tuple[BranchPlan, ...]
     budget: Budget
-    """Limits of a batch, over all ranks, as far as they are given."""
+    """Limits of a batch, over all ranks."""
     training: TrainSettings
-    fills_memory: bool = False
-    """True where batches hold what memory allows; the budget has its other limits."""
     start: OpenStart | None = None
     """The model that the run begins with."""
     replay: BranchPlan | None = None
     """The start's data, of which epochs show a share."""
     parallel: ParallelSettings
     """Layout of the ranks."""
-    memory: str = ""
-    """Memory that a rank may take; empty: all of an accelerator for batches that fill it, otherwise no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -234,8 +230,6 @@ def plan_run(
         replay=replay,
         budget=config.batch.limits,
         training=config.train,
-        fills_memory=config.batch.budget == "auto",
-        memory=config.batch.memory,
         parallel=config.parallel or ParallelSettings(),
     )
 

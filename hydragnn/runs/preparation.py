@@ -302,12 +302,12 @@ def validation_of(feed: Feed, *, in_memory: bool) -> dict[str, Any]:
     return {"valid": tuple(parts) if in_memory else parts, "valid_feed": feed, "valid_passes": passes}
 
 
-def placed_branch(branch: BranchData, placement: DevicePlacement, budget: Budget) -> BranchData:
-    """Return a branch in other parts and batches."""
-    train = branch.train.placed(placement, budget)
+def placed_branch(branch: BranchData, placement: DevicePlacement) -> BranchData:
+    """Return a branch in other parts."""
+    train = branch.train.placed(placement)
     if branch.valid_feed is None:
         return replace(branch, train=train)
-    valid = branch.valid_feed.placed(placement, budget)
+    valid = branch.valid_feed.placed(placement)
     return replace(branch, train=train, **validation_of(valid, in_memory=isinstance(branch.valid, tuple)))
 
 

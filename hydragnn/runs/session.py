@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hydragnn.base.errors import InputError, Interrupted, as_note
+from hydragnn.base.machine import bytes_of
 from hydragnn.config import AnyConfig, RunConfig
 from hydragnn.distributed.ranks import Ranks, bind_near, cores_given_back, join_ranks, own_gpu
 from hydragnn.distributed.sharing import first_ranks_value
@@ -38,7 +39,7 @@ from hydragnn.runs.folder import (
     identities,
     table_as_begun,
 )
-from hydragnn.runs.memory import DEVICE_SHARE, memory_of, within_memory
+from hydragnn.runs.memory import DEVICE_SHARE, within_memory
 from hydragnn.runs.plan import Stores, described_branches, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.recording import with_note, with_replays
@@ -99,7 +100,6 @@ def train(
                 store=store,
                 parts=micro_batches,
                 memory=memory,
-                sharing=sharing,
             )
             with trap_signals() as signals:
                 callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
@@ -126,7 +126,6 @@ def ready_run(
     store: Stores | None = None,
     parts: int = 1,
     memory: str | None = None,
-    sharing: int = 1,
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
     """Return the run before its next step, with heartbeat and clock.
 
@@ -147,13 +146,13 @@ def ready_run(
 
         plan = plan_run(config, store, heartbeat, begun=resume)
         plan = replace(plan, table=table_as_begun(config, out)) if resume else plan
-        plan = plan if memory is None else replace(plan, memory=memory)
+        if memory is not None:
+            plan = replace(plan, budget=replace(plan.budget, max_bytes=bytes_of(memory)))
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
         # trials and ranks have neighbours on their node that read the same graphs
         run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
-        run = within_memory(run, plan, ranks, earlier.memory_budget if earlier else {}, heartbeat, sharing)
-        limited = memory_of(plan, device, sharing) is not None
-        run = with_replays(run, ranks, heartbeat, limited=limited)
+        run = within_memory(run, plan, ranks, heartbeat)
+        run = with_replays(run, ranks, heartbeat, limited=plan.budget.max_bytes > 0)
         if plan.training.precision == "tf32" and device.type != "cuda":
             run = with_note(run, "precision = tf32 is fp32 on a CPU, which has no products in TF32")
         checkpoint = latest_checkpoint(out / "checkpoints")

@@ -1,7 +1,7 @@
 """Data of the loop: normalised batches in parts on the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as member
 from fractions import Fraction
 from functools import cached_property
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Loader, Normalisation, Split, normalise
-from hydragnn.datasets.packing import NODE_COST, Budget, share_of
+from hydragnn.datasets.packing import NODE_COST, share_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.models import Target
@@ -65,10 +65,9 @@ class Feed:
         self.placement = placement
         self._counted = (-1, 0)
 
-    def placed(self, placement: DevicePlacement, budget: Budget | None = None) -> "Feed":
-        """Return the same graphs on another placement, perhaps in other batches."""
-        loader = self.loader if budget in (None, self.loader.budget) else replace(self.loader, budget=budget)
-        return Feed(loader, self.normalisation, placement)
+    def placed(self, placement: DevicePlacement) -> "Feed":
+        """Return the same batches on another placement."""
+        return Feed(self.loader, self.normalisation, placement)
 
     @cached_property
     def stand_in(self) -> GraphBatch:

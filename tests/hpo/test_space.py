@@ -223,7 +223,6 @@ IDLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"train.schedule": SCHEDULES, "train.plateau_patience": PLATEAU},
         r"acts only with schedule.* when = ",
     ),
-    "of a section": ({"batch": {"budget": "auto", "max_graphs": 9, "memory": "1 GB"}}, {}, r"batch\.max_graphs acts"),
     "of a search": (
         {"search": {"trials": 9, "sampler": "random", "reduction": 3}},
         {},

@@ -172,6 +172,7 @@ def test_a_table_of_python_is_what_a_file_could_say() -> None:
         ({}, ["train.compile=auto"], "train.compile is gone"),
         ({"heads": [{"field": "e"}, {"total_shift": "equal"}]}, [], "heads.total_shift is gone: .* equal share"),
         ({"model": {"schedule": [0, 1]}}, [], "model.schedule is gone: every layer reads all edges"),
+        ({}, ["batch.budget=auto"], "batch.budget is gone: batch.max_graphs and others say"),
         ({}, ["model.level=l"], "model.level is gone"),
         ({"search": {"together": 8}}, [], "search.together is gone: .* trials_per_device = N"),
         ({}, ["search.together=auto"], "search.together is gone"),

@@ -149,7 +149,7 @@ def test_a_setting_of_a_head_acts_or_is_refused(table: dict[str, Any]) -> None:
 
 
 FILES = {"checkpoint_epochs", "checkpoint_seconds", "tensorboard"}
-WITHOUT_TRACE = {"patience", "calibration", "compile", "graphs", "precision", *FILES}
+WITHOUT_TRACE = {"patience", "calibration", "graphs", "precision", *FILES}
 """Graphs that calibrate an ensemble, when files are written, and how the same steps are computed."""
 ALLOWED: dict[str, Any] = {
     "train.schedule": "constant",
@@ -178,7 +178,7 @@ def test_a_setting_of_training_changes_the_curves_or_is_refused(
 
     settings = getattr(config_from_table(table, Path("c.toml")), section)
     known, idle = curves({}), set()
-    for key in type(settings).model_fields.keys() - WITHOUT_TRACE - {"kind", "field", "budget", "memory"}:
+    for key in type(settings).model_fields.keys() - WITHOUT_TRACE - {"kind", "field", "memory"}:
         try:
             value = ALLOWED.get(f"{section}.{key}") or other_value(settings, key)
             if curves({key: value}) == known:

@@ -177,16 +177,15 @@ def test_few_recordings_are_kept_where_there_is_no_room_for_more(
     assert_same_end(tmp_path / "all", tmp_path / "none")
 
 
-@pytest.mark.parametrize("budget", [{"max_graphs": 28}, {"budget": "auto"}], ids=["parts", "batches that fill"])
 def test_recordings_count_where_memory_is_limited(
-    budget: dict[str, Any], store: MemoryStore, make_config: Configs, recorder: StandIn, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, make_config: Configs, recorder: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, the largest plain step, the pool of all recordings and their batches fit together; batches are smaller for it."""
-    changes = {"batch__memory": "3 MB", **{f"batch__{key}": value for key, value in budget.items()}}
+    """Weights, the largest plain step, the pool of all recordings and their batches fit together; parts are smaller for it."""
+    changes = {"batch__memory": "3 MB", "batch__max_graphs": 28}
     parts = []
     for way in ("off", "on"):
         config = make_config("painn", train__graphs=way, **changes)
-        limited = memory.within_memory(assembled(config, store), plan_run(config, store), Ranks(), {}, lambda: None)
+        limited = memory.within_memory(assembled(config, store), plan_run(config, store), Ranks(), lambda: None)
         run = with_replays(limited, Ranks(), lambda: None)
         parts.append([part for share in run.data.epoch(0) for part in share.parts])
     assert run.record.graphs and len(parts[1]) > len(parts[0])
