@@ -5,7 +5,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field as Setting
 from pydantic import model_validator
 
+from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Settings
+from hydragnn.models.checks import check_cuttable, check_use
+from hydragnn.models.description import ModelDescription
 
 Axis = Literal["replicate", "shard", "pipeline", "graph", "tensor"]
 
@@ -55,3 +58,28 @@ class ParallelSettings(Settings):
     def ranks_per_replica(self) -> int:
         """Return the ranks that hold the weights once."""
         return self.shard * self.pipeline * self.graph * self.tensor
+
+
+def check_divisible(layout: ParallelSettings, description: ModelDescription) -> None:
+    """Raise InputError where ranks cannot divide a model like this."""
+    model, stages = description.model, layout.pipeline
+    attention = model.global_attention
+    counts = {
+        "model.hidden_dim": model.hidden_dim,
+        "model.heads": getattr(model, "heads", layout.tensor),
+        "model.global_attention.heads": attention.heads if attention else layout.tensor,
+    }
+    for key, count in counts.items():
+        if count % layout.tensor:
+            raise InputError(
+                f"parallel.tensor = {layout.tensor} does not divide {key} = {count}, which its ranks would share; set a divisor of it, or change {key}"
+            )
+    if stages > 1:
+        check_use(description, "stages", f"leave parallel.pipeline = {stages} out, or use shard or tensor")
+        if model.num_layers < (parts := stages * layout.chunks):
+            each = "stage" if layout.chunks == 1 else f"chunk, {parts} with chunks = {layout.chunks}"
+            raise InputError(
+                f"parallel.pipeline = {stages} takes a layer per {each}, and model.num_layers is {model.num_layers}; lower one or raise the other"
+            )
+    if layout.graph > 1:
+        check_cuttable(description)

@@ -1,7 +1,7 @@
 """Run commands on a disk that fails at one call after the other; print how each ended, and what a repeat made of it.
 
 ``python -P -m tests.faulting FOLDER STEP COMMAND...`` with ``faulting.c`` preloaded: every STEP-th write, flush, rename or new file of each
-command, and the last four, fails by EIO, by a disk that stays full (ENOSPC), or by a kill; STEP 0: three of them. A line of JSON for each: the command, the number of the call, the kind,
+command, and the last four, fails by EIO, by a disk that stays full (ENOSPC), or by a kill; STEP 0: two of them. A line of JSON for each: the command, the number of the call, the kind,
 and what is wrong, which is empty where all is as it should be.
 """
 
@@ -239,7 +239,7 @@ def main() -> None:
     gc.freeze()
     if not (top / "base" / "run").exists():
         make_base(top / "base")
-    for name in names:
+    for number, name in enumerate(names):
         command, reference = COMMANDS[name], top / "reference"
         shutil.rmtree(reference, ignore_errors=True)
         shutil.copytree(top / "base", reference)
@@ -249,7 +249,9 @@ def main() -> None:
             continue
         last = range(max(1, calls - 3), calls + 1)
         faults = [(call, kind) for kind in KINDS for call in sorted({*range(1, calls + 1, step or 1), *last})]
-        for call, kind in faults if step else [(calls, "EIO"), (calls - 1, "ENOSPC"), (calls // 2, "kill")]:
+        for call, kind in (
+            faults if step else [(calls, "EIO"), [(calls - 1, "ENOSPC"), (calls // 2, "kill")][number % 2]]
+        ):
             problem, _ = fault(command, top / "base", top / "work", reference, call, kind)
             print(json.dumps([name, call, kind, problem]), flush=True)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hydragnn.architectures import Architecture, ArchitectureSettings, GlobalAttentionSettings, architectures
+from hydragnn.architectures import Architecture, GlobalAttentionSettings, architectures
 from hydragnn.architectures.base import Use
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -133,34 +133,6 @@ def _check_attention(attention: GlobalAttentionSettings, description: ModelDescr
         raise InputError(
             f"equivariant attention sees lengths and directions, and model {model.kind}, beside which it stands, sees none; {others}, or "
             f"model.kind one of {able}"
-        )
-
-
-def check_channels(model: ArchitectureSettings, ranks: int) -> None:
-    """Raise InputError where ranks along ``tensor`` do not divide channels or heads."""
-    attention = model.global_attention
-    counts = {
-        "model.hidden_dim": model.hidden_dim,
-        "model.heads": getattr(model, "heads", ranks),
-        "model.global_attention.heads": attention.heads if attention else ranks,
-    }
-    for key, count in counts.items():
-        if count % ranks:
-            raise InputError(
-                f"parallel.tensor = {ranks} does not divide {key} = {count}, which its ranks would share; set a divisor of it, or change {key}"
-            )
-
-
-def check_stages(description: ModelDescription, stages: int, chunks: int) -> None:
-    """Raise InputError where layers cannot be computed in stages of chunks."""
-    if stages == 1:
-        return
-    check_use(description, "stages", f"leave parallel.pipeline = {stages} out, or use shard or tensor")
-    layers = description.model.num_layers
-    if layers < stages * chunks:
-        each = "stage" if chunks == 1 else f"chunk, {stages * chunks} with chunks = {chunks}"
-        raise InputError(
-            f"parallel.pipeline = {stages} takes a layer per {each}, and model.num_layers is {layers}; lower one or raise the other"
         )
 
 

@@ -21,7 +21,7 @@ from hydragnn.runs.graph_statistics import close_range_of, training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.runs.provenance import first_record, notes_on
-from hydragnn.training.context import TrainingContext, training_context, with_executors
+from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.state import TrainState, first_state
 
@@ -119,20 +119,17 @@ def context_of(
     """Return the loop's constants; ``frozen`` says that some weights are."""
     # ranks with the same graphs, nodes and layers draw the same random numbers
     number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
+    plain = data.replay is not None or frozen or mesh.shares_model or mesh.size("graph") > 1
     context = training_context(
         plan.training,
         [branch.targets for branch in data.branches],
-        state.totals.device,
+        state,
         number,
         mesh.sum_in_place,
         mesh.ranks.sum_in_place,
         lambda values: mesh.sum_in_place(mesh.sum_in_place(values, "pipeline")),  # the last stage has predictions
-    )
-    if data.replay is not None:
-        context = replace(context, branches=(*context.branches, context.branches[0]))
-    plain = data.replay is not None or frozen or mesh.shares_model or mesh.size("graph") > 1
-    context = with_executors(
-        context, state, "some weights are frozen or shared by ranks, or earlier data are replayed" if plain else ""
+        replayed=data.replay is not None,
+        unrecorded="some weights are frozen or shared by ranks, or earlier data are replayed" if plain else "",
     )
     if stages is None:
         return context

@@ -38,7 +38,6 @@ class Stopwatch:
     """Cost of this segment on top of what earlier segments cost."""
 
     def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device) -> None:
-        """Begin now."""
         self.earlier, self.ranks, self.device = earlier, ranks, device
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.steps = self.graphs = 0

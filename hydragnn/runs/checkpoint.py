@@ -49,10 +49,6 @@ class SavedPart(Settings):
     dim: Count = 0
     rows: tuple[tuple[Count, Count], ...]
 
-    def piece(self, shape: tuple[int, ...]) -> Piece:
-        """Return the rows as a piece of a parameter."""
-        return Piece(shape=shape, dim=self.dim, rows=self.rows)
-
 
 SavedLayout = dict[str, tuple[SavedPart, ...]]
 """Parts of every parameter, by name."""

@@ -53,7 +53,11 @@ def failure_of(error: BaseException) -> Failure:
     low = message.lower()
     if isinstance(error, Diverged):
         return Failure(kind="diverged", message=f"{message}; lower the learning rate or clip the gradient")
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or says_no_memory(low):
+    if (
+        isinstance(error, MemoryError | torch.OutOfMemoryError)
+        or low == NO_MEMORY_FOR_A_MESSAGE
+        or any(text in low for text in OUT_OF_MEMORY)
+    ):
         return Failure(
             kind="out_of_memory",
             message=f"{first_line(message) or 'no memory left'}; use smaller batches or a smaller model",
@@ -79,11 +83,6 @@ def of_peer(error: Exception) -> str | None:
     if failure_of(error).kind == "lost_node":
         return "another rank has ended, and this one cannot go on alone; see what that one printed, then start again, a training with --resume"
     return None
-
-
-def says_no_memory(message: str) -> bool:
-    """Return True for an allocator's message that memory is short."""
-    return message == NO_MEMORY_FOR_A_MESSAGE or any(text in message for text in OUT_OF_MEMORY)
 
 
 def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:

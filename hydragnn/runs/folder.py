@@ -1,6 +1,7 @@
 """Folders of runs: checks of what is there, and moved stores."""
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -126,6 +127,9 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
 
 LOCK = ".lock"
 
+LEFT_BEHIND = re.compile(r"\.lock|\.failure-.*|\..*\.tmp")
+"""Files that ranks and interrupted writes leave."""
+
 
 @contextmanager
 def alone_in(attempt: RunAttempt, ranks: Ranks, device: torch.device) -> Iterator[None]:
@@ -175,14 +179,11 @@ def check_nothing_else(out: Path, resume: bool) -> None:
         except InputError as error:
             raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
     own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}
-    foreign = sorted(entry.name for entry in out.iterdir() if entry.name not in own and not is_left_behind(entry.name))
+    foreign = sorted(
+        entry.name for entry in out.iterdir() if entry.name not in own and not LEFT_BEHIND.fullmatch(entry.name)
+    )
     if foreign:
         raise InputError(f"{out} holds {foreign[0]}, which belongs to no run; choose another --out")
-
-
-def is_left_behind(name: str) -> bool:
-    """Return True for files that ranks and interrupted writes leave."""
-    return name == LOCK or name.startswith(".failure-") or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def earlier_record(out: Path) -> RunRecord | None:

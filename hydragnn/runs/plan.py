@@ -24,8 +24,8 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
-from hydragnn.models.checks import check, check_channels, check_cuttable, check_stages
-from hydragnn.parallel import ParallelSettings
+from hydragnn.models.checks import check
+from hydragnn.parallel import ParallelSettings, check_divisible
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import OpenStart, open_start, with_absent
 from hydragnn.start import StartSettings
@@ -135,10 +135,7 @@ def described_branches(
             )
             check(model, measured=False)
             if config.parallel:
-                check_channels(encoder, config.parallel.tensor)
-                check_stages(model, config.parallel.pipeline, config.parallel.chunks)
-                if config.parallel.graph > 1:
-                    check_cuttable(model)
+                check_divisible(config.parallel, model)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)

@@ -9,7 +9,6 @@ memory is there once. Groups of ranks may keep the training part together (``kep
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -46,7 +45,7 @@ from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.models import ModelDescription, Target
+from hydragnn.models import Target
 from hydragnn.runs.fine_tuning import OpenStart, of_earlier_data, start_normalisation
 from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
 from hydragnn.runs.plan import BranchPlan, RunPlan
@@ -203,13 +202,14 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
     Values are looked at once per store; later runs make sure that its files are those that were looked at.
     """
     store, model = plan.store, plan.model
+    stress = [target.field.name for target in model.targets if target.derivative == "stress"]
     used = np.concatenate([plan.split.train, plan.split.valid])
     looked = False
 
     def look() -> bool:
         nonlocal looked
         looked = True
-        named = [*model.fields], model.required_inputs, stress_fields(model)
+        named = [*model.fields], model.required_inputs, stress
         check_values(store, used, *named, cache.ranks, cache.device, cache.heartbeat)
         return True
 
@@ -218,7 +218,7 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
         "graphs": digest_of(used),
         "fields": sorted(model.fields),
         "needed": model.required_inputs,
-        "stress": stress_fields(model),
+        "stress": stress,
     }
     cache.value(of, look)
     if not looked and not as_written(store, cache):
@@ -272,7 +272,10 @@ def branch_data(
     window = max(1, len(split.valid)) if in_memory else plan.window or None
     needed = with_elements([*plan.model.fields], normalisation)
     shares = batches(store, split.valid, shuffle=False, fields=needed, window=window)
-    check_weight(plan.weight, train.steps(0))
+    if plan.weight * (steps := train.steps(0)) < 1:
+        raise InputError(
+            f"weight = {float(plan.weight):g} leaves an epoch less than one of its {steps} batches; raise it to {1 / steps:.2g} or more"
+        )
     heartbeat()
     return BranchData(
         name=plan.name,
@@ -349,14 +352,6 @@ class ValidationParts:
                 yield from parts
 
 
-def check_weight(weight: Fraction, batches: int) -> None:
-    """Raise InputError where an epoch has no batch of a branch."""
-    if weight * batches < 1:
-        raise InputError(
-            f"weight = {float(weight):g} leaves an epoch less than one of its {batches} batches; raise it to {1 / batches:.2g} or more"
-        )
-
-
 def with_class_weights(
     targets: Sequence[Target], store: GraphStore, train: NDArray[np.int64], ranks: Ranks, device: torch.device
 ) -> tuple[Target, ...]:
@@ -400,11 +395,6 @@ def check_values(
             "a rank found damaged graphs in its copy of the store, and the first rank none; copy the store anew"
         )
     return None
-
-
-def stress_fields(model: ModelDescription) -> list[str]:
-    """Return the fields that are learned as the stress of an energy."""
-    return [target.field.name for target in model.targets if target.derivative == "stress"]
 
 
 def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[str]:

@@ -4,9 +4,8 @@ import time
 from typing import Protocol, runtime_checkable
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.text import Text
 
 from hydragnn.base.terminal import PlainConsole
 
@@ -36,23 +35,15 @@ def console_progress(console: Console | None = None) -> Progress:
     return Bar(console) if console.is_terminal else Lines(console)
 
 
-class _Speed(ProgressColumn):
-    """Graphs per second."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.fields.get('speed', 0.0):,.0f} graphs/s")
-
-
 class Bar:
     """A live bar: epoch, loss, graphs per second, time left."""
 
     def __init__(self, console: Console) -> None:
-        """Show the bar on ``console``."""
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
-            _Speed(),
+            TextColumn("{task.fields[speed]:,.0f} graphs/s"),
             TimeRemainingColumn(),
             console=console,
         )
@@ -85,7 +76,6 @@ class Lines:
     """One line every some seconds, for logs."""
 
     def __init__(self, console: Console) -> None:
-        """Write lines to ``console``."""
         self.console = console
         self.total = 0
         self.last = -SECONDS_BETWEEN_LINES

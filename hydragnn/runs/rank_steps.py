@@ -20,8 +20,7 @@ from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.pipeline import make_pipeline
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import GraphModel
-from hydragnn.models.checks import check_channels, check_cuttable, check_stages
-from hydragnn.parallel import AXES, Axis, ParallelSettings
+from hydragnn.parallel import AXES, Axis, ParallelSettings, check_divisible
 from hydragnn.runs.assembly import Assembly, build, context_of
 from hydragnn.runs.memory import measured_step
 from hydragnn.runs.plan import RunPlan
@@ -44,7 +43,6 @@ PARTS = 4
 Seconds = NDArray[np.float64]
 """Seconds of bytes, and seconds of latency."""
 
-Clock = Callable[[], float]
 OnStep = Callable[[str, float | None], None]
 """Callback with the next measurement, and about how many seconds are left."""
 
@@ -144,34 +142,33 @@ def measured_steps(
     ranks: Ranks,
     graphs: int,
     on_step: OnStep = lambda what, left: None,
-    clock: Clock = time.perf_counter,
 ) -> tuple[Steps, list[Steps]]:
     """Return steps of one device without peers, and of all layouts; collective.
 
     ``run`` is one without peers. Batches of ``graphs`` and of half or twice as many are measured over all ranks, fewer where a step would be long.
     """
     device = run.context.device
-    seconds_of(step_of(run, 1)[0], ranks, device, clock)  # loads and compiles what others use
-    most = max(1, int(LONG / seconds_of(step_of(run, 1)[0], ranks, device, clock)))
+    seconds_of(step_of(run, 1)[0], ranks, device)  # loads and compiles what others use
+    most = max(1, int(LONG / seconds_of(step_of(run, 1)[0], ranks, device)))
     graphs = min(max(graphs, ranks.size), most * ranks.size)
     every = [ParallelSettings(), *layouts]
     found: list[Steps | None] = [None] * len(every)
-    begin, count = clock(), TURNS * len(every)
+    begin, count = time.perf_counter(), TURNS * len(every)
     for done in range(count):
         number = done % len(every)
         layout = every[number]
-        remaining = (clock() - begin) / done * (count - done) if done else None
+        remaining = (time.perf_counter() - begin) / done * (count - done) if done else None
         on_step(f"{words(layout) or ('copies' if number else 'one device')} ({done + 1} of {count})", remaining)
         if number:
             own, batch = rank_of(run, plan, make_mesh(layout, ranks), layout.chunks), graphs
         else:
             own, batch = run, ceil(graphs / ranks.size)
-        found[number] = turn_of(own, layout.chunks, batch, ranks, found[number], clock)
+        found[number] = turn_of(own, layout.chunks, batch, ranks, found[number])
     alone, *together = (steps for steps in found if steps is not None)
     return alone, together
 
 
-def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Steps | None, clock: Clock) -> Steps:
+def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Steps | None) -> Steps:
     """Return the steps of a layout with those of one more turn."""
     mesh, device, stages = run.mesh, run.context.device, run.mesh.size("pipeline")
     parts = max(1, min(PARTS * stages, graphs // mesh.data_size)) if stages > 1 else 1
@@ -181,10 +178,10 @@ def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Step
     for count in (graphs // 2 if graphs >= 2 * least else 2 * graphs, graphs):
         step, share, cost = step_of(run, count, parts)
         if earlier is None:
-            seconds_of(step, ranks, device, clock)
+            seconds_of(step, ranks, device)
             memory.append(largest(measured_step(run, share), ranks, device))
         costs.append(cost)
-        seconds.append(seconds_of(step, ranks, device, clock))
+        seconds.append(seconds_of(step, ranks, device))
     if earlier is not None:
         return replace(earlier, repeats=tuple((*a, b) for a, b in zip(earlier.repeats, seconds)))
     return Steps(
@@ -221,14 +218,14 @@ def step_of(run: Assembly, graphs: int, parts: int = 1) -> tuple[Callable[[], ob
     return step, next(data.epoch(0)), max(shares)
 
 
-def seconds_of(work: Callable[[], object], ranks: Ranks, device: torch.device, clock: Clock) -> float:
+def seconds_of(work: Callable[[], object], ranks: Ranks, device: torch.device) -> float:
     """Return the time of a call on the slowest rank."""
     ranks.wait()
-    begin = clock()
+    begin = time.perf_counter()
     work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return largest(clock() - begin, ranks, device)
+    return largest(time.perf_counter() - begin, ranks, device)
 
 
 def largest(value: float, ranks: Ranks, device: torch.device) -> float:
@@ -256,10 +253,7 @@ def possible(plan: RunPlan, layouts: Iterable[ParallelSettings]) -> Iterator[Par
     (branch,) = plan.branches
     for layout in layouts:
         try:
-            check_channels(branch.model.model, layout.tensor)
-            check_stages(branch.model, layout.pipeline, layout.chunks)
-            if layout.graph > 1:
-                check_cuttable(branch.model)
+            check_divisible(layout, branch.model)
         except InputError:
             continue
         yield layout
@@ -269,7 +263,7 @@ SIZES: Sequence[int] = (4 * 2**10, 4 * 2**20)
 """Bytes of the sums over ranks by which a network is measured."""
 
 
-def measured_network(ranks: Ranks, device: torch.device, clock: Clock = time.perf_counter) -> Interconnect:
+def measured_network(ranks: Ranks, device: torch.device) -> Interconnect:
     """Return latency and bandwidth of sums over these ranks; collective.
 
     Ranks of several nodes measure the network, which then stands for links inside nodes, too.
@@ -277,7 +271,7 @@ def measured_network(ranks: Ranks, device: torch.device, clock: Clock = time.per
     times = []
     for size in SIZES:
         add = partial(dist.all_reduce, torch.zeros(size // 4, device=device))
-        times.append(min(seconds_of(add, ranks, device, clock) for _ in range(5)))
+        times.append(min(seconds_of(add, ranks, device) for _ in range(5)))
     moved = 2 * (ranks.size - 1) / ranks.size * (SIZES[1] - SIZES[0])
     within = moved / max(times[1] - times[0], 1e-9)
     return Interconnect(

@@ -79,7 +79,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _train(options: argparse.Namespace, attempt: RunAttempt) -> int:
     allow_code(options.allow_code)
-    check_ranks(options.ranks)
+    actual = this_launch()
+    if options.ranks is not None and actual.size != options.ranks:  # a wrong MPI silently starts many single ranks
+        raise LaunchError(
+            f"{options.ranks} ranks were asked for, but this process is one of {actual.size} (started by: {actual.by}); use the MPI "
+            "that mpi4py is linked with, or another --mpi of srun"
+        )
     config = stored_config(options.folder / "config.json")
     record = train(
         config,
@@ -107,19 +112,6 @@ def local_copy_of_store(attempt: RunAttempt) -> GraphStore | None:
         path = note.get("store") if isinstance(note, dict) else None
         return open_store(path) if isinstance(path, str) and Path(path).exists() else None
     return None
-
-
-def check_ranks(expected: int | None) -> None:
-    """Raise LaunchError for another number of ranks than asked for.
-
-    A wrong MPI silently starts many single ranks.
-    """
-    actual = this_launch()
-    if expected is not None and actual.size != expected:
-        raise LaunchError(
-            f"{expected} ranks were asked for, but this process is one of {actual.size} (started by: {actual.by}); use the MPI "
-            "that mpi4py is linked with, or another --mpi of srun"
-        )
 
 
 def ended_by(error: Exception, attempt: RunAttempt) -> int:

@@ -1,7 +1,6 @@
 """One run in its folder: begin or resume, train, record."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,15 +80,21 @@ def train(
     out = Path(out)
     if isinstance(config, RunConfig) and config.start is not None:
         config = config.model_copy(update={"start": with_digest(config.start)})
-    check_request(until, micro_batches)
+    if until is not None and until < 1:
+        raise InputError(f"a segment until epoch {until} has nothing to train; use 1 or more")
+    if micro_batches < 1:
+        raise InputError(f"batches in {micro_batches} parts have nothing to train; use micro_batches of 1 or more")
     requested, this = select_device(device), RunAttempt(folder=out, number=attempt, beats=beats)
     this.check()
     with cores_given_back(), nothing_left(out), join_ranks(out, requested, partial(note_stopped_rank, this)) as ranks:
         own = own_device(requested, ranks)
         if sharing > 1 and own.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(DEVICE_SHARE / sharing, own)
-        with errors_of_configuration_first(config, store, resume=resume):
+        try:
             check_folder(config.to_json(), out, resume)  # before anything is put there
+        except InputError:
+            described_branches(config, store, begun=resume)  # whose error comes first
+            raise
         with alone_in(this, ranks, own):
             run, heart, stopwatch = ready_run(
                 config,
@@ -104,16 +109,6 @@ def train(
             with trap_signals() as signals:
                 callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
                 return train_to_end(run, callback, until)
-
-
-@contextmanager
-def errors_of_configuration_first(config: AnyConfig, store: Stores | None, *, resume: bool) -> Iterator[None]:
-    """Raise the configuration's error before the folder's."""
-    try:
-        yield
-    except InputError:
-        described_branches(config, store, begun=resume)
-        raise
 
 
 def ready_run(
@@ -202,7 +197,10 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
         callback.heart.attempt.check()
         with as_note("the record"):
             record = callback.write(state)
-    callback.close(sentence_of(record))
+    best = (
+        f"; best valid loss {record.best['valid/loss']:.4g} in epoch {record.best['epoch']:.0f}" if record.best else ""
+    )
+    callback.close(f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{best}")
     return record
 
 
@@ -228,14 +226,6 @@ def measure_forgetting(run: Assembly, start: OpenStart, callback: RunCallback) -
         callback.record = replace(callback.record, start={**callback.record.start, "forgetting": errors})
 
 
-def sentence_of(record: RunRecord) -> str:
-    """Return the state of a run in one line."""
-    best = (
-        f"; best valid loss {record.best['valid/loss']:.4g} in epoch {record.best['epoch']:.0f}" if record.best else ""
-    )
-    return f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{best}"
-
-
 def select_device(device: torch.device | str | None) -> torch.device:
     """The device asked for, else a GPU where there is one."""
     if device is not None:
@@ -251,11 +241,3 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     torch.cuda.set_device(own)
     bind_near(own)
     return own
-
-
-def check_request(until: int | None, micro_batches: int) -> None:
-    """Raise InputError for a segment without epochs and for batches without parts."""
-    if until is not None and until < 1:
-        raise InputError(f"a segment until epoch {until} has nothing to train; use 1 or more")
-    if micro_batches < 1:
-        raise InputError(f"batches in {micro_batches} parts have nothing to train; use micro_batches of 1 or more")

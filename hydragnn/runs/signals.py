@@ -20,7 +20,6 @@ class Signals:
     """Signals that ask to stop, as far as they were received."""
 
     def __init__(self) -> None:
-        """Nothing was received yet."""
         self.received = False
 
 

@@ -30,8 +30,6 @@ from hydragnn.distributed.sharing import first_ranks_value
 FORMAT = "hydragnn-statistics"
 LEAST_GRAPHS = 10_000
 """Below, computing takes less than a second."""
-MOST_FILES = 256
-"""Values that are kept of a store: those that were used last."""
 PATIENCE = 300.0
 """Seconds to wait for another process that computes the same value, before both do it."""
 
@@ -78,10 +76,14 @@ class StatisticsCache:
                 return cached["value"]
             value = json.loads(json.dumps(make()))
             if path is not None and self.ranks.first:
-                _write(path, table, value)
+                with suppress(
+                    InputError, ValueError
+                ):  # no space; a number that is not finite: computed again the next time
+                    write_sealed(path, {"format": FORMAT, "of": table, "value": value})
             return value
         finally:
-            _unlock(path, locks)
+            if path is not None and locks:
+                unlock_file(path.with_suffix(".lock"), locks[0])
 
     def _look(self, path: Path | None, table: dict[str, Any], locks: list[int]) -> dict[str, Any] | None:
         """Return the value with its key, or None with a lock."""
@@ -120,21 +122,4 @@ def _read(path: Path, table: dict[str, Any]) -> dict[str, Any] | None:
         or "value" not in content
     ):
         return None
-    with suppress(OSError):
-        os.utime(path)
     return {"value": content["value"]}
-
-
-def _write(path: Path, table: dict[str, Any], value: Any) -> None:
-    """Keep a value; who cannot write computes it again the next time."""
-    with suppress(InputError, ValueError):  # no space; a number that is not finite
-        write_sealed(path, {"format": FORMAT, "of": table, "value": value})
-    with suppress(OSError):
-        files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in files[MOST_FILES:]:
-            file.unlink()
-
-
-def _unlock(path: Path | None, locks: list[int]) -> None:
-    if path is not None and locks:
-        unlock_file(path.with_suffix(".lock"), locks[0])

@@ -154,7 +154,9 @@ class TensorFiles:
             )
         whole = torch.empty(shape, dtype=dtype)
         for piece in entry.pieces:
-            whole[_slices(piece)] = self._piece(name, entry, piece)[...]
+            whole[slice(piece.start[0], piece.start[0] + piece.shape[0]) if piece.start else ()] = self._piece(
+                name, entry, piece
+            )[...]
         return whole
 
     def read_range(self, name: str, first: int, last: int, out: Tensor) -> None:
@@ -178,7 +180,12 @@ class TensorFiles:
         path = self.folder / piece.file
         try:
             if piece.file not in self.opened:
-                self._check_sum(piece.file)
+                with path.open("rb") as stream:
+                    checksum = hashlib.file_digest(stream, "sha256").hexdigest()
+                if checksum != self.index.files[piece.file].sha256:
+                    raise InputError(
+                        f"{path} is damaged: its checksum is not that of what was written; use another copy"
+                    )
                 self.opened[piece.file] = safe_open(path, framework="pt")
             values = self.opened[piece.file].get_slice(name)
             actual = (tuple(values.get_shape()), values.get_dtype())
@@ -189,26 +196,17 @@ class TensorFiles:
         return values
 
     def _check_pieces(self, name: str, entry: TensorInfo) -> None:
-        """Raise InputError unless the pieces fill the tensor exactly."""
-        inside = all(
-            len(piece.start) == len(piece.shape) == len(entry.shape)
-            and all(start + size <= limit for start, size, limit in zip(piece.start, piece.shape, entry.shape))
-            for piece in entry.pieces
-        )
-        sizes = [math.prod(piece.shape) for piece in entry.pieces]
-        disjoint = all(
-            any(
-                one.start[axis] + one.shape[axis] <= other.start[axis]
-                or other.start[axis] + other.shape[axis] <= one.start[axis]
-                for axis in range(len(entry.shape))
-            )
-            for number, one in enumerate(entry.pieces)
-            for other in entry.pieces[:number]
-            if inside and all(one.shape) and all(other.shape)
-        )
-        files, size = {piece.file for piece in entry.pieces}, math.prod(entry.shape)
-        if not inside or not disjoint or sum(sizes) != size or not files <= set(self.index.files):
-            raise InputError(f"{self.folder}: the pieces of tensor {name} do not make it up; use another copy")
+        """Raise InputError unless the pieces are the tensor, end to end."""
+        end, axes = 0, len(entry.shape)
+        for piece in entry.pieces:
+            begins = piece.start == (end, *[0] * axes)[:axes] and piece.shape[1:] == entry.shape[1:]
+            if not begins or len(piece.shape) != axes or piece.file not in self.index.files:
+                break
+            end += piece.shape[0] if axes else 1
+        else:
+            if end == (entry.shape[0] if axes else 1):
+                return
+        raise InputError(f"{self.folder}: the pieces of tensor {name} do not make it up; use another copy")
 
     def _check_file(self, file: str, info: FileInfo) -> None:
         path = self.folder / file
@@ -224,14 +222,3 @@ class TensorFiles:
                 raise InputError(f"{path} has {size} bytes, not the {info.bytes} that were written; use another copy")
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror or error}); use another copy") from error
-
-    def _check_sum(self, file: str) -> None:
-        path = self.folder / file
-        with path.open("rb") as stream:
-            actual = hashlib.file_digest(stream, "sha256").hexdigest()
-        if actual != self.index.files[file].sha256:
-            raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
-
-
-def _slices(piece: TensorSlice) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(piece.start, piece.shape))

@@ -154,7 +154,7 @@ def fitted_target(
     )
     models = {"ridge": make_pipeline(StandardScaler(), cut, ridge)}
     if means:
-        last = FunctionTransformer(_last_columns, kw_args={"count": means})
+        last = FunctionTransformer(lambda features: features[:, -means:])
         powers = PolynomialFeatures(2 if means <= MULTIPLIED else 1, include_bias=False)
         models["mixture"] = make_pipeline(last, powers, StandardScaler(), cut, clone(ridge))
     models |= {"boosting": MultiOutputRegressor(trees)} if target.field.width <= BOOSTED else {}
@@ -209,11 +209,6 @@ def _cut() -> Any:
 def _leaf(values: Array) -> int:
     """Return the fewest rows of a leaf of boosted trees."""
     return min(20, max(2, len(values) // 20))
-
-
-def _last_columns(features: Array, count: int) -> Array:
-    """Return so many last columns."""
-    return features[:, -count:]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -99,7 +99,6 @@ class Buckets:
     """
 
     def __init__(self, leaves: Sequence[Sequence[nn.Parameter]], begin: Begin) -> None:
-        """Watch the leaves of every block."""
         self.begin = begin
         self.order = list(reversed(range(len(leaves))))
         self.members = [sum(leaf.requires_grad for leaf in block) for block in leaves]  # others are frozen

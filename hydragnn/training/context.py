@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydragnn.config import TrainSettings
 from hydragnn.models import Target
-from hydragnn.training.executor import Eager, Executor
+from hydragnn.training.executor import Eager
 from hydragnn.training.parameters import alone
 from hydragnn.training.state import TrainState
 
@@ -84,7 +84,7 @@ class TrainingContext:
     """Sums a tensor over all processes of the run, also those that compute the same."""
     reduce_predicted: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over the processes with predictions of different graphs or nodes, in place; all get the same bits."""
-    executors: tuple[Executor, ...] = ()
+    executors: tuple[Eager, ...] = ()
     """Executors of the branches."""
 
     @property
@@ -108,20 +108,28 @@ class TrainingContext:
 def training_context(
     settings: TrainSettings,
     branches: Sequence[Sequence[Target]],
-    device: torch.device,
+    state: TrainState,
     rank: int = 0,
     reduce: Callable[[Tensor], Tensor] = alone,
     reduce_all: Callable[[Tensor], Tensor] = alone,
     reduce_predicted: Callable[[Tensor], Tensor] = alone,
+    *,
+    replayed: bool = False,
+    unrecorded: str = "",
 ) -> TrainingContext:
-    """Return the context of the targets of all branches."""
-    targets = tuple(target for branch in branches for target in branch)
+    """Return the context of the targets of all branches, with eager executors.
+
+    Where earlier data are ``replayed``, their targets are those of the first branch.
+    """
+    device, targets = state.totals.device, tuple(target for branch in branches for target in branch)
     changes = any(target.stage_two_factor != 1.0 for target in targets)
     ends = [0, *accumulate(len(branch) for branch in branches)]
+    slices = [slice(first, last) for first, last in pairwise(ends)]
+    slices += slices[:1] if replayed else []
     return TrainingContext(
         settings=settings,
         targets=targets,
-        branches=tuple(slice(first, last) for first, last in pairwise(ends)),
+        branches=tuple(slices),
         loss_weights=torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device),
         stage_two_weights=torch.tensor(
             [target.weight * target.stage_two_factor for target in targets], dtype=torch.float64, device=device
@@ -131,21 +139,16 @@ def training_context(
         reduce=reduce,
         reduce_all=reduce_all,
         reduce_predicted=reduce_predicted,
+        executors=tuple(
+            Eager(
+                model=state.of_branch(number),
+                parameters=state.parameters,
+                targets=targets[own],
+                branch=number,
+                precision=settings.precision,
+                device=device,
+                unrecorded=unrecorded,
+            )
+            for number, own in enumerate(slices)
+        ),
     )
-
-
-def with_executors(context: TrainingContext, state: TrainState, unrecorded: str = "") -> TrainingContext:
-    """Return the context with eager executors of the state's model."""
-    executors = tuple(
-        Eager(
-            model=state.of_branch(number),
-            parameters=state.parameters,
-            targets=context.targets[own],
-            branch=number,
-            precision=context.settings.precision,
-            device=context.device,
-            unrecorded=unrecorded,
-        )
-        for number, own in enumerate(context.branches)
-    )
-    return replace(context, executors=executors)

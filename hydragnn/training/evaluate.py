@@ -19,11 +19,9 @@ from hydragnn.training.metrics import Errors, RunningMoments, target_moments
 Metrics = dict[str, dict[str, float | None]]
 
 
-def evaluate(
-    model: TrainedModel, store: GraphStore, indices: NDArray[np.int64], budget: Budget | None = None
-) -> Metrics:
+def evaluate(model: TrainedModel, store: GraphStore, indices: NDArray[np.int64]) -> Metrics:
     """Return errors of a trained model by target and metric."""
-    return errors_on(model.predict, store, indices, model.targets, budget or Budget(max_graphs=32))
+    return errors_on(model.predict, store, indices, model.targets, Budget(max_graphs=32))
 
 
 def errors_on(

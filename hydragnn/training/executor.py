@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +15,6 @@ from hydragnn.training.parameters import FlatParameters
 
 Part = tuple[GraphBatch, Tensor]
 """Batch with the weight of every target over the number of its labels ``[targets]``."""
-
-
-@runtime_checkable
-class Executor(Protocol):
-    """Way in which a branch of the model computes."""
-
-    @property
-    def unrecorded(self) -> str:
-        """Return why steps cannot be recorded; empty where they may be."""
-
-    def gradient(self, parts: Sequence[Part], counted: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Add the gradients of parts; yield errors and losses of some.
-
-        Those of the first ``counted``, one by one or summed. Other parts keep step with those of peers. The next result may overwrite the one before.
-        """
-
-    def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Return predictions in the model's mode; none where a peer has them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +31,10 @@ class Eager:
     """Why steps cannot be recorded; empty where they may be."""
 
     def gradient(self, parts: Sequence[Part], counted: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Add the gradients of parts one by one, so that one needs memory."""
+        """Add the gradients of parts one by one; yield errors and losses of the first ``counted``.
+
+        Other parts keep step with those of peers. The next result may overwrite the one before.
+        """
         for number, (batch, scale) in enumerate(parts, start=1):
             if number == len(parts):
                 self.expect_sum()
@@ -79,7 +63,7 @@ class Eager:
         return sums, (sums * scale.to(sums.dtype)).sum()
 
     def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Return predictions."""
+        """Return predictions in the model's mode; none where a peer has them."""
         with self.parameters.in_use(self.branch), self.arithmetic(), self.autocast():
             result: dict[str, Distribution] = self.model(batch)
         return result

@@ -66,7 +66,6 @@ class NumberTally:
     size = 5
 
     def __init__(self, target: Target) -> None:
-        """For one target."""
         self.target = target
 
     def row(self, prediction: Distribution, batch: GraphBatch, std: Tensor | None) -> Float[Tensor, " sums"]:
@@ -116,7 +115,6 @@ class ClassTally:
     """Confusion matrix and scores of a categorical target."""
 
     def __init__(self, target: Target) -> None:
-        """For one target."""
         self.target = target
         self.size = target.field.classes**2 + 2 + 2 * BINS
 
@@ -138,7 +136,6 @@ class Errors:
     """Errors of several targets, as one vector of sums."""
 
     def __init__(self, targets: Sequence[Target], device: torch.device | str = "cpu") -> None:
-        """Nothing gathered yet."""
         self.tallies: dict[str, NumberTally | ClassTally] = {
             one.name: ClassTally(one) if issubclass(one.distribution, Categorical) else NumberTally(one)
             for one in targets

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -40,75 +40,36 @@ class RankRows(NamedTuple):
 Groups = Sequence[RankRows]
 
 
-class AdamW:
-    """AdamW by torch's fused kernel (arXiv:1711.05101)."""
+class Optimizer:
+    """AdamW (arXiv:1711.05101), or SGD with Nesterov momentum 0.9 and L2 decay.
 
-    def __init__(self, weights: Tensor, gradient: Tensor, decay: float, own: int) -> None:
-        """No moments yet, of the ``own`` weights that this rank updates."""
-        self.weights, self.gradient, self.decay = weights, gradient, decay
-        self.moments: Mapping[str, Tensor] = {
-            "exp_avg": gradient.new_zeros(own),
-            "exp_avg_sq": gradient.new_zeros(own),
-            "step": torch.zeros((), dtype=torch.float32, device=gradient.device),
-        }
-
-    def step(self, rate: float, groups: Groups) -> None:
-        """Move the weights once along their gradient."""
-        step = self.moments["step"]
-        if not groups:
-            step.add_(1)  # ranks of a model all count the same steps
-        counts = [*(step.clone() for _ in groups[1:]), step]  # each call counts one
-        for (rows, own, factor), count in zip(groups, counts):
-            adamw(
-                [self.weights[rows]],
-                [self.gradient[rows]],
-                [self.moments["exp_avg"][own]],
-                [self.moments["exp_avg_sq"][own]],
-                [],
-                [count],
-                foreach=False,
-                fused=True,
-                amsgrad=False,
-                beta1=0.9,
-                beta2=0.999,
-                lr=rate * factor,
-                weight_decay=self.decay,
-                eps=1e-8,
-                maximize=False,
-            )
-
-
-class SGD:
-    """SGD with Nesterov momentum 0.9, by torch's fused kernel.
-
-    Sutskever et al. 2013; L2 decay.
+    Sutskever et al. 2013. By torch's fused kernels, not its classes: those import the compiler, a third of a second in every trial's process.
     """
 
-    def __init__(self, weights: Tensor, gradient: Tensor, decay: float, own: int) -> None:
-        """No momentum yet, of the ``own`` weights that this rank updates."""
-        self.weights, self.gradient, self.decay = weights, gradient, decay
-        self.moments: Mapping[str, Tensor] = {"momentum_buffer": gradient.new_zeros(own)}
+    def __init__(self, kind: str, weights: Tensor, gradient: Tensor, decay: float, own: int) -> None:
+        """No moments yet, of the ``own`` weights that this rank updates."""
+        self.kind, self.weights, self.gradient, self.decay = kind, weights, gradient, decay
+        self.names = ("exp_avg", "exp_avg_sq") if kind == "adamw" else ("momentum_buffer",)
+        self.moments = {name: gradient.new_zeros(own) for name in self.names}
+        if kind == "adamw":
+            self.moments["step"] = torch.zeros((), dtype=torch.float32, device=gradient.device)
 
     def step(self, rate: float, groups: Groups) -> None:
         """Move the weights once along their gradient."""
-        for rows, own, factor in groups:
-            sgd(
-                [self.weights[rows]],
-                [self.gradient[rows]],
-                [self.moments["momentum_buffer"][own]],
-                foreach=False,
-                fused=True,
-                weight_decay=self.decay,
-                momentum=0.9,
-                lr=rate * factor,
-                dampening=0.0,
-                nesterov=True,
-                maximize=False,
-            )
-
-
-# torch's functions rather than its classes: those import the compiler, a third of a second in every trial's process
-OPTIMIZERS: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
+        counts = [torch.zeros(())] * len(groups)
+        if self.kind == "adamw":
+            step = self.moments["step"]
+            if not groups:
+                step.add_(1)  # ranks of a model all count the same steps
+            counts = [*(step.clone() for _ in groups[1:]), step]  # each call counts one
+        for (rows, own, factor), count in zip(groups, counts):
+            tensors = [self.weights[rows]], [self.gradient[rows]], *([self.moments[name][own]] for name in self.names)
+            options: dict[str, Any] = {"foreach": False, "fused": True, "maximize": False}
+            options |= {"lr": rate * factor, "weight_decay": self.decay}
+            if self.kind == "adamw":
+                adamw(*tensors, [], [count], amsgrad=False, beta1=0.9, beta2=0.999, eps=1e-8, **options)
+            else:
+                sgd(*tensors, momentum=0.9, dampening=0.0, nesterov=True, **options)
 
 
 Layout = list[tuple[str, list[int], int]]
@@ -207,7 +168,7 @@ class FlatParameters:
         self.own = rows_of(self.spans, self.own, {})
         self.buckets = Buckets(self.leaves, self._begin_sum) if sharing.copies else None
         length = states[-1].end
-        self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay, length)
+        self.optimizer = Optimizer(settings.optimizer, self.vector, self.gradient, settings.weight_decay, length)
         self.best_vector = self.vector.new_zeros(length)
         self.average_vector = torch.zeros_like(self.best_vector) if settings.ema_decay else None
         for rows in self.own:

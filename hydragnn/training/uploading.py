@@ -3,7 +3,6 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +12,6 @@ from hydragnn.graphs.batch import GraphBatch
 
 AHEAD = frozenset({"cuda"})
 """Devices beside which a thread makes the next batch; on a CPU it would take the cores from the step."""
-
-READING = Lock()
-"""Lock of runs that share a process: one reads at a time."""
 
 T = TypeVar("T")
 
@@ -31,7 +27,7 @@ def ahead(
     if device.type not in AHEAD:
         yield from items
         return
-    made = _made_on_gpu if device.type == "cuda" else _made
+    made = _made_on_gpu if device.type == "cuda" else lambda items, _: next(((item, None) for item in items), None)
     with ThreadPoolExecutor(1, "batches") as thread:
         upcoming = thread.submit(made, items, device)
         while (result := upcoming.result()) is not None:
@@ -49,20 +45,13 @@ def tensors_of_parts(parts: Iterable[GraphBatch]) -> list[Tensor]:
     return [tensor for part in parts for tensor in part.tensors()]
 
 
-def _made(items: Iterator[T], device: torch.device) -> tuple[T, Any] | None:
-    """Return the next item; None at the end."""
-    with READING:
-        for item in items:
-            return item, None
-    return None
-
-
 def _made_on_gpu(items: Iterator[T], device: torch.device) -> tuple[T, Any] | None:
-    """Return the next item, and the event that ends its copy."""
+    """Return the next item, and the event that ends its copy; None at the end."""
     module: Any = torch.get_device_module(device)
     with module.device(device), module.stream(_copy_stream(device)):
-        made = _made(items, device)
-        return None if made is None else (made[0], module.current_stream(device).record_event())
+        for item in items:
+            return item, module.current_stream(device).record_event()
+    return None
 
 
 def download(values: Tensor) -> Callable[[], list[float]]:

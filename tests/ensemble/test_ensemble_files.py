@@ -13,6 +13,7 @@ import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from tests.ensemble.finished import arrays_of
+from tests.once import shared
 
 RINGS: dict[str, Any] = {
     "kind": "npz",
@@ -54,7 +55,7 @@ def without_labels(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if name not in ("moment", "weight")}
 
 
-@pytest.fixture(scope="module")
+@shared
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An npz file, the store built from it, and an ensemble of two runs."""
     folder = tmp_path_factory.mktemp("trained")

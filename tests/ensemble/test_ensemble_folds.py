@@ -25,6 +25,7 @@ from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report
 from hydragnn.scripts.report.page import summary
 from tests.ensemble.finished import arrays_of
+from tests.once import shared
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ENERGY = Target(field=Field(name="energy", on="graph", unit="eV", role="target"), loss="mse", weight=1.0)
@@ -46,7 +47,7 @@ def folded(store: MemoryStore) -> MemoryStore:
     return MemoryStore(graphs, store.attributes)
 
 
-@pytest.fixture(scope="session")
+@shared
 def fold_runs(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], folded: MemoryStore) -> list[Path]:
     """The runs as if each had been trained without its fold: who trained on what is said by their files alone."""
     root, folders = tmp_path_factory.mktemp("folds"), []
@@ -77,7 +78,7 @@ def change_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps({**value, "checksum": checksum_of(value)} if sealed else value))
 
 
-@pytest.fixture(scope="session")
+@shared
 def cross_validated(tmp_path_factory: pytest.TempPathFactory, fold_runs: list[Path]) -> tuple[Path, Evaluation]:
     out = tmp_path_factory.mktemp("cross") / "ensemble"
     return out, build_ensemble(fold_runs, out)

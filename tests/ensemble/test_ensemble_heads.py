@@ -13,6 +13,7 @@ from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.scripts.report import write_report
 from tests.ensemble.conftest import members_in
+from tests.once import shared
 
 NODES = 5
 FIELDS = (
@@ -53,7 +54,7 @@ def ring(generator: np.random.Generator, number: int) -> GraphBatch:
     )
 
 
-@pytest.fixture(scope="module")
+@shared
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rings") / "rings.h5"
     generator = np.random.default_rng(0)
@@ -62,7 +63,7 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@shared
 def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Path, Evaluation]:
     """Two members of two epochs, and the evaluation of their ensemble."""
     root = tmp_path_factory.mktemp("head-members")

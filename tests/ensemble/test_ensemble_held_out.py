@@ -16,6 +16,7 @@ from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.building.held_out import joint_split
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members.member import Member, load_run
+from tests.once import shared
 
 
 def with_split(member: Member, **changes: Any) -> Member:
@@ -23,12 +24,12 @@ def with_split(member: Member, **changes: Any) -> Member:
     return replace(member, config=member.config.model_copy(update={"split": split}))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def member(runs: list[Path]) -> Member:
     return load_run(runs[0])
 
 
-@pytest.fixture(scope="module")
+@shared
 def calibrated_runs(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The runs with an eighth of the graphs for calibration, which training does not depend on."""
     folders = []

@@ -28,6 +28,7 @@ from tests.acting import first_acts
 from tests.ensemble.finished import assert_same, finished_units
 from tests.ensemble.test_ensemble_queues import Pair
 from tests.forked import Forked
+from tests.once import shared
 
 BIN = Path(sys.executable).parent
 PREDICTING = Path(__file__).with_name("predicting.py")
@@ -38,12 +39,12 @@ Process = subprocess.Popen[str] | Forked
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def structures(structures_file: Callable[[int], Path]) -> Path:
     return structures_file(40)
 
 
-@pytest.fixture(scope="module")
+@shared
 def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path, structures: Path) -> dict[str, Path]:
     """What one process makes of the store and of the structures."""
     folder = tmp_path_factory.mktemp("whole")

@@ -23,6 +23,7 @@ from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.runs import train
 from tests.acting import first_acts
 from tests.ensemble.finished import arrays_of, assert_same
+from tests.once import shared
 
 BAD = 5
 """The graph that is spoiled."""
@@ -84,7 +85,7 @@ FAULTS: list[tuple[str, Spoil]] = [
 """Words that are said of a graph, and what is wrong with it."""
 
 
-@pytest.fixture(scope="module")
+@shared
 def fine(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path) -> dict[str, np.ndarray]:
     """Return the predictions of the store before it was spoiled."""
     out = tmp_path_factory.mktemp("fine") / "fine.h5"

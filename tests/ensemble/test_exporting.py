@@ -17,12 +17,13 @@ import hydragnn
 from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.ensemble import calculator
 from tests.ensemble.conftest import export
+from tests.once import shared
 
 OUTSIDE = Path(__file__).with_name("exporting.py")
 NEEDED = "pip install 'hydragnn-ensemble[simulation]'"
 
 
-@pytest.fixture(scope="module")
+@shared
 def structures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Atoms]]:
     """Copper of 1 to 32 atoms in sheared cells, a pair in a vacuum, and an atom without neighbours."""
     random, some = np.random.default_rng(3), [Atoms("Cu2", [[0, 0, 0], [0, 0, 2.4]]), Atoms("Cu", [[1.0, 2.0, 3.0]])]

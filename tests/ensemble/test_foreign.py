@@ -27,6 +27,7 @@ from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.verdict import error_finding
 from tests.ensemble import potentials
 from tests.ensemble.conftest import config_of
+from tests.once import shared
 
 HERE = "tests.ensemble.potentials"
 
@@ -38,7 +39,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     potentials.STATE.update(refuses=0)
 
 
-@pytest.fixture(scope="module")
+@shared
 def joined(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> tuple[Path, Any]:
     """Two runs beside a calculator that gives the labels, but for their zeros."""
     out = tmp_path_factory.mktemp("joined") / "ensemble"

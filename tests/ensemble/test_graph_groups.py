@@ -23,6 +23,7 @@ from tests.ensemble.conftest import STRESS, TARGETS
 from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.ensemble.test_ensemble_ranks import MPIRUN, TORCHRUN, counts, finish, needs_mpirun, started, steps
 from tests.graphs.test_cutting import grid
+from tests.once import shared
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 """Double precision; sums over ranks are added in another order."""
@@ -83,12 +84,12 @@ def ensemble_of(root: Path, make: Callable[..., list[GraphBatch]], **table: Any)
     return root / "ensemble", written(root / "new.h5", make(5, seed=1))
 
 
-@pytest.fixture(scope="module")
+@shared
 def alloys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return ensemble_of(tmp_path_factory.mktemp("alloys"), crystals, model={"cutoff": 4.0}, heads=[ENERGY, CHARGE])
 
 
-@pytest.fixture(scope="module")
+@shared
 def plates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return ensemble_of(tmp_path_factory.mktemp("plates"), meshes, model={"cutoff": 2.0}, heads=[CHARGE])
 

@@ -11,6 +11,7 @@ from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble import Ensemble, rollout, spread_factors
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.models import load_model
+from tests.once import shared
 
 FIELDS = [
     Field(name="warmth", on="node", unit="K"),
@@ -33,7 +34,7 @@ def ring(number: int) -> GraphBatch:
     return graph_from_arrays(positions, *ends, fields=FIELDS, nodes=nodes)
 
 
-@pytest.fixture(scope="module")
+@shared
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs on rings and their ensemble."""
     folder = tmp_path_factory.mktemp("rollouts")

@@ -17,6 +17,7 @@ from hydragnn.ensemble import rollout
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.layers.field_tokens import FAINT
 from hydragnn.models import TrainedModel, load_model
+from tests.once import shared
 
 UNITS = {"height": "m", "rate": "m/s", "depth": "m", "warmth": "K"}
 
@@ -64,7 +65,7 @@ def table_of(store: Path, start: Path | None = None, **model: Any) -> dict[str, 
     }
 
 
-@pytest.fixture(scope="module")
+@shared
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two fields, of which graphs may lack one."""
     folder = tmp_path_factory.mktemp("tokens")

@@ -16,6 +16,7 @@ from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.page import reproduction
 from tests.ensemble.finished import arrays_of
+from tests.once import shared
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
 GAP = Field(name="gap", on="graph", unit="meV", role="target", dtype="float64")
@@ -34,7 +35,7 @@ def pair(generator: np.random.Generator, numbers: list[int], field: Field) -> Gr
     )
 
 
-@pytest.fixture(scope="module")
+@shared
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two trials that differ in the weight of a branch's head."""
     root = tmp_path_factory.mktemp("branches")
@@ -66,8 +67,8 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "campaign"
 
 
-@pytest.fixture(scope="module")
-def ensemble(campaign: Path) -> Path:
+@shared
+def ensemble(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = campaign.parent / "ensemble"
     hydragnn.build_ensemble(campaign, out, top_k=2, branch="oxides")
     return out

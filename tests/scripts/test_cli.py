@@ -15,12 +15,13 @@ from hydragnn.scripts.showing import show
 from tests import charged_rings as rings
 from tests.charged_rings import RUN, SEARCH, ring
 from tests.ensemble.finished import arrays_of
+from tests.once import shared
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = (*rings.FIELDS, Field(name="family", on="graph", classes=3, dtype="int64", role="auxiliary"))
 
 
-@pytest.fixture(scope="module")
+@shared
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty rings, each of one of three families."""
     path, random = tmp_path_factory.mktemp("cli") / "rings.h5", np.random.default_rng(0)

@@ -21,6 +21,7 @@ from hydragnn.graphs import Field
 from hydragnn.record import read_record, write_record
 from tests import charged_rings as rings
 from tests.charged_rings import ring
+from tests.once import shared
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -32,7 +33,7 @@ FIELDS = [
 ]
 
 
-@pytest.fixture(scope="module")
+@shared
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixty rings; of every member another third is tested, and some of the rest choose its epoch; six are the test part of all."""
     path, random = tmp_path_factory.mktemp("rings") / "rings.h5", np.random.default_rng(0)
@@ -57,13 +58,13 @@ def trained(store: Path, out: Path, **changes: Any) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
+@shared
 def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("runs")
     return [trained(store, root / f"run-{seed}", train={"epochs": 1, "seed": seed}) for seed in range(2)]
 
 
-@pytest.fixture(scope="module")
+@shared
 def folds(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("folds")
     return [
@@ -215,7 +216,7 @@ OPENED = {
 }
 
 
-@pytest.fixture(scope="module")
+@shared
 def made(store: Path, runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with an ensemble, a run and a campaign of one trial."""
     root = tmp_path_factory.mktemp("made")

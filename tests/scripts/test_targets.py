@@ -13,6 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.scripts import cli
 from tests.charged_rings import RUN, SEARCH, write_rings
+from tests.once import shared
 
 ARCHIVE = Path(__file__).parents[1] / "archive"
 BUILD = 'kind = "ase"\nfiles = ["{folder}/*.xyz"]\ncutoff = 3.0\n'
@@ -95,7 +96,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@shared
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What commands read."""
     folder = tmp_path_factory.mktemp("inputs")

@@ -12,6 +12,7 @@ from hydragnn.runs.plan import plan_run
 from tests.forked import Forked
 from tests.hydragnn.distributed.splitting import CASES, CHUNKS, STAGES, WITHOUT_FORCES, configuration
 from tests.hydragnn.training.worker import clusters
+from tests.once import shared
 
 WORKER = Path(__file__).with_name("splitting.py")
 ROUNDING = 1e-12
@@ -27,7 +28,7 @@ SPLIT = {
 """Largest share of the weights that a rank of two holds at 8 channels, where networks of 6 radial functions and small heads stay whole."""
 
 
-@pytest.fixture(scope="module")
+@shared
 def comparisons(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Every case by two ranks, one after the other in the same two processes, which check the operations' derivatives before."""
     out = tmp_path_factory.mktemp("channels") / "out.json"

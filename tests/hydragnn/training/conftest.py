@@ -25,6 +25,7 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import DevicePlacement
 from tests.forked import Forked
+from tests.once import shared
 
 Configs = Callable[..., RunConfig]
 Trained = Callable[..., RunRecord]
@@ -168,7 +169,7 @@ def store(material: ModuleType) -> MemoryStore:
     return material.clusters(40)
 
 
-@pytest.fixture(scope="session")
+@shared
 def stored(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The clusters on disk, for reading only."""
     return written(tmp_path_factory.mktemp("stored") / "clusters.h5", store)

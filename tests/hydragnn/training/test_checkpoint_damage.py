@@ -14,9 +14,10 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.runs import train
 from tests.hydragnn.training.conftest import Configs, Trained
+from tests.once import shared
 
 
-@pytest.fixture(scope="module")
+@shared
 def saved_run(store: MemoryStore, make_config: Configs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch."""
     run = tmp_path_factory.mktemp("begun") / "run"

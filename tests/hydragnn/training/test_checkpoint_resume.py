@@ -2,12 +2,10 @@
 
 import random
 import resource
-import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +16,6 @@ from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.record import read_record
 from tests.hydragnn.training.conftest import (
     HARD,
-    At,
     Configs,
     Launch,
     Trained,
@@ -144,32 +141,6 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoin
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert process.returncode == 2 and "cannot write" in output, output
     assert files(tmp_path / "run" / "checkpoints") == before
+    failed = read_record(tmp_path / "run")
+    assert failed.status == "failed" and "cannot write" in failed.failure.message
     assert trained(resume=True).status == "finished"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of two megabytes; skips where this user cannot mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("cannot mount a small disk here; run as root to see what a full one does")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def test_a_disk_that_fills_up_while_a_run_trains_leaves_the_last_checkpoint(trained: Trained, small_disk: Path) -> None:
-    def fill() -> None:
-        """Leave room for a record but not for a checkpoint."""
-        (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 16384))
-
-    trained("disk/run", until=1)
-    before = files(small_disk / "run" / "checkpoints")
-    with pytest.raises(InputError, match=r"cannot write .*: No space left on device; free space"):
-        trained("disk/run", resume=True, progress=At(1.5, fill))
-    assert files(small_disk / "run" / "checkpoints") == before
-    failed = read_record(small_disk / "run")
-    assert failed.status == "failed" and "No space left" in failed.failure.message
-    (small_disk / "filler").unlink()
-    assert trained("disk/run", resume=True).status == "finished"

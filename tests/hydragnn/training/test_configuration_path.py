@@ -30,8 +30,6 @@ BEGIN = [
     "scripts.run_sources.run_folder",  # whether it is a folder, which goes on
     "scripts.run_sources.run_of",
     "runs.session.train",
-    "runs.session.errors_of_configuration_first",  # a generator, which is entered and left
-    "runs.session.errors_of_configuration_first",
     "runs.session.ready_run",
     "runs.plan.plan_run",
     "runs.plan.described_branches",

@@ -25,6 +25,7 @@ from hydragnn.runs.cutoff import check_pairs
 from hydragnn.runs.plan import plan_run
 from hydragnn.scripts.showing import run_summary
 from tests.hydragnn.training.conftest import Trained, written
+from tests.once import shared
 
 CUTOFF = 4.2
 LABELS = (
@@ -45,7 +46,7 @@ def crystal(lattice: float, generator: np.random.Generator | None = None) -> Ato
     return atoms
 
 
-@pytest.fixture(scope="module")
+@shared
 def copper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve cells of copper with neighbours up to 4.2 Angstrom."""
     generator = np.random.default_rng(0)
@@ -54,7 +55,7 @@ def copper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("stores") / "copper.h5", graphs, cutoff=CUTOFF)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def grains() -> MemoryStore:
     """Ten images of grains, 8 to 12 voxels wide, whose faces are edges."""
     generator, graphs = np.random.default_rng(1), []

@@ -33,6 +33,7 @@ from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.start import StartSettings, folder_of
 from hydragnn.training.evaluate import evaluate
 from tests.hydragnn.training.conftest import assembled, written
+from tests.once import shared
 
 CUTOFF = 3.5
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
@@ -68,7 +69,7 @@ def table_of(store: Path, start: dict[str, Any] | None = None, **train: Any) -> 
     }
 
 
-@pytest.fixture(scope="module")
+@shared
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stores of copper and copper with gold, and a run on the first."""
     folder = tmp_path_factory.mktemp("tuning")

@@ -92,14 +92,6 @@ def test_processes_that_share_a_device_divide_its_memory(
     assert number * caught.value.args[0] == pytest.approx(0.9)
 
 
-def test_parts_that_fit_take_the_same_steps(trained: Trained, make_config: Configs) -> None:
-    config = make_config("schnet", batch__max_graphs=28, train__epochs=2, **SMALL)
-    whole, parts = trained("whole", config), trained("parts", config, memory="400 kB")
-    assert parts.config == whole.config
-    np.testing.assert_allclose(parts.curves["train/loss"], whole.curves["train/loss"], rtol=1e-9)
-    assert parts.curves != whole.curves  # the order of sums is another: they were parts
-
-
 def test_a_run_whose_batches_filled_memory_is_not_resumed(trained: Trained, tmp_path: Path) -> None:
     trained(until=1)
     path = tmp_path / "run" / "config.json"

@@ -1,18 +1,13 @@
 """A batch computed in parts: the same steps with less memory."""
 
-import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import combinations, pairwise
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore
 from hydragnn.graphs import concatenate
 from hydragnn.graphs.validate import validate
@@ -75,28 +70,3 @@ def test_a_run_in_parts_is_cut_and_resumed_with_the_same_bits_under_dropout(
     whole = trained("whole", config, micro_batches=3)
     trained("cut", config, micro_batches=3, until=1)
     assert trained("cut", config, micro_batches=3, resume=True).curves == whole.curves
-
-
-def test_less_than_one_micro_batch_is_refused(trained: Trained) -> None:
-    with pytest.raises(InputError, match="use micro_batches of 1 or more"):
-        trained(micro_batches=0)
-
-
-def peak_bytes(work: Callable[[], object], path: Path) -> int:
-    """The most memory of tensors that is held at once during the work, as the allocator tells the profiler."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        work()
-    profile.export_chrome_trace(str(path))
-    events = json.loads(path.read_text())["traceEvents"]
-    totals = [event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"]
-    return max(totals) - totals[0]
-
-
-def test_parts_need_less_memory(material: ModuleType, trained: Trained, make_config: Configs, tmp_path: Path) -> None:
-    store = material.clusters(80)
-    config = make_config(batch__max_graphs=64, model__hidden_dim=32, train__epochs=1)
-    whole, parts = (
-        peak_bytes(partial(trained, str(count), config, store=store, micro_batches=count), tmp_path / "t")
-        for count in (1, 4)
-    )
-    assert parts < whole / 2

@@ -1,6 +1,5 @@
 """What is measured on the data at the start: each block by one rank, and the same bits for any number of ranks."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +12,9 @@ from hydragnn.base.files import read_json
 from hydragnn.datasets import MemoryStore, Survey
 from hydragnn.datasets import survey as survey_module
 from hydragnn.distributed import Ranks
-from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.record import read_record
 from hydragnn.runs.preparation import check_values
-from tests.hydragnn.training.conftest import TORCHRUN, Configs, Trained
-
-SHARING = Path(__file__).with_name("sharing.py")
+from tests.hydragnn.training.conftest import Configs, Trained
 
 
 def test_two_ranks_measure_the_data_with_the_bits_of_one(
@@ -31,13 +27,6 @@ def test_two_ranks_measure_the_data_with_the_bits_of_one(
         here, there = (read_json(tmp_path / name / "model" / "model.json").get(key) for name in ("alone", "pair"))
         assert here == there, key
     assert read_record(tmp_path / "pair").trivial == alone.trivial
-
-
-def test_ranks_read_different_blocks_and_know_the_same(environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [*TORCHRUN, str(SHARING)], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_survey_reads_a_field_once(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,12 +43,6 @@ def test_a_survey_reads_a_field_once(store: MemoryStore, monkeypatch: pytest.Mon
     forces = next(field for field in store.fields() if field.name == "forces")
     assert survey.summary(forces) is survey.summary(forces)
     assert read == [("forces", 0), ("forces", 16)]  # no graph of the training part lies beyond
-
-
-def test_one_rank_shares_with_nobody() -> None:
-    rows = shared_rows(Ranks(), torch.device("cpu"))
-    assert rows(3, 1, lambda number: np.array([0.1 * number])).ravel().tolist() == [0.0, 0.1, 0.2]
-    assert first_ranks_value(lambda: {"a": 0.1}, Ranks(), torch.device("cpu")) == {"a": 0.1}
 
 
 class OtherRankFoundDamage(Ranks):

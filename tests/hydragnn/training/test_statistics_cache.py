@@ -190,15 +190,6 @@ def test_an_error_leaves_no_value_and_no_lock(disk: DiskStore) -> None:
     assert not [*(disk.path / "statistics").iterdir()]
 
 
-def test_only_the_values_used_last_stay(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics_cache, "MOST_FILES", 3)
-    for number in range(5):
-        value_of(disk, number, number)
-        time.sleep(0.01)
-    assert len([*(disk.path / "statistics").glob("*.json")]) == 3
-    assert value_of(disk, "anew", 4) == 4
-
-
 def test_a_store_in_memory_and_a_small_one_keep_nothing(
     store: MemoryStore, disk: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from hydragnn.runs.recording import with_replays
 from hydragnn.training.loop import take_step
 from tests.hydragnn.training.conftest import CHARGE, ENERGY, Configs, Trained, assembled
 from tests.hydragnn.training.recorder import StandIn
+from tests.once import shared
 
 SITE, PAIR = Field(name="site", on="node", role="target"), Field(name="pair", on="node", shape=(2,), role="target")
 LABEL = Field(name="label", on="node", classes=3, dtype="int64", role="target")
@@ -122,7 +123,7 @@ def test_totals_that_cannot_hold_are_refused(case: str) -> None:
         built(head, inputs="species size load phase")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def charged(material: ModuleType) -> MemoryStore:
     """Return clusters with the sums of their charges, or 3 where these are not known."""
     whole = material.clusters(40)
@@ -135,7 +136,7 @@ def charged(material: ModuleType) -> MemoryStore:
     return MemoryStore(graphs, whole.attributes)
 
 
-@pytest.fixture(scope="module")
+@shared
 def folders(charged: MemoryStore, make_config: Configs, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root, heads = tmp_path_factory.mktemp("totals"), [ENERGY, {**CHARGE, "total": "net"}]
     for seed in (0, 1):

@@ -117,6 +117,8 @@ BAD = {
         {"heads": [SUM], "data__inputs": ["charge"], "split__seed": 3},
         "graph 4 has no charge, which the model reads",
     ),
+    "a segment without epochs": ({"until": 0}, "until epoch 0 has nothing to train"),
+    "a batch in no parts": ({"micro_batches": 0}, "use micro_batches of 1 or more"),
     "an empty test part": ({"split__train": 0.98, "split__valid": 0.01}, "empty"),
     "a group field that is missing": ({"split__kind": "group", "split__field": "cell_name"}, "cell_name"),
 }
@@ -129,11 +131,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     with pytest.raises(InputError, match=sentence):
         trained(**changes)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_segment_ends_within_the_budget(trained: Trained) -> None:
-    with pytest.raises(InputError, match="until epoch 0 has nothing to train"):
-        trained(until=0)
 
 
 def test_labels_that_are_infinite_are_refused_with_their_graph(trained: Trained, store: MemoryStore) -> None:

@@ -24,6 +24,7 @@ from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.models import Target
 from hydragnn.record import Cost, Failure, RunRecord, write_record
 from hydragnn.scripts.report import write_report
+from tests.once import shared
 
 UNITS = {"energy": "eV", "forces": "eV/Angstrom", "charge": "e"}
 TRIVIAL = {"energy": 0.84, "forces": 1.31, "charge": 0.071}
@@ -52,7 +53,7 @@ class Samples:
     """A campaign on twelve nodes with faults, whose trials left no records."""
 
 
-@pytest.fixture(scope="session")
+@shared
 def samples(tmp_path_factory: pytest.TempPathFactory, disturbed: Any) -> Samples:
     root = tmp_path_factory.mktemp("report")
     store = write_alloys(root / "alloys.h5")
@@ -73,7 +74,7 @@ def disturbed(played: ModuleType) -> Any:
     return player
 
 
-@pytest.fixture(scope="session")
+@shared
 def pages(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of every kind."""
     folder = tmp_path_factory.mktemp("pages")

@@ -21,6 +21,7 @@ from hydragnn.scripts.report.facts import Data, Facts, Part, PartGraphs, Points
 from hydragnn.scripts.report.page import page
 from hydragnn.scripts.report.verdict import verdict
 from hydragnn.scripts.report.where import field_maps, groups_of, groups_table, scales_of, view_of
+from tests.once import shared
 
 HOSTILE = "<script>alert('x')</script> & \"a\""
 LATTICE = np.array([(x, y) for y in range(3) for x in range(3)], dtype=float)
@@ -69,7 +70,7 @@ def lattice(heat: list[float], flow: Any) -> GraphBatch:
     )
 
 
-@pytest.fixture(scope="module")
+@shared
 def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two grids; of the second, two labels are missing, one of them a component."""
     path = tmp_path_factory.mktemp("plates") / "plates.h5"

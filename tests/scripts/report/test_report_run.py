@@ -13,9 +13,10 @@ from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.scripts.report.collect import collect
 from hydragnn.training.baselines import baseline_errors, fitted_baselines
+from tests.once import shared
 
 
-@pytest.fixture(scope="module")
+@shared
 def trained(samples: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((samples.ensemble / "members" / "0" / "record.json").read_text())["config"]
     config["model"] = {"kind": "painn", "hidden_dim": 8, "num_layers": 1, "cutoff": 5.0, "num_radial": 4}
