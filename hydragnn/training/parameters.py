@@ -63,9 +63,10 @@ class Optimizer:
                 step.add_(1)  # ranks of a model all count the same steps
             counts = [*(step.clone() for _ in groups[1:]), step]  # each call counts one
         for (rows, own, factor), count in zip(groups, counts):
-            tensors = [self.weights[rows]], [self.gradient[rows]], *([self.moments[name][own]] for name in self.names)
-            options: dict[str, Any] = {"foreach": False, "fused": True, "maximize": False}
-            options |= {"lr": rate * factor, "weight_decay": self.decay}
+            moments = [[self.moments[name][own]] for name in self.names]
+            tensors: tuple[Any, ...] = [self.weights[rows]], [self.gradient[rows]], *moments
+            options: dict[str, Any] = {"lr": rate * factor, "weight_decay": self.decay, "maximize": False}
+            options |= {"foreach": False, "fused": True}
             if self.kind == "adamw":
                 adamw(*tensors, [], [count], amsgrad=False, beta1=0.9, beta2=0.999, eps=1e-8, **options)
             else:
