@@ -71,11 +71,12 @@ def table_of(store: Path, start: dict[str, Any] | None = None, **train: Any) -> 
 
 @shared
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with stores of copper and copper with gold, and a run on the first."""
+    """A folder with stores of copper and copper with gold, a run on the first, and its model."""
     folder = tmp_path_factory.mktemp("tuning")
     make_store(folder / "cu.h5", [crystal("Cu", number) for number in range(30)])
     make_store(folder / "cuau.h5", [crystal("Cu-Au", 100 + number) for number in range(30)])
     hydragnn.train(table_of(folder / "cu.h5", epochs=4, seed=3), folder / "cu")
+    shutil.copytree(folder / "cu" / "model", folder / "bare")
     return folder
 
 
@@ -186,10 +187,6 @@ def test_heads_of_other_networks_are_new_and_the_record_says_why(place: Path) ->
     ],
 )
 def test_contradictions_with_the_start_are_one_sentence(place: Path, change: dict[str, Any], words: str) -> None:
-    bare = place / "bare"
-    bare.mkdir(exist_ok=True)
-    for name in ("model.json", "weights.safetensors"):
-        (bare / name).write_bytes((place / "cu/model" / name).read_bytes())
     table = table_of(place / "cu.h5", {"model": "cu"})
     for section, keys in change.items():
         table[section] = keys if isinstance(keys, list) else {**table.get(section, {}), **keys}

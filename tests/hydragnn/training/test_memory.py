@@ -15,7 +15,6 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.graphs import Field, graph_from_arrays, with_contracted_levels
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.levels import known_levels
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.memory import allocations, peak_of, size_of_state, within_memory
 from hydragnn.runs.plan import plan_run
@@ -135,7 +134,7 @@ def grid(side: int, seed: int = 0) -> GraphBatch:
 LOAD, ANSWER = Field(name="load", on="node"), Field(name="answer", on="node", role="target")
 
 
-@pytest.mark.parametrize(("graphs", "window"), [(24, 0), (6, 0), (6, 6)])
+@pytest.mark.parametrize(("graphs", "window"), [(24, 0), (6, 6)])
 def test_no_step_of_a_model_that_pools_takes_more_than_the_limit(graphs: int, window: int) -> None:
     store = MemoryStore([grid(4 + number % 5, number) for number in range(30)])
     config = RunConfig.parse(
@@ -150,8 +149,5 @@ def test_no_step_of_a_model_that_pools_takes_more_than_the_limit(graphs: int, wi
     run = within(config, store)
     shares = list(run.data.epoch(0))
     assert sum(part.num_graphs for share in shares for part in share.parts) == 24
-    known = [[known_levels(part) for part in share.parts] for share in shares]
-    given = [sum(levels.size for levels in of_parts if levels) for of_parts in known]
-    peaks = [peak_of_step(run, share) + size for share, size in zip(shares, given)]
+    peaks = [peak_of_step(run, share) for share in shares]
     assert 1_500_000 < max(peaks) <= 3_000_000
-    assert any(given) == (not window and graphs == 6)
