@@ -56,6 +56,7 @@ class Optimizer:
 
     def step(self, rate: float, groups: Groups) -> None:
         """Move the weights once along their gradient."""
+        kernel: Any = adamw if self.kind == "adamw" else sgd
         counts = [torch.zeros(())] * len(groups)
         if self.kind == "adamw":
             step = self.moments["step"]
@@ -63,14 +64,15 @@ class Optimizer:
                 step.add_(1)  # ranks of a model all count the same steps
             counts = [*(step.clone() for _ in groups[1:]), step]  # each call counts one
         for (rows, own, factor), count in zip(groups, counts):
-            moments = [[self.moments[name][own]] for name in self.names]
-            tensors: tuple[Any, ...] = [self.weights[rows]], [self.gradient[rows]], *moments
+            tensors = [[one] for one in (self.weights[rows], self.gradient[rows])]
+            tensors += [[self.moments[name][own]] for name in self.names]
             options: dict[str, Any] = {"lr": rate * factor, "weight_decay": self.decay, "maximize": False}
             options |= {"foreach": False, "fused": True}
             if self.kind == "adamw":
-                adamw(*tensors, [], [count], amsgrad=False, beta1=0.9, beta2=0.999, eps=1e-8, **options)
+                options |= {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+                kernel(*tensors, [], [count], **options)
             else:
-                sgd(*tensors, momentum=0.9, dampening=0.0, nesterov=True, **options)
+                kernel(*tensors, momentum=0.9, dampening=0.0, nesterov=True, **options)
 
 
 Layout = list[tuple[str, list[int], int]]
