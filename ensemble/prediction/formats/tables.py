@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import MissingPackageError
 from hydragnn.base.shown import csv_cell
-from hydragnn.ensemble.estimates.estimate import Estimate
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.prediction.formats.sink import (
     Block,
@@ -29,9 +27,8 @@ from hydragnn.ensemble.prediction.formats.sink import (
 from hydragnn.graphs.field import Location
 from hydragnn.models import Target
 
-KEYS: Mapping[Location, tuple[str, ...]] = {"node": ("node",), "edge": ("sender", "receiver")}
-"""Columns with the node or edge of a line in its graph."""
-
+PLACES: tuple[Location, ...] = ("node", "edge")
+"""Locations of fields with a table of their own."""
 
 ROW_GROUP = 1 << 24
 """Bytes of rows that Parquet writes at once, at least."""
@@ -54,30 +51,41 @@ class CsvSink(Sink):
             place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
         }
         for place, titles in self.titles.items():
-            self.files[place].write(_lines([titles]).tobytes())
+            self.files[place].write(_lines([_cells(titles)]).tobytes())
 
     def piece(self, block: Block) -> Piece:
         """Return the lines of graphs, of their nodes and of their edges."""
-        predictions = block.predictions
-        columns: list[list[Any]] = [block.numbers.tolist(), texts(predictions.names), texts(predictions.status)]
-        if "domain" not in self.heading.absent:
-            scores = ["" if math.isnan(score) else score for score in predictions.domain_score.tolist()]
-            columns += [texts(predictions.domain), scores]
-        fixed = zip(*columns, predictions.nodes_per_graph.tolist())
-        estimates = [predictions[target.name] for target in self._on("graph")]
-        values = _numbers(self.heading, estimates, len(predictions))
-        piece = {"graph": _lines([*start, *row] for start, row in zip(fixed, values))}
-        for place in self.places:
-            targets = self._on(place)
-            estimates = [predictions[target.name] for target in targets]
-            owners = block.numbers[predictions.graph_of_item(targets[0].name)].tolist()
-            keys = _keys(block, place)
-            if self._scores(place):
-                scores = predictions.node_domain_score.tolist()
-                keys = [(*key, "" if math.isnan(score) else score) for key, score in zip(keys, scores)]
-            rows = zip(owners, keys, _numbers(self.heading, estimates, len(owners)))
-            piece[place] = _lines([owner, *key, *row] for owner, key, row in rows)
-        return piece
+        columns = {name: _cells(column) for name, column in self.columns(block).items()}
+        return {
+            place: _lines(zip(*(columns[f"{place}/{title}"] for title in titles), strict=True))
+            for place, titles in self.titles.items()
+        }
+
+    def columns(self, block: Block) -> dict[str, Column]:
+        """Return the columns of all tables, by table and name."""
+        predictions, (senders, receivers) = block.predictions, block.edge_ends()
+        counts = predictions.nodes_per_graph
+        nodes = [np.arange(0)] + [np.arange(count) for count in counts.tolist()]
+        columns: dict[str, Column] = {
+            "graph/graph": block.numbers,
+            "graph/name": texts(predictions.names),
+            "graph/status": texts(predictions.status),
+            "graph/domain": texts(predictions.domain),
+            "graph/domain_score": predictions.domain_score,
+            "graph/nodes": counts,
+            "node/node": np.concatenate(nodes),
+            "node/node_domain_score": predictions.node_domain_score,
+            "edge/sender": senders,
+            "edge/receiver": receivers,
+        }
+        for target in self.heading.targets:
+            place, estimate = target.field.on, predictions[target.name]
+            columns[f"{place}/graph"] = block.numbers[predictions.graph_of_item(target.name)]
+            for quantity in self.heading.quantities(target):
+                suffixes = estimate.columns(target, quantity)
+                values = estimate[quantity].reshape(-1, len(suffixes))
+                columns |= {f"{place}/{target.name}{s}_{quantity}": own for s, own in zip(suffixes, values.T.copy())}
+        return {f"{place}/{one}": columns[f"{place}/{one}"] for place, own in self.titles.items() for one in own}
 
     def write(self, piece: Piece) -> None:
         """Append lines."""
@@ -92,22 +100,16 @@ class CsvSink(Sink):
     @property
     def titles(self) -> dict[str, list[str]]:
         """Return the names of columns of every table."""
-        first: dict[str, tuple[str, ...]] = {place: (*KEYS[place], *self._scores(place)) for place in self.places}
-        factors = () if "domain" in self.heading.absent else ("domain", "domain_score")
-        first["graph"] = ("name", "status", *factors, "nodes")
-        return {
-            place: ["graph", *first[place], *_titles(self.heading, self._on(place))]
-            for place in ("graph", *self.places)
-        }
+        first = {"graph": ["name", "status", "domain", "domain_score", "nodes"], "node": ["node", "node_domain_score"]}
+        first["edge"] = ["sender", "receiver"]
+        known = {place: [one for one in own if one not in self.heading.absent] for place, own in first.items()}
+        every: list[Location] = ["graph", *self.places]
+        return {place: ["graph", *known[place], *_titles(self.heading, self._on(place))] for place in every}
 
     @property
     def places(self) -> list[Location]:
         """Return the locations of fields with a table of their own."""
-        return [place for place in KEYS if self._on(place)]
-
-    def _scores(self, place: str) -> tuple[str, ...]:
-        name = "node_domain_score"
-        return (name,) if place == "node" and name not in self.heading.absent else ()
+        return [place for place in PLACES if self._on(place)]
 
     def _on(self, place: str) -> list[Target]:
         return [target for target in self.heading.targets if target.field.on == place]
@@ -134,29 +136,7 @@ class ParquetSink(CsvSink):
 
     def piece(self, block: Block) -> Piece:
         """Return the columns of all tables, by table and name."""
-        predictions, (senders, receivers) = block.predictions, block.edge_ends()
-        counts = predictions.nodes_per_graph
-        nodes = [np.arange(0)] + [np.arange(count) for count in counts.tolist()]
-        columns: dict[str, Column] = {
-            "graph/graph": block.numbers,
-            "graph/name": texts(predictions.names),
-            "graph/status": texts(predictions.status),
-            "graph/domain": texts(predictions.domain),
-            "graph/domain_score": predictions.domain_score,
-            "graph/nodes": counts,
-            "node/node": np.concatenate(nodes),
-            "node/node_domain_score": predictions.node_domain_score,
-            "edge/sender": senders,
-            "edge/receiver": receivers,
-        }
-        for target in self.heading.targets:
-            place, estimate = target.field.on, predictions[target.name]
-            columns[f"{place}/graph"] = block.numbers[predictions.graph_of_item(target.name)]
-            for quantity in self.heading.quantities(target):
-                suffixes = estimate.columns(target, quantity)
-                values = estimate[quantity].reshape(-1, len(suffixes))
-                columns |= {f"{place}/{target.name}{s}_{quantity}": own for s, own in zip(suffixes, values.T.copy())}
-        return {f"{place}/{one}": columns[f"{place}/{one}"] for place, own in self.titles.items() for one in own}
+        return self.columns(block)
 
     def write(self, piece: Piece) -> None:
         """Keep rows until they are worth a group."""
@@ -185,16 +165,15 @@ class ParquetSink(CsvSink):
 
 def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:
     text = StringIO(newline="")
-    csv.writer(text).writerows([csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(text).writerows(rows)
     return lines_array(text.getvalue())
 
 
-def _keys(block: Block, place: Location) -> Sequence[tuple[int | float | str, ...]]:
-    """Return the node, or the ends of the edge, of every row."""
-    if place == "edge":
-        senders, receivers = block.edge_ends()
-        return list(zip(senders.tolist(), receivers.tolist()))
-    return [(node,) for count in block.predictions.nodes_per_graph.tolist() for node in range(count)]
+def _cells(column: Column) -> list[Any]:
+    """Return what lines have of a column: nothing for what is not known."""
+    if isinstance(column, list):
+        return [csv_cell(cell) for cell in column]
+    return ["" if value != value else value for value in column.tolist()]
 
 
 def _titles(heading: Heading, targets: list[Target]) -> list[str]:
@@ -204,14 +183,3 @@ def _titles(heading: Heading, targets: list[Target]) -> list[str]:
         for quantity in heading.quantities(target)
         for column in estimates_of(target).columns(target, quantity)
     ]
-
-
-def _numbers(heading: Heading, estimates: list[Estimate], rows: int) -> list[list[float | int | str]]:
-    """Return the rows of a table."""
-    table: list[list[float | int | str]] = [[] for _ in range(rows)]
-    for estimate in estimates:
-        for quantity in heading.quantities(estimate.target):
-            width = len(estimate.columns(estimate.target, quantity))
-            for row, values in zip(table, estimate[quantity].reshape(rows, width).tolist()):
-                row += ["" if value != value else value for value in values]
-    return table
