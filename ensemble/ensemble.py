@@ -370,7 +370,8 @@ class Ensemble(Shown):
         weights = self.weights_of(STATES)
         of_items = {name: item_doubts(one, weights) for name, one in fields.items()}
         fine_nodes = np.repeat(read.fine, nodes_per_graph)
-        doubts = doubts_of(of_items, owners, self._on_nodes, outcomes, weights).select(read.fine, fine_nodes)
+        on_nodes = [target.name for target in self.targets if target.field.on == "node"]
+        doubts = doubts_of(of_items, owners, on_nodes, outcomes, weights).select(read.fine, fine_nodes)
         valid = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
         numbers = np.flatnonzero(read.fine)
 
@@ -391,10 +392,6 @@ class Ensemble(Shown):
             p_values=flags.p_values,
             node_p_values=flags.node_p_values,
         )
-
-    @property
-    def _on_nodes(self) -> list[str]:
-        return [target.name for target in self.targets if target.field.on == "node"]
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""

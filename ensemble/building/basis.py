@@ -5,7 +5,6 @@ In an ensemble by cross-validation, graphs calibrate only members that have not 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -253,7 +252,7 @@ def cross_domain(
             part_doubts(
                 ensemble.targets,
                 one.outputs,
-                partial(_weights_among, ensemble, one.fold.members),
+                lambda field, own=one.fold.members: shares(ensemble.weights_of(field), own),
                 alone,
             ),
         )
@@ -269,11 +268,6 @@ def cross_domain(
         [*reference_detectors(ensemble, store, everything), *detectors_of_members(ensemble)],
         setup.false_alarms,
     )
-
-
-def _weights_among(ensemble: Ensemble, members: Sequence[int], field: str) -> Float[Array, " some"]:
-    """Return the weights of some members among themselves for a field."""
-    return shares(ensemble.weights_of(field), members)
 
 
 def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:

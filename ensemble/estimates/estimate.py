@@ -21,9 +21,9 @@ Weights = Float[Array, " members"]
 """Shares of members; their sum is 1."""
 Metrics = Mapping[str, float | None]
 Counts = Int[np.ndarray, " items"]
+"""The nodes of the graph that each item belongs to."""
 PER_NODE = ("mae_per_node", "rmse_per_node")
 """Further scores of targets that grow with the nodes of a graph."""
-"""The nodes of the graph that each item belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

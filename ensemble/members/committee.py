@@ -1,8 +1,7 @@
 """Members of one shape, computed as one where batches are small."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 
@@ -16,8 +15,6 @@ from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel
 from hydragnn.models.graph_model import Predicted
 from hydragnn.models.trained_stack import TrainedStack
-
-Result = TypeVar("Result")
 
 WORK_OF_CPU = 1 << 18
 """Edges times channels of a member up to which members are computed as one on a CPU.
@@ -92,11 +89,12 @@ class Committee:
             return outcomes
         outcomes |= dict.fromkeys(group.numbers)
 
-        def predictions_of_all() -> Sequence[Predicted]:
-            stack = group.stack
-            return stack.results(batch, stack.compute(stack.prepare(visible_batch(group.members[0], batch))))
-
-        results = unless_impossible(predictions_of_all) or ()
+        results: Sequence[Predicted] = ()
+        try:
+            results = group.stack.predict_with_states(visible_batch(group.members[0], batch))
+        except (InputError, MemoryError, RuntimeError) as error:
+            if not isinstance(error, InputError) and not is_lack_of_memory(error):
+                raise
         for number, member, (predictions, states) in zip(group.numbers, group.members, results):
             outcomes[number] = finished_outcome(member, batch, predictions, states)
         return outcomes
@@ -138,16 +136,6 @@ def group_of(members: Sequence[Member], numbers: Sequence[int]) -> MemberStack |
     except NotStackable:
         return None
     return MemberStack(numbers=tuple(numbers), members=tuple(group_members), stack=stack)
-
-
-def unless_impossible(function: Callable[[], Result]) -> Result | None:
-    """Return a result; None for lack of memory and impossible graphs."""
-    try:
-        return function()
-    except (InputError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, InputError) and not is_lack_of_memory(error):
-            raise
-        return None
 
 
 def weights_of(model: TrainedModel) -> int:

@@ -92,7 +92,9 @@ class GraphReader:
         if items and all(isinstance(one, Atoms) for one in items):
             return list(structures_for(self.members, self.manifest).makers(items))
         if items and all(map(is_pyg, items)):
-            largest = max(range(len(items)), key=lambda number: number_of_nodes(items[number]))
+            # positions of those with edges
+            counts = [0 if one.get("pos") is None or one.get("edge_index") is None else len(one.pos) for one in items]
+            largest = int(np.argmax(counts))
             self._check_edges(items[largest], largest)  # small ones have the same edges by several rules
             return [partial(self._from_pyg, data, number) for number, data in enumerate(items)]
         raise InputError(
@@ -156,12 +158,6 @@ def is_pyg(value: Any) -> bool:
     """Return True for a ``Data`` of torch_geometric, whose batches are some."""
     names = {f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(value).__mro__}
     return "torch_geometric.Data" in names
-
-
-def number_of_nodes(data: Any) -> int:
-    """Return the number of positions; 0 without any, and without edges."""
-    positions = data.get("pos")
-    return 0 if positions is None or data.get("edge_index") is None else len(positions)
 
 
 def listed(source: Any) -> list[Any]:

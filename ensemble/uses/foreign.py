@@ -47,8 +47,15 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
         with suppress(PropertyNotImplementedError):
             results["forces"] = np.array(calculator.get_property("forces", atoms))
         if atoms.pbc.any() and atoms.cell.rank == 3:
-            with suppress(PropertyNotImplementedError):
-                results["stress"] = stress_of(atoms)
+            try:
+                results["stress"] = atoms.get_stress(voigt=False, apply_constraint=False)  # of 6 or 3 x 3 numbers
+            except PropertyNotImplementedError:
+                pass
+            except Exception as error:  # whatever that program raises
+                raise InputError(
+                    f"the calculator fails at the stress of {atoms.symbols} ({words_of(error)}); let it raise ASE's "
+                    "PropertyNotImplementedError where it has none"
+                ) from error
     except SystemExit as error:
         raise InputError(f"the calculator ended the program ({error}); mend it") from error
     if atoms != original:
@@ -63,22 +70,6 @@ def results_of(atoms: Atoms, calculator: Any) -> dict[str, Any]:
             )
             raise InputError(f"{name} of the calculator {what}; mend the calculator or leave the structure out")
     return results | {"energy": float(results["energy"])}
-
-
-def stress_of(atoms: Atoms) -> Float[Array, "3 3"]:
-    """Return the stress by the calculator of ``atoms``.
-
-    PropertyNotImplementedError where it has none; InputError where it fails.
-    """
-    try:
-        return np.asarray(atoms.get_stress(voigt=False, apply_constraint=False))  # of 6 or 3 x 3 numbers
-    except PropertyNotImplementedError:
-        raise
-    except Exception as error:  # whatever that program raises
-        raise InputError(
-            f"the calculator fails at the stress of {atoms.symbols} ({words_of(error)}); let it raise ASE's "
-            "PropertyNotImplementedError where it has none"
-        ) from error
 
 
 def new_calculator(reference: str, where: str) -> Any:

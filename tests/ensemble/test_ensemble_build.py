@@ -93,23 +93,6 @@ def test_weights_of_members_are_respected(
     np.testing.assert_allclose(weighted["energy"].mean, alone["energy"].mean, rtol=1e-6)
 
 
-@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.5, -0.5], [float("nan"), 1.0], [float("inf"), 1.0], [1.0]])
-def test_weights_that_are_no_shares_are_refused(
-    weights: list[float], runs: list[Path], store: MemoryStore, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="are no shares for 2 runs; give one each, from 0 on, that add up to 1"):
-        build_ensemble(runs[:2], tmp_path / "one", weights=weights, store=store)
-    assert not (tmp_path / "one").exists()
-
-
-def test_two_copies_of_a_run_show_no_uncertainty_and_are_refused(
-    runs: list[Path], store: MemoryStore, tmp_path: Path
-) -> None:
-    copied = shutil.copytree(runs[0], tmp_path / "copied")
-    with pytest.raises(InputError, match="0000 and copied have the same settings and seed"):
-        build_ensemble([*runs, copied], tmp_path / "ensemble", store=store)
-
-
 def test_a_run_is_an_ensemble_of_one_without_intervals(runs: list[Path], frames: list[Atoms]) -> None:
     predictions = Ensemble.load(runs[0]).predict(frames[:3])
     assert predictions.status == ("ok", "ok", "ok")
@@ -139,31 +122,6 @@ def changed(run: Path, tmp_path: Path, name: str, **edits: Callable[[dict[str, A
         edit(value)
         write_sealed(path, value)
     return folder
-
-
-@pytest.mark.parametrize(
-    "edits, says",
-    [
-        ({"record": lambda v: v.update(data_hash="other")}, "trained on different data"),
-        ({"model": lambda v: v["fields"][1].update(unit="Ry")}, "mean different things by energy"),
-        ({"record": lambda v: v.update(version=99)}, "update the program"),
-        ({"model": lambda v: v.update(version=99)}, "update the program"),
-        ({"model": lambda v: v["heads"][0].update(forces=None)}, "predict different fields"),
-    ],
-    ids=["another store", "another unit", "newer record", "newer model", "other targets"],
-)
-def test_members_that_do_not_fit_together_are_refused(
-    runs: list[Path], store: MemoryStore, tmp_path: Path, edits: dict[str, Callable], says: str
-) -> None:
-    other = changed(runs[1], tmp_path, "other", **edits)
-    with pytest.raises(InputError, match=says):
-        build_ensemble([runs[0], other], tmp_path / "out", store=store)
-    assert not (tmp_path / "out").exists()
-
-
-def test_another_store_than_that_of_training_is_refused(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not what member"):
-        build_ensemble(runs, tmp_path / "out", store=MemoryStore(store.read(np.arange(40)), store.attributes))
 
 
 def test_an_existing_folder_is_never_overwritten(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
@@ -248,21 +206,55 @@ def test_an_ensemble_is_evaluated_on_any_labelled_store(runs: list[Path], store:
         evaluate_ensemble(Ensemble.load(runs[0]), store, test)
 
 
-@pytest.mark.parametrize(
-    "run, options, words",
-    [
-        ("whole", {"nominal": 90.0}, "fraction between 0 and 1"),
-        ("without a model", {}, "holds no trained model"),
-        ("nowhere", {}, r"record\.json does not exist"),
-    ],
-)
+def without_model(run: Path, folder: Path) -> list[Path]:
+    shutil.rmtree(shutil.copytree(run, folder / "bare") / "model")
+    return [folder / "bare"]
+
+
+Edit = Callable[[dict[str, Any]], None]
+VERSION: Edit = lambda value: value.update(version=99)  # noqa: E731
+EDITS: list[tuple[dict[str, Edit], str]] = [
+    ({"record": lambda v: v.update(data_hash="other")}, "trained on different data"),
+    ({"model": lambda v: v["fields"][1].update(unit="Ry")}, "mean different things by energy"),
+    ({"record": VERSION}, "update the program"),
+    ({"model": VERSION}, "update the program"),
+    ({"model": lambda v: v["heads"][0].update(forces=None)}, "predict different fields"),
+]
+SHARES = "are no shares for 2 runs; give one each, from 0 on, that add up to 1"
+REFUSED: list[tuple[Callable[[list[Path], Path], list[Path]], dict[str, Any], str]] = [
+    *((lambda runs, to, of=edits: [runs[0], changed(runs[1], to, "other", **of)], {}, words) for edits, words in EDITS),
+    *(
+        (lambda runs, to: runs[:2], {"weights": shares}, SHARES)
+        for shares in ([1.0, 1.0], [1.5, -0.5], [float("nan"), 1.0], [float("inf"), 1.0], [1.0])
+    ),
+    (
+        lambda runs, to: [*runs, shutil.copytree(runs[0], to / "copied")],
+        {},
+        "0000 and copied have the same settings and seed",
+    ),
+    (lambda runs, to: runs[:1], {"nominal": 90.0}, "fraction between 0 and 1"),
+    (lambda runs, to: without_model(runs[0], to), {}, "holds no trained model"),
+    (lambda runs, to: [to / "nowhere"], {}, r"record\.json does not exist"),
+]
+"""Runs, options, and the words of the refusal."""
+
+
+@pytest.mark.parametrize(("chosen", "options", "words"), REFUSED)
 def test_impossible_ensembles_are_refused_and_leave_nothing(
-    run: str, options: dict[str, Any], words: str, runs: list[Path], tmp_path: Path
+    chosen: Callable[[list[Path], Path], list[Path]],
+    options: dict[str, Any],
+    words: str,
+    runs: list[Path],
+    store: MemoryStore,
+    tmp_path: Path,
 ) -> None:
-    if run != "nowhere":
-        shutil.copytree(runs[0], tmp_path / run)
-    if run == "without a model":
-        shutil.rmtree(tmp_path / run / "model")
+    members = chosen(runs, tmp_path)
+    before = {*tmp_path.iterdir()}
     with pytest.raises(InputError, match=words):
-        build_ensemble([tmp_path / run], tmp_path / "ensemble", **options)
-    assert {path.name for path in tmp_path.iterdir()} <= {run}
+        build_ensemble(members, tmp_path / "ensemble", store=store, **options)
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_another_store_than_that_of_training_is_refused(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not what member"):
+        build_ensemble(runs, tmp_path / "out", store=MemoryStore(store.read(np.arange(40)), store.attributes))

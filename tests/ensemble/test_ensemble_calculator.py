@@ -1,4 +1,4 @@
-"""The calculator says what the ensemble says, and its forces are the slope of its energy."""
+"""The calculator says what the ensemble says, and its stress is the slope of its energy."""
 
 import json
 import shutil
@@ -42,21 +42,6 @@ def test_the_calculator_says_what_the_ensemble_says(ensemble: Path, frames: list
     assert atoms.calc.results["energy_std"] == direct["energy"].std[0] > 0
     assert atoms.calc.results["energy_lower"] < atoms.get_potential_energy() < atoms.calc.results["energy_upper"]
     assert atoms.calc.results["domain"] == ""
-
-
-def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(ensemble: Path, frames: list[Atoms]) -> None:
-    atoms = frames[4].copy()
-    atoms.calc = EnsembleCalculator(Ensemble.load(ensemble, dtype=torch.float64))
-    forces = atoms.get_forces()
-    step = 1e-4  # error of the central difference: step^2 times the third derivative
-    for atom, axis in [(0, 0), (1, 2), (3, 1)]:
-        energies = []
-        for sign in (1, -1):
-            moved = atoms.copy()
-            moved.positions[atom, axis] += sign * step
-            moved.calc = atoms.calc
-            energies.append(moved.get_potential_energy())
-        assert forces[atom, axis] == pytest.approx(-(energies[0] - energies[1]) / (2 * step), abs=1e-5)
 
 
 def test_dynamics_have_the_energies_of_neighbours_that_are_searched_anew(ensemble: Path, frames: list[Atoms]) -> None:

@@ -40,6 +40,11 @@ HOSTILE: tuple[Any, ...] = (None, "x", [], [[1]], {}, {"a": 1}, -1, float("nan")
 ENERGY = ("calibration", "energy")
 OF_CLASSES = {"method": "temperature", "temperature": 1.0, "threshold": 0.1}
 OF_CLASSES |= {"nominal": 0.9, "graphs": 9, "guaranteed": True}
+FACTORS = [
+    {"knots": knots, "factors": factors}
+    for knots, factors in (([2.0, 1.0], [1.0, 1.0]), ([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), (["here"], [1.0]))
+]
+FACTORS.append({"knots": [float("nan")], "factors": [1.0]})
 DAMAGED = "a calibration is damaged"
 OTHER_TARGET = "is for another target"
 NO_DOMAIN = "the training domain is damaged"
@@ -50,6 +55,7 @@ IMPOSSIBLE: list[tuple[tuple[Any, ...], str, Sequence[Any], str]] = [
     *((ENERGY, key, [value], DAMAGED) for key, value in (("part", "test"), ("method", []), ("b", 1))),
     (ENERGY, "components", [5], DAMAGED),
     (ENERGY, "form", [{"kind": "cubic"}, {"kind": {}}, {"growth": -1.0}, {"growth": "x"}, 3], DAMAGED),
+    ((*ENERGY, "components", 0, "corrections"), "magnitude", FACTORS, DAMAGED),
     ((), "calibration", [{"energy": OF_CLASSES}], OTHER_TARGET),
     (("members", 0), "weight", [*HOSTILE, 0.0, 2.0, 10**400], r"ensemble\.json is damaged"),
     (("domain", "detectors", -2), "targets", [{"x": "std"}, 5], NO_DOMAIN),

@@ -64,7 +64,7 @@ def members(tmp_path_factory: pytest.TempPathFactory, plates: Path) -> list[Path
                 {"kind": "scalar", "field": "pull", "hidden_dims": [8]},
                 {"kind": "scalar", "field": "stiffness", "hidden_dims": [8], **(how if gaussian else {})},
             ],
-            "train": {"epochs": 2},
+            "train": {"epochs": 1},
         }
         for edges, gaussian in [(True, True), (True, False), (False, True)]
     ]

@@ -159,6 +159,7 @@ def test_tables_have_one_line_per_graph_and_one_per_node(
     with (tmp_path / "out.nodes.csv").open() as file:
         nodes = list(csv.DictReader(file))
     assert [row["graph"] for row in graphs] == [str(i) for i in range(6)]
+    assert [row["name"] for row in graphs] == [f"frames.xyz#{i}" for i in range(6)]
     failed = [name for name, value in graphs[1].items() if value == ""]
     assert "structure 1" in graphs[1]["status"] and {"energy_mean", "energy_upper", "domain_score"} <= set(failed)
     direct = Ensemble.load(ensemble).predict(frames[2:6])
@@ -328,13 +329,6 @@ def test_structures_with_any_texts_are_read_again(ensemble: Path, frames: list[A
         assert (atoms.info.get("config_type"), atoms.info["run"], atoms.info["input_Lattice"]) == (text, 7, "y")
         np.testing.assert_allclose(atoms.positions, given.positions, atol=1e-7)
         assert set(atoms.calc.results) == {"energy", "forces"}  # no stress of the input among what is predicted
-
-
-def test_tables_have_the_names_of_their_graphs(ensemble: Path, frames: list[Atoms], tmp_path: Path) -> None:
-    labelled(frames, tmp_path / "in.xyz")
-    predict_to_file(ensemble, tmp_path / "in.xyz", tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open() as file:
-        assert [row["name"] for row in csv.DictReader(file)] == ["mp-7", "in.xyz#1", "in.xyz#2"]
 
 
 def test_structures_come_back_with_energies_forces_and_their_uncertainties(
