@@ -1,7 +1,7 @@
 """Detection of graphs unlike the training data.
 
-``fitting`` makes a ``domain`` of a training part: detectors (``kinds``, ``contacts``, ``doubts``) that
-see a batch as a ``view``, and the ``rarity`` of a graph among held-out ones.
+``fitting`` makes a ``domain`` of a training part: detectors (``kinds``, ``doubts``), and the ``rarity`` of a graph among
+held-out ones.
 """
 
 from hydragnn.ensemble.domain.detector import Detector, Doubts, GraphView
