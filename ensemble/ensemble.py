@@ -192,7 +192,7 @@ class Ensemble(Shown):
 
     @property
     def caveat(self) -> str:
-        """Return the limits of a single run, or of an old training domain, in a sentence; else empty."""
+        """Return the limits of a run or an old domain; else empty."""
         if self.knows_domain and not self.manifest.domain.measures:
             return (
                 "this ensemble is of an earlier version, of whose training domain only foreign elements and contacts are flagged; "

@@ -3,7 +3,7 @@
 In an ensemble by cross-validation, graphs calibrate only members that have not seen them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -245,6 +245,10 @@ def cross_domain(
 ) -> tuple[Domain, DomainScores]:
     """Return the domain of all training graphs, with scores across folds."""
     ensemble, store = setup.ensemble, setup.store
+
+    def weights_among(members: Sequence[int]) -> Callable[[str], Float[Array, " some"]]:
+        return lambda field: shares(ensemble.weights_of(field), members)
+
     alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
     held_out = [
         (
@@ -252,7 +256,7 @@ def cross_domain(
             part_doubts(
                 ensemble.targets,
                 one.outputs,
-                lambda field, own=one.fold.members: shares(ensemble.weights_of(field), own),
+                weights_among(one.fold.members),
                 alone,
             ),
         )

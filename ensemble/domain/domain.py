@@ -84,7 +84,7 @@ class Domain:
 
     @property
     def measures(self) -> bool:
-        """Return True where scores of held-out graphs tell how rare a graph is."""
+        """Return True where scores of held-out graphs are known."""
         return self.rarity is not None and len(self.rarity.held_out) > 0
 
     @cached_property

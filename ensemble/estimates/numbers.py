@@ -309,7 +309,7 @@ def member_variances(members: Members) -> Float[Array, "members items *shape"]:
 
 
 def component_names(field: Field) -> list[str]:
-    """Return suffixes of components in tables: none, _x _y _z, or _0 _1.
+    """Return suffixes of components: none, _x _y _z, or _0 _1.
 
     >>> component_names(Field(name="forces", on="node", shape=(3,), parity="vector"))
     ['_x', '_y', '_z']

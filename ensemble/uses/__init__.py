@@ -1,1 +1,1 @@
-"""Calculator and roll-outs of an ensemble; calculators of others as baselines and labellers."""
+"""Calculator, roll-outs, and calculators of others as baselines."""

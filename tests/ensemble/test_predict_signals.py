@@ -120,17 +120,23 @@ def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_w
     assert not out.with_name("out.h5.parts").exists()
 
 
+def workers() -> list[psutil.Process]:
+    """Return the local workers of this process that live."""
+    children = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in children if any("spawn_main" in word for word in one.cmdline())]
+
+
 def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> None:
-        (worker,) = (one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline()))
+        (worker,) = workers()
         worker.suspend()
 
     first_acts(monkeypatch, work, "outcome_of", stop)
     result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=SMALL, workers=2)
     assert result is not None and (tmp_path / "out.h5").exists()
-    assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
+    assert not workers()
 
 
 @pytest.mark.parametrize(

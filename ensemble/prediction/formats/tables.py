@@ -102,9 +102,9 @@ class CsvSink(Sink):
         """Return the names of columns of every table."""
         first = {"graph": ["name", "status", "domain", "domain_score", "nodes"], "node": ["node", "node_domain_score"]}
         first["edge"] = ["sender", "receiver"]
-        known = {place: [one for one in own if one not in self.heading.absent] for place, own in first.items()}
+        columns = {place: [one for one in own if one not in self.heading.absent] for place, own in first.items()}
         every: list[Location] = ["graph", *self.places]
-        return {place: ["graph", *known[place], *_titles(self.heading, self._on(place))] for place in every}
+        return {place: ["graph", *columns[place], *_titles(self.heading, self._on(place))] for place in every}
 
     @property
     def places(self) -> list[Location]:
@@ -170,7 +170,7 @@ def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:
 
 
 def _cells(column: Column) -> list[Any]:
-    """Return what lines have of a column: nothing for what is not known."""
+    """Return cells of a column; empty for unknown numbers."""
     if isinstance(column, list):
         return [csv_cell(cell) for cell in column]
     return ["" if value != value else value for value in column.tolist()]
