@@ -10,7 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from hydragnn.hpo.scheduling.events import Event, Reached
-from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.state import speed_of
 from hydragnn.hpo.space.parameters import Choices, Parameter
@@ -42,7 +42,7 @@ class Sized(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Law:
+class CostLaw:
     """Ridge regression of the logarithm of a positive quantity.
 
     Penalty and features (the parameters alone, or with their products) are those with the smallest leave-one-out error.
@@ -69,8 +69,7 @@ class Law:
 class CostModel:
     """Cost model of trials; a function of the measurements."""
 
-    seconds: Law | None = None
-    memory: Law | None = None
+    seconds: CostLaw | None = None
     scaling: float | None = None
     """Slots at which half of the speed is lost; None where no trial ran on several sizes."""
     measured: int = 0
@@ -81,25 +80,14 @@ class CostModel:
         cls,
         history: Sequence[tuple[Point, float]],
         space: Space,
-        *,
-        memory: Sequence[tuple[Point, float]] = (),
         sizes: Iterable[Sized] = (),
     ) -> "CostModel":
-        """Fit the model to seconds per epoch, and memory in MB."""
-        return cls(
-            seconds=law_of(history, space),
-            memory=law_of(memory, space),
-            scaling=scaling_of(sizes),
-            measured=len(history),
-        )
+        """Fit the model to seconds per epoch."""
+        return cls(seconds=law_of(history, space), scaling=scaling_of(sizes), measured=len(history))
 
     def predict(self, values: Mapping[str, Any]) -> float | None:
         """Seconds per epoch on one slot; None below four measurements."""
         return None if self.seconds is None else self.seconds(values)
-
-    def memory_mb(self, values: Mapping[str, Any]) -> float | None:
-        """Peak memory of one rank in MB; None below four measurements."""
-        return None if self.memory is None else self.memory(values)
 
     @property
     def error(self) -> float | None:
@@ -128,13 +116,23 @@ class Estimates:
             as_fastest = speed_of(after.plan, trial.slots) / len(trial.slots)
             self._sizes.append(Sized(trial=event.trial, slots=len(trial.slots), seconds=seconds / epochs * as_fastest))
 
-    def of(self, state: State, values: Point) -> tuple[float | None, float | None]:
-        """Return seconds per epoch on one slot, and the scaling, or None."""
+    def model(self, state: State) -> CostModel:
+        """Return the model, fitted again where enough was measured since."""
         count = len(self._measured)
         if count >= FEWEST and count > GROWTH * self._model.measured:
             measured = [state.trials[number] for number in list(self._measured)]
             history = [(trial.values, trial.work) for trial in measured if trial.work is not None]
-            self._model = CostModel.fit(history, self._space, sizes=list(self._sizes))
+            self._model = CostModel.fit(history, self._space, list(self._sizes))
+        return self._model
+
+    @property
+    def measured(self) -> int:
+        """Number of measured trials."""
+        return len(self._measured)
+
+    def of(self, state: State, values: Point) -> tuple[float | None, float | None]:
+        """Return seconds per epoch on one slot, and the scaling, or None."""
+        self.model(state)
         return self.known(values)
 
     def known(self, values: Point) -> tuple[float | None, float | None]:
@@ -152,18 +150,7 @@ def seconds_on(slots: int, work: float, scaling: float | None) -> float:
     return work / slots * loss(slots, scaling)
 
 
-def works_of(trials: Iterable[Trial], sizes: Iterable[Sized], scaling: float | None) -> list[tuple[Point, float]]:
-    """Return (values, one-slot seconds per epoch) of trials."""
-    latest = {size.trial: size for size in sizes}
-    works: list[tuple[Point, float]] = []
-    for trial in trials:
-        size = latest.get(trial.number)
-        work = (trial.work or 0.0) if size is None else size.seconds / seconds_on(size.slots, 1.0, scaling)
-        works.append((trial.values, work))
-    return works
-
-
-def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
+def law_of(history: Sequence[tuple[Point, float]], space: Space) -> CostLaw | None:
     """Fit a law to a positive quantity; None below four measurements."""
     known = [(values, value) for values, value in history if math.isfinite(value) and value > 0]
     if len(known) < FEWEST:
@@ -174,7 +161,7 @@ def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
     rows = np.array([features(space, values) for values, _ in known])
     fits = [(_ridge(_columns(rows, products), logarithms), products) for products in (False, True)]
     (weights, residuals), products = min(fits, key=lambda fit: float(np.mean(fit[0][1] ** 2)))
-    return Law(
+    return CostLaw(
         space=space,
         products=products,
         centre=_columns(rows, products).mean(axis=0),

@@ -50,7 +50,7 @@ def _absolute(path: Path) -> Path:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-Line = Annotated[str, AfterValidator(_one_line)]
+TextLine = Annotated[str, AfterValidator(_one_line)]
 Word = Annotated[str, AfterValidator(_word)]
 Directive = Annotated[str, AfterValidator(_directive)]
 Place = Annotated[str, AfterValidator(_place)]
@@ -93,10 +93,10 @@ class JobSettings(Settings):
     directives: list[Directive] = Field(default_factory=list)
     """Further options of the scheduler, for example ``["--constraint=nvme", "-l filesystems=home:flare"]``."""
 
-    setup: list[Line] = Field(default_factory=list)
+    setup: list[TextLine] = Field(default_factory=list)
     """Lines of bash before anything starts, for example ``["module load rocm", "source env/bin/activate"]``."""
 
-    python: Line | None = None
+    python: TextLine | None = None
     """The Python of that environment, by name or path; the one that submits if absent."""
 
     stage_environment: bool = False

@@ -70,7 +70,7 @@ def warm_points(settings: CampaignSettings, space: Space, on_note: OnNote | None
 
 
 @dataclass(kw_only=True, slots=True)
-class Source:
+class WarmSource:
     """Configurations of an earlier campaign, and why others are skipped."""
 
     path: Path
@@ -103,9 +103,9 @@ class Source:
             selection[point_key(point)] = point
 
 
-def warm_source(path: Path, space: Space) -> Source:
+def warm_source(path: Path, space: Space) -> WarmSource:
     """Return the configurations of a source; InputError without any."""
-    source = Source(path=path, total=0, points=[], reasons={})
+    source = WarmSource(path=path, total=0, points=[], reasons={})
     if (path / JOURNAL).is_file():
         scored = _from_campaign(path, source)
     elif path.suffix == ".csv" and path.is_file():
@@ -129,7 +129,7 @@ Scored = list[tuple[float, str, Point]]
 """Score to be minimised, where the configuration stands, and its values."""
 
 
-def _from_campaign(folder: Path, source: Source) -> Scored:
+def _from_campaign(folder: Path, source: WarmSource) -> Scored:
     trials = replay(folder / JOURNAL).trials
     source.total = len(trials)
     scored: Scored = []
@@ -141,7 +141,7 @@ def _from_campaign(folder: Path, source: Source) -> Scored:
     return scored
 
 
-def _from_deephyper(path: Path, space: Space, source: Source) -> Scored:
+def _from_deephyper(path: Path, space: Space, source: WarmSource) -> Scored:
     """Return the rows of DeepHyper's results, which maximise ``objective``."""
     check_readable(path)
     try:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Propose, Start, node_of
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
-from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, segment, speed_of
+from hydragnn.hpo.scheduling.state import CommonEnd, State, Trial, remaining, segment, speed_of
 from hydragnn.hpo.scheduling.trouble import num_startable
 
 LOOK = 64
@@ -229,7 +229,7 @@ def _aim(state: State, trials: list[Trial], work: float, now: float) -> None:
     loads = [remaining(state, trial, work) for trial in trials]
     loads += [_load_left(state, trial, work, now) for trial in state.running]
     time = now + common_ending(loads, slots, state.least, state.most)
-    state.set(target=Target(time, unfinished, slots))
+    state.set(target=CommonEnd(time, unfinished, slots))
 
 
 def probing_slots(state: State) -> list[int]:

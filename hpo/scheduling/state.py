@@ -89,7 +89,7 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.results[-1] if self.results else None
 
 
-class Target(Struct, frozen=True):
+class CommonEnd(Struct, frozen=True):
     """Common end of all unfinished trials, and its assumptions."""
 
     time: float = math.inf
@@ -173,7 +173,7 @@ class State(Struct, kw_only=True, eq=False):
     """Before this moment the clock alone changes nothing about attempts and nodes."""
     leader: int | None = None
     """The trial with the lowest objective."""
-    target: Target = field(default_factory=Target)
+    target: CommonEnd = field(default_factory=CommonEnd)
     looked: float = -math.inf
     """Time of the last question which attempt should go on with idle slots."""
     startup: Mean = field(default_factory=Mean)

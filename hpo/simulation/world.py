@@ -63,7 +63,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class AttemptEnd:
     """End of an attempt, unless something happens before."""
 
     stops: float
@@ -95,7 +95,7 @@ class VirtualAttempt:
     trains: float = math.inf
     """Time of its first step."""
     epoch_seconds: float = 0.0
-    outcome: Outcome | None = None
+    outcome: AttemptEnd | None = None
     asked: bool = False
     """True where the scheduler wanted it to leave."""
     over: bool = False
@@ -113,7 +113,7 @@ class VirtualAttempt:
         """Return the end of so many seconds of training."""
         return self.opened + self.pace.end(self.trains - self.opened, seconds)
 
-    def progress(self, outcome: Outcome) -> float:
+    def progress(self, outcome: AttemptEnd) -> float:
         """Epochs that the checkpoint holds after ``outcome``."""
         trained = self.trained(outcome.stops)
         if outcome.kind is None:
@@ -183,7 +183,7 @@ class World:
         for attempt in list(self.attempts.values()):
             stops = min(end, attempt.outcome.stops) if attempt.outcome else end
             attempt.asked = True
-            self._end(attempt, Outcome(stops=stops, reported=end, kind="preempted"))
+            self._end(attempt, AttemptEnd(stops=stops, reported=end, kind="preempted"))
         shares = self.ledger.shares
         for since in self._dead.values():
             self.ledger.waste("dead nodes", shares * (end - since))
@@ -223,14 +223,14 @@ class World:
         attempt.asked = True
         known = attempt.outcome
         if known is None or self.now < attempt.trains:
-            self._plan(attempt, Outcome(stops=self.now, reported=self.now + 0.1, kind="preempted"))
+            self._plan(attempt, AttemptEnd(stops=self.now, reported=self.now + 0.1, kind="preempted"))
         elif known.stops > self.now:
             opened = attempt.opened
             saved = opened + Pace(assumptions=self.assumptions).end(self.now - opened, attempt.fate.save) - self.now
             leaves, kept = self.now + min(saved, self.grace), saved <= max(self.grace, attempt.fate.save)
-            self._plan(attempt, Outcome(stops=self.now, reported=leaves, kind="preempted", saved=kept))
+            self._plan(attempt, AttemptEnd(stops=self.now, reported=leaves, kind="preempted", saved=kept))
         elif known.reported > self.now + self.grace:
-            self._plan(attempt, Outcome(stops=known.stops, reported=self.now + self.grace, kind="preempted"))
+            self._plan(attempt, AttemptEnd(stops=known.stops, reported=self.now + self.grace, kind="preempted"))
 
     def probe(self, action: Probe) -> None:
         """Begin to probe a node."""
@@ -261,7 +261,7 @@ class World:
         if fault is not None:
             self.call(self._begin + fault.time, partial(self._on_fault, fault))
 
-    def _plan(self, attempt: VirtualAttempt, outcome: Outcome) -> None:
+    def _plan(self, attempt: VirtualAttempt, outcome: AttemptEnd) -> None:
         attempt.outcome = outcome
         self.call(outcome.reported, partial(self._on_end, attempt, outcome))
 
@@ -305,35 +305,35 @@ class World:
         epochs = attempt.base + attempt.trained(self.now) / attempt.epoch_seconds
         return [Progressed(trial=attempt.action.trial, attempt=attempt.action.attempt, epochs=epochs)]
 
-    def _failing_launch(self, attempt: VirtualAttempt) -> Outcome | None:
+    def _failing_launch(self, attempt: VirtualAttempt) -> AttemptEnd | None:
         dead = tuple(sorted(attempt.nodes & self._dead.keys()))
         storm = is_storm(self.assumptions, self.now - self._begin)
         if not (storm or dead or attempt.nodes & self._holes or attempt.fate.launch_fails):
             return None
         after = self.now + self.assumptions.launch_failure_seconds
         named = dead if attempt.fate.suspect_known else ()
-        return Outcome(stops=self.now, reported=after, kind="launch", suspects=named)
+        return AttemptEnd(stops=self.now, reported=after, kind="launch", suspects=named)
 
-    def _endings(self, attempt: VirtualAttempt) -> Iterator[Outcome]:
+    def _endings(self, attempt: VirtualAttempt) -> Iterator[AttemptEnd]:
         """Return all ends of an attempt by its own fate."""
         epoch, fate, course = attempt.epoch_seconds, attempt.fate, attempt.course
         nodes = len(attempt.action.slots) / self.ledger.shares
         finish = attempt.done(max(0.0, attempt.action.until - attempt.base) * epoch)
-        yield Outcome(stops=finish, reported=finish)
+        yield AttemptEnd(stops=finish, reported=finish)
         if attempt.action.micro_batches < course.micro_batches:
             at = attempt.done(min(OOM_SECONDS, epoch))
-            yield Outcome(stops=at, reported=at, kind="out_of_memory")
+            yield AttemptEnd(stops=at, reported=at, kind="out_of_memory")
         if course.fails_at <= attempt.action.until:
             at = attempt.done(max(0.0, course.fails_at - attempt.base) * epoch)
-            yield Outcome(stops=at, reported=at, kind=course.failure)
+            yield AttemptEnd(stops=at, reported=at, kind=course.failure)
         hang = attempt.done(fate.hangs_after / nodes)
-        yield Outcome(stops=hang, reported=hang + self.hang_seconds, kind="lost_node")
+        yield AttemptEnd(stops=hang, reported=hang + self.hang_seconds, kind="lost_node")
         if late := tuple(sorted(attempt.nodes & self._late)):
             at = attempt.began + 60 * self.assumptions.late_failure_minutes
             noticed, named = at + self.assumptions.notice_seconds, late if fate.suspect_known else ()
-            yield Outcome(stops=at, reported=noticed, kind="lost_node", suspects=named)
+            yield AttemptEnd(stops=at, reported=noticed, kind="lost_node", suspects=named)
         leave = attempt.done(fate.preempted_after / nodes)
-        yield Outcome(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
+        yield AttemptEnd(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
 
     def _on_silence(self) -> list[Event]:
         """End the attempts that a launcher loses in a long stall."""
@@ -343,7 +343,7 @@ class World:
         silent = [one for one in watched if one.began <= self.now - hang]
         if is_plausible(sum(one.began > self.now - hang / 2 for one in watched), len(watched)):
             for attempt in silent:
-                self._plan(attempt, Outcome(stops=self.now - hang, reported=self.now, kind="lost_node"))
+                self._plan(attempt, AttemptEnd(stops=self.now - hang, reported=self.now, kind="lost_node"))
         return []
 
     def _on_fault(self, fault: NodeFault) -> list[Event]:
@@ -360,7 +360,7 @@ class World:
             if attempt.outcome is not None and attempt.outcome.stops > self.now:
                 named = tuple(sorted(nodes & attempt.nodes)) if attempt.fate.suspect_known else ()
                 noticed = self.now + self.assumptions.notice_seconds + attempt.fate.report_delay
-                self._plan(attempt, Outcome(stops=self.now, reported=noticed, kind="lost_node", suspects=named))
+                self._plan(attempt, AttemptEnd(stops=self.now, reported=noticed, kind="lost_node", suspects=named))
         return []
 
     def _on_return(self, nodes: set[str]) -> list[Event]:
@@ -375,10 +375,10 @@ class World:
         held = sum(node_of(slot) == node for slot in attempt.action.slots)
         self.ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, dead_since))
 
-    def _on_end(self, attempt: VirtualAttempt, outcome: Outcome) -> list[Event]:
+    def _on_end(self, attempt: VirtualAttempt, outcome: AttemptEnd) -> list[Event]:
         return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
 
-    def _end(self, attempt: VirtualAttempt, outcome: Outcome) -> list[Event]:
+    def _end(self, attempt: VirtualAttempt, outcome: AttemptEnd) -> list[Event]:
         """Free what an attempt held, keep what it saved, and report it."""
         attempt.over = True
         trial = attempt.action.trial
@@ -396,7 +396,7 @@ class World:
             self.call(self.now + attempt.fate.again_after, lambda: [event])
         return [event]
 
-    def _report_of(self, attempt: VirtualAttempt, outcome: Outcome, epochs_left: float) -> Event:
+    def _report_of(self, attempt: VirtualAttempt, outcome: AttemptEnd, epochs_left: float) -> Event:
         trial, number = attempt.action.trial, attempt.action.attempt
         if outcome.kind is None:
             value, epochs = attempt.course.curve[attempt.action.until - 1], attempt.action.until
@@ -413,7 +413,7 @@ class World:
             suspects=outcome.suspects,
         )
 
-    def _book(self, attempt: VirtualAttempt, outcome: Outcome, epochs_left: float) -> None:
+    def _book(self, attempt: VirtualAttempt, outcome: AttemptEnd, epochs_left: float) -> None:
         """Write an attempt's slot-seconds into the ledger, cause by cause."""
         ledger, course, slots = self.ledger, attempt.course, len(attempt.action.slots)
         for node in attempt.nodes & self._dead.keys():

@@ -4,12 +4,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from hydragnn.base.shown import Shown
-from hydragnn.hpo.costs import CostModel, scaling_of, works_of
+from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection, read_lines
@@ -24,9 +23,6 @@ from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, l
 
 SILENT = 180.0
 """Seconds without a line after which the controller counts as gone."""
-
-OFTEN = 5_000
-"""Lines between two words on how much has been read."""
 
 ENDINGS: dict[Ending, str] = {
     "finished": "all trials done",
@@ -115,7 +111,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class BudgetUse:
     """Use of a limit."""
 
     name: str
@@ -161,7 +157,7 @@ class CampaignStatus(Shown):
     trouble: dict[str, int | float | None] | None
     """Outages of the machine on the clock of the journal: ``number``, ``since``, ``until``; None without any."""
     costs: Costs = Costs(measured=0, error=None, scaling=None)
-    budgets: tuple[Budget, ...]
+    budgets: tuple[BudgetUse, ...]
     forecast: Forecast | None
 
     def to_json(self) -> dict[str, Any]:
@@ -181,25 +177,20 @@ class Follower:
         self._folder, self._clock = folder, clock
         table = campaign_table(folder)
         search = search_settings(table.get("search", {}), str(folder / NAME))
-        self._sampler, self._space = search.sampler, space_of(search.space)
+        self._sampler, self._estimates = search.sampler, Estimates(space_of(search.space))
         self.builder = TimelineBuilder()
         """Timeline so far."""
         self._chain, self._last = LineChain(folder / JOURNAL), 0.0
-        self._costs = CostModel()
 
-    def update(self, show: Callable[[int, int], object] = lambda done, whole: None) -> bool:
-        """Read new complete lines; return False without any.
-
-        ``show`` gets the number of bytes read, and of all bytes, now and then.
-        """
+    def update(self) -> bool:
+        """Read new complete lines; return False without any."""
         path, state, before = self._folder / JOURNAL, self.builder.state, self._chain.length
         with no_garbage_collection():
             for counted in read_lines(path, self._chain):
-                if self._chain.count % OFTEN == 0:
-                    show(self._chain.length, path.stat().st_size)
                 entry = entry_of(counted, path, brief=True)
                 apply_changes(state, entry, path)
                 self.builder.observe(entry.event, state, entry.time)
+                self._estimates.follow(entry.event, state)
                 self._last = entry.time
         return self._chain.length > before
 
@@ -212,22 +203,13 @@ class Follower:
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""
         with no_garbage_collection():
-            state = self.builder.state
+            model = self._estimates.model(self.builder.state)
             silence = max(0.0, self._clock() - self._last) if self._last else 0.0
             return replace(
                 status_of(self.builder, self._folder, self._last, silence),
                 sampler=self.sampler,
-                costs=self._cost_status(state),
+                costs=Costs(measured=self._estimates.measured, error=model.error, scaling=model.scaling),
             )
-
-    def _cost_status(self, state: State) -> Costs:
-        """The model is fitted again where a tenth more trials are measured."""
-        measured = sorted([trial for trial in state.trials.values() if trial.measured], key=attrgetter("number"))
-        if len(measured) > 1.1 * self._costs.measured:
-            scaling = scaling_of(self.builder.sizes)
-            history = works_of(measured, self.builder.sizes, scaling)
-            self._costs = replace(CostModel.fit(history, self._space), scaling=scaling)
-        return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 
 
 def status_of(builder: TimelineBuilder, folder: Path, last: float, silence: float = 0.0) -> CampaignStatus:
@@ -328,12 +310,12 @@ def _trouble(state: State) -> dict[str, int | float | None] | None:
     return {key: value if math.isfinite(value) else None for key, value in values.items()} if values["number"] else None
 
 
-def _budgets(state: State, seconds: float, now: float) -> tuple[Budget, ...]:
+def _budgets(state: State, seconds: float, now: float) -> tuple[BudgetUse, ...]:
     plan = state.plan
-    budgets = [Budget(name="trials", used=len(state.trials) - state.count("asked"), limit=plan.trials)]
+    budgets = [BudgetUse(name="trials", used=len(state.trials) - state.count("asked"), limit=plan.trials)]
     if plan.max_seconds is not None:
-        budgets.append(Budget(name="hours", used=seconds / 3600, limit=plan.max_seconds / 3600))
+        budgets.append(BudgetUse(name="hours", used=seconds / 3600, limit=plan.max_seconds / 3600))
     if plan.max_node_seconds is not None:
         used = state.node_seconds(now) / 3600
-        budgets.append(Budget(name="node-hours", used=used, limit=plan.max_node_seconds / 3600))
+        budgets.append(BudgetUse(name="node-hours", used=used, limit=plan.max_node_seconds / 3600))
     return tuple(budgets) if plan.trials else ()

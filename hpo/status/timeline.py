@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hydragnn.hpo.costs import Sized, seconds_on
+from hydragnn.hpo.costs import seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeStatus
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial
@@ -190,8 +190,6 @@ class TimelineBuilder:
     def __init__(self) -> None:
         self.state = State()
         """The campaign after the latest event."""
-        self.sizes: list[Sized] = []
-        """Seconds per epoch of undisturbed attempts, by their sizes."""
         self.sessions: list[Session] = []
         self._spans: list[Span] = []
         self._outages: list[Outage] = []
@@ -270,8 +268,6 @@ class TimelineBuilder:
         lasted = max(0.0, now - trial.started)
         trained = event.seconds - trial.seconds if event.seconds > trial.seconds else lasted
         earlier = self._unconfirmed.pop(trial.number, ())
-        if not earlier and gained:
-            self.sizes.append(Sized(trial=trial.number, slots=len(trial.slots), seconds=trained / gained))
         outcome: Outcome = "finished" if finished else "reached"
         self._spans.append(_span(trial, now, outcome, epochs=gained, useful=min(trained, lasted)))
         rest = max(0.0, trained - lasted)

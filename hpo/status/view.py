@@ -4,13 +4,12 @@ import heapq
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -106,14 +105,6 @@ class CampaignView:
         return status
 
 
-@contextmanager
-def _journal_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    columns = (TextColumn("journal"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("journal", total=None)
-        yield lambda done, whole: progress.update(task, completed=done, total=whole)
-
-
 def show_status(
     folder: Path,
     *,
@@ -125,8 +116,7 @@ def show_status(
     """Print the status of a campaign; with ``watch``, until its end."""
     console = console or PlainConsole()
     follower = Follower(folder)
-    with _journal_progress(console) as show:
-        follower.update(show)
+    follower.update()
     brief, live = False, watch and not as_json and console.is_terminal
     with Live(console=console, auto_refresh=False) if live else nullcontext() as screen:
         while True:

@@ -41,7 +41,7 @@ from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, MOST_PARTS, Decisi
 from hydragnn.hpo.scheduling.state import Changes, Written
 from hydragnn.hpo.simulation import Assumptions, Course, Scenario, VirtualCampaign
 from hydragnn.hpo.simulation.courses import CourseOf
-from hydragnn.hpo.simulation.world import Outcome, VirtualAttempt, World
+from hydragnn.hpo.simulation.world import AttemptEnd, VirtualAttempt, World
 from hydragnn.hpo.status.timeline import TimelineBuilder
 
 CALM = Assumptions(
@@ -132,16 +132,16 @@ class Machine(World):
     def is_storm(self) -> bool:
         return any(begin <= self.now < end for begin, end in self.storms)
 
-    def _failing_launch(self, attempt: VirtualAttempt) -> Outcome | None:
+    def _failing_launch(self, attempt: VirtualAttempt) -> AttemptEnd | None:
         if self.is_storm or attempt.action.trial in self.hopeless:
-            return Outcome(stops=self.now, reported=self.now + FAILING, kind="launch")
+            return AttemptEnd(stops=self.now, reported=self.now + FAILING, kind="launch")
         return super()._failing_launch(attempt)
 
-    def _endings(self, attempt: VirtualAttempt) -> Iterator[Outcome]:
+    def _endings(self, attempt: VirtualAttempt) -> Iterator[AttemptEnd]:
         yield from super()._endings(attempt)
         if culprits := tuple(sorted(attempt.nodes.intersection(self.bad))):
             named = culprits if self.names_suspects else ()
-            yield Outcome(stops=self.now, reported=self.now + 5.0, kind="lost_node", suspects=named)
+            yield AttemptEnd(stops=self.now, reported=self.now + 5.0, kind="lost_node", suspects=named)
 
     def _on_probed(self, node: str) -> list[Event]:
         if self.chance is not None and self.chance.random() < 0.25:
@@ -159,7 +159,7 @@ class Machine(World):
         epochs = self.chance.choice([0.0, attempt.base, attempt.base + 0.25, until - 0.5, until + 1.0])
         return [*shown, Progressed(trial=attempt.action.trial, attempt=number - odd, epochs=epochs)]
 
-    def _report_of(self, attempt: VirtualAttempt, outcome: Outcome, epochs_left: float) -> Event:
+    def _report_of(self, attempt: VirtualAttempt, outcome: AttemptEnd, epochs_left: float) -> Event:
         event = super()._report_of(attempt, outcome, epochs_left)
         if self.chance is not None and isinstance(event, Reached) and self.chance.random() < 0.1:
             return msgspec.structs.replace(event, over=True)

@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clockwork import Clockwork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.hpo.costs import FEWEST, CostModel, Sized, scaling_of, seconds_on
+from hydragnn.hpo.costs import FEWEST, CostModel, Estimates, Sized, scaling_of, seconds_on
+from hydragnn.hpo.scheduling.events import Plan
+from hydragnn.hpo.scheduling.scheduler import State, decide
+from hydragnn.hpo.simulation import Course
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
 from hydragnn.hpo.space.points import Point, Space, random_point, space_of
 
@@ -70,7 +74,7 @@ def test_costs_that_have_nothing_to_do_with_the_configuration_are_predicted_by_t
 def test_too_few_measurements_predict_nothing() -> None:
     model = CostModel.fit(measured(FEWEST - 1, 0.0), SPACE)
     assert model.predict(points(1, 0)[0]) is None
-    assert (model.error, model.scaling, model.memory_mb({})) == (None, None, None)
+    assert (model.error, model.scaling) == (None, None)
     unusable = [(p, cost) for p, cost in zip(points(9, 0), [0.0, -1.0, math.nan, math.inf] * 2)]
     assert CostModel.fit(unusable, SPACE).predict({}) is None
 
@@ -106,12 +110,23 @@ def test_predictions_are_positive_whatever_was_measured(costs: list[float], seed
     assert model.error >= 0
 
 
-def test_memory_follows_its_own_law() -> None:
-    history = measured(40, 0.05)
-    memory = [(p, 500.0 + 10 * p["model.hidden_dim"]) for p, _ in history]
-    model = CostModel.fit(history, SPACE, memory=memory)
-    small, large = ({**p, "model.hidden_dim": width} for p, width in zip(points(1, 3) * 2, (16, 256)))
-    assert (model.memory_mb(small) or 0) < 1500 < (model.memory_mb(large) or 0)
+def test_what_segments_measured_becomes_the_model() -> None:
+    plan = Plan(trials=12, rungs=(2, 4, 6, 8), reduction=1, max_slots=6)
+
+    def course_of(trial: int) -> Course:
+        return Course(work=float(2 ** (trial % 4)), scaling=8.0, curve=(0.5,) * 8)
+
+    campaign = Clockwork(plan, 12, course_of=course_of, values_of=lambda trial: {"model.hidden_dim": 2 ** (trial % 4)})
+    estimates = Estimates(Space(parameters={"model.hidden_dim": IntRange(low=1, high=8, log=True)}))
+    state = State()
+    for now, event in campaign.events:
+        decide(state, event, now)
+        estimates.follow(event, state)
+    model = estimates.model(state)
+    assert estimates.measured == model.measured == 12
+    assert model.scaling == pytest.approx(8.0, rel=0.05)
+    work, scaling = estimates.of(state, {"model.hidden_dim": 4})
+    assert work == pytest.approx(4.0, rel=0.3) and scaling == model.scaling
 
 
 @given(scaling=st.floats(1.0, 500.0), seed=st.integers(0, 10_000))

@@ -1,6 +1,5 @@
 """The journal is the campaign: a torn end is tolerated, damage is refused, one process writes, and decisions stand."""
 
-import json
 import os
 import random
 import zlib
@@ -58,15 +57,11 @@ def test_what_is_written_is_read_back_exactly(tmp_path: Path) -> None:
     assert read_journal(tmp_path / "journal.jsonl") == [(float(k), event) for k, event in enumerate(EVENTS)]
 
 
-def test_a_line_is_known_by_its_bytes_and_one_that_another_program_spaced_by_its_meaning(tmp_path: Path) -> None:
+def test_a_line_of_which_one_bit_changed_is_damaged(tmp_path: Path) -> None:
     for line in written(tmp_path / "journal.jsonl").splitlines(keepends=True):
-        value = decode_line(line)
-        assert value is not None
-        assert decode_line(json.dumps({**json.loads(line)}, separators=(",", ":")).encode() + b"\n") == value
+        assert decode_line(line) is not None
         for place in range(len(line)):
-            damaged = line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]
-            # the last digit of 0.30000000000000004 may change without changing the number
-            assert decode_line(damaged) in (None, value), place
+            assert decode_line(line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]) is None, place
 
 
 DAMAGED = {

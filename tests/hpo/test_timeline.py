@@ -8,7 +8,6 @@ from clockwork import play, timeline_builder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, decide
 from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
@@ -47,7 +46,6 @@ def test_what_survives_a_machine_fault_counts_once_the_trial_reaches_its_rung() 
     (row,) = builder.timeline().faults()
     assert (row.kind, row.count, row.trials, row.nodes, row.to_sampler) == ("lost_node", 1, 1, 1, 0)
     assert row.node_hours == pytest.approx(35 / 3600)
-    assert not builder.sizes
 
 
 def test_a_failure_of_the_configuration_is_an_answer_and_nothing_of_it_is_lost() -> None:
@@ -163,11 +161,3 @@ def test_every_second_of_every_node_is_accounted_for(
     saved = sum(span.outcome == "saved" for span in timeline.spans)
     assert sum(row.count for kind, row in rows.items() if kind != "cut") + saved == len(failed)
     assert all(row.to_sampler == 0 for kind, row in rows.items() if kind in MACHINE_FAULTS)
-
-
-def test_clean_attempts_on_several_sizes_tell_how_speed_grows() -> None:
-    builder = timeline_builder(
-        [OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))]
-    )
-    assert [(size.slots, size.seconds) for size in builder.sizes] == [(1, 12.0)]
-    assert scaling_of(builder.sizes) is None
