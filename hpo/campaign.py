@@ -180,22 +180,13 @@ def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignR
 def _without_success(state: State, failures: list[Trial], out: Path) -> str:
     """Return why a campaign has no result, and the next move."""
     if failures:
-        first = failures[0]
-        assert first.failure is not None
-        log = trial_folder(out, first.number) / "log.txt"
-        return (
-            f"all {len(failures)} trials failed; trial {first.number}: {first.failure.kind}: "
-            f"{first.failure.message} (log: {log})"
-        )
+        return f"all {len(failures)} trials failed; {_failure_of(failures[0], out)}"
     out_of_order = sorted(name for name, node in state.health.items() if node.status == "quarantined")
     tried = sorted(trial.number for trial in state.trials.values() if trial.failure)
     if tried and len(out_of_order) < len(state.nodes):
-        last = state.trials[tried[-1]]
-        assert last.failure is not None
-        log = trial_folder(out, last.number) / "log.txt"
         return (
-            f"for {LONGEST / 60:.0f} minutes nothing that was started came to anything, on any node; trial {last.number}: "
-            f"{last.failure.kind}: {last.failure.message} (log: {log}); find out what all nodes share, then continue with --resume"
+            f"for {LONGEST / 60:.0f} minutes nothing that was started came to anything, on any node; "
+            f"{_failure_of(state.trials[tried[-1]], out)}; find out what all nodes share, then continue with --resume"
         )
     if out_of_order:
         reason = state.health[out_of_order[0]].message or "unknown"
@@ -204,6 +195,10 @@ def _without_success(state: State, failures: list[Trial], out: Path) -> str:
             "take other nodes, then continue with --resume"
         )
     return "not one configuration could be tried; widen search.space"
+
+
+def _failure_of(trial: Trial, out: Path) -> str:
+    return f"trial {trial.number}: {trial.reason} (log: {trial_folder(out, trial.number) / 'log.txt'})"
 
 
 def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:

@@ -65,9 +65,8 @@ def run_final(
     result = run_search(settings, out, resume=True, workers=workers, launcher=launcher, on_event=on_event)
     failed = [trial for trial in replay(out / JOURNAL).trials.values() if trial.status in ("failed", "lost")]
     if result.ending == "finished" and failed:
-        reason = "unknown" if failed[0].failure is None else f"{failed[0].failure.kind}: {failed[0].failure.message}"
         raise InputError(
-            f"{len(failed)} of {len(runs)} final trainings failed; {trial_folder(out, failed[0].number)}: {reason}; "
+            f"{len(failed)} of {len(runs)} final trainings failed; {trial_folder(out, failed[0].number)}: {failed[0].reason}; "
             f"choose fewer members or other runs, and another --out or delete {out}"
         )
     return FinalTraining(result=result, folders=[trial_folder(out, number) for number in range(len(runs))])

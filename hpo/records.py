@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.base.errors import InputError
+from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.state import TrialStatus
@@ -38,11 +39,8 @@ class TrialHistory:
     """Objective by epochs, for every rung passed."""
     value: float | None
     """Objective at the last rung passed."""
-    seconds: float
     attempts: int
     failure: str | None
-    started: float
-    """Seconds since 1970 at the first attempt; 0 if there was none."""
     folder: Path
     speed: float
     """Graphs of training per second in the first segment; 0 where unknown."""
@@ -56,7 +54,6 @@ class CampaignHistory:
     trials: list[TrialHistory]
     rungs: tuple[int, ...]
     """Epochs of the rungs; the last is the full budget."""
-    seconds: float
     ending: str | None
     """finished, hours, node_hours, walltime, stopped or hopeless; None while it runs or after a kill."""
     timeline: Timeline
@@ -97,11 +94,9 @@ def campaign_history(out: Path | str) -> CampaignHistory:
             origin=trial.origin,
             rungs=dict(zip(state.plan.rungs, trial.results)),
             value=trial.value,
-            seconds=trial.seconds,
             attempts=trial.attempt,
-            failure=None if trial.failure is None else f"{trial.failure.kind}: {trial.failure.message}",
-            started=trial.begun,
-            folder=out / "trials" / f"{number:04d}",
+            failure=trial.reason,
+            folder=trial_folder(out, number),
             speed=trial.speed,
         )
         for number, trial in sorted(state.trials.items())
@@ -111,7 +106,6 @@ def campaign_history(out: Path | str) -> CampaignHistory:
         settings=settings,
         trials=trials,
         rungs=state.plan.rungs,
-        seconds=state.elapsed(state.last),
         ending=state.ending,
         timeline=timeline,
         sampler=follower.sampler,

@@ -102,12 +102,9 @@ class StudyLog:
     def _bring_up_to_date(self, state: State, trial: Trial) -> None:
         """Write what of a trial is not in the study yet."""
         if trial.number not in self._written:
-            template = self._template(state, trial)
-            trial_id = self._storage.create_new_trial(self._study, template)
-            self._written[trial.number] = trial_id, len(trial.results)
-            if template.state.is_finished():
-                self._outcomes.pop(trial.number, None)
-                return
+            self._written[trial.number] = self._storage.create_new_trial(self._study, self._template(trial)), 0
+            if trial.status in OUTCOMES:
+                self._outcomes.setdefault(trial.number, OUTCOMES[trial.status])
         trial_id, rungs = self._written[trial.number]
         for epoch, value in list(zip(state.plan.rungs, trial.results))[rungs:]:
             self._storage.set_trial_intermediate_value(trial_id, epoch, value)
@@ -115,24 +112,19 @@ class StudyLog:
         outcome = self._outcomes.pop(trial.number, None)
         if outcome is None:
             return
-        if trial.failure is not None:
-            reason = f"{trial.failure.kind}: {trial.failure.message}"
-            self._storage.set_trial_user_attr(trial_id, "failure", reason)
+        if trial.reason is not None:
+            self._storage.set_trial_user_attr(trial_id, "failure", trial.reason)
         values = None if trial.value is None or outcome == TrialState.FAIL else [trial.value]
         self._storage.set_trial_state_values(trial_id, outcome, values)
 
-    def _template(self, state: State, trial: Trial) -> FrozenTrial:
-        """Return a trial as Optuna holds it; one that rests still runs."""
-        status = OUTCOMES.get(trial.status, TrialState.RUNNING)
-        failure = {} if trial.failure is None else {"failure": f"{trial.failure.kind}: {trial.failure.message}"}
+    def _template(self, trial: Trial) -> FrozenTrial:
+        """Return a trial without results, as Optuna holds it."""
         parameters = self._space.parameters
         return create_trial(
-            state=status,
-            value=trial.value if status == TrialState.COMPLETE else None,
+            state=TrialState.RUNNING,
             params={path: optuna_value(parameters[path], value) for path, value in trial.values.items()},
             distributions={path: distribution(parameters[path]) for path in trial.values},
-            intermediate_values=dict(zip(state.plan.rungs, trial.results)),
-            user_attrs={"origin": trial.origin, **failure},
+            user_attrs={"origin": trial.origin},
         )
 
 

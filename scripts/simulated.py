@@ -20,7 +20,7 @@ FINAL_HOURS = 1000.0
 FILES = ("simulated.json", "utilisation.svg", "utilisation.png")
 
 SHARES = ("goodput", "utilisation")
-HIDDEN = ("node-hours", "faults", "milliseconds per decision", "violations", "decisions")
+HIDDEN = ("node-hours", "faults", "milliseconds per decision", "decisions")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +101,7 @@ def shown(result: SimulationResult) -> Result:
         },
         "assumptions": value["assumptions"],
     }
-    lines = [*(f"defect: {one}" for one in result.figures.violations), *value.get("files", ())]
-    return Result(value=value, table=table, lines=lines)
+    return Result(value=value, table=table, lines=value.get("files", ()))
 
 
 def picture(figures: Figures, title: str, path: Path) -> None:

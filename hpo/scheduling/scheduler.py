@@ -1,7 +1,7 @@
 """Decisions: a pure state machine of events, changes and actions.
 
 ``decide`` reads no clock, file or random number, so that a simulator can drive the same decisions on a virtual clock. Free
-slots go to trials that wait, then to the best trials that a rung lets through (``promotion``), then to new trials.
+slots go to trials that wait, then to the best trials that a rung lets through, then to new trials.
 """
 
 import math

@@ -6,10 +6,11 @@ A campaign changes by the methods of ``State`` only. While a controller runs, th
 """
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import field as dataclass_field
 from operator import attrgetter
 from typing import Any, Literal, get_type_hints
 
@@ -22,7 +23,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.hpo.scheduling.events import Ending, Event, Failed, Opened, Origin, Plan, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
 from hydragnn.hpo.scheduling.pool import FreeChange, Pool
-from hydragnn.hpo.scheduling.promotion import Rung
 from hydragnn.hpo.scheduling.sizing import Load, Mean
 from hydragnn.record import Failure
 
@@ -88,6 +88,11 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The objective at the last rung passed; None before the first."""
         return self.results[-1] if self.results else None
 
+    @property
+    def reason(self) -> str | None:
+        """The latest failure in words; None without one."""
+        return None if self.failure is None else f"{self.failure.kind}: {self.failure.message}"
+
 
 class CommonEnd(Struct, frozen=True):
     """Common end of all unfinished trials, and its assumptions."""
@@ -124,6 +129,37 @@ class Trouble(Struct, frozen=True, kw_only=True):
     """The turn of the first attempt after it began, or after it ended."""
     until: float = -math.inf
     """Nothing starts before."""
+
+
+RankingEntry = tuple[float, int]
+"""(value, trial), so that entries sort best first."""
+
+
+@dataclass(slots=True)
+class Rung:
+    """Trials that reached a rung, and those that rest there."""
+
+    reached: list[RankingEntry] = dataclass_field(default_factory=list)
+    paused: list[RankingEntry] = dataclass_field(default_factory=list)
+
+    def rest(self, entry: RankingEntry) -> None:
+        """Add a trial to those that rest."""
+        insort(self.paused, entry)
+
+    def leave(self, entry: RankingEntry) -> None:
+        """Remove a resting trial; ValueError where it does not rest."""
+        at = bisect_left(self.paused, entry)
+        if self.paused[at : at + 1] != [entry]:
+            raise ValueError(f"trial {entry[1]} does not rest at this rung")
+        del self.paused[at]
+
+    def promotable(self, reduction: int) -> int:
+        """Return how many resting trials are of the best ``1 / reduction``.
+
+        Asynchronous halving (Li et al. 2020, arXiv:1810.05934, algorithm 2); with a reduction of 1 all trials go on.
+        """
+        limit = len(self.reached) // reduction
+        return len(self.paused) if limit == len(self.reached) else bisect_left(self.paused, self.reached[limit])
 
 
 class State(Struct, kw_only=True, eq=False):

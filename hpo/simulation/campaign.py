@@ -1,6 +1,5 @@
 """Scheduler on a virtual clock, with the ``decide`` of real campaigns."""
 
-import math
 import random
 from array import array
 from collections import deque
@@ -23,7 +22,7 @@ from hydragnn.hpo.scheduling.events import (
     Settle,
     Start,
 )
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, Decision, State, decide
+from hydragnn.hpo.scheduling.scheduler import Decision, State, decide
 from hydragnn.hpo.simulation.world import Scenario, World
 
 
@@ -105,10 +104,6 @@ class VirtualCampaign:
         self.plan, self.world, self.state = scenario.plan, World(scenario), State()
         self.finishes: list[Finish] = []
         self.settled: dict[int, str] = {}
-        self.false_failures = 0
-        """Machine faults that the sampler got as failures of a configuration."""
-        self.billed = 0.0
-        """Slot-seconds from the beginning of every allocation until its controller left."""
         self.decision_seconds = array("d")
         """Wall time of every decision."""
         self._offset, self._measured = 0.0, 0
@@ -126,7 +121,6 @@ class VirtualCampaign:
             if self.state.ending not in (None, "walltime"):
                 break
             number, used, start = number + 1, used + length, start + length + assumptions.queue_hours * 3600
-        self._check_end()
 
     def _allocation(self, number: int, start: float, deadline: float, used: float) -> None:
         world = self.world
@@ -136,10 +130,7 @@ class VirtualCampaign:
         while not self.state.closed and world.next_time() < deadline:
             for event in world.advance():
                 self._feed(event)
-        self.billed += len(slots) * ((world.now if self.state.closed else deadline) - start)
         is_complete = self.state.closed and self.state.ending not in (None, "walltime")
-        if world.attempts and self.state.closed:
-            world.violations.append("attempts run although the campaign is closed")
         world.close(world.now if is_complete else deadline)
 
     def _feed(self, event: Event) -> None:
@@ -195,23 +186,6 @@ class VirtualCampaign:
             self.finishes.append(Finish(seconds=seconds, trial=event.trial, value=event.value))
 
     def _settle(self, action: Settle) -> None:
-        if action.trial in self.settled:
-            self.world.violations.append(f"trial {action.trial} is settled twice")
         self.settled[action.trial] = action.outcome
-        if action.outcome == "failed" and self.world.last_fault.get(action.trial) in MACHINE_FAULTS:
-            self.false_failures += 1
         if action.outcome == "lost":
             self.world.ledger.discard(action.trial)
-
-    def _check_end(self) -> None:
-        """Invariants that hold at the end of every campaign."""
-        violations, state = self.world.violations, self.state
-        missing = set(range(len(state.trials))) - set(state.trials)
-        violations += [f"trial {trial} is lost without a trace" for trial in sorted(missing)]
-        alive = [t.number for t in state.trials.values() if t.status in ("running", "asked", "waiting")]
-        if state.ending == "finished" and alive:
-            violations.append(f"the campaign finished, but trials {alive[:5]} did not")
-        limit = self.plan.max_node_seconds
-        limit = math.inf if limit is None else limit * self.world.ledger.shares  # the budget counts nodes
-        if self.billed > limit * (1 + 1e-9):
-            violations.append(f"{self.billed:.0f} slot-seconds used, more than the budget of {limit:.0f}")

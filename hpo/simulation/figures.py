@@ -37,15 +37,11 @@ class Figures:
     """Failed by their own fault."""
     lost: int
     """Given up after machine faults."""
-    false_failures: int
-    """Machine faults that the sampler was told as failures of the configuration."""
     hours_to_best: float | None
     best: float | None
     faults: dict[str, int]
     busy: list[float] = field(repr=False)
     """Part of the nodes that train, over equal stretches of the hours."""
-    violations: list[str] = field(default_factory=list)
-    """Broken invariants; empty, or there is a defect."""
     decisions: int = 0
     decision_ms: dict[str, float] = field(default_factory=dict)
     """Wall time of one decision of the scheduler: median, p99, largest."""
@@ -70,12 +66,10 @@ class Figures:
             "pruned": self.pruned,
             "failed by themselves": self.failed,
             "lost": self.lost,
-            "machine faults told to the sampler": self.false_failures,
             "faults": self.faults,
             "node-hours": self.node_hours,
             "decisions": self.decisions,
             "milliseconds per decision": self.decision_ms,
-            "violations": self.violations,
         }
 
 
@@ -138,9 +132,7 @@ def campaign_figures(campaign: VirtualCampaign, target: float) -> Figures:
         pruned=sum(outcome == "pruned" for outcome in campaign.settled.values()),
         failed=statuses.count("failed"),
         lost=statuses.count("lost"),
-        false_failures=campaign.false_failures,
         faults=dict(sorted(world.faults.items())),
-        violations=world.violations,
         decisions=len(seconds),
         decision_ms={mark: 1e3 * float(np.quantile(seconds, q)) for mark, q in marks.items()} if seconds else {},
     )

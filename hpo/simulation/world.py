@@ -137,9 +137,6 @@ class World:
         """The attempt of every trial that has one."""
         self.faults: dict[str, int] = defaultdict(int)
         """Faults of the machine so far, by kind."""
-        self.last_fault: dict[int, FailureKind] = {}
-        """Failure of the last attempt of each trial."""
-        self.violations: list[str] = []
         self._saved: dict[int, float] = defaultdict(float)
         self._seconds: dict[int, float] = defaultdict(float)
         self._heap: list[tuple[float, int, Callable[[], list[Event]]]] = []
@@ -193,12 +190,7 @@ class World:
 
     def start(self, action: Start) -> None:
         """Put an attempt into the launcher's queue."""
-        if action.trial in self.attempts:
-            self.violations.append(f"trial {action.trial} runs twice at once")
         nodes = {node_of(slot) for slot in action.slots}
-        held = {p for node in nodes for t in self._on_node[node] for p in self.attempts[t].action.slots}
-        if held & set(action.slots):
-            self.violations.append(f"trial {action.trial} starts on slots in use")
         attempt = VirtualAttempt(
             action=action,
             course=self.course_of(action.trial),
@@ -403,7 +395,6 @@ class World:
             return Reached(trial=trial, attempt=number, epochs=epochs, value=value, seconds=self._seconds[trial])
         if outcome.kind in MACHINE_FAULTS and not attempt.asked:
             self.faults[outcome.kind] += 1
-        self.last_fault[trial] = outcome.kind
         return Failed(
             trial=trial,
             attempt=number,

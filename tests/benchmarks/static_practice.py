@@ -277,6 +277,5 @@ def _result(practice: StaticPractice, target: float) -> Figures:
         pruned=0,
         failed=practice.failed,
         lost=practice.false_failures + practice.cut,
-        false_failures=practice.false_failures,
         faults=dict(sorted(practice.faults.items())),
     )

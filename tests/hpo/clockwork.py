@@ -170,8 +170,29 @@ class Killed(Exception):
     """The controller is gone without a word."""
 
 
-class Clockwork(VirtualCampaign):
-    """Campaign that keeps its journal and its laws; names of further arguments are those of ``Machine``."""
+class LawfulCampaign(VirtualCampaign):
+    """Campaign that keeps its journal and its laws."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self.laws = Laws(self.state)
+        self.journal: list[tuple[float, Event, Changes]] = []
+
+    def _decide(self, event: Event) -> Decision:
+        self.laws.before(event, self.world.now)
+        decision = super()._decide(event)
+        if decision.changes is None:
+            assert not decision.actions
+            return decision
+        self.journal.append((self.world.now, event, decision.changes))
+        self.laws.after(event, decision.actions, self.world.now)
+        if isinstance(event, Opened) and self.laws.ends < math.inf:  # a look at the clock when a budget is about to end
+            self.world.call(max(self.world.now, self.laws.ends - event.plan.grace), lambda: [Tick()])
+        return decision
+
+
+class Clockwork(LawfulCampaign):
+    """Campaign with its own configurations; names of further arguments are those of ``Machine``."""
 
     def __init__(
         self,
@@ -206,8 +227,6 @@ class Clockwork(VirtualCampaign):
         for name, value in machine.items():
             setattr(self.world, name, value)
         self.values_of = values_of
-        self.laws = Laws(self.state)
-        self.journal: list[tuple[float, Event, Changes]] = []
         self.run(hours)
 
     @property
@@ -244,18 +263,6 @@ class Clockwork(VirtualCampaign):
 
     def _kill(self) -> list[Event]:
         raise Killed
-
-    def _decide(self, event: Event) -> Decision:
-        self.laws.before(event, self.world.now)
-        decision = super()._decide(event)
-        if decision.changes is None:
-            assert not decision.actions
-            return decision
-        self.journal.append((self.world.now, event, decision.changes))
-        self.laws.after(event, decision.actions, self.world.now)
-        if isinstance(event, Opened) and self.laws.ends < math.inf:  # a look at the clock when a budget is about to end
-            self.world.call(max(self.world.now, self.laws.ends - event.plan.grace), lambda: [Tick()])
-        return decision
 
     def _proposal(self, trial: int) -> Any:
         if self.world.chance is not None and self.world.chance.random() < 0.02:
@@ -555,7 +562,6 @@ def storm(seed: str) -> Clockwork:
     campaign.session(1000.0)
     assert campaign.state.ending == "finished", f"no way to the end: {campaign.state.ending}"
     campaign.laws.check_end()
-    assert not campaign.world.violations, campaign.world.violations
     return campaign
 
 
