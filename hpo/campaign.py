@@ -270,5 +270,5 @@ def local_note(launcher: LocalLauncher, machine: ProcessMachine, *, chosen: bool
 def batch_memory(base: Mapping[str, Any]) -> int:
     """Return the memory limit of a trial's steps; 0 without one."""
     batch = base.get("batch")
-    given = batch.get("memory") if isinstance(batch, Mapping) else None
-    return bytes_of(given) if isinstance(given, str) and given else 0
+    text = batch.get("memory") if isinstance(batch, Mapping) else None
+    return bytes_of(text) if isinstance(text, str) and text else 0

@@ -152,13 +152,13 @@ def seconds_on(slots: int, work: float, scaling: float | None) -> float:
 
 def law_of(history: Sequence[tuple[Point, float]], space: Space) -> CostLaw | None:
     """Fit a law to a positive quantity; None below four measurements."""
-    known = [(values, value) for values, value in history if math.isfinite(value) and value > 0]
-    if len(known) < FEWEST:
+    usable = [(values, value) for values, value in history if math.isfinite(value) and value > 0]
+    if len(usable) < FEWEST:
         return None
-    if len(known) > MOST:
-        known = [known[int(k)] for k in np.linspace(0, len(known) - 1, MOST)]
-    logarithms = np.log([value for _, value in known])
-    rows = np.array([features(space, values) for values, _ in known])
+    if len(usable) > MOST:
+        usable = [usable[int(k)] for k in np.linspace(0, len(usable) - 1, MOST)]
+    logarithms = np.log([value for _, value in usable])
+    rows = np.array([features(space, values) for values, _ in usable])
     fits = [(_ridge(_columns(rows, products), logarithms), products) for products in (False, True)]
     (weights, residuals), products = min(fits, key=lambda fit: float(np.mean(fit[0][1] ** 2)))
     return CostLaw(
@@ -256,13 +256,13 @@ def _columns(rows: Vector, products: bool) -> Vector:
 def _ridge(rows: Vector, targets: Vector) -> tuple[Vector, Vector]:
     """Return the weights of the best penalty, and leave-one-out residuals."""
     centred, aims = rows - rows.mean(axis=0), targets - targets.mean()
-    left, sizes, right = np.linalg.svd(centred, full_matrices=False)
-    turned = left.T @ aims
+    modes, sizes, right = np.linalg.svd(centred, full_matrices=False)
+    turned = modes.T @ aims
     best: tuple[float, Vector, Vector] | None = None
     for penalty in PENALTIES:
         shrinkage = sizes**2 / (sizes**2 + penalty)
-        leverage = 1 / len(aims) + (left**2) @ shrinkage
-        residuals = ((left * shrinkage) @ turned - aims) / np.maximum(1 - leverage, 1e-9)
+        leverage = 1 / len(aims) + (modes**2) @ shrinkage
+        residuals = ((modes * shrinkage) @ turned - aims) / np.maximum(1 - leverage, 1e-9)
         score = float(np.mean(residuals**2))
         if best is None or score < best[0]:
             best = score, right.T @ (sizes / (sizes**2 + penalty) * turned), residuals

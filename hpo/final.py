@@ -114,7 +114,7 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
 def best_runs(campaign: Path) -> list[Path]:
     """Return the runs that came furthest; InputError without a campaign."""
     open_campaign(campaign)
-    known = [trial for trial in replay(campaign / JOURNAL).trials.values() if trial.results]
-    known = [trial for trial in known if trial.status not in ("failed", "lost")]
-    ranked = sorted(known, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
+    candidates = [trial for trial in replay(campaign / JOURNAL).trials.values() if trial.results]
+    candidates = [trial for trial in candidates if trial.status not in ("failed", "lost")]
+    ranked = sorted(candidates, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
     return [trial_folder(campaign, trial.number) for trial in ranked]

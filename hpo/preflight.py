@@ -283,13 +283,13 @@ def open_campaign(out: Path) -> CampaignSettings:
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:
-    now, before = without_places(settings), without_places(saved)
-    for one in (now, before):
+    now, earlier = without_places(settings), without_places(saved)
+    for one in (now, earlier):
         one.pop("job", None)
         one["runs"] = [run["config"] for run in one.get("runs", [])]
     for key in EXTENSIBLE:
-        now["search"].pop(key), before["search"].pop(key)
-    changed = _differences(before, now)
+        now["search"].pop(key), earlier["search"].pop(key)
+    changed = _differences(earlier, now)
     if changed and settings.runs:
         raise InputError(
             f"{settings.source} holds trainings of other configurations, seeds or epochs; repeat the command that began "

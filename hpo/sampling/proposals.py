@@ -103,9 +103,9 @@ class Proposals:
             return self._proposed(number, self._enqueued[number], cost, "warm start")
         if not self._ready and not (state.exhausted or self._last.exhausted):
             self._take_answer(state, number)
-        wanted, slow = min(BATCH, self._met), self._last.seconds > SLOW and not self._last.exhausted
-        if number >= layouts and slow and self._coming is None and is_wide(state) and len(self._ready) <= wanted // 2:
-            self._begin(state, number + len(self._asked), max(1, wanted))  # for later requests
+        ahead, slow = min(BATCH, self._met), self._last.seconds > SLOW and not self._last.exhausted
+        if number >= layouts and slow and self._coming is None and is_wide(state) and len(self._ready) <= ahead // 2:
+            self._begin(state, number + len(self._asked), max(1, ahead))  # for later requests
         if self._ready:
             return self._proposed(number, *self._ready.popleft())
         if state.exhausted or self._last.exhausted:
@@ -130,8 +130,8 @@ class Proposals:
     def _take_answer(self, state: State, number: int) -> None:
         """Ask the sampler, or take its answer."""
         if self._coming is None:
-            left = self._settings.search.layout_trials - number
-            self._begin(state, number, min(BATCH, len(self._asked), left if left > 0 else BATCH))
+            layouts = self._settings.search.layout_trials - number
+            self._begin(state, number, min(BATCH, len(self._asked), layouts if layouts > 0 else BATCH))
         assert self._coming is not None
         if self._coming.done():
             self._last, self._coming = self._coming.result(), None

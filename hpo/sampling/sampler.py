@@ -168,8 +168,8 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
         return history
     numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))
-    known = tuple(trial for trial in trials if trial.values and trial.status != "lost")
-    return replace(history, trials=known, width=attempts_at_once(state.plan, state.slots))
+    included = tuple(trial for trial in trials if trial.values and trial.status != "lost")
+    return replace(history, trials=included, width=attempts_at_once(state.plan, state.slots))
 
 
 def fastest_layout(trials: Sequence[Trial]) -> Point:

@@ -125,10 +125,10 @@ def _occurring_together(trials: Iterable[FrozenTrial], allowed: Distributions) -
     return [{path: allowed[path] for path in sorted(group) if not allowed[path].single()} for group in groups]
 
 
-def _suggest(space: Space, study: optuna.Study, asked: FrozenTrial, groups: Iterable[Distributions]) -> Point:
+def _suggest(space: Space, study: optuna.Study, request: FrozenTrial, groups: Iterable[Distributions]) -> Point:
     """Return the point that a study's sampler suggests."""
     sampler = study.sampler
-    joint = {k: value for group in groups for k, value in sampler.sample_relative(study, asked, group).items()}
+    joint = {k: value for group in groups for k, value in sampler.sample_relative(study, request, group).items()}
 
     def value_of(path: str, parameter: Parameter) -> Any:
         allowed = distribution(parameter)
@@ -137,7 +137,7 @@ def _suggest(space: Space, study: optuna.Study, asked: FrozenTrial, groups: Iter
         elif allowed.single():
             value = allowed.choices[0] if isinstance(allowed, CategoricalDistribution) else allowed.low
         else:
-            value = sampler.sample_independent(study, asked, path, allowed)
+            value = sampler.sample_independent(study, request, path, allowed)
         if isinstance(parameter, Choices) and isinstance(allowed, CategoricalDistribution):
             return parameter.choices[allowed.choices.index(value)]
         return value

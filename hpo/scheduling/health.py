@@ -74,11 +74,11 @@ def clear_strikes(state: State, slots: tuple[str, ...]) -> None:
     """Forget the strikes of slots on which an attempt succeeded."""
     if not state.health:
         return
-    done = frozenset(slots)
+    used = frozenset(slots)
     for name in dict.fromkeys(node_of(slot) for slot in slots):
         node = state.health.get(name)
         if node is not None and node.status == "pool":
-            strikes = tuple(strike for strike in node.strikes if done.isdisjoint(strike.slots))
+            strikes = tuple(strike for strike in node.strikes if used.isdisjoint(strike.slots))
             state.put_node(name, replace(node, strikes=strikes) if strikes else None)
 
 

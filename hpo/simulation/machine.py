@@ -67,9 +67,9 @@ class Pace:
         if not self.slow:
             return self._flowing(end) - self._flowing(begin)
         turn = 3600 * self.assumptions.slow_after_hours
-        before = self._flowing(min(end, turn)) - self._flowing(min(begin, turn))
-        after = self._flowing(max(end, turn)) - self._flowing(max(begin, turn))
-        return before + after / self.assumptions.slow_factor
+        normal = self._flowing(min(end, turn)) - self._flowing(min(begin, turn))
+        slowed = self._flowing(max(end, turn)) - self._flowing(max(begin, turn))
+        return normal + slowed / self.assumptions.slow_factor
 
     def end(self, begin: float, seconds: float) -> float:
         """Return the end of training of this length.
@@ -83,10 +83,10 @@ class Pace:
         if not self.slow:
             return self._time_of(self._flowing(begin) + seconds)
         turn = max(begin, 3600 * self.assumptions.slow_after_hours)
-        before = min(seconds, self._flowing(turn) - self._flowing(begin))
-        if before == seconds:
+        normal = min(seconds, self._flowing(turn) - self._flowing(begin))
+        if normal == seconds:
             return self._time_of(self._flowing(begin) + seconds)
-        return self._time_of(self._flowing(turn) + (seconds - before) * self.assumptions.slow_factor)
+        return self._time_of(self._flowing(turn) + (seconds - normal) * self.assumptions.slow_factor)
 
     def _flowing(self, time: float) -> float:
         every, length = 3600 * self.assumptions.stall_every_hours, 60 * self.assumptions.stall_minutes

@@ -213,16 +213,16 @@ class World:
         if attempt is None or attempt.action.attempt != action.attempt:
             return
         attempt.asked = True
-        known = attempt.outcome
-        if known is None or self.now < attempt.trains:
+        planned = attempt.outcome
+        if planned is None or self.now < attempt.trains:
             self._plan(attempt, AttemptEnd(stops=self.now, reported=self.now + 0.1, kind="preempted"))
-        elif known.stops > self.now:
+        elif planned.stops > self.now:
             opened = attempt.opened
             saved = opened + Pace(assumptions=self.assumptions).end(self.now - opened, attempt.fate.save) - self.now
-            leaves, kept = self.now + min(saved, self.grace), saved <= max(self.grace, attempt.fate.save)
-            self._plan(attempt, AttemptEnd(stops=self.now, reported=leaves, kind="preempted", saved=kept))
-        elif known.reported > self.now + self.grace:
-            self._plan(attempt, AttemptEnd(stops=known.stops, reported=self.now + self.grace, kind="preempted"))
+            leaves, in_time = self.now + min(saved, self.grace), saved <= max(self.grace, attempt.fate.save)
+            self._plan(attempt, AttemptEnd(stops=self.now, reported=leaves, kind="preempted", saved=in_time))
+        elif planned.reported > self.now + self.grace:
+            self._plan(attempt, AttemptEnd(stops=planned.stops, reported=self.now + self.grace, kind="preempted"))
 
     def probe(self, action: Probe) -> None:
         """Begin to probe a node."""
@@ -286,11 +286,11 @@ class World:
         identity = {"simulated": attempt.action.trial}
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
 
-    def _on_look(self, attempt: VirtualAttempt, after: float) -> list[Event]:
+    def _on_look(self, attempt: VirtualAttempt, elapsed: float) -> list[Event]:
         """Return the progress in a heartbeat, and schedule the next read."""
         if attempt.over:
             return []
-        later = next_look(after, len(self.attempts))
+        later = next_look(elapsed, len(self.attempts))
         self.call(attempt.began + later, partial(self._on_look, attempt, later))
         if self.now < attempt.trains or attempt.outcome is None or attempt.outcome.stops < self.now:
             return []
@@ -302,9 +302,9 @@ class World:
         storm = is_storm(self.assumptions, self.now - self._begin)
         if not (storm or dead or attempt.nodes & self._holes or attempt.fate.launch_fails):
             return None
-        after = self.now + self.assumptions.launch_failure_seconds
+        noticed = self.now + self.assumptions.launch_failure_seconds
         named = dead if attempt.fate.suspect_known else ()
-        return AttemptEnd(stops=self.now, reported=after, kind="launch", suspects=named)
+        return AttemptEnd(stops=self.now, reported=noticed, kind="launch", suspects=named)
 
     def _endings(self, attempt: VirtualAttempt) -> Iterator[AttemptEnd]:
         """Return all ends of an attempt by its own fate."""
@@ -411,11 +411,11 @@ class World:
             self._count_as_used(attempt, node, self._dead[node])
         own = outcome.kind is not None and outcome.kind not in MACHINE_FAULTS
         lost = "own failures" if own else "lost to machine faults"
-        after = "saving" if outcome.kind == "preempted" else lost
+        leaving = "saving" if outcome.kind == "preempted" else lost
         began = min(attempt.began, self.now)
         ledger.waste("waiting to start", slots * (began - attempt.assigned))
         if attempt.trains == math.inf:
-            ledger.waste(after if attempt.began < math.inf else "waiting to start", slots * (self.now - began))
+            ledger.waste(leaving if attempt.began < math.inf else "waiting to start", slots * (self.now - began))
             return
         trains, stops = min(attempt.trains, self.now), max(outcome.stops, min(attempt.trains, self.now))
         ledger.waste("start-up" if outcome.kind in (None, "preempted") else lost, slots * (trains - began))
@@ -432,6 +432,6 @@ class World:
         ledger.waste("stalls", slots * stalled)
         ledger.waste("slow nodes", slots * slower)
         ledger.waste(lost, slots * (stops - trains - stalled - slower) - epochs * (work + spread + slow + writing))
-        ledger.waste(after, slots * (self.now - stops))
+        ledger.waste(leaving, slots * (self.now - stops))
         offset = self._offset - self._begin
         ledger.training.append((trains + offset, stops + offset, slots))

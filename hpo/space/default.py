@@ -96,14 +96,14 @@ def _model_parameters(searched: Mapping[str, Searched]) -> dict[str, dict[str, A
 
 def _groups(ranges: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Return the ranges of a setting, with their kinds."""
-    known = {json.dumps(dict(one)): dict(one) for one in ranges.values()}
-    for text, parameter in known.items():
+    distinct = {json.dumps(dict(one)): dict(one) for one in ranges.values()}
+    for text, parameter in distinct.items():
         yield parameter, [kind for kind, one in ranges.items() if json.dumps(dict(one)) == text]
 
 
 def _value(base: Mapping[str, Any], path: str) -> Any:
     """Return a configuration's value at a path, or None."""
-    here: Any = base
+    section: Any = base
     for key in path.split("."):
-        here = here.get(key) if isinstance(here, Mapping) else None
-    return here
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return section

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -252,16 +252,16 @@ def campaign_status(folder: Path | str) -> CampaignStatus:
 def forecast(state: State, now: float) -> Forecast | None:
     """Return the end at the pace so far, or by budget.
 
-    The pace counts the epochs that the rungs will require. None before the first result and after the end.
+    The pace counts the epochs that the rungs will require. None start the first result and after the end.
     """
     epochs = sum(trial.epochs for trial in state.trials.values())
     if not epochs or not state.plan.rungs or state.closed:
         return None
-    before, total, reaching = 0, 0.0, float(state.plan.trials)
+    start, total, reaching = 0, 0.0, float(state.plan.trials)
     reduction, floor = state.plan.reduction, float(min(state.plan.finalists, state.plan.trials))
     for rung in state.plan.rungs:
-        total += reaching * (rung - before)
-        before, reaching = rung, max(reaching / reduction, floor)
+        total += reaching * (rung - start)
+        start, reaching = rung, max(reaching / reduction, floor)
     rest, until = max(0.0, (total - epochs) * state.elapsed(now) / epochs), state.ends - now
     if until < rest:
         return Forecast(seconds=max(0.0, until), by=state.ends_by)
@@ -280,6 +280,15 @@ def node_counts(state: State) -> NodeCounts:
         quarantined=tuple(sorted(name for name, status in out.items() if status == "quarantined")),
         local=local_nodes(state.nodes),
     )
+
+
+def counts_text(statuses: Mapping[str, int]) -> str:
+    """Return counts of trials by status in words.
+
+    >>> counts_text({"failed": 2, "finished": 1, "asked": 1})
+    '1 trained to the end, 2 failed'
+    """
+    return ", ".join(f"{statuses[key]} {word}" for key, word in TRIALS.items() if statuses.get(key) and key != "asked")
 
 
 def duration_text(seconds: float) -> str:

@@ -21,10 +21,10 @@ from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reac
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status.facts import (
     ENDINGS,
-    TRIALS,
     CampaignStatus,
     Costs,
     Follower,
+    counts_text,
     duration_text,
     status_of,
     values_line,
@@ -217,8 +217,8 @@ def status_line(status: CampaignStatus) -> str:
 
 def _trials_text(status: CampaignStatus) -> str:
     count = sum(status.trials.values()) - status.trials["asked"]
-    counts = [f"{status.trials[key]} {word}" for key, word in TRIALS.items() if status.trials[key] and key != "asked"]
-    return f"{count} of {status.planned}" + (f": {', '.join(counts)}" if counts else "")
+    counts = counts_text(status.trials)
+    return f"{count} of {status.planned}" + (f": {counts}" if counts else "")
 
 
 def _goodput_text(status: CampaignStatus) -> str:

@@ -1,6 +1,7 @@
 """Chapter on the search: trials, hyperparameters, architectures, layouts."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from matplotlib.collections import LineCollection
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.search_settings import PARALLEL
-from hydragnn.hpo.status.facts import TRIALS
+from hydragnn.hpo.status.facts import TRIALS, counts_text
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
@@ -31,7 +32,7 @@ def chapter(facts: Facts) -> Section | None:
     if campaign is None:
         return None
     best, trials = campaign.best, campaign.history.trials
-    lead = f"{len(trials)} trials: {trial_status(trials)}. " + (
+    lead = f"{len(trials)} trials: {counts_text(Counter(trial.status for trial in trials)) or 'no trials'}. " + (
         f"The best is trial {best.number} with {campaign.objective} = {plain_number(best.value or 0.0)}."
         if best
         else "None has a result yet."
@@ -145,16 +146,6 @@ def learning_curves(campaign: Campaign) -> Figure | None:
         draw,
         height=290,
     )
-
-
-def trial_status(trials: Sequence[TrialHistory]) -> str:
-    """Return how the trials ended, in words.
-
-    >>> trial_status([])
-    'no trials'
-    """
-    counts = {status: sum(trial.status == status for trial in trials) for status in TRIALS}
-    return ", ".join(f"{count} {TRIALS[status]}" for status, count in counts.items() if count) or "no trials"
 
 
 def trials_table(campaign: Campaign) -> Table:

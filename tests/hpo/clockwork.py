@@ -335,12 +335,11 @@ class Laws:
         self.bills = [self.bills[0] + spent, self.bills[1] + spent * len(self.nodes)]
         self.nodes = {node_of(slot) for slot in event.slots}
         self.opened = now
-        limits = (event.deadline, None, None)
+        self.ends = math.inf if event.deadline is None else event.deadline
         if plan.max_seconds is not None:
-            limits = (limits[0], now + plan.max_seconds - self.bills[0], None)
+            self.ends = min(self.ends, now + plan.max_seconds - self.bills[0])
         if plan.max_node_seconds is not None:
-            limits = (*limits[:2], now + (plan.max_node_seconds - self.bills[1]) / len(self.nodes))
-        self.ends = min((limit for limit in limits if limit is not None), default=math.inf)
+            self.ends = min(self.ends, now + (plan.max_node_seconds - self.bills[1]) / len(self.nodes))
         for known in (self.running, self.asked, self.probes, self.late):
             known.clear()
         self.untrusted &= self.nodes

@@ -329,11 +329,6 @@ def test_ranks_of_mpirun_make_one_search_whose_trials_are_no_ranks(table: dict[s
         assert f"PMI_SIZE=2 and PMI_RANK={rank} say that a launcher started 2 ranks" in done.stderr
 
 
-Settings = Callable[..., CampaignSettings]
-Launchers = Callable[..., LocalLauncher]
-PATIENCE = 240.0  # seconds for what a loaded machine does within ten
-
-
 @pytest.fixture
 def runs(table: dict[str, Any]) -> list[GivenRun]:
     """Four configurations of twelve epochs; the second costs most by far, the last is not known."""
@@ -406,7 +401,6 @@ def test_the_best_configurations_are_those_that_came_furthest(search: Search, tm
     assert all(run.work and run.work > 0 for run in given), "the campaign has measured what they cost"
 
 
-Launchers = Callable[..., LocalLauncher]
 BEFORE = 3  # trials before the move
 
 

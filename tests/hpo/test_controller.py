@@ -464,8 +464,13 @@ def shows(folder: Path, trial: int, attempt: int, epochs: float) -> None:
     (folder / str(trial) / "heartbeat").write_text(f"1795288000 {attempt} {epochs}\n")
 
 
-def test_an_attempt_is_looked_at_after_a_minute_and_then_ever_more_seldom(tmp_path: Path, now: list[float]) -> None:
-    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
+@pytest.mark.parametrize(
+    ("beats", "looks"),
+    [({}, [60, 120, 240, 480, 780]), ({"beat_seconds": 50.0}, [200, 400, 700])],
+    ids=["after a minute and then ever more seldom", "later where hearts beat rarely"],
+)
+def test_an_attempt_is_looked_at(beats: dict[str, float], looks: list[int], tmp_path: Path, now: list[float]) -> None:
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0], **beats)
     progress.follow(Tick())
     progress.follow(Launched(trial=4, attempt=2, identity={}))
     seen = []
@@ -473,20 +478,7 @@ def test_an_attempt_is_looked_at_after_a_minute_and_then_ever_more_seldom(tmp_pa
         now[0] = float(second)
         shows(tmp_path, 4, 2, second / 100)
         seen += [(second, event) for event in progress.changes(lambda trial, attempt: True)]
-    assert seen == [
-        (second, Progressed(trial=4, attempt=2, epochs=second / 100)) for second in (60, 120, 240, 480, 780)
-    ]
-
-
-def test_where_hearts_beat_rarely_the_first_look_is_later(tmp_path: Path, now: list[float]) -> None:
-    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0], beat_seconds=50.0)
-    progress.follow(Launched(trial=4, attempt=2, identity={}))
-    shows(tmp_path, 4, 2, 1.0)
-    seen = []
-    for second in range(500):
-        now[0] = float(second)
-        seen += [second for _ in progress.changes(lambda trial, attempt: True)]
-    assert seen == [200, 400]
+    assert seen == [(second, Progressed(trial=4, attempt=2, epochs=second / 100)) for second in looks]
 
 
 def test_nothing_is_told_of_attempts_that_are_over_or_of_heartbeats_of_others(tmp_path: Path, now: list[float]) -> None:

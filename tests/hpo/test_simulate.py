@@ -84,17 +84,6 @@ def test_equal_seeds_give_equal_figures_and_other_seeds_others() -> None:
     assert figures(first) == figures(again) != figures(other)
 
 
-@pytest.mark.parametrize("reduction", [3, 1], ids=["pruning", "no pruning"])
-@pytest.mark.parametrize("assumptions", [CALM, STORM], ids=["calm", "storm"])
-def test_every_node_hour_is_accounted_for_once(reduction: int, assumptions: Assumptions) -> None:
-    assumptions = assumptions.model_copy(update={"median_node_hours": 0.5, "walltime_hours": 0.4})
-    result = figures_of(scenario(assumptions, nodes=16, reduction=reduction), 0.7)
-    assert sum(result.node_hours.values()) == pytest.approx(16 * result.hours)
-    assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
-    assert fmean(result.busy) == pytest.approx(result.utilisation)
-    assert result.goodput <= result.utilisation + 1e-9 <= 1 + 2e-9
-
-
 def test_on_a_perfect_machine_only_the_end_is_idle() -> None:
     result = figures_of(scenario(CALM, nodes=8, max_slots=1), 4.0)
     assert all(hours < 1e-6 for cause, hours in result.node_hours.items() if cause not in ("useful", "idle", "saving"))
@@ -110,19 +99,28 @@ TROUBLED: dict[str, dict[str, float]] = {
     "late and doubled reports": {"late_reports": 0.05, "double_reports": 0.3},
     "a slow sampler": {"proposal_seconds": 10},
 }
+MACHINES: dict[str, Scenario] = {
+    f"{name}, reduction {reduction}": scenario(
+        machine.model_copy(update={"median_node_hours": 0.5, "walltime_hours": 0.4}), nodes=16, reduction=reduction
+    )
+    for name, machine in (("calm", CALM), ("everything", STORM))
+    for reduction in (3, 1)
+} | {
+    name: scenario(Assumptions(median_node_hours=1.0, best_of=1).model_copy(update=troubles), nodes=96, retries=3)
+    for name, troubles in TROUBLED.items()
+}
 
 
-@pytest.mark.parametrize("troubles", TROUBLED.values(), ids=list(TROUBLED))
-def test_troubles_that_come_together_lose_no_trial_and_tell_the_sampler_nothing(troubles: dict[str, float]) -> None:
-    assumptions = Assumptions(median_node_hours=1.0, best_of=1).model_copy(update=troubles)
-    busy = scenario(assumptions, nodes=96, retries=3)
-    campaign = LawfulCampaign(busy)
-    campaign.run(1.0)
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_node_hour_is_accounted_for_once_and_no_trial_is_lost(name: str) -> None:
+    campaign = LawfulCampaign(MACHINES[name])
+    campaign.run(1.0 if name in TROUBLED else 0.7)
     result = campaign_figures(campaign, math.inf)
-    assert result.lost == 0
-    assert result.finished > 0
-    assert sum(result.node_hours.values()) == pytest.approx(96)
+    assert sum(result.node_hours.values()) == pytest.approx(MACHINES[name].nodes * result.hours)
     assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
+    assert fmean(result.busy) == pytest.approx(result.utilisation)
+    assert result.goodput <= result.utilisation + 1e-9 <= 1 + 2e-9
+    assert (result.lost, result.finished > 0) == (0, True)
 
 
 def test_a_stall_costs_its_own_time_and_slow_nodes_hardly_more_than_their_absence() -> None:

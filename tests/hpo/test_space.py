@@ -200,13 +200,7 @@ def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None
         assert contains(parameter, value_at(parameter, fraction)), parameter
 
 
-def test_a_space_whose_values_are_right_at_their_ends_alone_ends_with_a_sentence(tmp_path: Path) -> None:
-    write_rings(tmp_path / "a.h5", 1)
-    table = {
-        "data": {"store": str(tmp_path / "a.h5")},
-        "model": {"kind": "gin"},
-        "heads": [{"kind": "scalar", "field": "moment"}],
-    }
+def test_a_space_whose_values_are_right_at_their_ends_alone_ends_with_a_sentence(table: dict[str, Any]) -> None:
     space = {"model.num_layers": {"type": "float", "low": 1.0, "high": 4.0}}  # 1.0 and 4.0 are whole numbers
     settings = campaign_settings({**table, "search": {"space": space}}, SOURCE)
     with pytest.raises(InputError, match=r"none of 1000 points drawn from search\.space .*model\.num_layers.*integer"):
@@ -252,16 +246,12 @@ def test_a_setting_that_cannot_act_is_refused_before_the_first_trial_and_never_i
     check_campaign(campaign, space_of(campaign.search.space), begun=True)
 
 
-def test_what_acts_in_some_of_the_trials_may_be_said_once_for_all(table: dict[str, Any]) -> None:
-    for base, space in (
-        ({"train": {"plateau_patience": 3}}, {"train.schedule": SCHEDULES}),
-        (
-            {},
-            {"train.schedule": SCHEDULES, "train.plateau_patience": {**PLATEAU, "when": {"train.schedule": "plateau"}}},
-        ),
-    ):
-        campaign = campaign_with(table, base, space)
-        check_campaign(campaign, space_of(campaign.search.space))
+@pytest.mark.parametrize("when", [None, {"train.schedule": "plateau"}], ids=["of the base", "searched"])
+def test_what_acts_in_some_of_the_trials_may_be_said_once_for_all(table: dict[str, Any], when: Any) -> None:
+    searched = {} if when is None else {"train.plateau_patience": {**PLATEAU, "when": when}}
+    base = {"train": {"plateau_patience": 3}} if when is None else {}
+    campaign = campaign_with(table, base, {"train.schedule": SCHEDULES, **searched})
+    check_campaign(campaign, space_of(campaign.search.space))
 
 
 def test_a_condition_holds_on_the_grid_of_a_range_whatever_the_rounding() -> None:
@@ -290,7 +280,6 @@ def test_equal_numbers_are_one_choice_and_other_kinds_stay_apart(choices: list[A
     assert len({allowed.to_internal_repr(optuna_value(parameter, choice)) for choice in parameter.choices}) == len(kept)
 
 
-RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
 FIELDS = (
     Field(name="site", on="node", classes=2, dtype="int64"),
     Field(name="strength", on="graph", role="target"),
@@ -455,7 +444,6 @@ def test_a_space_without_a_valid_point_is_refused_with_an_example(tmp_path: Path
         assert not (tmp_path / "campaign").exists()
 
 
-SOURCE = Path("CAMPAIGN.toml")
 MEASURED = GraphStatistics(mean_log_degree=1.0, mean_degree=2.0, species=(1, 8))
 POINTS = 4
 
@@ -607,14 +595,8 @@ def test_every_architecture_is_tried_once_before_the_sampler_chooses(sampler: st
 
 
 def test_what_acts_on_lengths_is_not_searched_where_graphs_have_no_positions(tmp_path: Path) -> None:
-    ends = np.array([0, 1, 2]), np.array([1, 2, 0])
-    size, energy = Field(name="size", on="node"), Field(name="energy", on="graph", role="target")
-    with StoreWriter(tmp_path / "flat.h5", [size, energy], dim=0) as writer:
-        for number in range(10):
-            values = {"size": np.full(3, number, dtype=np.float32)}
-            label = {"energy": np.float32(number)}
-            writer.write(graph_from_arrays(np.zeros((3, 0)), *ends, fields=[size, energy], nodes=values, graphs=label))
-    campaign = default_campaign(tmp_path / "flat.h5", [{"kind": "scalar", "field": "energy"}])
+    write_paths(tmp_path / "flat.h5", 0)
+    campaign = default_campaign(tmp_path / "flat.h5", [STRENGTH])
     space = space_of(campaign.search.space)
     assert "pna" in space.parameters["model.kind"].choices and "model.hidden_dim" in space.parameters
     assert not [path for path in space.parameters if path.partition("#")[0] in ("model.num_radial", "model.radial")]

@@ -23,64 +23,69 @@ OPENED = (100.0, Opened(plan=Plan(trials=1, rungs=(2, 4)), slots=("n1", "n2")))
 PROPOSED = (100.0, Proposed(trial=0, values={"model.hidden_dim": 8}))
 
 
-def test_an_attempt_counts_with_what_its_record_vouches_for() -> None:
-    timeline = timeline_after(OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0)))
-    (span,) = [span for span in timeline.spans if span.outcome == "reached"]
-    assert (span.trial, span.attempt, span.slots) == (0, 1, ("n1",))
-    assert (span.started, span.ended, span.epochs, span.useful) == (100.0, 130.0, 2, 24.0)
-    hours = timeline.node_hours()
+Spans = list[tuple[str, int, float, float, float]]
+COURSES: dict[str, tuple[list[tuple[float, Event]], Spans, list[tuple[Any, ...]]]] = {
+    "an attempt counts with what its record vouches for": (
+        [(130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))],
+        [("reached", 1, 100.0, 130.0, 24.0), ("running", 2, 130.0, 130.0, 0.0)],
+        [],
+    ),
+    # the record says 40 s of training: what does not fit into the second attempt was done by the first
+    "what survives a machine fault counts once the trial reaches its rung": (
+        [
+            (150.0, Failed(trial=0, attempt=1, kind="lost_node", message="", epochs=1, suspects=("n1",))),
+            (175.0, Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0)),
+        ],
+        [
+            ("lost_node", 1, 100.0, 150.0, 15.0),
+            ("reached", 2, 150.0, 175.0, 25.0),
+            ("running", 3, 175.0, 175.0, 0.0),
+        ],
+        [("lost_node", 1, 1, 1, 0, 35.0)],
+    ),
+    "a failure of the configuration is an answer and nothing of it is lost": (
+        [(160.0, Failed(trial=0, attempt=1, kind="diverged", message="loss is nan"))],
+        [("diverged", 1, 100.0, 160.0, 60.0)],
+        [("diverged", 1, 1, 0, 1, 0.0)],
+    ),
+    "an attempt that was asked to leave is no fault": (
+        [
+            (120.0, Stopping(reason="SIGTERM")),
+            (121.0, Failed(trial=0, attempt=1, kind="preempted", message="saved")),
+        ],
+        [("saved", 1, 100.0, 121.0, 0.0)],
+        [],
+    ),
+    "a killed controller cuts its attempts at its last sign of life": (
+        [
+            (110.0, Launched(trial=0, attempt=1, identity={"pid": 1})),
+            (900.0, Opened(plan=PLAN, slots=("n1",))),
+            (950.0, Stopping(reason="SIGTERM")),
+        ],
+        [("cut", 1, 100.0, 110.0, 0.0), ("running", 2, 900.0, 950.0, 50.0)],
+        [("cut", 1, 1, 0, 0, 10.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "spans", "faults"), COURSES.values(), ids=COURSES)
+def test_attempts_and_faults_have_their_time(
+    events: list[tuple[float, Event]], spans: Spans, faults: list[tuple[Any, ...]]
+) -> None:
+    timeline = timeline_after(OPENED, PROPOSED, *events)
+    assert [(s.outcome, s.attempt, s.started, s.ended, s.useful) for s in timeline.spans] == spans
+    rows = timeline.faults()
+    assert [(row.kind, row.count, row.trials, row.nodes, row.to_sampler) for row in rows] == [row[:5] for row in faults]
+    assert [3600 * row.node_hours for row in rows] == pytest.approx([row[5] for row in faults])
+
+
+def test_node_hours_are_what_was_allocated_and_its_uses() -> None:
+    reached = (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))
+    hours = timeline_after(OPENED, PROPOSED, reached).node_hours()
     assert hours.allocated == pytest.approx(60 / 3600)
     assert hours.overhead == pytest.approx(6 / 3600)
     assert hours.idle == pytest.approx(30 / 3600)
     assert hours.goodput == pytest.approx(24 / 60)
-
-
-def test_what_survives_a_machine_fault_counts_once_the_trial_reaches_its_rung() -> None:
-    lost = (150.0, Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", epochs=1, suspects=("n1",)))
-    # the record says 40 s of training: what does not fit into the second attempt was done by the first
-    reached = (175.0, Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0))
-    builder = timeline_builder([OPENED, PROPOSED, lost, reached])
-    first, second = builder.timeline().spans[:2]
-    assert (first.outcome, first.useful) == ("lost_node", 15.0)
-    assert (second.outcome, second.useful) == ("reached", 25.0)
-    (row,) = builder.timeline().faults()
-    assert (row.kind, row.count, row.trials, row.nodes, row.to_sampler) == ("lost_node", 1, 1, 1, 0)
-    assert row.node_hours == pytest.approx(35 / 3600)
-
-
-def test_a_failure_of_the_configuration_is_an_answer_and_nothing_of_it_is_lost() -> None:
-    timeline = timeline_after(
-        OPENED, PROPOSED, (160.0, Failed(trial=0, attempt=1, kind="diverged", message="loss is nan"))
-    )
-    (span,) = timeline.spans
-    assert (span.outcome, span.useful, span.to_sampler) == ("diverged", 60.0, True)
-    (row,) = timeline.faults()
-    assert (row.kind, row.nodes, row.node_hours, row.to_sampler) == ("diverged", 0, 0.0, 1)
-
-
-def test_an_attempt_that_was_asked_to_leave_is_no_fault() -> None:
-    timeline = timeline_after(
-        OPENED,
-        PROPOSED,
-        (120.0, Stopping(reason="SIGTERM")),
-        (121.0, Failed(trial=0, attempt=1, kind="preempted", message="saved")),
-    )
-    assert [span.outcome for span in timeline.spans] == ["saved"]
-    assert timeline.faults() == ()
-
-
-def test_a_killed_controller_cuts_its_attempts_at_its_last_sign_of_life() -> None:
-    timeline = timeline_after(
-        OPENED,
-        PROPOSED,
-        (110.0, Launched(trial=0, attempt=1, identity={"pid": 1})),
-        (900.0, Opened(plan=PLAN, slots=("n1",))),
-        (950.0, Stopping(reason="SIGTERM")),
-    )
-    cut, running = timeline.spans
-    assert (cut.outcome, cut.ended, cut.useful) == ("cut", 110.0, 0.0)
-    assert (running.outcome, running.attempt, running.started, running.ended) == ("running", 2, 900.0, 950.0)
-    assert [session.seconds for session in timeline.sessions] == [10.0, 50.0]
 
 
 def test_sessions_may_divide_their_nodes_into_other_numbers_of_slots() -> None:

@@ -36,10 +36,8 @@ def trial(number: int, curve: list[float], status: Any) -> TrialHistory:
         origin="sampler",
         rungs={},
         value=min(curve),
-        seconds=0.0,
         attempts=1,
         failure=failure,
-        started=0.0,
         folder=Path(f"{number:04d}"),
         speed=0.0,
     )
@@ -59,9 +57,7 @@ def record(kind: str, curve: list[float], seconds: float) -> RunRecord:
 
 def history(trials: list[TrialHistory], **search: Any) -> CampaignHistory:
     settings = campaign_settings({"search": {"trials": 4, "space": SPACE, **search}}, Path("CAMPAIGN.toml"))
-    return CampaignHistory(
-        settings=settings, trials=trials, rungs=(1, 4), seconds=0.0, ending=None, timeline=Timeline(), sampler=""
-    )
+    return CampaignHistory(settings=settings, trials=trials, rungs=(1, 4), ending=None, timeline=Timeline(), sampler="")
 
 
 @pytest.fixture
