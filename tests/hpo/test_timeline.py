@@ -27,7 +27,7 @@ Spans = list[tuple[str, int, float, float, float]]
 COURSES: dict[str, tuple[list[tuple[float, Event]], Spans, list[tuple[Any, ...]]]] = {
     "an attempt counts with what its record vouches for": (
         [(130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))],
-        [("reached", 1, 100.0, 130.0, 24.0), ("running", 2, 130.0, 130.0, 0.0)],
+        [("reached", 1, 100.0, 130.0, 24.0)],
         [],
     ),
     # the record says 40 s of training: what does not fit into the second attempt was done by the first
@@ -39,7 +39,6 @@ COURSES: dict[str, tuple[list[tuple[float, Event]], Spans, list[tuple[Any, ...]]
         [
             ("lost_node", 1, 100.0, 150.0, 15.0),
             ("reached", 2, 150.0, 175.0, 25.0),
-            ("running", 3, 175.0, 175.0, 0.0),
         ],
         [("lost_node", 1, 1, 1, 0, 35.0)],
     ),
