@@ -1,6 +1,10 @@
 """Worker: loads the training code once, then makes attempts by fork.
 
-    python worker.py --nodes N1,N2,... [--shares S] [--ranks R] [--hang-seconds H] [--gpus G] MODULE
+    python worker.py --nodes N1,N2,... [--shares S] [--ranks R] [--hang-seconds H] [--gpus G] [--forget PATTERN]
+        [--node-variable NAME] [--rank-variables NAMES] MODULE
+
+A pack has NODES, of which a variable names this one, or numbers the ranks. Variables of its step that match PATTERN are
+removed, since trials are no peers of each other.
 
 Input: lines ``SLOT REQUEST`` and ``SLOT WORD``; in a pack the same for all nodes, of which each takes its own. Output: lines
 ``SLOT REPORT``. Requests and reports are JSON; ``packs.py`` is the other side. An attempt waits for the word
@@ -63,16 +67,11 @@ Work = Callable[[list[str]], None]
 def main(arguments: Sequence[str]) -> None:
     """Serve requests until the input ends."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--nodes", required=True, help="all nodes of the pack, of which this is one")
-    parser.add_argument("--shares", type=int, default=1, help="slots of the node")
-    parser.add_argument("--ranks", type=int, default=1, help="processes of one attempt")
-    parser.add_argument("--hang-seconds", type=float, default=600.0, help="so long an attempt may show no life")
-    parser.add_argument("--gpus", type=int, default=None, help="of the node, which its slots share, as its cores")
-    parser.add_argument(
-        "--forget", default="", help="names of variables of a pack's step: trials are no peers of each other"
-    )
-    parser.add_argument("--node-variable", default="", help="variable that names this node")
-    parser.add_argument("--rank-variables", default="", help="variables that number the ranks of the step")
+    for name in ("nodes", "forget", "node-variable", "rank-variables"):
+        parser.add_argument(f"--{name}", default="")
+    for name, default in (("shares", 1), ("ranks", 1), ("gpus", None)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--hang-seconds", type=float, default=600.0)
     parser.add_argument("module")
     options = parser.parse_args(arguments)
     requests, reports = os.dup(0), os.dup(1)

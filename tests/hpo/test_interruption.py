@@ -209,11 +209,11 @@ def test_of_two_controllers_where_locks_do_not_reach_one_leaves_and_nothing_is_l
 ) -> None:
     """The first one is stopped until the second is at work."""
     out = tmp_path / "c"
-    first = driver(out, 2, pause=2.0, without=without_locks(37))
+    first = driver(out, 2, pause=1.0, without=without_locks(37))
     while not list(out.glob("trials/*/record.json")):
         time.sleep(0.02)
     first.send_signal(signal.SIGSTOP)
-    second = driver(out, 2, pause=2.0, without=without_locks(37))
+    second = driver(out, 2, pause=1.0, without=without_locks(37))
     while sum(isinstance(event, Opened) for _, event in read_journal(out / "journal.jsonl")) < 2:
         time.sleep(0.02)
     first.send_signal(signal.SIGCONT)

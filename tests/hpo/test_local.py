@@ -93,7 +93,7 @@ elif {others}:
 def layouts(table: dict[str, Any]) -> dict[str, Any]:
     """A campaign over the layouts of two ranks."""
     rate = table["search"]["space"]["train.learning_rate"]
-    search = {"trials": 2, "sampler": "random", "rungs": [1], "finalists": 1, "ranks_per_node": 2}
+    search = {"trials": 2, "sampler": "random", "rungs": [], "finalists": 1, "ranks_per_node": 2}
     space = {"parallel": {"shard": [1, 2], "graph": [1, 2]}, "train.learning_rate": rate}
     model = {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 2.0}
     return {**table, "model": model, "train": {"epochs": 2}, "search": {**search, "space": space}}
@@ -168,8 +168,7 @@ def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dic
     (tmp_path / "hungry" / "__init__.py").touch()
     (tmp_path / "hungry" / "preload.py").write_text("from hydragnn.runs import preload, run")
     (tmp_path / "hungry" / "training.py").write_text(HUNGRY.replace("{group}", str(group)))
-    layouts["search"] |= {"trials": kinds, "rungs": [], "space": {"parallel": {"shard": [1, 2]}}}
-    del layouts["search"]["rungs"], layouts["search"]["finalists"]
+    layouts["search"] |= {"trials": kinds, "space": {"parallel": {"shard": [1, 2]}}}
     failures: list[Failed] = []
 
     def follow(state: Any, event: Any, seconds: float) -> None:
