@@ -22,13 +22,13 @@ BEATS_BEFORE = 4
 """Heartbeats before the first read, so that their age hardly matters."""
 
 
-def next_look(after: float, running: int) -> float:
+def next_look(age: float, running: int) -> float:
     """Return the time of the next read: twice as late, or sooner.
 
-    >>> [next_look(after, 100) for after in (60.0, 240.0, 480.0)], next_look(960.0, 9408)
+    >>> [next_look(age, 100) for age in (60.0, 240.0, 480.0)], next_look(960.0, 9408)
     ([120.0, 480.0, 780.0], 1920.0)
     """
-    return after + min(after, max(LONGEST_LOOK, running / LOOKS_A_SECOND))
+    return age + min(age, max(LONGEST_LOOK, running / LOOKS_A_SECOND))
 
 
 class AttemptProgress:
@@ -53,19 +53,19 @@ class AttemptProgress:
     def follow(self, event: Event) -> None:
         """Note an attempt that begins."""
         if isinstance(event, Launched):
-            after = self._first_look
-            heappush(self._due, (self._clock() + after, after, event.trial, event.attempt))
+            age = self._first_look
+            heappush(self._due, (self._clock() + age, age, event.trial, event.attempt))
 
     def changes(self, running: Callable[[int, int], bool]) -> list[Progressed]:
         """Return progress that was read; start reads that are due."""
         now = self._clock()
         while self._due and self._due[0][0] <= now:
-            _, after, trial, attempt = heappop(self._due)
+            _, age, trial, attempt = heappop(self._due)
             if running(trial, attempt):
                 look = self._files.submit(shown_epochs, self._folder_of(trial), attempt)
                 self._looks.append((trial, attempt, look))
-                later = next_look(after, len(self._due) + 1)
-                heappush(self._due, (now + later - after, later, trial, attempt))
+                later = next_look(age, len(self._due) + 1)
+                heappush(self._due, (now + later - age, later, trial, attempt))
         looks, self._looks = self._looks, []
         progress: list[Progressed] = []
         for trial, attempt, look in looks:

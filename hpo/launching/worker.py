@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     if in_pack:
         for name in [name for name in os.environ if re.fullmatch(options.forget, name)]:
             del os.environ[name]
-        os.environ.update(beside("rank").threads_of(options.shares))
+        os.environ.update(sibling_module("rank").threads_of(options.shares))
     preload(options.module)
     names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
     slots = {
@@ -107,7 +107,7 @@ def work_of(options: argparse.Namespace, number: int) -> Work:
 
     def work(arguments: list[str]) -> None:
         if options.gpus is not None:
-            threads = beside("rank").bind(number, options.shares, options.gpus)
+            threads = sibling_module("rank").bind(number, options.shares, options.gpus)
             arguments = [word.replace("{threads}", str(threads)) for word in arguments]
         sys.argv = [options.module, *arguments]
         runpy.run_module(options.module, run_name="__main__", alter_sys=True)
@@ -129,7 +129,7 @@ def preload(module: str) -> None:
 
 
 @cache
-def beside(name: str) -> Any:
+def sibling_module(name: str) -> Any:
     """Return the module of that name beside this file."""
     spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     assert spec is not None
@@ -345,19 +345,19 @@ def first_end(pids: list[int]) -> int:
 
     128 and the number of a signal for a rank that was killed. SIGTERM is passed on. Ranks that outlive a failure are killed.
     """
-    left, first, deadline = dict(enumerate(pids)), (0, 0), float("inf")
+    running, first, deadline = dict(enumerate(pids)), (0, 0), float("inf")
 
     def pass_on(number: int, _: object) -> None:
-        for pid in left.values():
+        for pid in running.values():
             os.kill(pid, number)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, pass_on)
-    while left:
+    while running:
         for rank in [
-            rank for rank, pid in left.items() if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            rank for rank, pid in running.items() if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         ]:
-            code = os.waitstatus_to_exitcode(os.waitpid(left.pop(rank), 0)[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(running.pop(rank), 0)[1])
             if code and not first[1]:
                 first, deadline = (rank, code), time.monotonic() + RANKS_PATIENCE
         if time.monotonic() > deadline:
@@ -372,7 +372,7 @@ def first_end(pids: list[int]) -> int:
 
 def start_probe(parts: int) -> subprocess.Popen[bytes]:
     """The probe of this node, beside its attempts."""
-    threads = beside("rank").threads_of(parts)["OMP_NUM_THREADS"]
+    threads = sibling_module("rank").threads_of(parts)["OMP_NUM_THREADS"]
     command = [sys.executable, "-P", str(HERE / "probe.py"), "--threads", threads]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

@@ -117,7 +117,7 @@ def submit_campaign(
         raise InputError(
             f"{source}: the budget of [search] leaves no time for a job; raise max_hours or max_node_hours"
         )
-    return _submit(settings, chain, out, after=None, dry_run=dry_run)
+    return _submit(settings, chain, out, predecessor=None, dry_run=dry_run)
 
 
 def successor(out: Path, serial: int, id: str) -> Submission | None:
@@ -129,7 +129,7 @@ def successor(out: Path, serial: int, id: str) -> Submission | None:
     is_last = serial - chain.first + 1 >= _job_settings(settings).chain
     if serial != len(chain.jobs) or is_last or _is_spent(settings, out):
         return None
-    return _submit(settings, chain, out, after=id, dry_run=False)
+    return _submit(settings, chain, out, predecessor=id, dry_run=False)
 
 
 def minutes_of(settings: CampaignSettings) -> int:
@@ -146,14 +146,16 @@ def minutes_of(settings: CampaignSettings) -> int:
 def _is_spent(settings: CampaignSettings, out: Path) -> bool:
     """Return True where a budget leaves no time to train."""
     state, search = replay(out / JOURNAL), settings.search
-    left = [] if search.max_hours is None else [search.max_hours * 3600 - state.elapsed(state.last)]
+    seconds = [] if search.max_hours is None else [search.max_hours * 3600 - state.elapsed(state.last)]
     if search.max_node_hours is not None:
         node_seconds = search.max_node_hours * 3600 - state.node_seconds(state.last)
-        left.append(node_seconds / _job_settings(settings).nodes)
-    return min(left, default=math.inf) <= search.grace_seconds
+        seconds.append(node_seconds / _job_settings(settings).nodes)
+    return min(seconds, default=math.inf) <= search.grace_seconds
 
 
-def _submit(settings: CampaignSettings, chain: JobChain, out: Path, *, after: str | None, dry_run: bool) -> Submission:
+def _submit(
+    settings: CampaignSettings, chain: JobChain, out: Path, *, predecessor: str | None, dry_run: bool
+) -> Submission:
     """Submit the next job."""
     minutes, serial, job_settings = minutes_of(settings), len(chain.jobs) + 1, _job_settings(settings)
     overrides = [word for assignment in chain.overrides for word in ("--set", assignment)]
@@ -174,7 +176,7 @@ def _submit(settings: CampaignSettings, chain: JobChain, out: Path, *, after: st
     text, id = job_script(job), None
     if not dry_run:
         write_atomically(job.script, text)
-        id = submit_script(batch_of(job_settings.site), str(job.script), after)
+        id = submit_script(batch_of(job_settings.site), str(job.script), predecessor)
         entry = SubmittedJob(serial=serial, id=id)
         write_sealed(out.resolve() / NAME, chain.model_copy(update={"jobs": [*chain.jobs, entry]}).to_json())
     return Submission(id=id, script=job.script, log=job.log, text=text, hours=minutes / 60)

@@ -104,31 +104,31 @@ def batch_of(site: str) -> Batch:
     return batch
 
 
-def submit_script(batch: Batch, script: str, after: str | None = None) -> str:
+def submit_script(batch: Batch, script: str, predecessor: str | None = None) -> str:
     """Submit a script, and return the job's name; InputError if refused."""
-    command = submit_command(batch, script, after)
+    command = submit_command(batch, script, predecessor)
     inherited = re.compile(batch.inherited or r"(?!)")
     environment = {key: value for key, value in environment_alone().items() if not inherited.match(key)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     except FileNotFoundError:
         raise InputError(f"{command[0]} is not here; submit where the scheduler is, or see --dry-run") from None
     except subprocess.TimeoutExpired:
         raise InputError(f"{command[0]} did not answer within {PATIENCE:.0f} s; try again later") from None
-    lines = done.stdout.split()
-    if done.returncode != 0 or not lines:
-        raise InputError(f"{command[0]} refuses {script}: {(done.stderr or done.stdout).strip()}")
+    lines = process.stdout.split()
+    if process.returncode != 0 or not lines:
+        raise InputError(f"{command[0]} refuses {script}: {(process.stderr or process.stdout).strip()}")
     return lines[-1].partition(";")[0]  # Slurm adds ;cluster
 
 
-def submit_command(batch: Batch, script: str, after: str | None) -> list[str]:
-    """Return the command that submits a script after job ``after``.
+def submit_command(batch: Batch, script: str, predecessor: str | None) -> list[str]:
+    """Return the command that submits a script behind job ``predecessor``.
 
-    >>> submit_command(batch_of("pbs"), "job.sh", after="7.server")
+    >>> submit_command(batch_of("pbs"), "job.sh", predecessor="7.server")
     ['qsub', '-W', 'depend=afterany:7.server', 'job.sh']
     """
-    waits = [] if after is None else batch.after.format(after).split()
-    return [*(batch.submit if after is None else batch.submit_from_job), *waits, script]
+    waits = [] if predecessor is None else batch.after.format(predecessor).split()
+    return [*(batch.submit if predecessor is None else batch.submit_from_job), *waits, script]
 
 
 def _template(script: str, directives: str) -> jinja2.Template:

@@ -96,10 +96,10 @@ def _left_in_groups(root: Path) -> Iterator[int]:
         group = base / path.strip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(base):
-                yield from _left(folder, limit, used)
+                yield from _free_bytes(folder, limit, used)
 
 
-def _left(group: Path, limit: str, used: str) -> Iterator[int]:
+def _free_bytes(group: Path, limit: str, used: str) -> Iterator[int]:
     """Return the free bytes of one group; none without a limit."""
     try:
         most = int((group / limit).read_text(encoding="ascii"))

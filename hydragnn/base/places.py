@@ -114,8 +114,8 @@ def check_workers(value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if value not in (None, "auto") and not whole:
         raise InputError(f"workers = {value!r:.40} is neither a whole number from 1 nor auto")
-    again = getattr(current_process(), "_inheriting", False)  # a worker that reads the program
-    if again and value not in (None, 1):
+    is_worker = getattr(current_process(), "_inheriting", False)  # a worker that reads the program
+    if is_worker and value not in (None, 1):
         raise InputError(f'workers = {value} read the program again; put this call under if __name__ == "__main__":')
     program = str(getattr(sys.modules.get("__main__"), "__file__", ""))
     if whole and value > 1 and program.startswith("<"):  # which each worker would have to read again
@@ -180,9 +180,9 @@ def check_kind(folder: Path, *kinds: str) -> str:
     if kind not in kinds:
         *others, last = [one for one in MADE_BY if one in kinds]
         what = kind or ("" if folder.is_dir() else "a file")
-        seen = f"{what}, neither" if what else "neither"
+        words = f"{what}, neither" if what else "neither"
         commands = " or ".join(MADE_BY[one] for one in (*others, last))
-        raise InputError(f"{folder} is {seen} {', '.join(others)} nor {last}; give a folder made by {commands}")
+        raise InputError(f"{folder} is {words} {', '.join(others)} nor {last}; give a folder made by {commands}")
     return kind
 
 

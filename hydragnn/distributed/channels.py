@@ -281,8 +281,8 @@ def set_ways(part: nn.Module, split: LayerSplit, channels: Channels) -> None:
         ways: Sequence[Ways] = split.takes
 
         def take(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            after = (channels.everywhere(one, way, split.joined) for one, way in zip(arguments, ways))
-            return (*after, *arguments[len(ways) :])
+            inputs = (channels.everywhere(one, way, split.joined) for one, way in zip(arguments, ways))
+            return (*inputs, *arguments[len(ways) :])
 
         part.register_forward_pre_hook(take)
     if split.gives:

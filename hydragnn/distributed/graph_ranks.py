@@ -144,8 +144,8 @@ def metis(edges: Any, costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]
     """Return a partition by METIS (Karypis and Kumar 1998, doi:10.1137/S1064827595287997)."""
     import pymetis
 
-    found = pymetis.part_graph(parts, pymetis.CSRAdjacency(edges.indptr, edges.indices), vweights=costs)
-    return np.asarray(found[1], dtype=np.int64)
+    partition = pymetis.part_graph(parts, pymetis.CSRAdjacency(edges.indptr, edges.indices), vweights=costs)
+    return np.asarray(partition[1], dtype=np.int64)
 
 
 def make_cutter(mesh: Mesh, node_cost: int, device: torch.device) -> Cutter:

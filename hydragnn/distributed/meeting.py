@@ -151,13 +151,13 @@ def _met_by_file(launch: Launch, folder: Path, deadline: float) -> dist.Store:
         finally:
             shutil.rmtree(place, ignore_errors=True)  # all have it open
         return store
-    word, seen, opened = secrets.token_hex(16), 0, None
+    word, inode, opened = secrets.token_hex(16), 0, None
     with note_of_waiting(launch, lambda: "" if file.exists() else f"rank 0, who has not come to {place}"):
         while opened is None or not opened.check(["all"]) or word not in opened.get("all").decode().split():
             with suppress(FileNotFoundError):
-                if (number := file.stat().st_ino) != seen:
+                if (number := file.stat().st_ino) != inode:
                     check_private(place)
-                    opened, seen = file_store(str(file), launch.size), number
+                    opened, inode = file_store(str(file), launch.size), number
                     opened.set(f"rank {launch.rank}", word)
             if time.monotonic() > deadline:
                 raise LaunchError(

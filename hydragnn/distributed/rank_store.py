@@ -281,19 +281,19 @@ def _on_all(action: Callable[[], None], ranks: Ranks, device: torch.device) -> N
 
 def _mapped(size: int, maker: int, ranks: Ranks, device: torch.device) -> SharedMemory:
     """Return memory that all ranks of a node map; collective."""
-    made: list[SharedMemory] = []
+    memories: list[SharedMemory] = []
     own = ranks.rank == maker
 
     def make() -> None:
         if own:
-            made.append(SharedMemory(size))
+            memories.append(SharedMemory(size))
 
     def attach() -> None:
         if not own:
-            made.append(SharedMemory(size, (int(makers[maker][0]), int(makers[maker][1]))))
+            memories.append(SharedMemory(size, (int(makers[maker][0]), int(makers[maker][1]))))
 
     _on_all(make, ranks, device)
-    number = [os.getpid(), made[0].descriptor] if own else [0, 0]
+    number = [os.getpid(), memories[0].descriptor] if own else [0, 0]
     makers = ranks.gather(torch.tensor(number, dtype=torch.int64, device=device)).tolist()
     _on_all(attach, ranks, device)
-    return made[0]
+    return memories[0]

@@ -280,12 +280,12 @@ def cores_given_back() -> Iterator[None]:
     if not hasattr(os, "sched_getaffinity"):
         yield
         return
-    before = os.sched_getaffinity(0)
+    earlier = os.sched_getaffinity(0)
     try:
         yield
     finally:
         bound = os.sched_getaffinity(0)
-        for thread in Path("/proc/self/task").iterdir() if bound != before else ():
+        for thread in Path("/proc/self/task").iterdir() if bound != earlier else ():
             with suppress(OSError):  # it has ended
                 if os.sched_getaffinity(int(thread.name)) == bound:
-                    os.sched_setaffinity(int(thread.name), before)
+                    os.sched_setaffinity(int(thread.name), earlier)

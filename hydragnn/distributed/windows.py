@@ -24,7 +24,7 @@ SECONDS_TO_ANSWER = 4.0
 _PAUSE = 0.0002  # seconds between two looks at a read
 _LOOKS, _REST = 16, 0.001  # of the thread that keeps MPI going
 _open: list["Windows"] = []
-_left: list["Windows"] = []
+_unclosed: list["Windows"] = []
 """Windows that were not closed, which late reads of peers may still use."""
 _silent: set[int] = set()
 """Ranks that did not answer, in whatever window."""
@@ -156,6 +156,6 @@ def windows_closed(meet: Callable[[], bool]) -> Iterator[None]:
     finally:
         for window in _open:
             window.stop()
-        _left.extend(_open)
+        _unclosed.extend(_open)
         _open.clear()
         _silent.clear()
