@@ -177,15 +177,6 @@ def test_a_scheduler_that_gives_nothing_is_a_sentence_with_the_way_out(
     assert error.value.code == code
 
 
-@given(first=st.integers(0, 999), count=st.integers(1, 30), width=st.integers(1, 5))
-def test_compressed_lists_name_every_node_once_and_in_order(first: int, count: int, width: int) -> None:
-    names = [f"n{number:0{width}d}" for number in range(first, first + count)]
-    low, high = names[0][1:], names[-1][1:]
-    if len(low) == len(high):
-        assert list(hosts(f"n[{low}-{high}]")) == names
-    assert list(hosts(",".join(names))) == names
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [

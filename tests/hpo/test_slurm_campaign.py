@@ -26,7 +26,7 @@ from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Probed, node_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.submit import Submission, submit_campaign
+from hydragnn.hpo.submit import submit_campaign
 from hydragnn.record import read_record
 
 Job = Callable[[int], None]
@@ -47,11 +47,8 @@ class Followed:
     """At which second the running trials and their nodes were what."""
     free: dict[float, set[str]] = field(default_factory=dict)
     """Which nodes were free at which second."""
-    at_opening: Callable[[], None] | None = None
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
-        if isinstance(event, Opened) and self.at_opening:
-            self.at_opening()
         self.events.append((seconds, event))
         self.free[seconds] = set(state.free)
         self.uses.append((seconds, {trial.number: trial.slots for trial in state.running}))
@@ -272,44 +269,26 @@ def test_nodes_of_different_sizes_carry_trials_by_their_own(
         ]
 
 
-PATIENCE = 240.0  # seconds for something that a loaded machine does within sixty
-
-
 def jobs() -> dict[str, str]:
     """State of the jobs of Slurm."""
     return dict(line.split() for line in printed("squeue", "-h", "-o", "%i %T").splitlines())
 
 
-@pytest.fixture
-def submit(table: dict[str, Any], tmp_path: Path) -> Callable[..., Submission]:
-    """Submits a campaign of real trainings; keyword arguments are members of [job]."""
-
-    def submitting(search: dict[str, Any], **job: Any) -> Submission:
-        base = {**table, "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1}, "train": {"epochs": 40}}
-        search = {**table["search"], "launcher": "local", "trials": 2, "rungs": [], "finalists": 1, **search}
-        whole = {**base, "search": search, "job": {"site": "slurm", "nodes": 2, "hours": 0.1, "chain": 6, **job}}
-        path = tmp_path / "CAMPAIGN.toml"
-        path.write_text(tomli_w.dumps(whole))
-        return submit_campaign(path, tmp_path / "campaign")
-
-    return submitting
-
-
-def lines_of(out: Path) -> int:
-    journal = out / "journal.jsonl"
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-
 @pytest.mark.slow
 def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job_is_left(
-    slurm: Any, submit: Callable[..., Submission], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slurm: Any, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in {**slurm.environment, "PYTHONPATH": str(ROOT)}.items():
         monkeypatch.setenv(name, value)
+    whole = {**table, "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1}, "train": {"epochs": 40}}
+    whole["search"] = {**table["search"], "launcher": "local", "trials": 2, "rungs": [], "finalists": 1}
+    whole["job"] = {"site": "slurm", "nodes": 2, "hours": 0.1, "chain": 6}
+    (tmp_path / "CAMPAIGN.toml").write_text(tomli_w.dumps(whole))
     out = tmp_path / "campaign"
-    first = submit({}).id
+    first = submit_campaign(tmp_path / "CAMPAIGN.toml", out).id
     assert first is not None
-    wait_for(lambda: lines_of(out) >= 4 and len(jobs()) == 2)
+    journal = out / "journal.jsonl"
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 4 and len(jobs()) == 2)
     host = printed("squeue", "-h", "-j", first, "-o", "%B").strip()
     slurm.lose(host)  # the node of the search itself, and with it the job, without a word
     try:

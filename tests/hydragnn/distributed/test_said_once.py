@@ -6,12 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from hydragnn.base.errors import Busy, InputError
-from hydragnn.distributed.mesh import check_layout
 from hydragnn.distributed.ranks import Ranks, said_once
-from hydragnn.parallel import ParallelSettings
 from hydragnn.runs.failures import of_peer
-
-LAYOUT = "InputError: parallel: shard = 3 takes 3 ranks"
 
 
 def kinds_of(errors: list[Exception | None]) -> list[str]:
@@ -31,20 +27,17 @@ def kinds_of(errors: list[Exception | None]) -> list[str]:
         return list(ranks.map(work, range(2)))
 
 
-def test_a_layout_that_does_not_fit_is_said_by_the_first_rank_alone() -> None:
-    errors: list[Exception | None] = []
-    for _ in range(2):
-        with pytest.raises(InputError) as caught:
-            check_layout(ParallelSettings(shard=3), 2, 2)
-        errors.append(caught.value)
-    first, second = kinds_of(errors)
-    assert first.startswith(LAYOUT)
-    assert second == first.replace("InputError", "SaidByFirst")
-
-
-def test_ranks_with_other_errors_print_their_own() -> None:
-    assert kinds_of([InputError("a"), InputError("b")]) == ["InputError: a", "InputError: b"]
-    assert kinds_of([Busy("a"), Busy("a")]) == ["Busy: a", "Busy: a"]
+@pytest.mark.parametrize(
+    ("errors", "kinds"),
+    [
+        ([InputError("a"), InputError("a")], ["InputError: a", "SaidByFirst: a"]),
+        ([InputError("a"), InputError("b")], ["InputError: a", "InputError: b"]),
+        ([Busy("a"), Busy("a")], ["Busy: a", "Busy: a"]),
+    ],
+    ids=["same", "others", "of a kind"],
+)
+def test_the_first_rank_alone_says_what_all_would_say(errors: list[Exception | None], kinds: list[str]) -> None:
+    assert kinds_of(errors) == kinds
 
 
 def test_a_lost_peer_is_one_sentence_and_a_defect_is_none() -> None:
