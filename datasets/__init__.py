@@ -7,7 +7,7 @@ if __name__ == "datasets":
     )
 
 from hydragnn.datasets.access import StoreDataset
-from hydragnn.datasets.building import build_store
+from hydragnn.datasets.build import build_store
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import fit_normalisation, joint_scale
 from hydragnn.datasets.formats.engine import StoreEngine

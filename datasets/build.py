@@ -1,18 +1,20 @@
 """Graphs from files, as ``hydragnn data build`` makes them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made_together, nodes_of
+from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.labels import Labels, parted_settings
 from hydragnn.datasets.sources.registry import rule_of
+from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
@@ -39,6 +41,28 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def build_store(settings: BuildSettings, out: Path | str, progress: Callable[[int], None] | None = None) -> None:
+    """Make a store at ``out`` (.h5 or .bp) from files.
+
+    ``progress`` is called with the number of graphs written so far. Streams: memory does not grow with the number of
+    graphs. InputError for anything wrong in the files, naming the file and the graph; then no store is left behind.
+    """
+    with one_thread():
+        makers = makers_of(settings)  # of a generator in memory there is one pass
+        first = next(makers, None)
+        if first is None:
+            raise no_graphs(settings)
+        graph = first()
+        groups = groups_of(made(chain([first], makers)))
+        some = next(groups)
+        with store_writer(settings, Path(out), fields_of(settings, graph), graph.dim) as writer:
+            for group in chain([some], groups):
+                writer.write_graphs(group)
+                if progress is not None:
+                    progress(writer.graphs)
+        refuse_useless(Path(out), settings)
 
 
 def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import alone_in_folder, flush_directory
-from hydragnn.datasets.building import build_store
+from hydragnn.datasets.build import build_store
 from hydragnn.datasets.copies import copy_labels
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.formats.engine import engine_named, part_name

@@ -347,25 +347,25 @@ def _complete(path: Path, tables: Sequence[Mapping[str, Any]], digests: Array) -
     write_manifest(path, manifest)
 
 
-def finish_store(path: Path | str, parts: int) -> None:
-    """Make one store of its parts, in order.
+def finish_store(
+    path: Path | str, parts: int | Sequence[int], *, alike: Sequence[str] = ("dim", "fields", "attributes")
+) -> None:
+    """Make one store of its parts, by their count or numbers.
 
     InputError where a part is missing, or where the writers did not agree on fields, dimension or attributes.
     """
-    path = Path(path)
-    backend = engine_of(path)
-    tables = []
-    for number in range(parts):
-        file = path / f"{part_name(number, backend)}.json"
+    path, numbers = Path(path), range(parts) if isinstance(parts, int) else parts
+    files = {number: path / f"{part_name(number, engine_of(path))}.json" for number in numbers}
+    for number, file in files.items():
         if not file.exists():
-            raise InputError(f"{path}: part {number} of {parts} is missing; run its writer again")
-        tables.append(read_sealed(file))
+            raise InputError(f"{path}: part {number} of {len(files)} is missing; run its writer again")
+    tables = [read_sealed(file) for file in files.values()]
     first = tables[0]
-    for number, other in enumerate(tables):
-        for key in ("dim", "fields", "attributes"):
+    for number, other in zip(numbers, tables):
+        for key in alike:
             if other[key] != first[key]:
                 raise InputError(f"{path}: parts 0 and {number} differ in {key}; write them with the same settings")
     digests = np.frombuffer(bytes.fromhex("".join(table["digests"] for table in tables)), dtype=np.uint8)
     _complete(path, tables, digests.reshape(-1, 16))
-    for number in range(parts):
-        (path / f"{part_name(number, backend)}.json").unlink()
+    for file in files.values():
+        file.unlink()

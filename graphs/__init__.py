@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from hydragnn.base.imports import names_in
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase, neighbour_list
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, graph_label, volumes
-from hydragnn.graphs.encodings import ENCODINGS, with_encodings, with_laplacian_encoding, with_random_walk_encoding
+from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.graphs.hetero import relation_field, with_relations
 from hydragnn.graphs.joining import concatenate, unbatch
 from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_clusters, with_contracted_levels
 from hydragnn.graphs.mesoscale import from_labels, from_voronoi, grain_numbers, mesoscale_fields
-from hydragnn.graphs.orientation import misorientation, orientation_features, rotation_matrices, symmetry_rotations
 from hydragnn.graphs.parts import graphs_of_parts
 from hydragnn.graphs.pyg import from_pyg, to_pyg
 from hydragnn.graphs.texts import Texts

@@ -5,7 +5,7 @@ curve through the positions, or in breadth-first order where there are none.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,18 +33,6 @@ BITS = 16
 
 Partition = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 """Parts of a symmetric sparse matrix of edges, from costs of nodes and the number of parts."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CutReport:
-    """Properties of a cut."""
-
-    balance: float
-    """Largest cost of a rank over the mean."""
-    edges: int
-    """Edges that join nodes of two ranks."""
-    rows: int
-    """Rows of states that all ranks send before a layer."""
 
 
 def node_costs(batch: GraphBatch, node_cost: int) -> Int[Tensor, " nodes"]:
@@ -152,14 +140,6 @@ def hilbert_keys(places: NDArray[np.int64]) -> NDArray[np.int64]:
         for axis in x:
             keys = keys << 1 | (axis ^ turn) >> bit & 1
     return keys
-
-
-def report_on(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], parts: int, node_cost: int = 8) -> CutReport:
-    """Return the balance and the size of a cut."""
-    loads = torch.zeros(parts, dtype=torch.int64).index_add_(0, rank_of_node, node_costs(batch, node_cost))
-    edges, nodes, _ = crossing(batch, rank_of_node)
-    mean = max(1.0, float(loads.sum()) / parts)
-    return CutReport(balance=float(loads.max()) / mean, edges=edges, rows=len(nodes))
 
 
 def crossing(

@@ -79,7 +79,7 @@ def build_store(
     check_workers(workers)
     if isinstance(source, str | Path) and this_launch().size == 1:
         check_exists(as_path(source))
-    from hydragnn.datasets.building import build_store as build
+    from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.disk import open_store
     from hydragnn.datasets.fit import precision_notes
     from hydragnn.datasets.sources.base import ObjectsBuild

@@ -2,9 +2,12 @@
 
 import io
 import math
+import mmap
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import NO_LOCKS
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.engine import StoreEngine
-from hydragnn.datasets.formats.mapped import ZERO, MappedFile, Places
-from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors, reserve
+from hydragnn.datasets.formats.reservation import SLACK_BYTES, engine_errors, reserve, state_of
 from hydragnn.datasets.manifest import Layout, PartInfo
 
 CHUNK_BYTES = 1 << 18
@@ -25,6 +27,9 @@ POSITIONED = hasattr(h5py.h5d.DatasetID, "chunk_iter")
 """True where HDF5 (1.12.3 or later) gives the places of chunks in the file."""
 VERSIONS = ("v110", "v110")
 """Versions of the format, oldest and newest."""
+
+ZERO = -1
+"""First byte of a chunk that was never written and holds zeros."""
 
 
 def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
@@ -122,6 +127,76 @@ class Hdf5PartWriter(ReservedHdf5):
                 file[name][start:] = array
 
 
+class MappedFile:
+    """Content of a file that must not change; processes of a node share it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, mapped on first use; OSError where that is impossible."""
+        self._bytes = os.open(path, os.O_RDONLY)
+        self._closing = weakref.finalize(self, os.close, self._bytes)  # also where nobody closes the store
+        self._written = state_of(self._bytes)
+        self._mapped: mmap.mmap | None = None
+
+    @property
+    def content(self) -> mmap.mmap:
+        """Return the bytes; OSError where the file was changed.
+
+        Reading beyond its end would stop the process.
+        """
+        if state_of(self._bytes) != self._written:
+            raise OSError("the file was changed while it was read")
+        if self._mapped is None:
+            self._mapped = mmap.mmap(self._bytes, 0, access=mmap.ACCESS_READ)
+        return self._mapped
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._mapped = None
+        self._closing()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Places:
+    """First bytes of chunks of an array, for fast reads."""
+
+    rows: int
+    row_bytes: int
+    offsets: NDArray[np.int64]
+    """First byte of every chunk; ``ZERO`` where it holds zeros."""
+    chunk: int
+    """Rows of every chunk but the last."""
+
+    def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray:
+        """Return ascending runs of rows, with zeros beyond the last."""
+        beyond = b""
+        if int(stops.max(initial=0)) > self.rows:
+            asked = int((stops - starts).sum())
+            starts, stops = starts.clip(max=self.rows), stops.clip(max=self.rows)
+            beyond = bytes((asked - int((stops - starts).sum())) * self.row_bytes)
+        some = stops > starts
+        starts, stops = starts[some], stops[some]
+        if not len(starts):
+            return bytearray(beyond)
+        first, last = starts // self.chunk, (stops - 1) // self.chunk
+        pieces = last - first + 1
+        if int(pieces.max()) > 1:  # cut runs where chunks end
+            number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first.repeat(pieces)
+            starts = np.maximum(starts.repeat(pieces), number * self.chunk)
+            stops = np.minimum(stops.repeat(pieces), (number + 1) * self.chunk)
+            first = number
+        origin = self.offsets[first]
+        begin = origin + (starts - first * self.chunk) * self.row_bytes
+        end = begin + (stops - starts) * self.row_bytes
+        complete = int(origin.min()) >= 0
+        if int((end if complete else end[origin >= 0]).max(initial=0)) > len(file):
+            raise OSError("the file ends too early")
+        runs = map(file.__getitem__, map(slice, begin.tolist(), end.tolist()))
+        if complete:
+            return bytearray().join([*runs, beyond])
+        zeros = np.where(origin < 0, end - begin, 0).tolist()
+        return bytearray().join([*(bytes(length) if length else run for run, length in zip(runs, zeros)), beyond])
+
+
 def chunk_places(data: Any) -> Places | None:
     """Return the offsets of chunks; None where only HDF5 can read them."""
     plain = data.chunks and not data.id.get_create_plist().get_nfilters() and data.chunks[1:] == data.shape[1:]
@@ -135,8 +210,7 @@ def chunk_places(data: Any) -> Places | None:
 
     data.id.chunk_iter(note)
     row_bytes = data.dtype.itemsize * math.prod(data.shape[1:])
-    bounds = np.minimum(np.arange(len(offsets) + 1) * chunk, len(data))
-    return Places(bounds=bounds, row_bytes=row_bytes, offsets=offsets, chunk=chunk)
+    return Places(rows=len(data), row_bytes=row_bytes, offsets=offsets, chunk=chunk)
 
 
 class Hdf5PartReader:

@@ -45,3 +45,9 @@ def engine_errors(engine: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise OSError(f"{engine} could not write (is the disk full?)") from error
+
+
+def state_of(file: int | Path) -> tuple[int, int, int]:
+    """Return what changes where somebody writes to a file."""
+    status = os.fstat(file) if isinstance(file, int) else file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -60,8 +60,8 @@ class NpzBuild(BuildSettings):
     edge_counts: str | None = None
     """Array with the number of pairs of each graph."""
 
-    undirected: bool = False
-    """Add the reverse of every pair: for arrays that list each pair once. Those that list both directions leave it out."""
+    undirected: bool | None = None
+    """True adds the reverse of every pair, for arrays that list each once; False takes edges that run one way; absent: both directions are listed."""
 
     cutoff: float | None = Setting(default=None, gt=0)
     """Make edges between nodes within this distance instead of reading them."""

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic import field_validator
+
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_claim
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.sources.base import ObjectsBuild
+from hydragnn.datasets.sources.table_files import check_sides
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
@@ -20,6 +23,16 @@ class PygBuild(ObjectsBuild):
     takes_columns: ClassVar[bool] = True
 
     kind: Literal["pyg"] = "pyg"
+
+    undirected: bool | None = None
+    """False takes edges that all run one way; absent: pairs have both directions, at least some."""
+
+    @field_validator("undirected")
+    @classmethod
+    def _no_reverses(cls, undirected: bool | None) -> bool | None:
+        if undirected:
+            raise ValueError("reverses are added by ToUndirected of torch_geometric; leave it out")
+        return undirected
 
     def load(self, path: Path) -> list[Any]:
         """Return the data of a file; InputError for anything else."""
@@ -60,6 +73,9 @@ class PygBuild(ObjectsBuild):
             cutoff=cutoff_of(self.attributes),
             name=where,
         )
+        if data is one:  # kinds of edges say which way they run
+            remedy = "use ToUndirected of torch_geometric"
+            check_sides(graph.senders.numpy(), graph.receivers.numpy(), self.undirected, where, remedy)
         return graph.with_texts(self.texts_of(data.to_dict(), f"{name}#{number}"))
 
 

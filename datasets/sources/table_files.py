@@ -139,10 +139,13 @@ def stack_rows(values: list[Any], field: FieldSettings) -> Any:
     return whole if field.column is None else columns_of(whole, field.column, f"field {field.name}")
 
 
-def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool | None, where: str) -> None:
+def check_sides(
+    senders: NDArray[Any], receivers: NDArray[Any], undirected: bool | None, where: str, remedy: str = ""
+) -> None:
     """Raise InputError where pairs contradict ``undirected``.
 
-    Both directions are listed, or one alone and ``undirected`` is None. Ends that no graph has are left to other checks.
+    Both directions are listed, or one alone and ``undirected`` is None. With a ``remedy`` of their own, as of lists of nearest neighbours,
+    some pairs may lack the other one. Ends that no graph has are left to other checks.
 
     >>> check_sides(np.array([0, 1]), np.array([1, 0]), False, "contacts.csv")
     """
@@ -159,10 +162,10 @@ def check_sides(senders: NDArray[Any], receivers: NDArray[Any], undirected: bool
             f"{where}: the pair {one[pair]}, {other[pair]} is listed in both directions, and undirected = true would double it; leave "
             "undirected out"
         )
-    if undirected is None and not both.all():
+    if undirected is None and not (both.any() if remedy else both.all()):
         some = "the pair {}, {}".format(*(ends[~both][0] for ends in (one, other))) if both.any() else "every pair"
         raise InputError(
-            f"{where}: {some} is listed in one direction; say undirected = true to add the other one, or undirected = false for "
+            f"{where}: {some} is listed in one direction; {remedy or 'say undirected = true'} to add the other one, or undirected = false for "
             "edges that run one way"
         )
 

@@ -57,8 +57,8 @@ class TablesBuild(BuildSettings):
     positions: list[str] = Setting(default_factory=list)
     """Columns with the coordinates of nodes; empty for graphs without geometry."""
 
-    undirected: bool = False
-    """Add the reverse of every edge: for tables that list each edge from one side. Those that list both sides leave it out."""
+    undirected: bool | None = None
+    """True adds the reverse of every edge, for tables that list each from one side; False takes edges that run one way; absent: both sides are listed."""
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph, ascending by the column ``graph``."""
@@ -95,8 +95,7 @@ class TablesBuild(BuildSettings):
             if self.node_id is not None:
                 ids = table_column(grains, self.node_id, sources["node"])[rows_here["node"]]
                 senders, receivers = (_places(ids, side, f"{self.edges}, {name}") for side in (senders, receivers))
-            says = self.undirected if "undirected" in self.model_fields_set else None
-            check_sides(senders, receivers, says, f"{self.edges}, {name}")
+            check_sides(senders, receivers, self.undirected, f"{self.edges}, {name}")
             if self.undirected:
                 senders, receivers, twice = both_ways(senders, receivers)
                 rows_here["edge"] = rows_here["edge"][twice]

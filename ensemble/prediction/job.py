@@ -17,8 +17,7 @@ from hydragnn.ensemble.prediction.formats.structures import XyzSink
 from hydragnn.ensemble.prediction.formats.tables import CsvSink, ParquetSink
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.rules import Rule, rules_for
-from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
-from hydragnn.ensemble.prediction.sources import Building, Source
+from hydragnn.ensemble.prediction.sources import Graphs, Source
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 from hydragnn.models import GraphModel
@@ -30,9 +29,6 @@ FORMATS: dict[str, Callable[[Path, Heading, Path], Sink]] = {
     ".parquet": ParquetSink,
     ".xyz": XyzSink,
 }
-
-SECONDS_PER_BLOCK = 10.0
-"""More than a block of files takes to become graphs."""
 
 LONGEST_NAME = 200
 """Bytes in the name of a file of predictions; file systems take 255 with what is added to it."""
@@ -153,9 +149,9 @@ class Inputs:
         if is_store(job.source):
             check_same(job.source, source, self.stored().store.fingerprint)
             return self.stored()
-        building = Building(job.rules(self.ensemble()), job.parts.folder, source)
+        building = Graphs(job.rules(self.ensemble()), job.parts.folder, source)
         try:
-            build_together(building, group, check)
+            building.together(group, check)
             return building.source()
         except InputError:
             if fresh and group.size == 1:
@@ -188,20 +184,3 @@ def branch_for(model: Path, sources: Sequence[Path], branch: str = "") -> str:
         f"{model} has the branches {', '.join(branches_of_run)}, and {sources[0]} is the store of none of them alone; say which is to "
         "predict: --branch NAME (branch=)"
     )
-
-
-def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:
-    """Build blocks of graphs with all ranks, with ``check`` before each."""
-    blocks = range(len(building.blocks))
-    while (number := group.take("blocks", len(blocks))) is not None:
-        check()
-        if not building.finished and not building.has(number):
-            building.build(number)
-
-    def missing() -> list[Late]:
-        built = range(len(blocks)) if building.finished else building.there()
-        undone = [number for number in blocks if number not in built]
-        return [Late(number=number, claim=f"blocks-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
-
-    finish_together(group, "block", missing, building.build, check)
-    once(group, "join", lambda: building.finished, building.join, check)

@@ -22,6 +22,7 @@ from hydragnn.base.places import is_store, model_folder, source_paths
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
 from hydragnn.distributed import this_launch, threads_are_chosen
+from hydragnn.distributed.finishing import Late, finish_together, once
 from hydragnn.distributed.graph_ranks import DONE, FAILED, GraphGroup, join_graph_group
 from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
 from hydragnn.ensemble.ensemble import Ensemble
@@ -36,17 +37,11 @@ from hydragnn.ensemble.prediction.reporting import (
     prediction_result,
 )
 from hydragnn.ensemble.prediction.rules import digest_of, rules_for
-from hydragnn.ensemble.prediction.schedule import (
-    Late,
-    Schedule,
-    finish_together,
-    make_schedule,
-    once,
-)
+from hydragnn.ensemble.prediction.schedule import Schedule, make_schedule
 from hydragnn.ensemble.prediction.work import Joiner, PredictionWorker
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 14
+VERSION = 15
 """Version of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "writing")

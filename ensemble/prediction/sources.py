@@ -1,9 +1,8 @@
 """Sources of graphs: a store, or files that become one."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -12,14 +11,14 @@ import numpy as np
 from jaxtyping import Int
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import digest, read_sealed, write_sealed
-from hydragnn.datasets import GraphStore, StoreWriter, open_store
+from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.base.places import MANIFEST
+from hydragnn.datasets import GraphStore, StoreWriter, finish_store, open_store
 from hydragnn.datasets.formats.engine import part_name
-from hydragnn.datasets.manifest import read_manifest, write_manifest
-from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import groups_of_makers
+from hydragnn.distributed.building import Building
 from hydragnn.distributed.launch import unique_name
-from hydragnn.ensemble.prediction.rules import Block, Rule, digest_of
+from hydragnn.ensemble.prediction.rules import Rule, digest_of
 from hydragnn.ensemble.reading.structures import Unbuilt, made_graphs
 from hydragnn.graphs.joining import concatenate
 
@@ -34,54 +33,59 @@ class Source:
     failures: dict[int, Unbuilt]
 
 
-class Building:
-    """Graphs made from files, block by block, by any number of ranks."""
+class Graphs(Building):
+    """Graphs of files to predict, and failures of others.
+
+    Blocks that are made stay for a resumed prediction.
+    """
+
+    seconds = 10.0
 
     def __init__(self, rules: Sequence[Rule], scratch: Path, digest: str) -> None:
         """Take a folder ``scratch`` for the graphs."""
         self.rules, self.scratch, self.digest = rules, scratch, digest
         self.whole = scratch / "graphs.h5"
-        self.blocks = [(place, block) for place, rule in enumerate(rules) for block in rule.blocks()]
+        self.ranges = [(place, block) for place, rule in enumerate(rules) for block in rule.blocks()]
+        self.blocks = len(self.ranges)
         self.name = ", ".join(rule.name for rule in rules)
 
     @property
-    def finished(self) -> bool:
-        """Return True where all graphs are one store."""
+    def joined(self) -> bool:
+        """Return True where all graphs are one store, or an error is noted."""
         return (self.scratch / "graphs.json").is_file()
 
-    def has(self, number: int) -> bool:
-        """Return True where a block is built."""
-        return (self._folder(number) / "notes.json").is_file()
+    def missing(self) -> list[int]:
+        """Return the blocks that are not made, by one look at the folder."""
+        names = {path.name for path in self.scratch.glob("block-*.json")}
+        return [] if self.joined else [n for n in range(self.blocks) if self._notes_of(n).name not in names]
 
-    def there(self) -> set[int]:
-        """Return the blocks that are built, by one look at the folder."""
-        names = {entry.name for entry in os.scandir(self.whole)} if self.whole.exists() else set()
-        return {number for number in range(len(self.blocks)) if self._folder(number).name in names}
+    def _notes_of(self, number: int) -> Path:
+        return self.scratch / f"block-{number:05d}.json"
 
-    def build(self, number: int) -> None:
-        """Build a block; the first rank gives it its name."""
-        own = self.scratch / f".block-{unique_name()}"
+    def build(self, number: int) -> bool:
+        """Make a block, a part of the store; of several ranks all make the same bits."""
+        if self.joined or self._notes_of(number).is_file():
+            return True
+        own = self.scratch / f".block-{unique_name()}.h5"
         rmtree(own, ignore_errors=True)
-        write_sealed(own / "notes.json", self._write(*self.blocks[number], own / "graphs.h5"))
+        notes = self._write(number, own)
         with self._writing():
             self.whole.mkdir(exist_ok=True)
-            try:
-                own.rename(self._folder(number))
-            except OSError:
-                rmtree(own, ignore_errors=True)
-                if not self.has(number):
-                    raise
+            for file in own.iterdir() if own.exists() else ():
+                file.replace(self.whole / file.name)
+            rmtree(own, ignore_errors=True)
+        write_sealed(self._notes_of(number), notes)
+        return True
 
-    def _write(self, rule: int, block: Block, out: Path) -> dict[str, Any]:
+    def _write(self, number: int, out: Path) -> dict[str, Any]:
         """Write graphs of a block; return numbers and failures, or an error.
 
         InputError where they cannot be written: no fault of the files, and no note for a resumed prediction.
         """
+        rule, block = self.rules[self.ranges[number][0]], self.ranges[number][1]
         first, numbers, failures = block[0], list[int](), dict[str, Any]()
-        with self._writing():
-            out.parent.mkdir(parents=True)
         writer: StoreWriter | None = None
-        groups = groups_of_makers(self.rules[rule].makers(block))
+        groups = groups_of_makers(rule.makers(block))
         try:
             while True:
                 try:
@@ -93,11 +97,11 @@ class Building:
                 graphs, made, failed = made_graphs(some, first)
                 if graphs:
                     batch = concatenate(graphs)
-                    fields, attributes = list(batch.fields.values()), self.rules[rule].attributes
-                    writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes)
+                    fields, attributes = list(batch.fields.values()), rule.attributes
+                    writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes, part=number)
                     writer.write(batch)
                 numbers += made
-                failures |= {str(number): asdict(unbuilt) for number, unbuilt in failed.items()}
+                failures |= {str(graph): asdict(unbuilt) for graph, unbuilt in failed.items()}
                 first += len(some)
             if writer:
                 writer.close()
@@ -109,7 +113,7 @@ class Building:
 
     def join(self) -> None:
         """Make one store of all blocks."""
-        notes = [read_sealed(self._folder(number) / "notes.json") for number in range(len(self.blocks))]
+        notes = [read_sealed(self._notes_of(number)) for number in range(self.blocks)]
         error = next((note["error"] for note in notes if "error" in note), "")
         if digest_of(self.rules) != self.digest:
             error = f"{self.name} was changed while graphs were made of it; delete {self.scratch} and predict again"
@@ -120,39 +124,32 @@ class Building:
         if not error and not any(note["numbers"] for note in notes):
             reason = next((unbuilt["reason"] for unbuilt in failures.values()), "there is nothing in it")
             error = f"nothing in {self.name} can be turned into a graph: {reason}"
-        if not error:
-            self._join_stores([number for number, note in enumerate(notes) if note["numbers"]])
+        if not error and not (self.whole / MANIFEST).is_file():
+            self._join_parts([number for number, note in enumerate(notes) if note["numbers"]])
         write_sealed(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
 
     def _first_numbers(self, notes: Sequence[Mapping[str, Any]]) -> Iterator[int]:
         """Yield for every block the graphs of all rules before its own."""
         first = stop = rule = 0
-        for (own, _), note in zip(self.blocks, notes):
+        for (own, _), note in zip(self.ranges, notes):
             if own != rule:
                 first, rule = first + stop, own
             stop = note.get("stop", 0)
             yield first
 
-    def _join_stores(self, blocks: Sequence[int]) -> None:
-        """Make one store of links to the parts of all blocks."""
-        manifests = [read_manifest(self._folder(number) / "graphs.h5") for number in blocks]
-        for number, manifest in zip(blocks, manifests):
-            if set(manifest.fields) != set(manifests[0].fields) or manifest.dim != manifests[0].dim:
-                names = [self.rules[self.blocks[one][0]].name for one in (blocks[0], number)]
+    def _join_parts(self, numbers: Sequence[int]) -> None:
+        """Make one store of the parts of these blocks."""
+        kinds = [self._kind(number) for number in numbers]
+        for number, kind in zip(numbers, kinds):
+            if kind != kinds[0]:
+                names = [self.rules[self.ranges[one][0]].name for one in (numbers[0], number)]
                 raise InputError(f"graphs of {names[0]} and {names[1]} have other fields; predict the files one by one")
-        parts, whole = [], self.whole
-        for number, manifest in zip(blocks, manifests):
-            (part,) = manifest.parts  # a block has one writer
-            name = part_name(number, manifest.backend)
-            with self._writing(), suppress(FileExistsError):  # made by a rank that was thought dead
-                (whole / name).symlink_to(f"{self._folder(number).name}/graphs.h5/{part.name}")
-            if part.texts is not None:
-                texts = texts_path(whole / part.name)
-                with self._writing(), suppress(FileExistsError):
-                    texts_path(whole / name).symlink_to(f"{self._folder(number).name}/graphs.h5/{texts.name}")
-            parts.append(replace(part, name=name, files={name: part.files[part.name]}))
-        together = digest([manifest.fingerprint for manifest in manifests])
-        write_manifest(whole, replace(manifests[0], parts=parts, fingerprint=together))
+        finish_store(self.whole, numbers, alike=())
+
+    def _kind(self, number: int) -> tuple[int, list[Any]]:
+        """Return dimension and fields of a block's graphs."""
+        table = read_sealed(self.whole / f"{part_name(number, 'hdf5')}.json")
+        return table["dim"], sorted(table["fields"], key=lambda field: str(field["name"]))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -174,6 +171,3 @@ class Building:
             numbers=np.array(summary["numbers"], dtype=np.int64),
             failures={int(number): Unbuilt(**unbuilt) for number, unbuilt in summary["failures"].items()},
         )
-
-    def _folder(self, number: int) -> Path:
-        return self.whole / f"block-{number:05d}"

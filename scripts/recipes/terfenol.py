@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, find_files
 from hydragnn.datasets.sources.table_files import Table, read_npz, table_column
-from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field, rotation_matrices
+from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field
 
 EASY = np.array([[1, 1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]]) / np.sqrt(3)  # axes
 INPUTS = (
@@ -91,7 +91,8 @@ def orientation_of(euler: NDArray[Any]) -> NDArray[Any]:
 
     Cosines to the cube axes (squared) and the easy axes, sorted, and both cubic invariants.
     """
-    along = rotation_matrices(euler)[:, 0, :]
+    (c1, c, c2), (s1, s, s2) = np.cos(euler).T, np.sin(euler).T  # Bunge's angles, rad
+    along = np.stack([c1 * c2 - s1 * c * s2, -c1 * s2 - s1 * c * c2, s1 * s], axis=1)
     easy = np.sort(np.abs(along @ EASY.T), axis=1)
     x, y, z = (along**2).T
     invariants = np.stack([3 * (x * y + y * z + z * x), 27 * x * y * z], axis=1)

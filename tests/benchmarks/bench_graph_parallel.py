@@ -36,7 +36,7 @@ from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.cutting import report_on
+from hydragnn.graphs.cutting import crossing, node_costs
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import build_model, parse_head
@@ -109,8 +109,9 @@ def work(options: argparse.Namespace) -> None:
         cutter = make_cutter(mesh, 2, device)
         cutter = replace(cutter, partition=metis if options.metis else None)
         counted = CountedRanks(rank=rank, size=size, group=cutter.peers.group)  # type: ignore[attr-defined]
-        report = report_on(batch, cutter.cut(batch), size, 2)
-        figures = {"balance": report.balance, "rows": report.rows}
+        cut = cutter.cut(batch)
+        loads = torch.zeros(size, dtype=torch.int64).index_add_(0, cut, node_costs(batch, 2))
+        figures = {"balance": float(loads.max() * size / loads.sum()), "rows": len(crossing(batch, cut)[1])}
         placement = replace(placement, cut=replace(cutter, peers=counted))
     share = Share(branch=0, parts=placement.parts(batch))
     figures["cut"] = time.monotonic() - began

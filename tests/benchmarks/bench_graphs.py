@@ -27,7 +27,7 @@ from torch_geometric.data import Data
 from vesin import NeighborList
 
 from hydragnn.datasets import open_store
-from hydragnn.datasets.building import build_store
+from hydragnn.datasets.build import build_store
 from hydragnn.datasets.sources.ase import AseBuild
 from hydragnn.graphs.atomic import from_ase
 from tests.benchmarks.harness import Figures, in_turns, parser

@@ -201,6 +201,7 @@ DAMAGED: dict[str, Change] = {
     "a part of negative graphs": saying("graphs", -12, "parts", 0),
     "a part of NaN nodes": saying("nodes", float("nan"), "parts", 0),
     "a part above": saying("name", "../part-00000.h5", "parts", 0),
+    "a part in a folder above": saying("name", "a/../../b.h5", "parts", 0),
     "a part at the root": saying("name", "/etc/passwd", "parts", 0),
     "a part that is the folder": saying("name", ".", "parts", 0),
     "a part that is a number": saying("name", 5, "parts", 0),

@@ -279,7 +279,6 @@ def write_value(path: Path, value: Any) -> None:
 
 
 FILES = (
-    ("rings.h5", "manifest.json"),
     ("run", "model/model.json"),
     ("run", "record.json"),
     ("campaign", "campaign.json"),
@@ -310,7 +309,7 @@ def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
             ends_well(words)
 
 
-@pytest.mark.parametrize("kind, file", [pair for pair in FILES if pair[0] not in STORES])
+@pytest.mark.parametrize("kind, file", FILES)
 def test_a_program_in_json_is_none_in_a_report(
     kind: str, file: str, received: Path, ends_well: Callable[[list[object]], int]
 ) -> None:

@@ -25,8 +25,7 @@ from hydragnn.graphs import (
     GraphBatch,
     edge_vectors,
     graph_from_arrays,
-    with_laplacian_encoding,
-    with_random_walk_encoding,
+    with_encodings,
 )
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
@@ -408,20 +407,26 @@ SIDES: dict[str, tuple[list[list[int]], bool | None, list[list[int]] | str]] = {
     "both sides, and more asked for": ([[0, 1], [1, 0]], True, "the pair 0, 1 is listed in both directions"),
     "one side": ([[0, 1], [1, 2]], True, [[0, 1], [1, 0], [1, 2], [2, 1]]),
     "one way": ([[0, 1], [1, 2]], False, [[0, 1], [1, 2]]),
+    "one way, and nothing said": ([[0, 1], [1, 2]], None, "every pair is listed in one direction"),
 }
 
 
-@pytest.mark.parametrize("kind", ["grains", "npz"])
+@pytest.mark.parametrize("kind", ["grains", "npz", "pyg"])
 @pytest.mark.parametrize("case", SIDES)
 def test_pairs_are_taken_as_they_are_listed_and_never_doubled(kind: str, case: str, tmp_path: Path) -> None:
     pairs, undirected, expected = SIDES[case]
+    if kind == "pyg" and undirected:
+        expected = "reverses are added by ToUndirected"
     (tmp_path / "grains.csv").write_text("graph,size\n0,1\n0,2\n0,3\n")
     rows = "".join(f"0,{sender},{receiver}\n" for sender, receiver in pairs)
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n" + rows)
     np.savez(tmp_path / "a.npz", n=[3], size=[1.0, 2.0, 3.0], e=pairs, m=[len(pairs)])
+    data = torch_geometric("data").Data(size=torch.arange(1.0, 4.0), edge_index=torch.tensor(pairs).T, num_nodes=3)
+    torch.save([data], tmp_path / "a.pt")
     table: dict[str, Any] = {
         "grains": {"files": ["grains.csv"], "edges": "contacts.csv"},
         "npz": {"files": ["a.npz"], "nodes": "n", "edges": "e", "edge_counts": "m"},
+        "pyg": {"files": ["a.pt"]},
     }[kind]
     table |= {"kind": kind, "fields": [{"name": "size", "on": "node"}]}
     table |= {} if undirected is None else {"undirected": undirected}
@@ -520,7 +525,7 @@ FILES = {
     ),
     "array not there": (table_of("npz", "counts.npz", nodes="natoms"), "has no natoms; it has n, x, q"),
     "edge out of range": (
-        table_of("npz", "edges.npz", CHARGE, nodes="n", edges="e", edge_counts="m"),
+        table_of("npz", "edges.npz", CHARGE, nodes="n", edges="e", edge_counts="m", undirected=False),
         "edges.npz, graph 1, receivers: node index 7 is out of range",
     ),
     "code in a torch file": (table_of("pyg", "bomb.pt"), "code from files is not run"),
@@ -567,7 +572,7 @@ def test_structural_encodings_are_asked_for_in_the_build_file(tmp_path: Path) ->
     ase.io.write(tmp_path / "structures.xyz", structures())
     table = {"kind": "ase", "files": ["structures.xyz"], "cutoff": 4.0}
     actual = built(tmp_path, **table, laplacian_encoding=2, random_walk_encoding=3)
-    expected = with_random_walk_encoding(with_laplacian_encoding(from_ase(structures()[3], 4.0), 2), 3)
+    expected = with_encodings(from_ase(structures()[3], 4.0), {"laplacian_encoding": 2, "random_walk_encoding": 3})
     third = actual.select([3])
     assert actual.fields["random_walk_encoding"].role == "input"
     torch.testing.assert_close(third["laplacian_encoding"], expected["laplacian_encoding"])

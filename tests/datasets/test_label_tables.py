@@ -13,8 +13,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.shown import csv_cell
 from hydragnn.datasets import build_store, open_store, read_build_settings
 from hydragnn.datasets.build import graphs_of, makers_of
-from hydragnn.datasets.building import first_and_count
 from hydragnn.datasets.disk import DiskStore
+from hydragnn.distributed.building import first_and_count
 
 GAP = {"name": "gap", "on": "graph", "role": "target", "key": "band_gap"}
 METALS = ("Cu", "Ag", "Au", "Pt")

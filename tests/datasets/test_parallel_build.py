@@ -20,12 +20,12 @@ from ase import Atoms
 from ase.io import write
 
 from hydragnn.base.errors import Busy, InputError
-from hydragnn.datasets import StoreWriter, build_store, building, check_store, open_store, read_build_settings
+from hydragnn.datasets import StoreWriter, build_store, check_store, open_store, read_build_settings
 from hydragnn.datasets.build import fields_of, graphs_of
-from hydragnn.datasets.building import LARGEST, blocks_for
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.fields import FieldSettings
-from hydragnn.distributed.building import build_with_workers
+from hydragnn.distributed import building
+from hydragnn.distributed.building import LARGEST, blocks_for, build_with_workers
 from hydragnn.distributed.group import sigint_blocked
 
 GRAPHS = 200

@@ -62,17 +62,6 @@ def test_blocks_of_other_lengths_are_refused(path: Path) -> None:
             open_store(path).sizes()
 
 
-def test_another_dtype_than_declared_is_refused_and_not_cast(path: Path) -> None:
-    def narrow(table: dict[str, Any]) -> None:
-        (field,) = (field for field in table["fields"] if field["name"] == "energy")
-        assert field["dtype"] == "float64"
-        field["dtype"] = "float32"
-
-    edit_manifest(path, narrow)
-    with pytest.raises(InputError, match=r"graph/energy has .* dtype float64, expected are .* dtype float32"):
-        open_store(path).sizes()
-
-
 def rewritten(path: Path, change: Callable[[h5py.File], None]) -> Path:
     """The HDF5 store with its part changed and a manifest that fits the file."""
     part = path / "part-00000.h5"

@@ -21,8 +21,8 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
-from hydragnn.distributed import graph_ranks, group, leave, this_launch
-from hydragnn.ensemble.prediction import job, parts, schedule, work
+from hydragnn.distributed import finishing, graph_ranks, group, leave, this_launch
+from hydragnn.ensemble.prediction import job, parts, work
 from hydragnn.ensemble.prediction.formats import hdf5, sink
 from hydragnn.ensemble.prediction.predict import predict_to_file
 
@@ -85,13 +85,13 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--until-there", action="store_true")
     parser.add_argument("--others-seconds", type=float, default=0.0)
     parser.add_argument("--farewell", type=float, default=group.FAREWELL)
-    parser.add_argument("--hesitation", type=float, default=schedule.HESITATION)
+    parser.add_argument("--hesitation", type=float, default=finishing.HESITATION)
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     work.KEEP_SECONDS = work.LOOK_SECONDS = 0.0  # every unit for itself
     hdf5.ROWS = 8  # several chunks
-    group.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
+    group.FAREWELL, finishing.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
         before(

@@ -26,7 +26,7 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.ensemble.reading.structures import structures_for
 from hydragnn.ensemble.uses.calculator import EnsembleCalculator, _check_outside
-from hydragnn.graphs import Field, with_random_walk_encoding
+from hydragnn.graphs import Field, with_encodings
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
 from tests.ensemble.conftest import CUTOFF, STRESS, TARGETS
@@ -212,7 +212,9 @@ def test_structures_get_the_encodings_that_members_read(ensemble: Path, frames: 
     manifest = replace(loaded.manifest, inputs=(*loaded.manifest.inputs, encoding))
     made = structures_for(loaded.members, manifest).graph(frames[0], "first")
     bare = structures_for(loaded.members, loaded.manifest).graph(frames[0], "first")
-    assert np.array_equal(made["random_walk_encoding"], with_random_walk_encoding(bare, 3)["random_walk_encoding"])
+    assert np.array_equal(
+        made["random_walk_encoding"], with_encodings(bare, {"random_walk_encoding": 3})["random_walk_encoding"]
+    )
 
 
 def test_a_structure_without_a_volume_has_no_stress(strained: tuple[Path, Atoms], tmp_path: Path) -> None:

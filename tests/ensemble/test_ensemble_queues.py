@@ -19,11 +19,12 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, pack, packing
 from hydragnn.datasets.packing import graph_costs
 from hydragnn.datasets.store import Sizes
+from hydragnn.distributed import finishing
 from hydragnn.distributed import group as groups
+from hydragnn.distributed.finishing import Late, finish_together, once
 from hydragnn.distributed.group import Group, Table
 from hydragnn.ensemble.members.plan import Chunks, certificate, chunks_of, default_budget
-from hydragnn.ensemble.prediction import schedule
-from hydragnn.ensemble.prediction.schedule import Late, finish_together, make_schedule, once, tasks_of
+from hydragnn.ensemble.prediction.schedule import make_schedule, tasks_of
 
 
 @pytest.fixture
@@ -136,11 +137,11 @@ def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_afte
 ) -> None:
     late = Late(number=5, claim="rest-0-2", seconds=0.0)
     done = []
-    monkeypatch.setattr(schedule, "AT_LEAST", 60.0)
+    monkeypatch.setattr(finishing, "AT_LEAST", 60.0)
     begin = time.monotonic()
     finish_together(Pair(dead=True), "unit", lambda: [] if done else [late], done.append)
-    assert done == [5] and time.monotonic() - begin < schedule.AT_LEAST
-    monkeypatch.setattr(schedule, "AT_LEAST", 0.1)
+    assert done == [5] and time.monotonic() - begin < finishing.AT_LEAST
+    monkeypatch.setattr(finishing, "AT_LEAST", 0.1)
     finish_together(Pair(dead=False), "unit", lambda: [] if len(done) > 2 else [late], done.append)
     assert done == [5, 5, 5]  # again, and once more after the same time
 
@@ -155,12 +156,12 @@ def test_the_first_living_rank_does_what_only_one_may_do() -> None:
 def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule, "HESITATION", 0.1)
-    monkeypatch.setattr(schedule, "LOOKS", 200.0)
+    monkeypatch.setattr(finishing, "HESITATION", 0.1)
+    monkeypatch.setattr(finishing, "LOOKS", 200.0)
     done = []
     begin = time.monotonic()
     assert once(Pair(dead=False), "merge", lambda: bool(done), lambda: done.append(1))
-    assert time.monotonic() - begin > schedule.HESITATION
+    assert time.monotonic() - begin > finishing.HESITATION
     pair = Pair(dead=False)
     assert pair.first_to("merge")  # by rank 0, as ``owner`` says
     looks = iter([False] * 20)

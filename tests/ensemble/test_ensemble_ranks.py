@@ -17,9 +17,10 @@ import pytest
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings
+from hydragnn.distributed import finishing
 from hydragnn.ensemble.members import member as members
 from hydragnn.ensemble.prediction import rules as blocks
-from hydragnn.ensemble.prediction import schedule, sources, work
+from hydragnn.ensemble.prediction import sources, work
 from hydragnn.ensemble.prediction.formats import hdf5
 from hydragnn.ensemble.prediction.job import PredictionJob
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
@@ -253,7 +254,7 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
         def gone(self, rank: int) -> bool:
             return (tmp_path / "out.h5").exists()
 
-    monkeypatch.setattr(schedule, "HESITATION", 0.0)
+    monkeypatch.setattr(finishing, "HESITATION", 0.0)
     job = PredictionJob(model=ensemble, source=stored, out=tmp_path / "out.h5", batch=BATCH)
     assert predict_with(Leaving(dead=False), job, lambda: None).ranks_lost == 0
     assert_same(tmp_path / "out.h5", whole["store"])
@@ -338,9 +339,9 @@ def test_blocks_that_are_built_survive_an_interruption(
         predict_to_file(ensemble, structures, out, batch=BATCH)
     parts = PredictionJob(model=ensemble, source=structures, out=out).parts.folder
     (parts / "graphs.json").unlink()
-    assert (parts / "graphs.h5" / "block-00003" / "notes.json").exists()
-    monkeypatch.setattr(schedule, "PAUSES", (0.0, 0.0))
-    built = first_acts(monkeypatch, sources.Building, "build", lambda: None)
+    assert (parts / "block-00003.json").exists()
+    monkeypatch.setattr(finishing, "PAUSES", (0.0, 0.0))
+    built = first_acts(monkeypatch, sources.Graphs, "_write", lambda: None)
     predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
     assert built == [] and not parts.exists()
     assert_same(out, whole["structures"])

@@ -64,7 +64,7 @@ def test_a_file_that_changes_while_graphs_are_made_of_it_is_not_predicted(
     path = tmp_path / "moving.xyz"
     shutil.copy(structures_file(8), path)
     frames = read(path, index=":")
-    first_acts(monkeypatch, sources.Building, "build", lambda: write(path, frames[::-1], format="extxyz"))
+    first_acts(monkeypatch, sources.Graphs, "build", lambda: write(path, frames[::-1], format="extxyz"))
     with pytest.raises(InputError, match="was changed while graphs were made of it"):
         predict_to_file(ensemble, path, tmp_path / "out.h5")
     assert not list(tmp_path.glob("out*"))
@@ -80,9 +80,9 @@ def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
     def failing(*known: Any) -> None:
         raise InputError(full)
 
-    def building() -> sources.Building:
+    def building() -> sources.Graphs:
         rules = rules_for([path], Ensemble.load(ensemble))
-        return sources.Building(rules, parts, digest_of(rules))
+        return sources.Graphs(rules, parts, digest_of(rules))
 
     with monkeypatch.context() as patch:
         patch.setattr(StoreWriter, "write", failing)
@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
             building().build(0)
         with pytest.raises(InputError, match=full):
             predict_to_file(ensemble, path, tmp_path / "new.h5")
-    assert not building().has(0) and not list(tmp_path.glob("new*"))
+    assert building().missing() == [0] and not list(tmp_path.glob("new*"))
     building().build(0)
     building().join()
     source = building().source()

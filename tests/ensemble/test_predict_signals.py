@@ -75,7 +75,7 @@ def structures(structures_file: Callable[[int], Path]) -> Path:
         (work, "outcome_of", "weak reference", signal.SIGINT),
         (work, "outcome_of", "weak reference", signal.SIGHUP),
         (work, "outcome_of", "__del__", signal.SIGTERM),
-        (sources.Building, "build", "weak reference", signal.SIGTERM),
+        (sources.Graphs, "build", "weak reference", signal.SIGTERM),
         (sink.Sink, "append", "weak reference", signal.SIGTERM),
     ],
 )

@@ -1,6 +1,7 @@
 """Structures: parity with ASE's neighbour list, symmetries, labels and their units."""
 
 from io import StringIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,13 +139,6 @@ def test_stress_is_the_strain_derivative_of_the_energy_per_volume() -> None:
     assert float(stress[0, 0]) == pytest.approx(slope, rel=1e-4)
 
 
-def test_nothing_is_computed_for_labels() -> None:
-    atoms = bulk("Cu")
-    atoms.calc = EMT()
-    with pytest.raises(InputError, match="no energy for the field energy"):
-        from_ase(atoms, 3.0, fields=[ENERGY])
-
-
 def test_labels_come_from_info_and_arrays_under_other_names() -> None:
     atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
     atoms.info["REF_energy"] = -31.0
@@ -183,34 +177,22 @@ def test_two_labels_that_differ_are_refused() -> None:
         from_ase(atoms, 2.0, fields=[field], optional=["charge"])
 
 
-@pytest.mark.parametrize("what", ["molecule in a box", "slab without its third vector"])
-def test_a_stress_without_a_volume_is_refused(what: str) -> None:
-    atoms = bulk("Cu", cubic=True)
-    stress = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target")
-    if what == "molecule in a box":
-        atoms.pbc = False
-    else:
-        atoms.cell[2], atoms.pbc = 0.0, (True, True, False)
-    atoms.calc = SinglePointCalculator(atoms, energy=1.0, stress=np.zeros(6))
-    with pytest.raises(InputError, match="has a stress and no volume"):
-        from_ase(atoms, 3.0, fields=[stress], optional=["stress"])
-    assert "stress" not in from_ase(atoms, 3.0).fields
-
-
-def test_labels_of_other_positions_are_refused() -> None:
-    atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
-    atoms.calc = SinglePointCalculator(atoms, energy=-31.0)
-    atoms.positions[0, 0] = 0.1
-    with pytest.raises(InputError, match="other positions"):
-        from_ase(atoms, 2.0, fields=[ENERGY])
-
-
-def nan_atoms() -> Atoms:
-    atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
-    atoms.positions[1] = np.nan
+def changed(atoms: Atoms, calculator: Any = None, **changes: Any) -> Atoms:
+    """Atoms with a calculator, of which something is another afterwards."""
+    atoms.calc = calculator
+    for name, value in changes.items():
+        setattr(atoms, name, value)
     return atoms
 
 
+def stressed(**changes: Any) -> Atoms:
+    """Copper with a stress; without a volume by the changes."""
+    atoms = changed(bulk("Cu", cubic=True), **changes)
+    return changed(atoms, SinglePointCalculator(atoms, energy=1.0, stress=np.zeros(6)))
+
+
+HYDROGEN = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
+VOLUMELESS = {"fields": [STRESS], "optional": ["stress"]}
 WRONG = {
     "no atoms": (lambda: Atoms(), {}, "no atoms"),
     "duplicate atoms": (lambda: Atoms("H3", [[0, 0, 0], [1, 1, 1], [0, 0, 1e-6]]), {}, "nodes 0 and 2 are"),
@@ -219,7 +201,23 @@ WRONG = {
         {},
         "remove the duplicate",
     ),
-    "NaN": (nan_atoms, {}, "NaN or infinite"),
+    "NaN": (lambda: changed(HYDROGEN.copy(), positions=[[0, 0, 0], [np.nan] * 3]), {}, "NaN or infinite"),
+    "a calculator without results": (
+        lambda: changed(bulk("Cu"), EMT()),
+        {"fields": [ENERGY]},
+        "no energy for the field energy",
+    ),
+    "labels of other positions": (
+        lambda: changed(HYDROGEN.copy(), SinglePointCalculator(HYDROGEN, energy=-31.0), positions=np.eye(2, 3)),
+        {"fields": [ENERGY]},
+        "other positions",
+    ),
+    "a stress of a molecule in a box": (lambda: stressed(pbc=False), VOLUMELESS, "has a stress and no volume"),
+    "a stress of a slab without third vector": (
+        lambda: stressed(cell=[3.6, 3.6, 0], pbc=(True, True, False)),
+        VOLUMELESS,
+        "has a stress and no volume",
+    ),
     "periodic without a vector": (lambda: Atoms("H", cell=[5, 5, 0], pbc=True), {}, "periodic along c"),
     "flat cell": (lambda: Atoms("H", cell=[[1, 0, 0], [2, 0, 0], [0, 0, 3]], pbc=True), {}, "singular"),
     "no cutoff": (lambda: Atoms("H"), {"cutoff": 0.0}, "not a positive length"),

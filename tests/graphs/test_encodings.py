@@ -1,21 +1,17 @@
 """Structural encodings: parity with dense linear algebra, the same on every call."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs import (
-    concatenate,
-    graph_from_arrays,
-    validate,
-    with_laplacian_encoding,
-    with_random_walk_encoding,
-)
+from hydragnn.graphs import ENCODINGS, concatenate, graph_from_arrays, validate, with_encodings
 from hydragnn.graphs.batch import GraphBatch
 from tests.graphs.geometry import cells
+
+
+def encoded(name: str, graph: GraphBatch, width: int) -> torch.Tensor:
+    return with_encodings(graph, {name: width})[name]
 
 
 def adjacency(graph: GraphBatch) -> np.ndarray:
@@ -28,7 +24,7 @@ def adjacency(graph: GraphBatch) -> np.ndarray:
 def test_laplacian_columns_are_eigenvectors_in_ascending_order(count: int) -> None:
     graph = cells(count)
     k = 5
-    vectors = with_laplacian_encoding(graph, k)["laplacian_encoding"].double().numpy()
+    vectors = encoded("laplacian_encoding", graph, k).double().numpy()
     matrix = adjacency(graph)
     root = 1 / np.sqrt(matrix.sum(axis=1))
     laplacian = np.eye(count) - root[:, None] * matrix * root
@@ -44,7 +40,7 @@ def test_laplacian_columns_are_eigenvectors_in_ascending_order(count: int) -> No
 def test_signs_are_the_same_on_every_call_and_leave_the_random_state_alone(count: int) -> None:
     graph = cells(count)
     before = torch.get_rng_state()
-    first, second = (with_laplacian_encoding(graph, 4)["laplacian_encoding"] for _ in range(2))
+    first, second = (encoded("laplacian_encoding", graph, 4) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(before, torch.get_rng_state())
     assert (first.gather(0, first.abs().argmax(dim=0, keepdim=True)) > 0).all()
@@ -53,7 +49,7 @@ def test_signs_are_the_same_on_every_call_and_leave_the_random_state_alone(count
 @pytest.mark.parametrize("periodic", [True, False])
 def test_random_walks_return_with_the_probability_of_the_matrix_power(periodic: bool) -> None:
     graph = cells(6, periodic)
-    encoding = with_random_walk_encoding(graph, 4)["random_walk_encoding"]
+    encoding = encoded("random_walk_encoding", graph, 4)
     matrix = adjacency(graph)
     step = matrix / matrix.sum(axis=1, keepdims=True)
     expected = np.stack([np.diag(np.linalg.matrix_power(step, n)) for n in (1, 2, 3, 4)], axis=1)
@@ -62,31 +58,29 @@ def test_random_walks_return_with_the_probability_of_the_matrix_power(periodic: 
 
 def test_every_graph_of_a_batch_is_encoded_on_its_own() -> None:
     graphs = [cells(5), cells(8)]
-    batch = validate(with_random_walk_encoding(concatenate(graphs), 3))
-    alone = torch.cat([with_random_walk_encoding(graph, 3)["random_walk_encoding"] for graph in graphs])
+    batch = validate(with_encodings(concatenate(graphs), {"random_walk_encoding": 3}))
+    alone = torch.cat([encoded("random_walk_encoding", graph, 3) for graph in graphs])
     assert torch.equal(batch["random_walk_encoding"], alone)
     assert set(batch.fields) == {*graphs[0].fields, "random_walk_encoding"}
 
 
-@pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
-def test_lone_nodes_have_zeros(encode: Callable) -> None:
-    graph = graph_from_arrays(np.zeros((1, 2)), [], [])
-    (values,) = encode(graph, 3).nodes.values()
-    assert values.tolist() == [[0.0, 0.0, 0.0]]
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_lone_nodes_have_zeros(name: str) -> None:
+    assert encoded(name, graph_from_arrays(np.zeros((1, 2)), [], []), 3).tolist() == [[0.0, 0.0, 0.0]]
 
 
-@pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
-def test_encodings_of_no_width_and_repeated_ones_are_refused(encode: Callable) -> None:
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_encodings_of_no_width_and_repeated_ones_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="at least 1"):
-        encode(cells(3), 0)
+        encoded(name, cells(3), -1)
     with pytest.raises(InputError, match="already has"):
-        encode(encode(cells(3), 1), 1)
+        encoded(name, with_encodings(cells(3), {name: 1}), 1)
 
 
-@pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
+@pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("shape", ["no two nodes are alike", "ring", "chain"])
 def test_encodings_follow_the_nodes_whatever_their_order_but_for_eigenvectors_of_graphs_with_a_symmetry(
-    encode: Callable, shape: str
+    name: str, shape: str
 ) -> None:
     around, any_cells = np.arange(12), cells(12)
     pairs = {
@@ -97,8 +91,8 @@ def test_encodings_follow_the_nodes_whatever_their_order_but_for_eigenvectors_of
     senders, receivers = np.concatenate([pairs, pairs[::-1]], axis=1)
     place = np.random.default_rng(0).permutation(12)  # where each node of the first listing stands in the second
     one, other = (
-        next(iter(encode(graph_from_arrays(np.zeros((12, 2)), *edges), 4).nodes.values()))
+        encoded(name, graph_from_arrays(np.zeros((12, 2)), *edges), 4)
         for edges in ((senders, receivers), (place[senders], place[receivers]))
     )
     same = torch.allclose(one, other[torch.from_numpy(place)], atol=1e-5)
-    assert same == (encode is with_random_walk_encoding or shape == "no two nodes are alike")
+    assert same == (name == "random_walk_encoding" or shape == "no two nodes are alike")

@@ -11,7 +11,7 @@ from ase.io.extxyz import read_xyz
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import open_store
-from hydragnn.datasets.building import build_store
+from hydragnn.datasets.build import build_store
 from hydragnn.datasets.sources.ase import AseBuild
 from hydragnn.datasets.sources.base import FEW, pieces_of
 from hydragnn.graphs.extxyz import NotPlain, _plain_frame, read_frame

@@ -20,7 +20,7 @@ from hydragnn.conformance.network import loss_and_gradients, on_parts
 from hydragnn.distributed.graph_ranks import Cutter, in_sections, metis, shared_prediction
 from hydragnn.graphs import cutting, from_ase, from_voronoi
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.cutting import Partition, cut_nodes, report_on
+from hydragnn.graphs.cutting import Partition, crossing, cut_nodes
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.halo import Peers
 from hydragnn.graphs.joining import concatenate
@@ -215,7 +215,7 @@ def test_a_layer_that_reads_whole_graphs_in_spite_of_its_class_is_refused() -> N
 def test_no_more_than_the_rows_of_the_cut_travel_before_a_layer(heads: list[Mapping[str, Any]], passes: int) -> None:
     batch, model = crystals(), model_of("schnet", heads, ["atomic_numbers"], 3, 4.0)
     cut = torch.arange(batch.num_nodes) % 2
-    rows = report_on(batch, cut, 2).rows
+    rows = len(crossing(batch, cut)[1])
 
     def rows_sent(part: GraphBatch) -> int:
         loss_and_gradients(model, part)

@@ -13,7 +13,7 @@ from hydragnn.architectures import architecture_of
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, with_random_walk_encoding
+from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, with_encodings
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.record import read_record
@@ -115,7 +115,7 @@ def test_graphs_that_look_alike_to_neighbours_and_attention_are_told_apart_by_an
         return build_model(settings, [head], fields, inputs=inputs, dim=2, seed=0)(batch)["cycles"].mean.detach()
 
     blind = answers(concatenate(rings), [])
-    seeing = answers(with_random_walk_encoding(concatenate(rings), 4), ["random_walk_encoding"])
+    seeing = answers(with_encodings(concatenate(rings), {"random_walk_encoding": 4}), ["random_walk_encoding"])
     assert torch.allclose(blind[0], blind[1], atol=1e-6)
     assert not torch.allclose(seeing[0], seeing[1], atol=1e-4)
 

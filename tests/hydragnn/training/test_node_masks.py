@@ -12,7 +12,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import build_store, open_store, read_build_settings, store_info
 from hydragnn.datasets.build import makers_of
-from hydragnn.datasets.building import first_and_count
+from hydragnn.distributed.building import first_and_count
 from hydragnn.graphs import Field, field_from_json, from_pyg, graphs_of_parts
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import load_model
