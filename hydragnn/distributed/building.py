@@ -46,7 +46,7 @@ SECONDS = 0.5
 """Time between two looks at the notes of others, for a process that works."""
 
 NOWHERE = -1
-"""GraphBlock of a failure that concerns all blocks."""
+"""Block of a failure that concerns all blocks."""
 
 Progress = Callable[[int], None]
 Read = Callable[[], BuildSettings]

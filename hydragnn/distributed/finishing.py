@@ -46,7 +46,7 @@ def finish_together(
     group: Group,
     name: str,
     missing: Callable[[], Iterable[Late]],
-    do: Callable[[int], None],
+    do: Callable[[int], object],
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Return when nothing is missing; ``check`` is called all the while.
