@@ -103,7 +103,7 @@ def _sums(store: GraphStore, graphs: Int64[ndarray, " some"]) -> tuple[Float64[n
 
 
 def _means(store: GraphStore, graphs: Int64[ndarray, " some"]) -> Float64[ndarray, "some means"]:
-    """Return the means of graphs' sums and of their cosines, which tell more of them."""
+    """Return the means of graphs' sums and of their cosines."""
     sums, bounds = _sums(store, graphs)
     rows = np.concatenate([sums, np.cos(sums[:, WAVES])], axis=1)
     return np.add.reduceat(rows, bounds[:-1]) / np.diff(bounds)[:, None]

@@ -53,7 +53,7 @@ class Fitted(Protocol):
 
     @property
     def total(self) -> str | None:
-        """Graph input that values of nodes add up to; empty for zero, None for no total."""
+        """Graph input that nodes add up to; empty: zero; None: nothing."""
 
     @property
     def centred(self) -> bool:
@@ -108,7 +108,7 @@ def fit_normalisation(
 
 
 def _scales_with_total(scales: Mapping[str, Scale], total: str, fields: Sequence[Field]) -> dict[str, Scale]:
-    """Return scales without a mean of fields, and of the graph input ``total`` that they share.
+    """Return scales without a mean of fields and their ``total``.
 
     Fields that add up to zero keep their own standard deviations.
     """
@@ -202,7 +202,7 @@ def elements_of(store: GraphStore) -> list[int]:
 
 
 def _labels(survey: Survey, field: Field) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the values ``[graphs, width]`` of a graph field in the training part, and which graphs have them."""
+    """Return training values ``[graphs, width]`` of a field, and whose they are."""
     column = survey.store.column(field.name)
     used = survey.train & column.present
     return column.values[used].reshape(int(used.sum()), field.width).astype(np.float64), used

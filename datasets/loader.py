@@ -1,4 +1,4 @@
-"""Batches of an epoch, in an order that depends on seed and epoch."""
+"""Batches of an epoch, ordered by its number and a seed."""
 
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,7 +107,7 @@ class Loader:
 
 
 def one_ahead(batches: Iterator[GraphBatch]) -> Iterator[GraphBatch]:
-    """Yield batches, each fetched by a thread while the one before is used."""
+    """Yield batches; a thread fetches the next one meanwhile."""
     with ThreadPoolExecutor(1, "fetch") as thread:
         upcoming = thread.submit(next, batches, None)
         while (batch := upcoming.result()) is not None:

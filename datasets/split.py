@@ -69,7 +69,7 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
 
 
 def _given_parts(store: GraphStore, settings: SplitSettings) -> Split:
-    """Return the graphs of every number in a field; 3 is for calibration."""
+    """Return graphs by number in a field; 3: calibration."""
     field, calibration = settings.field or "", settings.calibration
     if calibration:
         raise InputError(
@@ -203,7 +203,7 @@ LABELS: Mapping[str, tuple[str, Callable[[GraphStore, str], ndarray]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Graphs that are copies of graphs in an earlier part, with one example."""
+    """Copies of graphs in an earlier part, with an example."""
 
     count: int
     of: int

@@ -97,7 +97,7 @@ class WithoutEdges(View):
 
 
 def disk_store(store: GraphStore) -> DiskStore | None:
-    """Return the store on disk behind a view; None where there is none."""
+    """Return the disk store behind a view; None without one."""
     under = store.store if isinstance(store, (WithAbsent, WithoutEdges)) else store
     return under if isinstance(under, DiskStore) else None
 

@@ -211,7 +211,7 @@ class GraphBatch(Shown, HasTensors):
         return torch.ones(self.num_graphs, dtype=torch.bool, device=self.device)
 
     def present_items(self, name: str) -> Bool[Tensor, " items"] | None:
-        """Return a bool per item of the field; None where all have it.
+        """Return a bool per item of a field; None for all.
 
         Of graphs that ranks share, every item counts on one of them.
         """

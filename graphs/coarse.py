@@ -225,7 +225,7 @@ def merged_edges(
     kinds: Iterable[Int[Tensor, " edges"]] = (),
     loops: Bool[Tensor, " edges"] | None = None,
 ) -> tuple[Topology, Merging]:
-    """Return one edge per kind, direction and pair of clusters, sorted by receiver.
+    """Return one edge per kind, direction and pair of clusters.
 
     Of edges inside a cluster ``loops`` stay, which lead to another image of it.
 

@@ -261,7 +261,7 @@ def _marked_points(mesh: meshio.Mesh, flags: list[ndarray]) -> Int[ndarray, " po
 
 
 def _marked_cells(mesh: meshio.Mesh, flags: list[ndarray], facets: ndarray, owner: ndarray) -> Int[ndarray, " cells"]:
-    """Return 1 for cells of the group or with a facet in it."""
+    """Return 1 for cells in the group, or facets."""
     top = _top_blocks(mesh)
     marked = np.concatenate([flags[index] for index in top]).astype(np.int64)
     sides = {

@@ -152,7 +152,7 @@ def _has_cut_bond(batch: GraphBatch, graph: int, labels: NDArray[np.int32], offs
 
 
 def _with_common_ends(batch: GraphBatch) -> NDArray[np.int64] | slice:
-    """Return edges with the ends of a neighbour in the order; all if unsorted."""
+    """Return edges with the ends of a neighbour; all if unsorted."""
     pairs = batch.receivers.numpy() * batch.num_nodes + batch.senders.numpy()
     if (pairs[1:] < pairs[:-1]).any():
         return slice(None)

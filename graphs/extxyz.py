@@ -91,7 +91,7 @@ def entries_of(comment: str, texts: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _is_text(key: str, letters: str, texts: Collection[str]) -> bool:
-    """Return True where an entry is its letters, not the number that they are."""
+    """Return True where an entry is its letters, no number."""
     if key in SPECIAL_3_3_KEYS or key in per_config_properties:
         return False
     return key in NAME_KEYS or key in texts or _NOT_A_COUNT.fullmatch(letters) is not None

@@ -82,7 +82,7 @@ def check_reversed(fields: Iterable[Field], where: str) -> None:
 
 
 def _column(items: Sequence[Item], keys: Sequence[str], field: Field, optional: bool, where: str) -> Any:
-    """Return the values of a field; None where nothing has an optional one."""
+    """Return the values of a field; None where all lack it."""
     if optional and all(values.get(key) is None for _, values in items for key in keys):
         return None
     column = np.full((len(items), *field.shape), np.nan)

@@ -96,7 +96,7 @@ def _best_parts(group: Sizes, weights: Shares) -> tuple[float, list[Sizes]]:
 
 
 def _covers(group: Sizes) -> Sizes:
-    """Return sizes that hold the first batch, the first two, ... ``[batches, 2]``."""
+    """Return sizes that hold the first batches ``[batches, 2]``."""
     nodes, edges = group[:, 0], group[:, 1]
     all_edges = _rounded(np.maximum.accumulate(edges))
     most = 2 * np.maximum(1, edges // np.maximum(nodes, 1))  # as _most_edges
@@ -261,7 +261,7 @@ def _padded_levels(
 
 
 def _padded_level(level: Level, edges: int, all_nodes: int, all_edges: int, graphs: int, extent: float) -> Level:
-    """Return the level for a finer graph that had ``edges`` and has more."""
+    """Return the level of a graph that now has more edges."""
     device, nodes = level.owner.device, level.leaving.num_rows
     coarse, clusters, kept = level.topology.num_edges, len(level.owner), len(level.merging.finer)
     all_coarse = padded_size(coarse + 1)

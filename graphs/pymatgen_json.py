@@ -15,7 +15,7 @@ BEGINNING = 2**16
 
 
 def is_pymatgen(path: Path) -> bool:
-    """Return True for JSON with classes of pymatgen, or with a table of matbench."""
+    """Return True for JSON of pymatgen or matbench."""
     if not path.name.endswith((".json", ".json.gz")):
         return False
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:

@@ -187,7 +187,7 @@ def knows_length(attributes: Mapping[str, Any]) -> bool:
 
 
 def angstrom_of(attributes: Mapping[str, Any], fields: Iterable[Field]) -> float:
-    """Return the unit of positions in Angstrom; 0 if nuclei may be near."""
+    """Return positions' unit in Angstrom; 0 if nuclei may be near."""
     nuclei = any(field.name == ATOMIC_NUMBERS for field in fields) and not attributes.get(CLOSE_NUCLEI)
     return length_in_angstrom(attributes) if nuclei else 0.0
 

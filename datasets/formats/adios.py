@@ -37,7 +37,7 @@ ZERO = -1
 
 
 class AdiosPartWriter:
-    """Writer of blocks as steps of a BP5 directory, with space reserved before each."""
+    """Writer of blocks as steps of a BP5 directory."""
 
     def __init__(self, path: Path) -> None:
         """Make a directory at ``path``; OSError where that is not possible."""
@@ -57,7 +57,7 @@ class AdiosPartWriter:
             raise
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
-        """Append ``arrays`` as one step, which may lack some; OSError where there is no space."""
+        """Append ``arrays`` as one step; OSError without space."""
         values = {name: array for name, array in arrays.items() if array.size}
         size = sum(value.nbytes for value in values.values()) + STEP_BYTES * (len(values) + 1)
         self._ballast.make_room(size, self._path / "data.0")

@@ -31,7 +31,7 @@ class Ballast:
         reserve(path, SLACK_BYTES)
 
     def make_room(self, size: int, largest: Path) -> None:
-        """Make sure that ``size`` bytes are free and ``largest`` may grow; else OSError."""
+        """Reserve ``size`` bytes, by which ``largest`` may grow; else OSError."""
         allowed = largest.stat().st_size + size if largest.exists() else size
         os.truncate(self._path, max(allowed, SLACK_BYTES))  # takes no space, but meets the limit for sizes of files
         reserve(self._path, SLACK_BYTES + size)

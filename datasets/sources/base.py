@@ -234,7 +234,7 @@ class BuildSettings(Settings, ABC):
                 )
 
     def check_geometry(self, names: Iterable[str], where: str) -> None:
-        """Raise InputError for geometry in a file that the settings do not name."""
+        """Raise InputError for geometry that the settings do not name."""
         for name in names:
             setting = next((key for key, form in GEOMETRY.items() if re.fullmatch(form, name, re.IGNORECASE)), None)
             if (
@@ -272,7 +272,7 @@ class BuildSettings(Settings, ABC):
         return {file: names[path.parent] for file, path in zip(distinct_names(paths), paths)}
 
     def texts_of(self, entries: Mapping[str, Any], number: str) -> dict[str, list[str]]:
-        """Return a graph's texts; its name is ``number`` if no entry has one.
+        """Return a graph's texts; ``number`` is its name by default.
 
         It has its file and folder, too. InputError where it lacks the entry that the settings name, and where an entry is no text.
         """

@@ -36,7 +36,7 @@ class MeshBuild(BuildSettings):
     """Nodes are cells instead of vertices."""
 
     def makers(self) -> Iterator[Make]:
-        """Yield a maker for each mesh file or frame; InputError names the file."""
+        """Yield a maker for each mesh or frame; InputError names files."""
         steps = [field.step for field in self.fields]
         for path, name in self.named_files():
             frames = frames_in(path)
@@ -150,7 +150,7 @@ def frames_in(path: Path) -> int | None:
 
 
 def _check_parts(path: Path) -> None:
-    """Raise InputError for a file named in XDMF whose reading might not end."""
+    """Raise InputError for files of an XDMF that may not end."""
     for item in ElementTree.parse(path).iter("DataItem"):
         name = (item.text or "").strip().partition(":")[0]
         if item.get("Format") in ("HDF", "Binary"):
@@ -158,7 +158,7 @@ def _check_parts(path: Path) -> None:
 
 
 def _check_times(path: Path) -> None:
-    """Raise InputError where frames do not follow each other in equal steps of time."""
+    """Raise InputError where frames are not equally spaced in time."""
     collection = _series(path, path.stat().st_mtime_ns)[0].collection
     if len(collection) < 2:
         return

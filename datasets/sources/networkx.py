@@ -71,7 +71,7 @@ def _of_graphml(reader: Any, path: Path) -> list[Any]:
 
 
 def _of_table(table: Any) -> Any:
-    """Return the graph of a node-link table; ValueError for a node listed twice."""
+    """Return the graph of a table; ValueError for repeated nodes."""
     import networkx
 
     names = Counter(str(node.get("id")) for node in table["nodes"])

@@ -35,7 +35,7 @@ def _names() -> list[str]:
 
 @cache
 def _defined_in(name: str) -> type[BuildSettings]:
-    """Return the one source of a file; TypeError unless kind and file agree."""
+    """Return a file's source; TypeError unless kind and file agree."""
     name = FORMER.get(name, name)
     module = import_module(f"hydragnn.datasets.sources.{name}")
     classes = [

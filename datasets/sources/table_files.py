@@ -43,7 +43,7 @@ MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 def read_table(
     path: Path, numbers: Collection[str] = (), optional: Collection[str] = (), texts: Collection[str] = ()
 ) -> Table:
-    """Return the columns of a CSV or npz file by name; ``texts`` keep their letters.
+    """Return columns of a CSV or npz file; ``texts`` keep their letters.
 
     Cells of ``optional`` columns may be missing: they become NaN. InputError where the file is missing, damaged or ragged. And
     where another cell of one of the columns ``numbers`` holds none.
@@ -171,7 +171,7 @@ def check_sides(
 
 
 def both_ways(senders: NDArray[Any], receivers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return edges followed by their reverses, and the row of each; loops have none.
+    """Return edges and then their reverses, and the row of each.
 
     >>> both_ways(np.array([0, 2]), np.array([1, 2]))
     (array([0, 2, 1]), array([1, 2, 0]), array([0, 1, 0]))

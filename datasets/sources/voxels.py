@@ -118,7 +118,7 @@ def read_image(path: Path) -> NDArray[Any]:
 
 
 def _pages(path: Path) -> NDArray[Any] | None:
-    """Return the pages of an image, one on top of the other; None for colours."""
+    """Return the pages of an image, stacked; None for colours."""
     from PIL import Image, ImageSequence
 
     if path.suffix in (".tif", ".tiff") and find_spec("tifffile"):

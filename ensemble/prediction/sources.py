@@ -63,7 +63,7 @@ class Graphs(Building):
         return self.scratch / f"block-{number:05d}.json"
 
     def build(self, number: int) -> bool:
-        """Make a block, a part of the store; of several ranks all make the same bits."""
+        """Make a block, a part of the store; every rank makes its bits."""
         if self.joined or self._notes_of(number).is_file():
             return True
         own = self.scratch / f".block-{unique_name()}.h5"

@@ -1,4 +1,4 @@
-"""Graphs made by ranks of a launcher, or by local workers, block by block.
+"""Graphs made by ranks or local workers, block by block.
 
 Every process goes through the source and makes the graphs of the blocks that it claims, each a part of a store. So no graph
 travels between processes. Rank 0 alone decides that there is a store of a build.
@@ -64,7 +64,7 @@ class Building(ABC):
     @property
     @abstractmethod
     def joined(self) -> bool:
-        """Return True where all parts are one store, or why they are none is known."""
+        """Return True where a store is made, or refused."""
 
     @abstractmethod
     def build(self, number: int) -> bool:
@@ -79,7 +79,7 @@ class Building(ABC):
         """Make one store of all parts."""
 
     def together(self, group: Group, check: Callable[[], None]) -> None:
-        """Make and join all blocks with all ranks; ``check`` is called all the while."""
+        """Make and join all blocks; ``check`` is called all the while."""
         while (number := group.take("blocks", self.blocks)) is not None:
             check()
             if not self.build(number):
@@ -234,7 +234,7 @@ class StoreBuilding(Building):
         return {*range(self.group.size)} - {*self.group.notes("built")}
 
     def missing(self) -> Sequence[int]:
-        """Return a number while processes are at work: nobody makes a block of another."""
+        """Return a number while processes work on their own blocks."""
         return () if all(map(self.group.gone, self._at_work())) else (NOWHERE,)
 
     def join(self) -> None:
@@ -260,7 +260,7 @@ class StoreBuilding(Building):
 
 
 def build_together(group: Group, read: Read, out: Path, progress: Progress | None = None, remedy: str = "") -> None:
-    """Make a store with all processes of a group, which has ``reserved`` the place.
+    """Make a store with a group that has ``reserved`` the place.
 
     ``read`` gives the settings. InputError as of ``build_store``, and where a process was ended, with a ``remedy``, and then there is no store. Rank 0
     raises it, the others raise SaidByFirst.
