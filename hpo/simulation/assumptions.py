@@ -153,12 +153,6 @@ class Assumptions(Settings):
     hangs: float = Field(default=0.02, ge=0)
     """Attempts that hang, per 1,000 node-hours of training."""
 
-    collective_timeout_minutes: float = Field(default=30.0, gt=0)
-    """Time to the end of a hang without a watchdog.
-
-    The default of torch.distributed with gloo.
-    """
-
     preemptions: float = Field(default=0.0, ge=0)
     """Attempts that the machine preempts, per 1,000 node-hours of training."""
 

@@ -28,6 +28,9 @@ from hydragnn.hpo.simulation.world import Scenario
 
 MACHINE = "lost to machine faults"
 
+COLLECTIVE_TIMEOUT = 1800.0
+"""Seconds to the end of a hang without a watchdog: the default of torch.distributed with gloo."""
+
 WIDTH = 128
 """Nodes of every trial."""
 
@@ -155,7 +158,6 @@ class StaticPractice:
 
     def _ending(self, course: Course, fate: Fate, trains: float, pace: Pace) -> tuple[float, float, str | None]:
         """(when it stops, when that is noticed, why) as far as the trial's own fate goes."""
-        a = self.assumptions
         epoch = course.epoch_seconds(self.slots) * fate.slowness
         done = pace.end(trains, course.epochs * epoch)
         hang, leave = (
@@ -163,7 +165,7 @@ class StaticPractice:
             pace.end(trains, fate.preempted_after / self.width),
         )
         endings: list[tuple[float, float, str | None]] = [(done, done, None)]
-        endings.append((hang, hang + a.collective_timeout_minutes * 60, "lost_node"))
+        endings.append((hang, hang + COLLECTIVE_TIMEOUT, "lost_node"))
         endings.append((leave, leave, "preempted"))
         if course.micro_batches > 1:
             endings.append((trains, trains, "out_of_memory"))
