@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from heapq import heapreplace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
@@ -18,6 +19,9 @@ CLASSES = 65_535  # of costs, when they are dealt
 WINDOW = 1 << 18  # graphs whose batches are found at once
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """Limits of a batch; 0 means no limit."""
@@ -27,6 +31,11 @@ class Budget:
     max_edges: int = 0
     max_bytes: int = 0
     """Memory of a rank in a step: a batch that takes more is computed in parts."""
+
+    def limited(self, nodes: T, edges: T) -> list[tuple[str, T, int]]:
+        """Return the counts that have a limit, with their names and limits."""
+        every = ("nodes", nodes, self.max_nodes), ("edges", edges, self.max_edges)
+        return [(name, counts, limit) for name, counts, limit in every if limit]
 
 
 def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> list[Int64[ndarray, " _"]]:
@@ -86,17 +95,16 @@ def _ends(
     ends = np.full(len(nodes), len(nodes), dtype=np.int64)
     if budget.max_graphs:
         ends = np.minimum(np.arange(len(nodes)) + budget.max_graphs, ends)
-    for counts, limit in ((nodes, budget.max_nodes), (edges, budget.max_edges)):
-        if limit:
-            sums = np.concatenate([[0], counts.cumsum()])
-            ends = np.minimum(np.searchsorted(sums, sums[:-1] + limit, side="right") - 1, ends)
+    for _, counts, limit in budget.limited(nodes, edges):
+        sums = np.concatenate([[0], counts.cumsum()])
+        ends = np.minimum(np.searchsorted(sums, sums[:-1] + limit, side="right") - 1, ends)
     return ends
 
 
 def check_budget(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> None:
     """Raise InputError for the largest graph where it exceeds the budget."""
-    for what, counts, limit in (("nodes", sizes.nodes, budget.max_nodes), ("edges", sizes.edges, budget.max_edges)):
-        if limit and len(indices) and int(counts[indices].max()) > limit:
+    for what, counts, limit in budget.limited(sizes.nodes, sizes.edges):
+        if len(indices) and int(counts[indices].max()) > limit:
             graph = int(indices[counts[indices].argmax()])
             raise InputError(
                 f"graph {graph} has {counts[graph]} {what}, more than the budget of {limit}; raise batch.max_{what} to at least "

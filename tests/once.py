@@ -1,4 +1,4 @@
-"""Fixtures that one process of a suite makes for all of its processes."""
+"""What one process of a suite makes for all of its processes."""
 
 import fcntl
 import os
@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 
 
-def shared(make: Callable[..., Any]) -> Any:
-    """Return a fixture of the session, whose value is pickled for the other processes.
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[], Any]) -> Any:
+    """Return what the first process made under a name, pickled for the others; tests only read files that it leaves."""
+    base = factory.getbasetemp()
+    value = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{name}.pickle"
+    with value.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not value.exists():
+            value.write_bytes(pickle.dumps(make()))
+        return pickle.loads(value.read_bytes())
 
-    ``make`` takes ``tmp_path_factory`` and other fixtures. Tests only read the files that it leaves.
-    """
+
+def shared(make: Callable[..., Any]) -> Any:
+    """Return a fixture of the session that is made once; ``make`` takes ``tmp_path_factory`` and other fixtures."""
 
     def once(**fixtures: Any) -> Any:
-        base = fixtures["tmp_path_factory"].getbasetemp()
-        base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-        value = base / f"{make.__module__}.{make.__name__}.pickle"
-        with value.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not value.exists():
-                value.write_bytes(pickle.dumps(make(**fixtures)))
-            return pickle.loads(value.read_bytes())
+        return made_once(fixtures["tmp_path_factory"], f"{make.__module__}.{make.__name__}", lambda: make(**fixtures))
 
     once.__name__, once.__doc__ = make.__name__, make.__doc__
     once.__signature__ = signature(make)  # type: ignore[attr-defined]  # functools.wraps would be unwrapped by pytest

@@ -87,8 +87,7 @@ def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: M
     Neighbouring graphs stay together, so that input is read and output written as a stream. ``failures`` are the numbers
     of graphs that could not be built, which ``sizes`` does not know; without ``numbers`` there are none.
     """
-    limits = ((sizes.nodes, budget.max_nodes), (sizes.edges, budget.max_edges))
-    misfits = [np.flatnonzero(counts > limit) for counts, limit in limits if limit]
+    misfits = [np.flatnonzero(counts > limit) for _, counts, limit in budget.limited(sizes.nodes, sizes.edges)]
     large = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *misfits])).tolist()
     reasons = {graph: too_large(int(sizes.nodes[graph]), int(sizes.edges[graph]), budget) for graph in large}
     failed = np.array(sorted(failures), dtype=np.int64)
@@ -116,8 +115,8 @@ def too_large(nodes: int, edges: int, budget: Budget) -> str:
     >>> too_large(9, 0, Budget(max_nodes=8))
     '9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9'
     """
-    for count, limit, what in ((nodes, budget.max_nodes, "nodes"), (edges, budget.max_edges, "edges")):
-        if limit and count > limit:
+    for what, count, limit in budget.limited(nodes, edges):
+        if count > limit:
             return f"{count} {what} are more than the budget of {limit}; raise batch.max_{what} to at least {count}"
     return ""
 

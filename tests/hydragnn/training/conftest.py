@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hydragnn.base.files import digest
 from hydragnn.base.settings import with_value
 from hydragnn.config import AnyConfig, RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
@@ -25,10 +26,11 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import DevicePlacement
 from tests.forked import Forked
-from tests.once import shared
+from tests.once import made_once, shared
 
 Configs = Callable[..., RunConfig]
 Trained = Callable[..., RunRecord]
+RunOnce = Callable[..., Path]
 Process = subprocess.Popen[str] | Forked
 Launch = Callable[..., Process]
 
@@ -194,6 +196,20 @@ def make_config() -> Configs:
         return RunConfig.parse(table)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def run_once(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
+    """Trains a configuration to its end, once for all tests; gives the run's folder, for reading only."""
+
+    def run(config: AnyConfig, graphs: MemoryStore = store) -> Path:
+        def make() -> Path:
+            train(config, folder := tmp_path_factory.mktemp("once") / "run", store=graphs)
+            return folder
+
+        return made_once(tmp_path_factory, f"run-{digest([config.to_json(), graphs.fingerprint])}", make)
+
+    return run
 
 
 @pytest.fixture

@@ -311,8 +311,6 @@ def failing(error: BaseException, after: int = 0) -> Any:
 @pytest.mark.parametrize(
     "where, error",
     [
-        ("forgetting", InputError("no reference value of Ag")),
-        ("forgetting", MemoryError()),
         ("forgetting", OSError(5, "Input/output error")),
         ("first_ranks_value", RuntimeError("a peer is gone")),
         ("keep_beating", KeyError("beat")),

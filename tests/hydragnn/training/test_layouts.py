@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import digest
 from hydragnn.config import AnyConfig, RunConfig, config_from_table
 from hydragnn.datasets import MemoryStore
 from hydragnn.record import RunRecord, read_record
@@ -20,6 +19,7 @@ from tests.hydragnn.training.conftest import (
     WITHOUT_FORCES,
     Configs,
     Process,
+    RunOnce,
     assert_same_curves,
     assert_same_model,
     finish,
@@ -98,16 +98,12 @@ def config_of(make_config: Configs) -> Configs:
 
 
 @pytest.fixture(scope="session")
-def alone(few: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Path]:
+def alone(few: MemoryStore, run_once: RunOnce) -> Callable[[RunConfig], Path]:
     """Trains a configuration by one rank, once for all layouts."""
-    folder = tmp_path_factory.mktemp("alone")
 
     def run(config: RunConfig) -> Path:
         table = {key: value for key, value in config.to_json().items() if key != "parallel"}
-        out = folder / digest(table)
-        if not out.exists():
-            train(RunConfig.parse(table), out, store=few)
-        return out
+        return run_once(RunConfig.parse(table), few)
 
     return run
 

@@ -12,8 +12,9 @@ from hydragnn.base.errors import InputError
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.models.heads.kinds import NumberLoss
+from hydragnn.record import read_record
 from hydragnn.training.loop import take_step
-from tests.hydragnn.training.conftest import Configs, Trained, assembled
+from tests.hydragnn.training.conftest import Configs, RunOnce, Trained, assembled
 
 ENERGY = {"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}
 
@@ -101,10 +102,10 @@ def test_what_a_configuration_leaves_out_trains(optimizer: str | None, trained: 
 
 
 def test_variables_of_the_environment_turn_nothing_off(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, make_config: Configs, run_once: RunOnce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """20. With names that other programs of this kind listen to."""
-    expected = trained("plain")
+    expected = read_record(run_once(make_config()))
     monkeypatch.setenv("HYDRAGNN_VALTEST", "0")
     monkeypatch.setenv("HYDRAGNN_MAX_NUM_BATCH", "1")
     actual = trained()
@@ -114,14 +115,14 @@ def test_variables_of_the_environment_turn_nothing_off(
 
 
 def test_labels_of_the_test_part_change_no_bit_of_a_run(
-    make_config: Configs, trained: Trained, store: MemoryStore
+    make_config: Configs, trained: Trained, run_once: RunOnce, store: MemoryStore
 ) -> None:
     """21."""
     split = make_split(store, make_config().split)
     assert len(split.test)
     energy = store.read(range(len(store)))["energy"].clone()
     energy[torch.from_numpy(split.test)] += 1e3
-    plain, spoiled = trained("plain"), trained("spoiled", store=with_labels(store, energy=energy))
+    plain, spoiled = read_record(run_once(make_config())), trained(store=with_labels(store, energy=energy))
     for name in ("train/loss", "valid/loss"):
         assert plain.curves[name] == spoiled.curves[name]
     assert not [name for name in spoiled.curves if name.startswith("test/")]

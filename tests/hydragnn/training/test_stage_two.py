@@ -10,7 +10,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
-from tests.hydragnn.training.conftest import Configs, Trained, assert_same_curves
+from tests.hydragnn.training.conftest import Configs, RunOnce, Trained, assert_same_curves
 
 ENERGY = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
 CHARGE = {"kind": "scalar", "field": "charge", "hidden_dims": [8]}
@@ -29,9 +29,9 @@ def two_stages(make_config: Configs) -> Configs:
 
 
 @pytest.fixture
-def whole(two_stages: Configs, trained: Trained) -> RunRecord:
+def whole(two_stages: Configs, run_once: RunOnce) -> RunRecord:
     """The run of two stages, undisturbed."""
-    return trained("whole", two_stages())
+    return read_record(run_once(two_stages()))
 
 
 def test_stages_differ_in_the_energys_weight_alone_and_the_validation_loss_has_that_of_the_second(
