@@ -146,11 +146,3 @@ def test_four_times_as_many_nodes_of_a_node_link_file_take_about_four_times_as_l
         hydragnn.build_store(settings, tmp_path / f"{count}.h5", quiet=True)
         seconds.append(time.process_time() - start)
     assert seconds[2] < 8 * seconds[1]
-
-
-@pytest.mark.parametrize(
-    "key", ["parallel", "parallel.shard", "branches", "search.space.low", "split.group", "start.replay", "simulate"]
-)
-def test_keys_of_every_section_have_a_text(key: str, call: Call) -> None:
-    code, text, _ = call("help", key)
-    assert code == 0 and len(text) > 40

@@ -9,15 +9,13 @@ import torch
 from ase import Atoms
 from ase.build import molecule
 
-from hydragnn.architectures import GraphStatistics, architecture_of
+from hydragnn.architectures import GraphStatistics
 from hydragnn.datasets import Normalisation
-from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, from_ase
-from hydragnn.graphs.field import Field
+from hydragnn.graphs import from_ase
 from hydragnn.graphs.joining import concatenate
-from hydragnn.models import GraphModel, build_model, load_model, parse_head, save_model
+from hydragnn.models import GraphModel, load_model, save_model
 from hydragnn.models.trained import tabulated
-
-SIZE = Field(name="size", on="node")
+from tests.hydragnn.small import ENERGY, small_model
 
 
 def test_species_of_the_training_part_have_weights_of_their_own_and_others_share_one_set(tmp_path: Path) -> None:
@@ -30,17 +28,8 @@ def test_species_of_the_training_part_have_weights_of_their_own_and_others_share
 
 def atoms_model(species: tuple[int, ...], inputs: list[str], **changes: Any) -> GraphModel:
     statistics = GraphStatistics(mean_log_degree=1.0, mean_degree=2.0, species=species)
-    table = {"kind": "mace", "hidden_dim": 4, "max_ell": 1, "num_radial": 4, "cutoff": 4.0, **changes}
-    fields = [ATOMIC_NUMBERS_FIELD, SIZE, Field(name="energy", on="graph", role="target")]
-    return build_model(
-        architecture_of("mace").Settings.parse(table),  # type: ignore[arg-type]
-        [parse_head({"kind": "energy", "field": "energy"})],
-        fields,
-        inputs=inputs,
-        dim=3,
-        seed=0,
-        statistics=statistics,
-    ).double()
+    table = {"hidden_dim": 4, "max_ell": 1, "cutoff": 4.0, **changes}
+    return small_model("mace", ENERGY, inputs=inputs, statistics=statistics, **table).double()
 
 
 @pytest.mark.parametrize("kind, radial", [("agnesi", "chebyshev"), ("soft", "bessel")])

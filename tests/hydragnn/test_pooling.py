@@ -3,7 +3,6 @@
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +11,13 @@ from ase import Atoms
 from ase.build import bulk
 from torch import Tensor
 
-from hydragnn.architectures import GraphStatistics, architectures
+from hydragnn.architectures import architectures
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import CORNERS, small_settings
 from hydragnn.graphs import (
     CLUSTERS,
     Field,
     GraphBatch,
-    clusters_field,
     concatenate,
     from_ase,
     with_contracted_levels,
@@ -29,10 +27,7 @@ from hydragnn.graphs.levels import levels_of
 from hydragnn.layers import GraphUNet, MessageGraph, States
 from hydragnn.models import build_model, parse_head
 from tests.graphs.geometry import cells
-
-ENERGY = Field(name="energy", on="graph", role="target")
-FORCES = Field(name="forces", on="node", shape=(3,), parity="vector", role="target")
-SPECIES = Field(name="species", on="node", classes=5, dtype="int64")
+from tests.hydragnn.small import ENERGY, FIELDS, LEVELS, small_model
 
 
 def message_graph(batch: GraphBatch, kinds: tuple[str, ...] = ()) -> MessageGraph:
@@ -133,14 +128,11 @@ def test_states_are_pooled_to_means_and_given_back_to_all_nodes(shape: tuple[int
 
 def test_a_field_of_the_same_name_is_an_input_like_any_other() -> None:
     labels = Field(name=CLUSTERS, on="node", classes=4, dtype="int64")
-    heads: list[dict[str, Any]] = [{"kind": "energy", "field": "energy"}]
-    settings, parsed = small_settings("painn"), [parse_head(head) for head in heads]
-    fields = [ENERGY, SPECIES, labels]
-    model = build_model(settings, parsed, fields, inputs=["species", CLUSTERS], dim=3, seed=0)
+    fields, head = [FIELDS["energy"], FIELDS["species"], labels], parse_head(ENERGY)
+    model = build_model(small_settings("painn"), [head], fields, inputs=LEVELS, dim=3, seed=0)
     assert [field.name for field in model.description.input_fields] == ["species", CLUSTERS]
     with pytest.raises(InputError, match="needs the node field clusters of levels"):
-        pooling = small_settings("painn", pooling={"levels": 1})
-        build_model(pooling, parsed, fields, inputs=["species", CLUSTERS], dim=3, seed=0)
+        build_model(small_settings("painn", pooling={"levels": 1}), [head], fields, inputs=LEVELS, dim=3, seed=0)
 
 
 def test_every_architecture_says_whether_it_pools() -> None:
@@ -216,22 +208,14 @@ def test_what_is_predicted_of_a_crystal_is_predicted_of_it_turned_moved_and_repe
     atoms = bulk("Cu", cubic=True).repeat(2)
     atoms.rattle(0.15, seed=3)
     vectors = kind == "painn"
-    heads = [{"kind": "energy", "field": "energy"}, *([{"kind": "vector", "field": "forces"}] if vectors else [])]
-    model = build_model(
-        small_settings(kind, num_layers=3, pooling={"levels": 2}, cutoff=3.2),
-        [parse_head(head) for head in heads],
-        [ENERGY, FORCES, SPECIES, clusters_field(2)],
-        inputs=["species", CLUSTERS],
-        dim=3,
-        statistics=GraphStatistics(mean_log_degree=2.4, mean_degree=11.0),
-        seed=0,
-    ).double()
+    heads = [ENERGY, *([{"kind": "vector", "field": "forces"}] if vectors else [])]
+    model = small_model(kind, *heads, inputs=LEVELS, num_layers=3, pooling={"levels": 2}, cutoff=3.2).double()
 
     def predicted(structure: Atoms) -> tuple[Tensor, Tensor]:
         graph = with_contracted_levels(from_ase(structure, cutoff=3.2), 2)
         kinds = torch.from_numpy(np.arange(len(structure)) % 32 % 5)
         with torch.no_grad():
-            output = model(graph.with_fields({"species": kinds}, fields=[SPECIES]))
+            output = model(graph.with_fields({"species": kinds}, fields=[FIELDS["species"]]))
         return output["energy"].mean / len(structure), output["forces" if vectors else "energy"].mean
 
     energy, field = predicted(atoms)

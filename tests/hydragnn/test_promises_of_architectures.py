@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hydragnn.architectures import architectures
-from hydragnn.conformance.cases import make_graph, make_model, small_settings
+from hydragnn.conformance.cases import make_graph, make_model
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
-from hydragnn.models import GraphModel, GraphStatistics, build_model, parse_head
+from hydragnn.models import GraphModel
+from tests.hydragnn.small import FIELDS, MOVED, small_model
 
 
 def test_every_layer_multiplies_as_many_factors_as_its_own_number_says() -> None:
@@ -68,10 +68,6 @@ def test_a_lone_node_knows_what_it_is(kind: str) -> None:
     assert abs(energies[0] - energies[1]) > 1e-4
 
 
-SIZE = Field(name="size", on="node")
-DISPLACEMENT = Field(name="displacement", on="node", shape=(2,), role="target")
-
-
 def grid(spacing: float, cutoff: float) -> GraphBatch:
     """Five by five points joined up to and including the cutoff, one of them twice in one place, and a lone node."""
     square = torch.cartesian_prod(torch.arange(5), torch.arange(5)).float()
@@ -88,7 +84,7 @@ def grid(spacing: float, cutoff: float) -> GraphBatch:
         periodic=torch.zeros(1, 3, dtype=torch.bool),
         node_offsets=torch.tensor([0, len(points)]),
         edge_offsets=torch.tensor([0, len(senders)]),
-        fields={"size": SIZE},
+        fields={"size": FIELDS["size"]},
         nodes={"size": torch.arange(len(points)) / len(points)},
     )
 
@@ -98,15 +94,7 @@ def grid(spacing: float, cutoff: float) -> GraphBatch:
 def test_with_sinc_the_first_gradient_is_the_same_on_a_grid_in_any_unit_of_length(kind: str, spacing: float) -> None:
     def first_gradient(unit: float) -> torch.Tensor:
         shape = {"radial": "sinc", "num_radial": 4, "envelope": "none", "hidden_dim": 16, "num_layers": 4}
-        model = build_model(
-            small_settings(kind, cutoff=0.1 * unit, **shape),
-            [parse_head({"kind": "scalar", "field": "displacement"})],
-            [SIZE, DISPLACEMENT],
-            inputs=["size"],
-            dim=2,
-            seed=0,
-            statistics=GraphStatistics(mean_log_degree=1.5),
-        )
+        model = small_model(kind, MOVED, dim=2, cutoff=0.1 * unit, **shape)
         (value,) = model(grid(spacing * unit, 0.1 * unit)).values()
         value.mean.square().mean().backward()
         return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])

@@ -6,39 +6,17 @@ import pytest
 from pydantic import ValidationError
 
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import make_model, small_settings
-from hydragnn.graphs import CLUSTERS, Field, clusters_field
-from hydragnn.models import GraphStatistics, build_model, parse_head
+from hydragnn.conformance.cases import make_model
+from hydragnn.models import GraphStatistics
+from tests.hydragnn.small import ENERGY, FORCES, LEVELS, MOVED, SCALAR, small_model
 
-FIELDS = (
-    Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
-    Field(name="size", on="node"),
-    Field(name="load", on="graph"),
-    Field(name="guess", on="node", shape=(2,)),
-    Field(name="normal", on="edge", shape=(3,), parity="vector"),
-    Field(name="area", on="edge"),
-    Field(name="relation", on="edge", classes=3, dtype="int64"),
-    clusters_field(2),
-    Field(name="energy", on="graph", role="target", unit="eV"),
-    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
-    Field(name="displacement", on="node", shape=(2,), role="target"),
-    Field(name="site", on="node", role="target"),
-    Field(name="flux", on="edge", shape=(2,), role="target"),
-    Field(name="bond", on="edge", classes=3, dtype="int64", role="target"),
-    Field(name="kind", on="graph", classes=2, dtype="int64", role="target"),
-    Field(name="pair", on="graph", shape=(2,), role="target"),
-    Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target"),
-    Field(name="tensor", on="graph", shape=(3, 3), parity="tensor", role="target"),
-)
-ENERGY = {"kind": "energy", "field": "energy"}
-SCALAR, DIPOLE = {"kind": "scalar", "field": "energy"}, {"kind": "vector", "field": "dipole"}
-FORCES = {**ENERGY, "forces": "forces"}
-MOVED, SITE = {"kind": "scalar", "field": "displacement"}, {"kind": "scalar", "field": "site"}
+DIPOLE = {"kind": "vector", "field": "dipole"}
+SITE = {"kind": "scalar", "field": "site"}
 TENSOR, BOND = {"kind": "tensor", "field": "tensor"}, {"kind": "classes", "field": "bond"}
 NO_ATOMS = {"statistics": GraphStatistics(mean_log_degree=1.0, mean_degree=2.0)}
 RELATIONS = {"inputs": ("relation",)}
+POOLS = {"inputs": LEVELS}
 EVERY = {"inputs": ("size", "guess", "area", "atomic_numbers")}
-LEVELS = {"inputs": ("size", CLUSTERS)}
 
 
 def attention(**keys: Any) -> dict[str, Any]:
@@ -129,7 +107,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
         "painn",
         attention() | pooled(),
         ENERGY,
-        LEVELS,
+        POOLS,
         "of the graph itself, so that the model cannot pool; leave model.pooling",
     ),
     ("painn", {**attention(), "hidden_dim": 9}, SCALAR, {}, "does not divide into 2 heads"),
@@ -143,24 +121,24 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
         )
         for key, value in (("cutoff", 5.0), ("num_radial", 8))
     ),
-    ("painn", pooled(), FORCES, LEVELS, "over nodes of one level, so that the model cannot pool"),
-    ("painn", pooled(3, num_layers=4), ENERGY, LEVELS, "make more levels, or use fewer"),
+    ("painn", pooled(), FORCES, POOLS, "over nodes of one level, so that the model cannot pool"),
+    ("painn", pooled(3, num_layers=4), ENERGY, POOLS, "make more levels, or use fewer"),
     ("painn", pooled(), ENERGY, {}, "needs the node field clusters"),
-    ("painn", {}, ENERGY, LEVELS, "set model.pooling"),
+    ("painn", {}, ENERGY, POOLS, "set model.pooling"),
     (
         "egnn",
         pooled(moving_coordinates=True),
         ENERGY,
-        LEVELS,
+        POOLS,
         r"model egnn moves its nodes \(moving_coordinates\), so that the model cannot pool",
     ),
-    ("mace", pooled(distance_transform="soft"), ENERGY, LEVELS, "a cluster has none"),
-    ("gin", pooled(num_layers=1), ENERGY, LEVELS, "set num_layers to 2 or more"),
+    ("mace", pooled(distance_transform="soft"), ENERGY, POOLS, "a cluster has none"),
+    ("gin", pooled(num_layers=1), ENERGY, POOLS, "set num_layers to 2 or more"),
     (
         "gatv2",
         pooled(wide_heads=True),
         ENERGY,
-        LEVELS,
+        POOLS,
         r"model gatv2 has states of another width between its layers \(wide_heads\)",
     ),
 ]
@@ -170,10 +148,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
 def test_what_cannot_work_is_refused_with_its_remedy(
     kind: str, model: dict[str, Any], head: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
-    statistics = GraphStatistics(mean_log_degree=1.5, mean_degree=2.0, species=(8, 101))
-    options = {"inputs": ("size",), "dim": 3, "statistics": statistics, **options}
     with pytest.raises((InputError, ValidationError), match=words):
-        build_model(small_settings(kind, **model), [parse_head(head)], FIELDS, seed=0, **options)
+        small_model(kind, head, **{**options, **model})
 
 
 def test_wide_heads_need_not_divide_the_width() -> None:

@@ -21,29 +21,16 @@ from hydragnn.distributed.graph_ranks import Cutter, in_sections, metis, shared_
 from hydragnn.graphs import cutting, from_ase, from_voronoi
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.cutting import Partition, crossing, cut_nodes
-from hydragnn.graphs.field import Field
 from hydragnn.graphs.halo import Peers
 from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import HaloExchange, MessageGraph
-from hydragnn.models import Distribution, GraphModel, build_model, check_cuttable, parse_head
+from hydragnn.models import Distribution, GraphModel, check_cuttable
 from hydragnn.models.heads.kinds import ScalarHeadSettings
 from tests.graphs.test_cutting import grid
+from tests.hydragnn.small import FIELDS, FORCES, small_model
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 """Double precision; sums over ranks are added in another order."""
-
-FIELDS = {
-    field.name: field
-    for field in (
-        Field(name="atomic_numbers", on="node", classes=120, dtype="int64"),
-        Field(name="volume", on="node"),
-        Field(name="energy", on="graph", role="target"),
-        Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
-        Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
-        Field(name="mean", on="graph", role="target"),
-        Field(name="charge", on="node", role="target"),
-    )
-}
 
 
 def crystals() -> GraphBatch:
@@ -65,13 +52,10 @@ def mesh() -> GraphBatch:
 
 
 def model_of(kind: str, heads: list[Mapping[str, Any]], inputs: list[str], dim: int, cutoff: float) -> GraphModel:
-    settings = small_settings(kind, cutoff=cutoff, num_layers=3)
-    parsed = [parse_head(head) for head in heads]
-    names = [*inputs, *(name for head in parsed for name in head.outputs)]
-    return build_model(settings, parsed, [FIELDS[name] for name in names], inputs=inputs, dim=dim, seed=0).double()
+    return small_model(kind, *heads, inputs=inputs, dim=dim, cutoff=cutoff, num_layers=3).double()
 
 
-ENERGY = {"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"}
+ENERGY = {**FORCES, "stress": "stress"}
 OVER_NODES = [
     {"kind": "scalar", "field": "mean", "pool": "attention"},
     {"kind": "scalar", "field": "charge", "total": 0.0, "graph_scale": True},
@@ -283,9 +267,7 @@ def test_a_pass_of_exchanges_hangs_on_a_weight_that_learns() -> None:
 
 
 def test_attention_in_layers_that_are_computed_twice_is_refused() -> None:
-    settings = small_settings("painn", checkpoint_activations=True, global_attention={"kind": "linear", "heads": 2})
-    head = parse_head({"kind": "scalar", "field": "charge"})
-    inputs = [FIELDS["atomic_numbers"], FIELDS["charge"]]
-    model = build_model(settings, [head], inputs, inputs=["atomic_numbers"], dim=3, seed=0)
+    around = {"checkpoint_activations": True, "global_attention": {"kind": "linear", "heads": 2}}
+    model = small_model("painn", {"kind": "scalar", "field": "charge"}, inputs=["atomic_numbers"], **around)
     with pytest.raises(InputError, match="checkpoint_activations computes twice"):
         check_cuttable(model.description)

@@ -17,7 +17,7 @@ from hydragnn.models import GraphModel
 dimenet = pytest.importorskip("torch_geometric.nn.models.dimenet")
 utilities = pytest.importorskip("torch_geometric.nn.models.dimenet_utils")
 
-CHANNELS, LAYERS, RADIAL, SPHERICAL, CUTOFF = 10, 2, 4, 7, 5.0
+CHANNELS, LAYERS, RADIAL, SPHERICAL, CUTOFF = 10, 2, 4, 4, 5.0
 INNER, BASIS, OUT = 6, 5, 12
 MOLECULES = ("CH3CH2OH", "C6H6", "H2O")
 

@@ -41,6 +41,12 @@ def test_every_table_of_settings_is_a_section() -> None:
         "branches.1.weight",
         "branches.0.data.store",
         "search.space.choices",
+        "parallel.shard",
+        "branches",
+        "search.space.low",
+        "split.group",
+        "start.replay",
+        "simulate",
     ],
 )
 def test_a_key_of_any_section_has_a_text(key: str) -> None:
