@@ -170,23 +170,14 @@ def repeated(cell: GraphBatch, counts: tuple[int, int, int]) -> tuple[int, Graph
 
 
 def in_one_place(distance: float) -> GraphBatch:
-    """Return a graph whose first two nodes are neighbours this far apart."""
+    """Return a graph with two neighbours this far apart."""
     graph = make_graph(0, 6)
-    positions = graph.positions.clone()
-    positions[1] = positions[0] + torch.tensor([distance, 0.0, 0.0], dtype=positions.dtype)
-    senders, receivers = (
-        torch.cat([graph.senders, torch.tensor([0, 1])]),
-        torch.cat([graph.receivers, torch.tensor([1, 0])]),
-    )
-    receivers, order = receivers.sort(stable=True)
-    return replace(
-        graph,
-        positions=positions,
-        topology=Topology.square(senders[order], receivers, graph.num_nodes),
-        edge_shifts=torch.cat([graph.edge_shifts, torch.zeros_like(graph.edge_shifts[:2])])[order],
-        edge_offsets=graph.edge_offsets + torch.tensor([0, 2]),
-        edges={name: torch.cat([value, value[:2]])[order] for name, value in graph.edges.items()},
-    )
+    edge = int((graph.senders != graph.receivers).nonzero()[0])
+    positions, shifts = graph.positions.clone(), graph.edge_shifts.clone()
+    shifts[edge] = 0.0
+    positions[graph.senders[edge]] = positions[graph.receivers[edge]]
+    positions[graph.senders[edge], 0] += distance
+    return replace(graph, positions=positions, edge_shifts=shifts)
 
 
 CORNERS: dict[str, Callable[[], GraphBatch]] = {
