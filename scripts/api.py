@@ -421,7 +421,7 @@ def build_ensemble(
     from hydragnn.ensemble.building.build import check_out
     from hydragnn.hpo import campaign_records
     from hydragnn.runs.folder import name_store
-    from hydragnn.scripts.ensembles import Choice, best_trials, campaign_or_runs, check_no_options, trained_trials
+    from hydragnn.scripts.ensembles import FinalTraining, campaign_or_runs, chosen
 
     check_references(baselines)
     campaign = campaign_or_runs(sources)
@@ -429,20 +429,8 @@ def build_ensemble(
     if store is not None:
         runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
         name_store(runs, as_path(store), branch)
-    number = 5 if top_k is None else top_k
-    if isinstance(campaign, list):
-        options = {"--top-k": top_k, "--train": train, "--final-seeds": final_seeds, "--epochs": epochs}
-        check_no_options({**options, "--workers": workers})
-        choice = Choice(folders=campaign)
-    elif train or final_seeds or epochs:
-        seeds = max(1, final_seeds)
-        choice = trained_trials(
-            campaign, as_path(out), number, seeds=seeds, epochs=epochs, workers=workers, quiet=quiet
-        )
-    elif workers is not None:
-        raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
-    else:
-        choice = best_trials(campaign, number)
+    training = FinalTraining(train=train, seeds=final_seeds, epochs=epochs, workers=workers)
+    choice = chosen(campaign, as_path(out), top_k, training, quiet)
     return ensemble_of_runs(
         choice.folders,
         as_path(out),

@@ -36,23 +36,15 @@ NOMINAL = 0.9
 """Share of values in the intervals of models that have none."""
 
 
-def collect(
-    source: Path, *, campaign: Path | None = None, ensemble: Path | None = None, store: Path | None = None
-) -> Facts:
+def collect(source: Path, *, store: Path | None = None) -> Facts:
     """Return the facts on ``source``, for ensembles with their campaign.
 
     ``store`` is where the data lie now, if they were moved; InputError where it holds other graphs.
     """
     kind = check_kind(source, *MADE_BY).split()[-1]
-    ensemble = source if kind == "ensemble" else ensemble
-    if ensemble is None:
-        facts = Facts(kind=kind, evaluation=_evaluation({}))
-    else:
-        facts = ensemble_facts(ensemble)
-    if kind == "campaign":
-        campaign = source
-    elif campaign is None and ensemble is not None and facts.manifest is not None:
-        campaign = _campaign_of(ensemble, facts.manifest)
+    ensemble = source if kind == "ensemble" else None
+    facts = ensemble_facts(source) if ensemble else Facts(kind=kind, evaluation=_evaluation({}))
+    campaign = source if kind == "campaign" else _campaign_of(source, facts.manifest) if facts.manifest else None
     searched = campaign_facts(campaign) if campaign else None
     run = read_record(source) if kind == "run" else None
     records = list(_records(run, searched, facts.members))

@@ -72,8 +72,6 @@ def write_report(
     source: Path,
     out: Path | None = None,
     *,
-    campaign: Path | None = None,
-    ensemble: Path | None = None,
     store: Path | None = None,
     now: datetime | None = None,
 ) -> Path:
@@ -85,7 +83,7 @@ def write_report(
     """
     place = source / "report.html" if out is None else out
     check_page_target(place, REPORT, "report")
-    facts = collect(source, campaign=campaign, ensemble=ensemble, store=store)
+    facts = collect(source, store=store)
     time = (now or datetime.now().astimezone()).strftime("%d %B %Y, %H:%M")
     write_atomically(place, page(facts, f"Made on {time} with hydragnn-ensemble {__version__}."))
     return place

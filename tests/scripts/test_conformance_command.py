@@ -9,7 +9,6 @@ import typer
 
 from hydragnn.architectures import architectures
 from hydragnn.architectures.table import NOT_MEASURED
-from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import AROUND
 from hydragnn.conformance.table import (
     PROMISES,
@@ -72,15 +71,6 @@ def test_the_command_says_what_an_architecture_does_not_keep_with_its_figure(
     assert tuple(PromiseOutcome(**one) for one in json.loads(first)) == outcomes
     assert f"acme:Net fails: float32 keeps half of its digits: {why}" in rest
     assert "**failed (1)**" in page.read_text() and why in page.read_text() and "--set fault=digits" in page.read_text()
-
-
-def test_what_cannot_be_tested_is_refused_before_anything_runs() -> None:
-    with pytest.raises(InputError, match="did you mean painn"):
-        conformance_of(["pain"])
-    with pytest.raises(InputError, match="did you mean film"):
-        conformance_of(["gin"], around=["fim"])
-    with pytest.raises(InputError, match="unknown key"):
-        conformance_of(["gin"], {"cutoff": 3.0})
 
 
 def test_a_table_numbers_failures_and_says_why_a_promise_does_not_apply() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from hydragnn.base.errors import InputError
 from hydragnn.base.settings import Settings
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets.sources.registry import sources
@@ -56,11 +55,3 @@ def test_a_key_of_any_section_has_a_text(key: str) -> None:
 def test_no_type_shows_how_it_is_declared() -> None:
     types = [key.type for section in sections() for key in keys_of(section)]
     assert not [one for one in types if "FieldInfo" in one or "Annotated" in one]
-
-
-@pytest.mark.parametrize(
-    ("key", "says"), [("paralel.shard", "did you mean parallel.shard"), ("", "parallel"), ("zzz", "job")]
-)
-def test_a_key_that_does_not_exist_names_the_nearest_or_the_sections(key: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        explained(key)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.base.errors import InputError
-from hydragnn.scripts.plan_command import site_network
 from tests.charged_rings import RUN, write_rings
 
 Call = Callable[..., tuple[int, str, str]]
@@ -51,13 +49,6 @@ def test_the_training_of_a_campaign_is_planned_and_every_layout_is_named(
         heading in out for heading in ("replicate 2", "shard 2", "parts", "efficiency", "limited by", "~ extrapolated")
     )
     assert "measuring one device (1 of 3)" in err and "measuring one device (3 of 3), about " in err
-
-
-def test_what_cannot_be_planned_is_one_sentence(call: Call, config: Path) -> None:
-    code, _, err = call("plan", str(config), "--set", "parallel.pipeline=2")
-    assert code == 2 and "takes a layer per stage" in err
-    with pytest.raises(InputError, match="did you mean frontier"):
-        site_network("fronteir")
 
 
 def test_ranks_that_are_started_take_steps_of_every_layout(config: Path) -> None:

@@ -10,19 +10,10 @@ import pytest
 from hydragnn.architectures import architectures
 from hydragnn.architectures.table import NOT_MEASURED
 from tests.benchmarks import bench_kinds
-from tests.benchmarks.bench_kinds import OURS, PUBLIC, Peers, requirements
+from tests.benchmarks.bench_kinds import OURS, PUBLIC, requirements
 from tests.benchmarks.speed_page import PAGE, TITLE, Measured, Sample, page_of, remarks, rows_of
 
 MADE_WITH = {"rounds": 2, "processor": "a processor", "torch": "2", "geometric": "2", "source": "s"}
-PEER = """
-import json, sys
-print(json.dumps({"parameters": 1}), flush=True)
-for line in sys.stdin:
-    if line.startswith("train") and "mortal" in sys.argv:
-        sys.exit("no such operation")
-    answer = {"values": [[1.0, 2.0]], "seconds": 0.001, "peak": 1.0, "megabytes": 2.0, "parameters": 1}
-    print(json.dumps(answer), flush=True)
-"""
 
 
 def sample(*milliseconds: float) -> Sample:
@@ -50,23 +41,6 @@ def test_the_page_says_what_was_not_measured_and_where_ours_is_no_faster() -> No
     assert any("`sage` beside theirs (1.00)" in line and "`gin`" not in line for line in lines)
     page = page_of(["gin", "sage", "mfc"], known, cores=2, amounts={"molecules": "few", "alloys": "many"})
     assert page.startswith(TITLE) and "2 cores at a load of 2 to 3" in page and page.count("| `gin` |") == 1
-
-
-def test_a_peer_that_dies_is_left_out_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
-    (tmp_path / "peer.py").write_text(PEER)
-    python = [sys.executable, str(tmp_path / "peer.py")]
-    commands = {OURS: python, "whole": python, "dying": [*python, "mortal"], "absent": ["/bin/false"], "gone": python}
-    peers = Peers(commands, {"gone": "it could not be installed", "elsewhere": "it could not be installed"})
-    few = peers.samples(2)
-    peers.each(lambda peer: peer.move(tmp_path))
-    many = peers.samples(2)
-    peers.end()
-    assert set(few) == set(many) == {OURS, "whole"} and many["whole"].milliseconds == [1.0, 1.0]
-    assert peers.missing == {
-        "gone": "it could not be installed",
-        "absent": "it ended with 1",
-        "dying": "it ended with 1 (no such operation)",
-    }
 
 
 def test_the_command_goes_on_with_what_was_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 import hydragnn
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history, campaign_settings, campaign_status
@@ -154,8 +153,3 @@ def test_machines_watch_lines_of_json(campaign: Campaign) -> None:
     first, last = (json.loads(line) for line in text.splitlines())
     assert (first["status"], last["status"]) == ("silent", "finished")
     assert hydragnn.status(folder).trials == last["trials"]
-
-
-def test_a_folder_that_is_no_campaign_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a campaign"):
-        show_status(tmp_path)

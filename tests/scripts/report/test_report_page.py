@@ -84,16 +84,12 @@ def test_the_report_lies_in_the_folder_it_is_about_unless_told_otherwise(samples
     assert write_report(run) == run / "report.html" and (run / "report.html").is_file()
 
 
-def test_an_ensemble_finds_the_campaign_beside_it_and_a_campaign_takes_its_ensemble(
-    samples: Any, tmp_path: Path
-) -> None:
+def test_an_ensemble_finds_the_campaign_beside_it(samples: Any, tmp_path: Path) -> None:
     alone = tmp_path / "alone" / "ensemble"
     shutil.copytree(samples.ensemble, alone)
     assert collect(alone).campaign is None
     actual = collect(samples.ensemble).campaign
     assert actual is not None and actual.history.trials[0].folder == samples.campaign / "trials" / "0000"
-    both = collect(samples.campaign, ensemble=alone)
-    assert both.kind == "ensemble" and both.campaign is not None and both.manifest is not None
 
 
 NOTHING: dict[str, Any] = {"epochs": 0, "curves": {}, "best": {}, "trivial": {}}
