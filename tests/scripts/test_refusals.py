@@ -87,7 +87,6 @@ WITH_TORCH = {
     "conformance pain": "did you mean painn",
     "conformance gin --around fim": "did you mean film",
     "conformance gin --set cutoff=3.0": "unknown key",
-    "plan run.toml --set batch.budget=auto": "every layout has another batch",
     "plan run.toml --site fronteir": "did you mean frontier",
     "plan run.toml --set batch.max_nodes=40 --set batch.max_graphs=8 --set parallel.pipeline=2": "takes a layer per stage",
     "help paralel.shard": "did you mean parallel.shard",
