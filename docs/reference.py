@@ -12,6 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from hydragnn.architectures.base import Architecture, GeometricSettings, architectures
 from hydragnn.scripts.key_help import EVERY_KIND, KeySection, keys_of, sections
 
 ROOMS = (
@@ -93,9 +94,53 @@ These pages are made from the code when the site is built.
 
 def architectures_page() -> str:
     """Return the table of architectures."""
-    from hydragnn.architectures.table import architecture_table
-
     return f"# Architectures\n\n{ARCHITECTURES}\n\n{architecture_table()}"
+
+
+SIGHTS = {
+    "lengths": "edge lengths",
+    "directions": "directions",
+    "triplets": "triplets",
+    "edge_features": "edge features",
+    "edge_kinds": "kinds of edges",
+    "species": "species",
+}
+
+
+def architecture_table() -> str:
+    """Return a line per architecture, in Markdown."""
+    head = ["| `kind` | what it is | sees | vectors | smooth energies | its own keys |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *(_architecture_line(architecture) for architecture in architectures().values())]) + "\n"
+
+
+def _architecture_line(architecture: type[Architecture]) -> str:
+    inputs = [
+        f"**{words}**" if sight in architecture.requires else words
+        for sight, words in SIGHTS.items()
+        if sight in architecture.sees
+    ]
+    inputs += [f"{statistic} of the training part" for statistic in sorted(architecture.needs - architecture.sees)]
+    settings = architecture.Settings
+    shared = GeometricSettings.model_fields
+    own = [f"`{key}`" for key in settings.model_fields if key not in shared]
+    what = (settings.__doc__ or "").partition("\n")[0].rstrip(".")
+    vectors = "yes" if 1 in architecture.gives else "no"
+    smooth = (
+        "-"
+        if not architecture.sees_positions()
+        else "no"
+        if settings.parse({"kind": architecture.kind}).kinks
+        else "yes"
+    )
+    cells = [
+        f"`{architecture.kind}`",
+        what,
+        ", ".join(inputs) or "who is whose neighbour",
+        vectors,
+        smooth,
+        ", ".join(own) or "-",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 ARCHITECTURES = """Inputs in bold are required. The others are used if the data set has them.

@@ -422,7 +422,7 @@ def radial_basis(
 GROUP = "hydragnn.architectures"
 """Entry-point group in which packages announce architectures; the name of an entry is its kind."""
 
-_NOT_ARCHITECTURES = ("base", "moving", "table")
+_NOT_ARCHITECTURES = ("base", "moving")
 
 
 @cache

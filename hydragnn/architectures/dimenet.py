@@ -92,17 +92,6 @@ def orthogonal(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     return linear
 
 
-def ending(graph: MessageGraph) -> Float[Tensor, "items width"]:
-    """Return e(r), features of edges that end at the cutoff; computed once."""
-
-    def make() -> Tensor:
-        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
-        assert features is not None
-        return features if envelope is None else features * envelope
-
-    return graph.once("ending features", make)
-
-
 class SiluResidual(nn.Module):
     """x + s(W_2 s(W_1 x)) with s = silu."""
 
@@ -133,7 +122,7 @@ class Embedding(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "edges channels"]:
         """The first messages."""
-        edges = self.from_edge(silu(self.radial(ending(graph))))  # [items, channels]
+        edges = self.from_edge(silu(self.radial(graph.ended_inputs)))  # [items, channels]
         return silu(gather_add(self.from_receiver(inputs), self.from_sender(inputs), edges, graph.sharing))
 
 
@@ -155,7 +144,7 @@ class Output(nn.Module):
         self, messages: Float[Tensor, "edges channels"], graph: MessageGraph
     ) -> Float[Tensor, "nodes channels"]:
         """Return the states of nodes from messages."""
-        gated = messages * graph.to_edges(self.radial(ending(graph)))
+        gated = messages * graph.to_edges(self.radial(graph.ended_inputs))
         values = self.up(segment_sum(gated, graph.topology.receivers, graph.num_nodes))  # [nodes, wide]
         for linear in self.hidden:
             values = silu(linear(values))
@@ -226,7 +215,7 @@ class Interaction(nn.Module):
         self, messages: Float[Tensor, "edges channels"], graph: MessageGraph
     ) -> Float[Tensor, "edges channels"]:
         """New messages."""
-        radial = graph.to_edges(self.radial_second(self.radial_first(ending(graph))))  # [edges, channels]
+        radial = graph.to_edges(self.radial_second(self.radial_first(graph.ended_inputs)))  # [edges, channels]
         sent = silu(self.down(silu(self.sent(messages)) * radial))  # d; [edges, inner]
         summed = self.triplets([sent * filters for filters in self.angular(graph)], graph)
         values = silu(self.own(messages)) + silu(self.up(summed))  # [edges, channels]

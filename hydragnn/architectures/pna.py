@@ -15,9 +15,8 @@ from hydragnn.layers import (
     Scaler,
     States,
     StatisticsForm,
-    paper_statistics,
+    aggregated,
     scaled_statistics,
-    smooth_statistics,
 )
 
 
@@ -115,11 +114,9 @@ class PNALayer(nn.Module):
         """Equations 5 to 8 on linear messages."""
         edges = None if self.from_edge is None or features is None else self.from_edge(features)  # [items, channels]
         messages = gather_add(None, self.from_sender(states), edges, topology)  # [edges, channels]
-        if self.statistics == "smooth":
-            (mean, low, high, std), presence, degrees = smooth_statistics(messages, envelope, topology)
-        else:
-            weighed = messages if envelope is None else ended(messages, envelope)
-            (mean, low, high, std), presence, degrees = paper_statistics(weighed, topology)
+        if self.statistics == "paper" and envelope is not None:
+            messages = ended(messages, envelope)
+        (mean, low, high, std), presence, degrees = aggregated(self.statistics, messages, envelope, topology)
         own = self.from_receiver(states) * presence  # [nodes, channels]; no message, no share of the receiver
         statistics = beside(own, mean, low, high, std)
         scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)

@@ -14,9 +14,9 @@ from hydragnn.layers import (
     MessageGraph,
     States,
     StatisticsForm,
-    paper_statistics,
+    aggregated,
+    radial_inputs,
     scaled_statistics,
-    smooth_statistics,
 )
 
 
@@ -82,11 +82,9 @@ class PNAEqMessage(nn.Module):
         """Return increments; ``vectors`` is None in the first layer."""
         topology, scalars = graph.topology, self.norm(scalars)
         messages = self.messages(scalars, graph)  # a, b and c; [edges, channels] each
-        if self.statistics == "smooth":
-            aggregated = smooth_statistics(messages[0], graph.envelope, topology)  # A; [nodes, channels] each
-        else:
-            aggregated = paper_statistics(messages[0], topology)
-        scaled = scaled_statistics(aggregated.statistics, self.from_statistics, aggregated.degrees, self.scalers)
+        # A; 4 x [nodes, channels]
+        statistics, _, degrees = aggregated(self.statistics, messages[0], graph.envelope, topology)
+        scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
         d_vectors = outer_sum(messages[1], directions_of(graph, self.directions), topology)  # [nodes, dim, channels]
         if vectors is not None:
             d_vectors = d_vectors + gather_multiply_sum(vectors, messages[2], topology)
@@ -96,10 +94,8 @@ class PNAEqMessage(nn.Module):
         self, scalars: Float[Tensor, "nodes channels"], graph: MessageGraph
     ) -> Sequence[Float[Tensor, "edges channels"]]:
         """a, b and, past the first layer, c of every edge."""
-        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
-        assert features is not None
-        # W is linear, so the envelope acts once for all filters and layers
-        ending = graph.once("ending features", lambda: features if envelope is None else features * envelope)
+        features = radial_inputs(graph)[0]  # [items, width]
+        ending = graph.ended_inputs  # W is linear, so the envelope acts once for all filters and layers
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
         hidden = silu(gather_add(received, sent, self.from_edge(features), graph.sharing))  # [edges, channels]
         filter_inputs = [features if self.statistics == "smooth" else ending, *[ending] * (len(self.filters) - 1)]

@@ -11,10 +11,9 @@ from hydragnn.layers import (
     MessageGraph,
     States,
     StatisticsForm,
+    aggregated,
     mlp,
-    paper_statistics,
     scaled_statistics,
-    smooth_statistics,
 )
 
 
@@ -80,11 +79,8 @@ class PNAPlusLayer(nn.Module):
         # M; [edges, channels]
         joined = gather_add(self.from_receiver(states), self.from_sender(states), edges, topology)
         messages = joined * filters
-        if self.statistics == "smooth":
-            aggregated = smooth_statistics(messages, envelope, topology)  # A; 4 x [nodes, channels]
-        else:
-            aggregated = paper_statistics(messages, topology)
-        scaled = scaled_statistics(aggregated.statistics, self.from_statistics, aggregated.degrees, self.scalers)
+        statistics, _, degrees = aggregated(self.statistics, messages, envelope, topology)  # A; 4 x [nodes, channels]
+        scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
         return self.mix(self.from_self(states) + scaled)
 
 

@@ -6,8 +6,7 @@ from hydragnn.kernels.ends import gather_add, received_and_sent
 from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.function_sums import POWER, activated_sum, power_sums
 from hydragnn.kernels.gathered_outer import gather_outer_sum
-from hydragnn.kernels.op import Case, Op
-from hydragnn.kernels.ops import OPS
+from hydragnn.kernels.ops import OPS, Case, Op
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
 from hydragnn.kernels.pairs import Pairs, pairs_of
 from hydragnn.kernels.pointwise import (

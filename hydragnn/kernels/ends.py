@@ -6,12 +6,15 @@ The ops are linear, so their derivatives read no tensor again. Where edges share
 the edge's pair, and e' is the sum over the edges of a pair.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, forms_of, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, Form, forms_of, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.per_receiver import sum_to_receivers
 from hydragnn.kernels.triton import forms as triton_forms
@@ -61,16 +64,25 @@ def plain_gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None
 GATHER_ADD_FORMS = forms_of(
     reads_weights(plain_gather_add, 2), cpu.gather_add, reads_weights(triton_forms.gather_add, 2)
 )
-TO_RECEIVERS = forms_of(
-    lambda messages, t: sum_to_receivers(messages, (t.receivers, t.num_rows)),
-    lambda messages, t: cpu.sum_to_receivers(messages, (t.receivers, t.num_rows)),
-    triton_forms.sum_to_receivers,
-)
-TO_SENDERS = forms_of(
-    lambda messages, t: sum_to_receivers(messages, (t.senders, t.num_columns)),
-    lambda messages, t: cpu.sum_to_receivers(messages, (t.senders, t.num_columns)),
-    triton_forms.sum_to_senders,
-)
+
+
+def _summed(end: str, items: str, launched: Form) -> dict[str, Form]:
+    """Return the forms of sums of messages at one end of their edges."""
+
+    def at_end(form: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda messages, t: form(messages, (getattr(t, end), getattr(t, items)))
+
+    return forms_of(at_end(sum_to_receivers), at_end(cpu.sum_to_receivers), launched)
+
+
+def _gathered(end: str) -> dict[str, Form]:
+    """Return the forms of the rows at one end of every edge."""
+    launched = on_accelerators(lambda x, t: triton_forms.gather(x, getattr(t, end)))
+    return {ANYWHERE: lambda x, t: x.index_select(0, getattr(t, end)), **launched}
+
+
+TO_RECEIVERS = _summed("receivers", "num_rows", triton_forms.sum_to_receivers)
+TO_SENDERS = _summed("senders", "num_columns", triton_forms.sum_to_senders)
 RECEIVED = ("to receivers", (INCOMING,))
 SENT = ("to senders", (INCOMING,))
 ITEMS = ("to items", (INCOMING,))
@@ -89,22 +101,8 @@ ENDS = Family(
             derivatives=(SENT, ITEMS),
             items=("columns", "weights"),
         ),
-        "senders": FamilyMember(
-            forms={
-                ANYWHERE: lambda x, t: x.index_select(0, t.senders),
-                **on_accelerators(lambda x, t: triton_forms.gather(x, t.senders)),
-            },
-            derivatives=(SENT,),
-            items=("columns",),
-        ),
-        "receivers": FamilyMember(
-            forms={
-                ANYWHERE: lambda g, t: g.index_select(0, t.receivers),
-                **on_accelerators(lambda g, t: triton_forms.gather(g, t.receivers)),
-            },
-            derivatives=(RECEIVED,),
-            items=("rows",),
-        ),
+        "senders": FamilyMember(forms=_gathered("senders"), derivatives=(SENT,), items=("columns",)),
+        "receivers": FamilyMember(forms=_gathered("receivers"), derivatives=(RECEIVED,), items=("rows",)),
         "items": FamilyMember(
             forms={
                 ANYWHERE: reads_weights(lambda items, _: items, 0),

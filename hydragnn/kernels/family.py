@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -102,6 +103,42 @@ class FamilyMember:
 
 
 INCOMING = -1
+
+
+class Partial(NamedTuple):
+    """An op of a multilinear form: the gradient of one tensor, of all others."""
+
+    name: str
+    forms: Mapping[str, Form]
+    tangent: Callable[..., Tensor]
+    """Its Triton form, with directions ``along`` of its tensors."""
+    together: Mapping[str, Gradients] = MappingProxyType({})
+
+
+def multilinear(items: Mapping[str, str], ops: Mapping[str, Partial]) -> "Family":
+    """Return the family of a scalar T that is linear in each of its tensors.
+
+    ``items`` says what each tensor has one of, in their order; ``ops`` has the op that leaves a tensor out, which takes the others in
+    this order. Its derivative with respect to a tensor is the op that leaves this tensor out, with the incoming gradient in its own place.
+    """
+    inputs = {one: [other for other in items if other != one] for one in ops}
+
+    def derivative(op: str, wanted: str) -> tuple[str, tuple[int, ...]]:
+        places = (INCOMING if one == op else inputs[op].index(one) for one in inputs[wanted])
+        return ops[wanted].name, tuple(places)
+
+    return Family(
+        {
+            op.name: FamilyMember(
+                forms=op.forms,
+                derivatives=tuple(derivative(left_out, one) for one in inputs[left_out]),
+                together=op.together,
+                tangents=on_accelerators(op.tangent),
+                items=tuple(items[one] for one in inputs[left_out]),
+            )
+            for left_out, op in ops.items()
+        }
+    )
 
 
 def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any) -> None:

@@ -13,21 +13,19 @@ t grows like 2 x above zero and falls like 1 / (2 |x|) below, so t^4 is led by t
 size of x without an exponential. f' = 2 x, 4 t^4 / r and -4 t^-4 / r with r = sqrt(1 + x^2).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.activation import silu
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.cpu.compiled import serves
-from hydragnn.kernels.family import ANYWHERE, Form, check_items, form_on, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, Form, check_items, form_on, is_accelerated, on_accelerators
+from hydragnn.kernels.orders import Options, Tensors, in_orders
 from hydragnn.kernels.outer import outer_sum
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -38,84 +36,55 @@ class FunctionSum:
 
     composed: Callable[[Tensor, Tensor, Topology], Tensor]
     """The sum as a composition of ops."""
-    value: Callable[..., Tensor]
-    """Compiled loop of (a, w, topology), without derivatives, like the others."""
-    gradient: Callable[..., tuple[Tensor, ...]]
-    """Both gradients, of (a, w, g, topology)."""
-    second: Callable[..., tuple[Tensor, ...]]
-    """The gradients of ``gradient``, of (a, w, g, u, v, topology)."""
+    name: str
+    """Beginning of the names of the compiled loops."""
     function: int
     """Number of the function in Triton's kernels, which take the place of the loops on ROCm and CUDA."""
+    orders: int = 3
 
     @property
     def forms(self) -> Mapping[str, Form]:
         """Return the forms by kind of device."""
-        return {ANYWHERE: self.composed, "cpu": self.compiled_or_composed, **on_accelerators(self.in_triton)}
+        return {ANYWHERE: self.composed, "cpu": self.on_cpu, **on_accelerators(self.in_triton)}
 
     def __call__(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by the form of the device."""
-        return form_on(self.forms, messages.device.type)(messages, weights, topology)
+        result: Tensor = form_on(self.forms, messages.device.type)(messages, weights, topology)
+        return result
 
     def in_triton(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by Triton's kernels, which take messages and weights of one dtype."""
-        if messages.dim() != 2 or messages.dtype != weights.dtype:
-            return self.composed(messages, weights, topology)
-        check_items(("edges", "edges"), (messages, weights), topology)
-        return _SumOrder.apply(_InTriton(self.composed, self.function), 0, topology, messages, weights)
+        return self._in_orders(messages.dtype == weights.dtype, messages, weights, topology)
 
-    def compiled_or_composed(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
+    def on_cpu(self, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
         """Return the sum by the compiled loop if it serves."""
-        if not serves(messages, weights) or messages.dim() != 2:
+        return self._in_orders(serves(messages, weights), messages, weights, topology)
+
+    def _in_orders(self, is_served: bool, messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
+        if not is_served or messages.dim() != 2:
             return self.composed(messages, weights, topology)
         check_items(("edges", "edges"), (messages, weights), topology)
-        return _SumOrder.apply(self, 0, topology, messages, weights)
+        result: Tensor = in_orders(self, (messages, weights), {"topology": topology})[0]
+        return result
 
+    def plain(self, *tensors: Tensor | None, **options: Topology) -> Tensors:
+        """Return the composition."""
+        messages, weights = (tensor for tensor in tensors if tensor is not None)
+        return (self.composed(messages, weights, options["topology"]),)
 
-@dataclass(frozen=True, slots=True)
-class _InTriton:
-    """The loops of a function as Triton's kernels."""
-
-    composed: Callable[[Tensor, Tensor, Topology], Tensor]
-    function: int
-
-    def value(self, a: Tensor, w: Tensor, topology: Topology) -> Tensor:
-        return triton_forms.function_sum(a, w, topology, self.function)
-
-    def gradient(self, a: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, ...]:
-        return triton_forms.function_gradient(a, w, g, topology, self.function)
-
-    def second(self, a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
-        of_edges = triton_forms.function_gradient(a, w, g, topology, self.function, along=(u, v))
-        return *of_edges, triton_forms.function_sum(a, w, topology, self.function, along=(u, v))
-
-
-class _SumOrder(Function):
-    """Value, gradient, or gradient of the gradient of a sum."""
-
-    @staticmethod
-    def forward(ctx: Any, op: Any, order: int, topology: Topology, *operands: Tensor) -> Any:
-        ctx.call = op, order, topology
-        ctx.save_for_backward(*operands)
-        return (op.value, op.gradient, op.second)[order](*operands, topology)
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        op, order, topology = ctx.call
-        if order < 2:
-            return None, None, None, *_SumOrder.apply(op, order + 1, topology, *ctx.saved_tensors, *incoming)
-        recorded = torch.is_grad_enabled()
-        with torch.enable_grad():
-            operands = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors]
-            values = _second(op, operands, topology)
-            inputs = torch.autograd.grad(values, operands, incoming, create_graph=recorded, materialize_grads=True)
-            return None, None, None, *inputs
-
-
-def _second(op: FunctionSum | _InTriton, operands: Sequence[Tensor], topology: Topology) -> Sequence[Tensor]:
-    """Return the derivative of the gradient of the composition."""
-    a, w, g, u, v = operands
-    first = torch.autograd.grad(op.composed(a, w, topology), (a, w), g, create_graph=True)
-    return torch.autograd.grad(first, (a, w, g), (u, v), create_graph=True)
+    def computed(self, order: int, count: int, operands: Tensors, options: Options) -> Tensors:
+        """Return the sum, its gradients, or theirs, by loops or kernels."""
+        a, w, *incoming = (operand for operand in operands if operand is not None)
+        topology = options["topology"]
+        if not is_accelerated(a.device.type):
+            return cpu.function_orders(self.name, triton_forms.FUNCTIONS[self.function], a, w, incoming, topology)
+        along = (incoming[1], incoming[2], None) if order == 2 else triton_forms.NONE
+        gradients: Tensors = ()
+        if order:
+            gradients = triton_forms.function_gradient(a, w, incoming[0], topology, self.function, along)
+        if order == 1:
+            return gradients
+        return *gradients, triton_forms.function_sum(a, w, topology, self.function, along)
 
 
 def activated_sum(
@@ -137,14 +106,7 @@ def composed_activation(messages: Tensor, weights: Tensor, topology: Topology) -
     return outer_sum(silu(messages), weights, topology).squeeze(1)
 
 
-ACTIVATED = FunctionSum(
-    composed=composed_activation,
-    value=partial(cpu.function_sum, "activated_sum", 1),
-    gradient=partial(cpu.function_gradient, "activated_gradient"),
-    second=partial(cpu.function_second, "activated_second"),
-    function=triton_forms.SILU,
-)
-
+ACTIVATED = FunctionSum(composed=composed_activation, name="activated", function=triton_forms.SILU)
 
 POWER = 4
 
@@ -171,10 +133,4 @@ def composed_powers(deviations: Tensor, weights: Tensor, topology: Topology) -> 
     return torch.stack([outer_sum(each, weights, topology).squeeze(1) for each in grown])
 
 
-POWER_SUMS = FunctionSum(
-    composed=composed_powers,
-    value=partial(cpu.function_sum, "power_sums", 3),
-    gradient=partial(cpu.function_gradient, "power_gradient"),
-    second=partial(cpu.function_second, "power_second"),
-    function=triton_forms.POWERS,
-)
+POWER_SUMS = FunctionSum(composed=composed_powers, name="power", function=triton_forms.POWERS)

@@ -15,7 +15,7 @@ from torch import Tensor
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.ends import TO_SENDERS
-from hydragnn.kernels.family import INCOMING, Family, FamilyMember, form_on, forms_of, on_accelerators
+from hydragnn.kernels.family import Partial, form_on, forms_of, multilinear
 from hydragnn.kernels.outer import ALONG_CHANNELS_FORMS, ALONG_DIRECTIONS_FORMS, OUTER_SUM_FORMS
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
@@ -64,48 +64,14 @@ MULTIPLY_ALONG_FORMS = forms_of(
     gives_weights(plain_multiply_along, 3), cpu.multiply_along, gives_weights(triton_forms.multiply_along, 3)
 )
 CONTRACT_ALONG_FORMS = forms_of(reads_weights(plain_contract_along, 1), cpu.contract_along, triton_forms.contract_along)
-GATHERED_OUTER = Family(
+GATHERED_OUTER = multilinear(
+    {"x": "columns", "weight": "weights", "directions": "edges", "vectors": "rows"},
     {
-        "sum_along": FamilyMember(
-            forms=SUM_ALONG_FORMS,
-            derivatives=(
-                ("collect_along", (1, 2, INCOMING)),
-                ("multiply_along", (0, 2, INCOMING)),
-                ("contract_along", (0, 1, INCOMING)),
-            ),
-            together={"cpu": cpu.sum_along_gradients},
-            tangents=on_accelerators(triton_forms.sum_along),
-            items=("columns", "weights", "edges"),
+        "vectors": Partial(
+            "sum_along", SUM_ALONG_FORMS, triton_forms.sum_along, together={"cpu": cpu.sum_along_gradients}
         ),
-        "collect_along": FamilyMember(
-            forms=COLLECT_ALONG_FORMS,
-            derivatives=(
-                ("multiply_along", (INCOMING, 1, 2)),
-                ("contract_along", (INCOMING, 0, 2)),
-                ("sum_along", (INCOMING, 0, 1)),
-            ),
-            tangents=on_accelerators(triton_forms.collect_along),
-            items=("weights", "edges", "rows"),
-        ),
-        "multiply_along": FamilyMember(
-            forms=MULTIPLY_ALONG_FORMS,
-            derivatives=(
-                ("collect_along", (INCOMING, 1, 2)),
-                ("contract_along", (0, INCOMING, 2)),
-                ("sum_along", (0, INCOMING, 1)),
-            ),
-            tangents=on_accelerators(gives_weights(triton_forms.multiply_along, 3)),
-            items=("columns", "edges", "rows"),
-        ),
-        "contract_along": FamilyMember(
-            forms=CONTRACT_ALONG_FORMS,
-            derivatives=(
-                ("collect_along", (1, INCOMING, 2)),
-                ("multiply_along", (0, INCOMING, 2)),
-                ("sum_along", (0, 1, INCOMING)),
-            ),
-            tangents=on_accelerators(triton_forms.contract_along),
-            items=("columns", "weights", "rows"),
-        ),
-    }
+        "x": Partial("collect_along", COLLECT_ALONG_FORMS, triton_forms.collect_along),
+        "weight": Partial("multiply_along", MULTIPLY_ALONG_FORMS, gives_weights(triton_forms.multiply_along, 3)),
+        "directions": Partial("contract_along", CONTRACT_ALONG_FORMS, triton_forms.contract_along),
+    },
 )

@@ -1,6 +1,7 @@
-"""Registry ``OPS`` of all ops, and the graphs of their tests."""
+"""Registry ``OPS`` of all ops, with cases that call each: what tests compare and ``hydragnn kernels compile`` compiles."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -8,45 +9,53 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import (
-    activation,
-    ends,
-    function_sums,
-    gathered_outer,
-    outer,
-    per_receiver,
-    pointwise,
-    reference,
-    segments,
-    softmax,
-    trilinear,
-)
-from hydragnn.kernels.family import ANYWHERE, Form
-from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
+from hydragnn.kernels import activation, ends, function_sums, gathered_outer, outer, pointwise, segments, trilinear
+
+Normal = Callable[..., Tensor]
+"""Source of random numbers of a given shape."""
 
 
-def graph(num_columns: int, num_rows: int, pairs: list[tuple[int, int]]) -> Topology:
-    """Return edges from (sender, receiver) pairs sorted by receiver."""
-    ends = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
-    senders, receivers = (end.contiguous() for end in ends)
-    return Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Case:
+    """Arguments of one call: differentiable tensors, then ``rest``.
+
+    ``smooth`` is False where the op has a kink, so that differences of values say nothing about its derivative.
+    """
+
+    tensors: tuple[Tensor, ...]
+    rest: tuple[Any, ...]
+    smooth: bool = True
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Case":
+        """Return the case on a device, its tensors in ``dtype``."""
+        tensors = tuple(tensor.detach().to(device=device, dtype=dtype) for tensor in self.tensors)
+        rest = tuple(one.to(device) if isinstance(one, Tensor | Topology) else one for one in self.rest)
+        return replace(self, tensors=tensors, rest=rest)
 
 
-def case_graphs() -> dict[str, Topology]:
-    """Return small graphs with every corner case."""
-    return {
-        "no edges": graph(3, 3, []),
-        "one node": graph(1, 1, [(0, 0)]),
-        "one edge": graph(3, 3, [(2, 0)]),
-        "lone node": graph(4, 4, [(0, 0), (1, 0), (2, 1), (0, 2)]),
-        "self loop, repeated edge": graph(2, 2, [(0, 0), (1, 0), (1, 0), (0, 1)]),
-        "more rows than columns": graph(2, 4, [(1, 1), (0, 1), (1, 3)]),
-        "all to the last": graph(5, 5, [(4 - e % 5, 4) for e in range(12)]),
-        "backwards, most from one": graph(
-            5, 4, [(4, 0), (3, 0), (4, 1), (4, 1), (2, 1), (4, 2), (1, 2), (4, 3), (0, 3)]
-        ),
-        "many": graph(6, 6, [((7 * e + e * e) % 6, e // 4) for e in range(20)]),
-    }
+Make = Callable[[Topology, int, Normal], Case]
+"""Makes a case from edges, a number of channels and random numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Op:
+    """Kernel that layers call: differentiable as often as one likes, by the form of the device."""
+
+    name: str
+    call: Callable[..., Any]
+    variants: Mapping[str, Make]
+
+    def cases(self, graphs: Mapping[str, Topology], channels: int = 3) -> Iterator[tuple[str, Case]]:
+        """Yield every variant of the op on every graph, with a name."""
+        for graph, topology in graphs.items():
+            for variant, make in self.variants.items():
+                yield f"{graph}, {variant}", make(topology, channels, numbers(len(graph)))
+
+
+def numbers(seed: int) -> Normal:
+    """Return a source of normal random numbers in fp64, called with shapes."""
+    random = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=random)
 
 
 def random_graph(nodes: int, degree: int, seed: int = 0) -> Topology:
@@ -56,7 +65,6 @@ def random_graph(nodes: int, degree: int, seed: int = 0) -> Topology:
     return Topology.square(senders, torch.arange(nodes).repeat_interleave(degree), nodes)
 
 
-Normal = Callable[..., Tensor]
 AXES = {"channels": (), "vectors": (3,)}
 HEADS, PER = 2, get_args(trilinear.Per)
 
@@ -127,7 +135,7 @@ def _ends() -> dict[str, Make]:
     }
 
 
-def _with_absent(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_absent(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function called with the tensors that are present."""
 
     def call(*inputs: Any) -> Any:
@@ -137,16 +145,6 @@ def _with_absent(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(g, x, next(remaining) if on_edges else None, topology)
 
     return call
-
-
-GATHER_ADD = Op(
-    name="gather_add",
-    call=_with_absent(ends.gather_add),
-    reference=_with_absent(reference.gather_add),
-    forms={name: _with_absent(form) for name, form in ends.GATHER_ADD_FORMS.items()},
-    variants=_ends(),
-    tolerance=TOLERANCE,
-)
 
 
 def _of(*shapes: str, rest: str = "", first: Callable[[Tensor], Tensor] = lambda x: x, smooth: bool = True) -> Make:
@@ -164,23 +162,6 @@ def _of(*shapes: str, rest: str = "", first: Callable[[Tensor], Tensor] = lambda
 
 GATHERED_OUTER = _of("columns channels", "weights channels", "edges 3", rest="topology")
 EDGE_SUM = ("edges channels", "edges 1")
-MESSAGES = {
-    "channels": _of("edges channels", rest="receivers"),
-    "numbers": _of("edges", rest="receivers"),
-    "equal numbers": _of("edges channels", rest="receivers", first=Tensor.round, smooth=False),
-}
-
-
-def _rows_op(name: str, call: Callable[..., Any], plain: Callable[..., Any], variants: Mapping[str, Make]) -> Op:
-    """Return a function of rows, specified by plain torch."""
-
-    def present(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *inputs: tuple(value for value in function(*inputs) if value is not None)
-
-    call, plain = present(call), present(plain)
-    # plain torch rounds phases in half precision, of which waves make a turn; models compute lengths in more
-    tolerance = {**TOLERANCE, torch.float16: 0.03, torch.bfloat16: 0.2} if name == "radial_functions" else TOLERANCE
-    return Op(name=name, call=call, reference=plain, forms={ANYWHERE: plain}, variants=variants, tolerance=tolerance)
 
 
 def _radial() -> dict[str, Make]:
@@ -197,7 +178,7 @@ def _radial() -> dict[str, Make]:
     }
 
 
-def _results(options: Mapping[str, Any]) -> int:
+def results_of(options: Mapping[str, Any]) -> int:
     """Return the number of results: without an end there is no envelope."""
     return 1 if options["envelope"] < 0 else 2
 
@@ -225,120 +206,74 @@ def _gates() -> dict[str, Make]:
     }
 
 
-def _with_gates(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_gates(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of gates called with the tensors that are present; its results that are."""
+
     def call(gates: Tensor, *inputs: Any) -> Any:
         *others, products, vectors = inputs
         remaining = iter(others)
-        return function(gates, next(remaining) if products else None, next(remaining) if vectors else None)
+        values = function(gates, next(remaining) if products else None, next(remaining) if vectors else None)
+        return tuple(value for value in values if value is not None)
 
     return call
 
 
-ROWS = (
-    _rows_op(
-        "lengths_and_directions",
-        pointwise.lengths_and_directions,
-        pointwise.plain_lengths,
-        {"vectors": _of("edges 3")},
-    ),
-    _rows_op(
-        "radial_functions",
-        lambda lengths, options: pointwise.radial_functions(lengths, **options)[: _results(options)],
-        lambda lengths, options: pointwise.plain_radial(lengths, **options)[: _results(options)],
-        _radial(),
-    ),
-    _rows_op(
-        "ended",
-        lambda x, y: (pointwise.ended(x, y),),
-        lambda x, y: (x * y,),
-        {"channels": _of("edges channels", "edges 1")},
-    ),
-    _rows_op(
-        "measured",
-        lambda scalars, halves, smooth: pointwise.measured(scalars, halves, smooth=smooth),
-        lambda scalars, halves, smooth: pointwise.plain_norms(scalars, halves, smooth=smooth),
-        _halves(),
-    ),
-    _rows_op(
-        "normalised",
-        lambda x: pointwise.STANDARD(x, floor=0.1),
-        lambda x: pointwise.STANDARD.plain(x, floor=0.1),
-        {"channels": _of("rows channels")},
-    ),
-    _rows_op(
-        "beside",
-        lambda *x: (pointwise.beside(*x),),
-        pointwise.BESIDE.plain,
-        {"statistics": _of(*5 * ["rows channels"])},
-    ),
-    _rows_op(
-        "rooted",
-        lambda x: (pointwise.rooted(x, 0.1),),
-        lambda x: ((x + 0.1).sqrt(),),
-        {"squares": _of("rows channels", first=Tensor.square)},
-    ),
-    _rows_op("gated", _with_gates(pointwise.gated), _with_gates(pointwise.plain_gated), _gates()),
-)
-"""Functions of rows."""
-
-
-def _op(call: Callable[..., Any], forms: Mapping[str, Form], variants: Mapping[str, Make]) -> Op:
-    name = call.__name__
-    specification = getattr(reference, name)
-    return Op(name=name, call=call, reference=specification, forms=forms, variants=variants, tolerance=TOLERANCE)
-
-
-def _segment_op(call: Callable[..., Any], forms: Mapping[str, Form] | None = None, *, heads: bool = False) -> Op:
-    """Return an op of messages and receivers.
-
-    Its ``forms`` take (receivers, nodes) as one argument; without any, ``call`` is plain torch. Messages of several dimensions
-    are tried where ``heads``: other ops are made of these.
-    """
-    variants = MESSAGES | ({"heads": _of("edges 2 channels", rest="receivers")} if heads else {})
-    by_kind = {name: lambda x, r, nodes, form=form: form(x, (r, nodes)) for name, form in (forms or {}).items()}
-    return _op(call, by_kind or {ANYWHERE: call}, variants)
-
-
-OPS: Mapping[str, Op] = {
-    op.name: op
-    for op in (
-        _op(trilinear.gather_multiply_sum, trilinear.ROW_SUM_FORMS, _sums(from_rows=False)),
-        _op(trilinear.scatter_multiply_sum, trilinear.COLUMN_SUM_FORMS, _sums(from_rows=True)),
-        _op(trilinear.edge_product, trilinear.EDGE_PRODUCT_FORMS, _products()),
-        GATHER_ADD,
-        _op(
-            gathered_outer.gather_outer_sum,
-            gathered_outer.SUM_ALONG_FORMS,
-            {"directions": GATHERED_OUTER, "directions, shared weight": _sharing(GATHERED_OUTER)},
-        ),
-        _op(outer.outer_sum, outer.OUTER_SUM_FORMS, {"directions": _of("edges channels", "edges 3", rest="topology")}),
-        _op(
-            outer.along_directions,
-            outer.ALONG_DIRECTIONS_FORMS,
-            {"directions": _of("edges 3", "rows 3 channels", rest="topology")},
-        ),
-        _op(
-            outer.along_channels,
-            outer.ALONG_CHANNELS_FORMS,
-            {"directions": _of("edges channels", "rows 3 channels", rest="topology")},
-        ),
-        _segment_op(segments.segment_sum, per_receiver.SUM_FORMS, heads=True),
-        _segment_op(segments.segment_mean),
-        _segment_op(segments.segment_max, heads=True),
-        _segment_op(segments.segment_min),
-        _segment_op(segments.segment_variance),
-        _segment_op(segments.segment_std),
-        _segment_op(segments.segment_statistics, heads=True),
-        _op(segments.spread, {ANYWHERE: segments.spread}, {"rows": _of("columns channels", rest="senders")}),
-        _op(
-            function_sums.activated_sum,
-            function_sums.ACTIVATED.forms,
-            {"messages": _of(*EDGE_SUM, rest="topology", first=lambda x: 3 * x)},
-        ),
-        _op(function_sums.power_sums, function_sums.POWER_SUMS.forms, {"deviations": _of(*EDGE_SUM, rest="topology")}),
-        _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS, heads=True),
-        _op(activation.silu, activation.SILU_FORMS, {"numbers": _of("edges channels", first=lambda x: 3 * x)}),
-        *ROWS,
-    )
+MESSAGES = {
+    "channels": _of("edges channels", rest="receivers"),
+    "numbers": _of("edges", rest="receivers"),
+    "equal numbers": _of("edges channels", rest="receivers", first=Tensor.round, smooth=False),
 }
+WITH_HEADS = MESSAGES | {"heads": _of("edges 2 channels", rest="receivers")}
+"""Messages of several dimensions, for the ops that others are made of."""
+
+
+def _radial_functions(lengths: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return radial functions and, where they have an end, the envelope."""
+    return pointwise.radial_functions(lengths, **options)[: results_of(options)]
+
+
+def _measured(scalars: Tensor, halves: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
+    return pointwise.measured(scalars, halves, smooth=smooth)
+
+
+CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
+    "gather_multiply_sum": (trilinear.gather_multiply_sum, _sums(from_rows=False)),
+    "scatter_multiply_sum": (trilinear.scatter_multiply_sum, _sums(from_rows=True)),
+    "edge_product": (trilinear.edge_product, _products()),
+    "gather_add": (with_absent(ends.gather_add), _ends()),
+    "gather_outer_sum": (
+        gathered_outer.gather_outer_sum,
+        {"directions": GATHERED_OUTER, "directions, shared weight": _sharing(GATHERED_OUTER)},
+    ),
+    "outer_sum": (outer.outer_sum, {"directions": _of("edges channels", "edges 3", rest="topology")}),
+    "along_directions": (outer.along_directions, {"directions": _of("edges 3", "rows 3 channels", rest="topology")}),
+    "along_channels": (
+        outer.along_channels,
+        {"directions": _of("edges channels", "rows 3 channels", rest="topology")},
+    ),
+    "segment_sum": (segments.segment_sum, WITH_HEADS),
+    "segment_mean": (segments.segment_mean, MESSAGES),
+    "segment_max": (segments.segment_max, WITH_HEADS),
+    "segment_min": (segments.segment_min, MESSAGES),
+    "segment_variance": (segments.segment_variance, MESSAGES),
+    "segment_std": (segments.segment_std, MESSAGES),
+    "segment_statistics": (segments.segment_statistics, WITH_HEADS),
+    "spread": (segments.spread, {"rows": _of("columns channels", rest="senders")}),
+    "activated_sum": (
+        function_sums.activated_sum,
+        {"messages": _of(*EDGE_SUM, rest="topology", first=lambda x: 3 * x)},
+    ),
+    "power_sums": (function_sums.power_sums, {"deviations": _of(*EDGE_SUM, rest="topology")}),
+    "segment_softmax": (segments.segment_softmax, WITH_HEADS),
+    "silu": (activation.silu, {"numbers": _of("edges channels", first=lambda x: 3 * x)}),
+    "lengths_and_directions": (pointwise.lengths_and_directions, {"vectors": _of("edges 3")}),
+    "radial_functions": (_radial_functions, _radial()),
+    "ended": (pointwise.ended, {"channels": _of("edges channels", "edges 1")}),
+    "measured": (_measured, _halves()),
+    "normalised": (lambda x: pointwise.STANDARD(x, floor=0.1), {"channels": _of("rows channels")}),
+    "beside": (pointwise.beside, {"statistics": _of(*5 * ["rows channels"])}),
+    "rooted": (lambda x: pointwise.rooted(x, 0.1), {"squares": _of("rows channels", first=Tensor.square)}),
+    "gated": (with_gates(pointwise.gated), _gates()),
+}
+OPS: Mapping[str, Op] = {name: Op(name=name, call=call, variants=variants) for name, (call, variants) in CASES.items()}
 """Every op by its name."""

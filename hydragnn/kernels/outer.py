@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import INCOMING, Family, FamilyMember, forms_of, on_accelerators
+from hydragnn.kernels.family import Partial, forms_of, multilinear
 from hydragnn.kernels.trilinear import segment_bag
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -73,25 +73,11 @@ def plain_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) 
 OUTER_SUM_FORMS = forms_of(plain_outer_sum, cpu.outer_sum, triton_forms.outer_sum)
 ALONG_DIRECTIONS_FORMS = forms_of(plain_along_directions, cpu.along_directions, triton_forms.along_directions)
 ALONG_CHANNELS_FORMS = forms_of(plain_along_channels, cpu.along_channels, triton_forms.along_channels)
-OUTER = Family(
+OUTER = multilinear(
+    {"messages": "edges", "directions": "edges", "vectors": "rows"},
     {
-        "outer_sum": FamilyMember(
-            forms=OUTER_SUM_FORMS,
-            derivatives=(("along_directions", (1, INCOMING)), ("along_channels", (0, INCOMING))),
-            tangents=on_accelerators(triton_forms.outer_sum),
-            items=("edges", "edges"),
-        ),
-        "along_directions": FamilyMember(
-            forms=ALONG_DIRECTIONS_FORMS,
-            derivatives=(("along_channels", (INCOMING, 1)), ("outer_sum", (INCOMING, 0))),
-            tangents=on_accelerators(triton_forms.along_directions),
-            items=("edges", "rows"),
-        ),
-        "along_channels": FamilyMember(
-            forms=ALONG_CHANNELS_FORMS,
-            derivatives=(("along_directions", (INCOMING, 1)), ("outer_sum", (0, INCOMING))),
-            tangents=on_accelerators(triton_forms.along_channels),
-            items=("edges", "rows"),
-        ),
-    }
+        "vectors": Partial("outer_sum", OUTER_SUM_FORMS, triton_forms.outer_sum),
+        "messages": Partial("along_directions", ALONG_DIRECTIONS_FORMS, triton_forms.along_directions),
+        "directions": Partial("along_channels", ALONG_CHANNELS_FORMS, triton_forms.along_channels),
+    },
 )

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from hydragnn.kernels.family import is_accelerated
+from hydragnn.kernels.orders import Options, Tensors, in_orders
 from hydragnn.kernels.triton.forms import launch_rows
 
-Tensors = tuple[Tensor | None, ...]
 Shape = Sequence[int] | None
-Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,6 +38,7 @@ class Pointwise:
     """True if a program has all channels of its rows."""
     widths: set[tuple[torch.Size | None, ...]] = field(default_factory=set)
     """Shapes of rows that fit together."""
+    orders: int = 3
     linear: frozenset[int] = frozenset()
     """Tensors by place in which results are linear, apart from all others: second derivatives are zero."""
 
@@ -47,7 +47,7 @@ class Pointwise:
         if not self.serves(tensors[0]):
             return self.plain(*tensors, **options)
         self.check(*tensors, **options)
-        return _Order.apply(self, options, 0, len(tensors), *tensors)
+        return in_orders(self, tensors, options)
 
     def check(self, *tensors: Tensor | None, **options: Any) -> None:
         """Raise ValueError for tensors of different rows, and what plain torch raises for different widths.
@@ -69,11 +69,8 @@ class Pointwise:
         """Return True if the kernel computes rows like these."""
         return first is not None and is_accelerated(first.device.type)
 
-    def launched(self, order: int, count: int, operands: Tensors, options: Options) -> Tensors:
-        """Return the value (``order`` 0), the gradients of tensors (1), or those of tensors and of incoming gradients (2).
-
-        Operands are ``count`` tensors, then incoming gradients of results, then those of tensors.
-        """
+    def computed(self, order: int, count: int, operands: Tensors, options: Options) -> Tensors:
+        """Launch the kernel of an order."""
         tensors, first = operands[:count], operands[0]
         assert first is not None
         kind = reduce(torch.promote_types, [tensor.dtype for tensor in tensors if tensor is not None])
@@ -87,46 +84,6 @@ class Pointwise:
         constants = {"ORDER": order, **self.constants(*tensors, **options)}
         launch_rows(self.kernel, arguments, self.channels(*tensors, **options), constants, whole=self.whole)
         return tuple(out)
-
-
-class _Order(Function):
-    """Value, gradient, or gradient of the gradient of a function of rows."""
-
-    @staticmethod
-    def forward(ctx: Any, op: Pointwise, options: Options, order: int, count: int, *operands: Tensor | None) -> Tensors:
-        ctx.call = op, options, order, count
-        ctx.save_for_backward(*operands)
-        return op.launched(order, count, operands, options)
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor | None) -> Tensors:
-        op, options, order, count = ctx.call
-        if order < 2:
-            return *[None] * 4, *_Order.apply(op, options, order + 1, count, *ctx.saved_tensors, *incoming)
-        return *[None] * 4, *_third(op, options, count, ctx.saved_tensors, incoming)
-
-
-def _third(op: Pointwise, options: Options, count: int, operands: Tensors, incoming: Tensors) -> Tensors:
-    """Return the derivatives of the second derivatives, by plain torch."""
-    recorded = torch.is_grad_enabled()
-    with torch.enable_grad():
-        own = [
-            None if x is None else x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in operands
-        ]
-        values = op.plain(*own[:count], **options)
-        for inputs, outer in ((count, own[count : count + len(values)]), (count + len(values), own[-count:])):
-            given = [(value, u) for value, u in zip(values, outer) if value is not None]
-            asked = [x for x in own[:inputs] if x is not None]
-            found = iter(_gradients(given, asked, recorded=True))
-            values = tuple(None if x is None else next(found) for x in own[:inputs])
-        given = [(value, u) for value, u in zip(values, incoming) if value is not None and u is not None]
-        found = iter(_gradients(given, [x for x in own if x is not None], recorded=recorded))
-        return tuple(None if x is None else next(found) for x in own)
-
-
-def _gradients(pairs: Sequence[tuple[Any, Any]], inputs: Sequence[Tensor], *, recorded: bool) -> Sequence[Tensor]:
-    values, incoming = zip(*[(value, u) for value, u in pairs if value.requires_grad])
-    return torch.autograd.grad(values, inputs, incoming, create_graph=recorded, materialize_grads=True)
 
 
 def joined(parts: Sequence[Float[Tensor, "..."]], dim: int) -> Float[Tensor, "..."]:

@@ -7,6 +7,9 @@ Each op takes one pass over the rows. With row(a) the sum of a over the edges wi
     curvature(y, u, v) = u v - v row(y u) - u row(y v)    made of sums
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from hydragnn.kernels.cpu import forms as cpu
@@ -42,18 +45,14 @@ def _row_sums(values: Tensor, segments: Segments) -> Tensor:
     return total.index_select(0, segments[0])
 
 
-def _in_triton(scores: Tensor, segments: Segments) -> Tensor:
-    return triton_reductions.softmax(scores, segment_order(*segments))
+def _unless_long(plain: Callable[..., Tensor], launched: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the Triton form, with the plain one for long rows."""
 
+    def form(*inputs: Any) -> Tensor:
+        order = segment_order(*inputs[-1])
+        return plain(*inputs) if may_be_long(order) else launched(*inputs[:-1], order)
 
-def _gradient_in_triton(y: Tensor, u: Tensor, segments: Segments) -> Tensor:
-    order = segment_order(*segments)
-    return gradient(y, u, segments) if may_be_long(order) else triton_reductions.softmax_gradient(y, u, None, order)
-
-
-def _curvature_in_triton(y: Tensor, u: Tensor, v: Tensor, segments: Segments) -> Tensor:
-    order = segment_order(*segments)
-    return curvature(y, u, v, segments) if may_be_long(order) else triton_reductions.softmax_gradient(y, u, v, order)
+    return form
 
 
 def _of_scores(record: CallRecord, segments: Segments) -> Tensors:
@@ -77,17 +76,17 @@ def _of_curvature(record: CallRecord, segments: Segments) -> Tensors:
     return -u * of_v - v * of_u, w * v - w * sums(y * v) - y * of_v, w * u - w * sums(y * u) - y * of_u
 
 
-SOFTMAX_FORMS = forms_of(shares, cpu.softmax, _in_triton)
+SOFTMAX_FORMS = forms_of(shares, cpu.softmax, _unless_long(shares, triton_reductions.softmax))
 SOFTMAX = Nonlinear(name="softmax", forms=SOFTMAX_FORMS, gradients=_of_scores, keeps_tensors=False)
 GRADIENT = Nonlinear(
     name="softmax_gradient",
-    forms=forms_of(gradient, cpu.softmax_gradient, _gradient_in_triton),
+    forms=forms_of(gradient, cpu.softmax_gradient, _unless_long(gradient, triton_reductions.softmax_gradient)),
     gradients=_of_gradient,
     tensors=2,
 )
 CURVATURE = Nonlinear(
     name="softmax_curvature",
-    forms=forms_of(curvature, cpu.softmax_curvature, _curvature_in_triton),
+    forms=forms_of(curvature, cpu.softmax_curvature, _unless_long(curvature, triton_reductions.softmax_gradient)),
     gradients=_of_curvature,
     tensors=3,
 )

@@ -24,7 +24,7 @@ from hydragnn.kernels.family import (
     is_accelerated,
     on_accelerators,
 )
-from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
+from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.triton import reductions as triton_reductions
 from hydragnn.kernels.triton.forms import may_be_long
@@ -70,12 +70,12 @@ def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int, names: tupl
 
 
 def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """All of them in one pass, or extremes alone."""
-    if MOMENTS[0] not in names:
+    """All of them in one pass; extremes alone, and those of long rows, as in plain torch."""
+    if MOMENTS[0] not in names or may_be_long(segment_order(receivers, num_nodes)):
         return composed(messages, receivers, num_nodes, names)
-    extremes = LOW[0] in names or HIGH[0] in names
-    values = dict(zip((*MOMENTS, *LOW, *HIGH), statistics_in_triton(messages, receivers, num_nodes, extremes)))
-    return tuple(values[name] for name in names)
+    recorded = torch.is_grad_enabled() and messages.requires_grad
+    values = _Statistics.apply(messages, receivers, num_nodes, len(names) > len(MOMENTS), recorded)
+    return tuple(values[:2]) if names == MOMENTS else tuple(values)
 
 
 STATISTICS: Mapping[str, Any] = {ANYWHERE: composed, "cpu": in_one_pass, **on_accelerators(in_triton)}
@@ -95,29 +95,6 @@ def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     # counted in integers: float32 stops counting at 2^24
     counts = form_on(COUNTING, receivers.device.type)(receivers, num_nodes)
     return counts.clamp_min(1).to(like.dtype).view(-1, *[1] * (like.dim() - 1))
-
-
-def plain_values(messages: Tensor, segments: Segments, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """The named statistics in plain torch, without derivatives."""
-    with torch.no_grad():
-        return composed(messages, *segments, names)
-
-
-def plain_gradient(messages: Tensor, segments: Segments, operands: Named, incoming: Named) -> Tensor:
-    """Return the gradient of messages in plain torch."""
-    receivers, total = segments[0], torch.zeros_like(messages)
-    counts = counts_of(*segments, messages)
-    to_mean, to_variance, mean = incoming.get("mean"), incoming.get("variance"), operands.get("mean")
-    if to_mean is not None:
-        total = total + (to_mean / counts).index_select(0, receivers)
-    if to_variance is not None and mean is not None:
-        slope = (2 * to_variance / counts).index_select(0, receivers)
-        total = total + slope * (messages - mean.index_select(0, receivers))
-    for name in (*LOW, *HIGH):
-        arrived, value = incoming.get(name), operands.get(name)
-        if arrived is not None and value is not None:
-            total = total + to_winner(arrived, (first_holders(messages, value, segments), messages.shape[0]))
-    return total
 
 
 def _second_derivatives(record: CallRecord, segments: Segments, names: tuple[str, ...]) -> Tensors:
@@ -158,8 +135,13 @@ class _Extreme(Function):
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> Tensor:
-        if is_accelerated(messages.device.type):
-            value, winner = extreme_in_triton(messages, receivers, num_nodes, which, recorded)
+        order = segment_order(receivers, num_nodes) if is_accelerated(messages.device.type) else None
+        if order is not None and not may_be_long(order):
+            low = which == "amin"
+            results = triton_reductions.reductions(
+                messages, order, moments=False, low=low, high=not low, winners=recorded
+            )
+            value, winner = next(pair for pair in results if pair is not None)
             ctx.save_for_backward(winner)
         else:
             value = scattered_extreme(messages, receivers, num_nodes, which)
@@ -190,29 +172,6 @@ def first_holders(messages: Tensor, value: Tensor, segments: Segments) -> Tensor
     hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)
     # [nodes, *features]: the first such edge
     return torch.full_like(value, edges, dtype=torch.int64).scatter_reduce_(0, rows, hit, "amin")
-
-
-def extreme_in_triton(
-    messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool
-) -> tuple[Tensor, Tensor]:
-    """Return each node's extreme and the first edge that holds it.
-
-    The edge is one past the last for nodes without edges. The edges are empty unless a gradient is recorded.
-    """
-    name = "low" if which == "amin" else "high"
-    _, low, high = _reduced(messages, (receivers, num_nodes), (name,), winners=recorded)
-    result = low or high
-    assert result is not None
-    return result
-
-
-def statistics_in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool) -> tuple[Tensor, ...]:
-    """Return mean and variance of each node's messages, and extremes on request.
-
-    Moments are of the dtype of sums: what is computed from them is rounded once.
-    """
-    recorded = torch.is_grad_enabled() and messages.requires_grad
-    return _Statistics.apply(messages, receivers, num_nodes, extremes, recorded)
 
 
 class _Statistics(Function):
@@ -256,7 +215,7 @@ class _StatisticsGradient(Function):
         messages, mean, to_variance, *edges = ctx.saved_tensors
         segments, count = ctx.segments, messages.shape[0]
         order = segment_order(*segments)
-        if not (torch.is_grad_enabled() or may_be_long(order)):
+        if not torch.is_grad_enabled():
             of_messages, *others = triton_reductions.reductions_second(
                 v, messages, order, mean, to_variance, tuple(edges)
             )
@@ -276,61 +235,17 @@ class _StatisticsGradient(Function):
         )
 
 
-def values_in_triton(messages: Tensor, segments: Segments, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """The named ones of mean and variance, low and high, without derivatives."""
-    moments, low, high = _reduced(messages, segments, names, winners=False)
-    result = {**_named(("mean", "variance"), moments), **_named(("low",), low), **_named(("high",), high)}
-    return tuple(result[name].to(messages.dtype) for name in names)
-
-
-def gradient_in_triton(messages: Tensor, segments: Segments, operands: Named, incoming: Named) -> Tensor:
-    """Return the gradient of messages from those of named statistics."""
-    like = next(value for value in operands.values() if value is not None)
-    arrived = {name: torch.zeros_like(like) if value is None else value for name, value in incoming.items()}
-    extremes = tuple(name for name in ("low", "high") if name in operands)
-    _, *result = _reduced(messages, segments, extremes, winners=True) if extremes else (None,)
-    edges = [pair[1] for pair in result if pair is not None]
-    mean = operands.get("mean")
-    if mean is None:
-        return to_winner(arrived[extremes[0]], (edges[0], messages.shape[0]))
-    rest = (arrived["low"], arrived["high"], edges[0], edges[1]) if extremes else None
-    moments = arrived["mean"], arrived["variance"]
-    return triton_reductions.reductions_gradient(messages, segment_order(*segments), mean, moments, rest)
-
-
-def _reduced(
-    messages: Tensor, segments: Segments, names: tuple[str, ...], *, winners: bool
-) -> tuple[triton_reductions.Pair, ...]:
-    moments, low, high = ("mean" in names, "low" in names, "high" in names)
-    order = segment_order(*segments)
-    return triton_reductions.reductions(messages, order, moments=moments, low=low, high=high, winners=winners)
-
-
-def _named(names: tuple[str, ...], pair: triton_reductions.Pair) -> dict[str, Tensor]:
-    return {} if pair is None else dict(zip(names, pair))
-
-
-VALUE_FORMS = forms_of(plain_values, cpu.statistics, values_in_triton)
-GRADIENT_FORMS = forms_of(plain_gradient, cpu.statistics_gradient, gradient_in_triton)
-
-
 def _statistics_op(names: tuple[str, ...]) -> Nonlinear:
-    """Return the named statistics as an op, whose gradient is one."""
+    """Return the named statistics by compiled loops, whose gradient is an op."""
 
-    def values_by(form: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-        return lambda messages, segments: form(messages, segments, names)
-
-    def gradient_by(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(messages: Tensor, *rest: Any) -> Tensor:
-            *inputs, segments = rest
-            operands, incoming = inputs[: len(names)], inputs[len(names) :]
-            return form(messages, segments, dict(zip(names, operands)), dict(zip(names, incoming)))
-
-        return call
+    def gradient_by_loop(messages: Tensor, *rest: Any) -> Tensor | None:
+        *inputs, segments = rest
+        operands, incoming = inputs[: len(names)], inputs[len(names) :]
+        return cpu.statistics_gradient(messages, segments, dict(zip(names, operands)), dict(zip(names, incoming)))
 
     gradient = Nonlinear(
         name="statistics_gradient_of_" + "_".join(names),
-        forms={kind: gradient_by(form) for kind, form in GRADIENT_FORMS.items()},
+        forms={ANYWHERE: gradient_by_loop},
         gradients=lambda record, segments: _second_derivatives(record, segments, names),
         tensors=1 + 2 * len(names),
         optional=len(names),
@@ -342,7 +257,7 @@ def _statistics_op(names: tuple[str, ...]) -> Nonlinear:
 
     return Nonlinear(
         name="statistics_" + "_".join(names),
-        forms={kind: values_by(form) for kind, form in VALUE_FORMS.items()},
+        forms={ANYWHERE: lambda messages, segments: cpu.statistics(messages, segments, names)},
         gradients=first_derivatives,
         results=len(names),
     )

@@ -8,15 +8,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
 
 from hydragnn.kernels.cpu import forms as cpu
 from hydragnn.kernels.family import form_on, forms_of
+from hydragnn.kernels.orders import Options, Tensors, in_orders
 
 Functions = Callable[[Tensor], Sequence[Tensor]]
 """From x ``[items]`` to the values of several functions, ``[items, channels]`` each."""
@@ -51,40 +50,24 @@ def interpolated(x: Float[Tensor, " items"], table: FunctionTable) -> Float[Tens
     >>> interpolated(torch.tensor([0.5, 1.5, 3.0]), square).squeeze(1)
     tensor([0.2500, 2.2500, 4.0000])
     """
-    return _TableValue.apply(x, table)
+    result: Tensor = in_orders(_TableOrders(), (x,), {"table": table})[0]
+    return result
 
 
-class _TableValue(Function):
-    """Functions at x."""
+class _TableOrders:
+    """Functions at x, and the sum over channels of g times their derivative."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, table: FunctionTable) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.table = table
-        return form_on(VALUE_FORMS, x.device.type)(x, table)
+    orders = 2
 
-    @staticmethod
-    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return _TableSlope.apply(x, incoming, ctx.table), None
+    def plain(self, *tensors: Tensor | None, **options: FunctionTable) -> Tensors:
+        (x,) = tensors
+        assert x is not None
+        return (value(x, options["table"]),)
 
-
-class _TableSlope(Function):
-    """Sum over channels of g times the derivative at x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor, table: FunctionTable) -> Tensor:
-        ctx.save_for_backward(x, g)
-        ctx.table = table
-        return form_on(SLOPE_FORMS, x.device.type)(x, g, table)
-
-    @staticmethod
-    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, g = ctx.saved_tensors
-        with torch.enable_grad():
-            fresh, weight = x.detach().requires_grad_(), g.detach().requires_grad_()
-            for_x, for_g = torch.autograd.grad(slope(fresh, weight, ctx.table), (fresh, weight), incoming)
-        return for_x, for_g, None
+    def computed(self, order: int, count: int, operands: Tensors, options: Options) -> Tensors:
+        x = operands[0]
+        assert x is not None
+        return (form_on((VALUE_FORMS, SLOPE_FORMS)[order], x.device.type)(*operands, options["table"]),)
 
 
 def value(x: Tensor, table: FunctionTable) -> Tensor:

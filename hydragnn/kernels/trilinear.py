@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.cpu import forms as cpu
-from hydragnn.kernels.family import INCOMING, Family, FamilyMember, Gradients, forms_of, on_accelerators
+from hydragnn.kernels.family import INCOMING, Family, FamilyMember, Gradients, Partial, forms_of, multilinear
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 from hydragnn.kernels.triton import forms as triton_forms
 
@@ -155,30 +155,15 @@ def _trilinear(per: Per) -> Family:
         return {} if per == "edge" else {"cpu": gradients}
 
     product_along = gives_weights(partial(triton_forms.edge_product, per=per), 2)
-    return Family(
+    return multilinear(
+        {"x": "columns", "g": "rows", "weight": "weights"},
         {
-            "row_sum": FamilyMember(
-                forms=ROW_SUM_FORMS,
-                derivatives=(("column_sum", (INCOMING, 1)), ("edge_product", (0, INCOMING))),
-                together=in_one_pass(cpu.row_sum_gradients),
-                tangents=on_accelerators(triton_forms.row_sum),
-                items=("columns", "weights"),
+            "g": Partial("row_sum", ROW_SUM_FORMS, triton_forms.row_sum, in_one_pass(cpu.row_sum_gradients)),
+            "x": Partial(
+                "column_sum", COLUMN_SUM_FORMS, triton_forms.column_sum, in_one_pass(cpu.column_sum_gradients)
             ),
-            "column_sum": FamilyMember(
-                forms=COLUMN_SUM_FORMS,
-                derivatives=(("row_sum", (INCOMING, 1)), ("edge_product", (INCOMING, 0))),
-                together=in_one_pass(cpu.column_sum_gradients),
-                tangents=on_accelerators(triton_forms.column_sum),
-                items=("rows", "weights"),
-            ),
-            "edge_product": FamilyMember(
-                forms=products,
-                derivatives=(("column_sum", (1, INCOMING)), ("row_sum", (0, INCOMING))),
-                together=in_one_pass(cpu.edge_product_gradients),
-                tangents=on_accelerators(product_along),
-                items=("columns", "rows"),
-            ),
-        }
+            "weight": Partial("edge_product", products, product_along, in_one_pass(cpu.edge_product_gradients)),
+        },
     )
 
 

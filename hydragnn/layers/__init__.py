@@ -14,6 +14,7 @@ from hydragnn.layers.neighbour_statistics import (
     DegreeScalers,
     Scaler,
     StatisticsForm,
+    aggregated,
     paper_statistics,
     scaled_statistics,
     smooth_statistics,

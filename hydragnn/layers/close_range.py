@@ -134,14 +134,6 @@ def smooth_step(t: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
     return t.pow(3) * (10 - 15 * t + 6 * t.square())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CloseContacts:
-    """Atoms that are nearer to others than in training."""
-
-    repulsion: Float[Tensor, " nodes"]
-    """Half the repulsion of an atom and its neighbours, in eV: 0 for atoms as in training."""
-
-
 class CloseRange(nn.Module):
     """Repulsion of atoms, and distances as learned parts see them.
 
@@ -170,8 +162,10 @@ class CloseRange(nn.Module):
         species: Int[Tensor, " nodes"],
         *,
         recorded: bool = False,
-    ) -> tuple[Float[Tensor, "edges dim"], CloseContacts | None]:
-        """Return the vectors that layers see, and contacts; None as in training.
+    ) -> tuple[Float[Tensor, "edges dim"], Float[Tensor, " nodes"] | None]:
+        """Return the vectors that layers see, and the repulsion; None as in training.
+
+        Each atom has half the repulsion of itself and its neighbours, in eV.
 
         Only a CPU is asked whether it is, and nothing that is ``recorded``: others compute faster than they answer.
         """
@@ -192,7 +186,7 @@ class CloseRange(nn.Module):
         every = 0.5 * nuclear_repulsion(lengths, inverse, product) * ending(lengths, self.limits.cutoff)
         near = every * smooth_step((BEGIN - shares) / (BEGIN - FULL))
         repulsion = segment_sum(near.unsqueeze(-1), topology.receivers, topology.num_rows).squeeze(-1)
-        return vectors * factors.unsqueeze(-1), CloseContacts(repulsion=repulsion)
+        return vectors * factors.unsqueeze(-1), repulsion
 
 
 def stretching(shares: Float[Tensor, " edges"]) -> Float[Tensor, " edges"]:

@@ -23,7 +23,6 @@ from hydragnn.kernels import (
     segment_sum,
     spread,
 )
-from hydragnn.layers.close_range import CloseContacts
 from hydragnn.layers.halo import HaloExchange, NoExchange
 from hydragnn.layers.radial import RadialFeatures
 
@@ -71,8 +70,8 @@ class MessageGraph:
     """The coarser levels of the graph, from the finest on; none for models that do not pool by clusters."""
     wider: "MessageGraph | None" = None
     """The same nodes with the pairs that global attention looks at as edges; None where none has its own."""
-    contacts: CloseContacts | None = None
-    """Atoms nearer to others than in training; None where there are none, and for models without repulsion."""
+    repulsion: Float[Tensor, " nodes"] | None = None
+    """Half the repulsion (eV) of atoms nearer to others than in training; None where there are none, and for models without repulsion."""
     derived_once: bool = False
     """True if derivatives in positions are final values: forces and stress of a prediction."""
     halo: HaloExchange | None = None

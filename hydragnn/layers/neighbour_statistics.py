@@ -70,6 +70,18 @@ def smooth_statistics(
     return Aggregated((mean, mean - fall, mean + rise, deviation), total / size, size)
 
 
+def aggregated(
+    form: StatisticsForm,
+    messages: Float[Tensor, "edges channels"],
+    envelope: Float[Tensor, "edges 1"] | None,
+    topology: Topology,
+) -> Aggregated:
+    """Return statistics of messages; the envelope weighs them in the smooth form."""
+    if form == "smooth":
+        return smooth_statistics(messages, envelope, topology)
+    return paper_statistics(messages, topology)
+
+
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
 
 
@@ -121,8 +133,8 @@ def scaled_statistics(
     ``weights`` has the matrices of the scalers under each other: a scaler is one number per node, so it acts after the linear map of the
     statistics, which is exact.
     """
-    beside = statistics if isinstance(statistics, Tensor) else joined(statistics, -1)
-    parts = weights(beside)  # [nodes, scalers channels]
+    side_by_side = statistics if isinstance(statistics, Tensor) else joined(statistics, -1)
+    parts = weights(side_by_side)  # [nodes, scalers channels]
     if is_accelerated(parts.device.type):
         factors = scalers.factors(degrees.to(parts.dtype))  # one product has one launch, in its derivatives, too
         return torch.bmm(factors, parts.unflatten(1, (len(scalers.names), -1))).squeeze(1)

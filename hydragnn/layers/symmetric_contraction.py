@@ -130,6 +130,16 @@ def row_products(
     return edge_product(states, prefixes, edges, "channel")
 
 
+def add_factors(tables: nn.Module, order: int, monomials: Sequence[Monomial], prefixes: list[list[Monomial]]) -> None:
+    """Give a module the last factor of monomials, and the prefix of each that has one."""
+    if order > 1:
+        number = {prefix: place for place, prefix in enumerate(prefixes[order - 2])}
+        first = torch.tensor([number[one[:-1]] for one in monomials], dtype=torch.int64)
+        tables.register_buffer(f"first{order}", first, persistent=False)
+    last = torch.tensor([one[-1] for one in monomials], dtype=torch.int64)
+    tables.register_buffer(f"last{order}", last, persistent=False)
+
+
 class ComponentPolynomials(nn.Module):
     """Polynomials for one component of one degree."""
 
@@ -146,13 +156,7 @@ class ComponentPolynomials(nn.Module):
             # most products of components occur in no polynomial that turns as this one, so they are never computed
             used = np.flatnonzero(np.abs(rows).max(0, initial=0.0) > 1e-12)
             blocks.append(rows[:, used])
-            monomials = [polynomials.monomials[number] for number in used]
-            if order > 1:
-                number = {prefix: place for place, prefix in enumerate(prefixes[order - 2])}
-                first = torch.tensor([number[one[:-1]] for one in monomials], dtype=torch.int64)
-                self.register_buffer(f"first{order}", first, persistent=False)
-            last = torch.tensor([one[-1] for one in monomials], dtype=torch.int64)
-            self.register_buffer(f"last{order}", last, persistent=False)
+            add_factors(self, order, [polynomials.monomials[number] for number in used], prefixes)
         self.orders = [order for order, block in enumerate(blocks, 1) if block.size]
         self.register_buffer("coefficients", torch.block_diag(*map(torch.from_numpy, blocks)), persistent=False)
 
@@ -186,11 +190,7 @@ class SymmetricContraction(nn.Module):
         prefixes = _prefixes(max_ell, degrees, correlation)
         self.lengths = len(prefixes) - 1
         for order in range(2, len(prefixes) + 1):
-            number = {prefix: place for place, prefix in enumerate(prefixes[order - 2])}
-            first = torch.tensor([number[one[:-1]] for one in prefixes[order - 1]], dtype=torch.int64)
-            last = torch.tensor([one[-1] for one in prefixes[order - 1]], dtype=torch.int64)
-            self.register_buffer(f"first{order}", first, persistent=False)
-            self.register_buffer(f"last{order}", last, persistent=False)
+            add_factors(self, order, prefixes[order - 1], prefixes)
         self.components = nn.ModuleDict(
             {
                 str(degree): nn.ModuleList(

@@ -141,10 +141,10 @@ class GraphModel(nn.Module):
         ``of_pairs`` are vectors of the pairs of attention; absent: those of the positions.
         """
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
-        contacts, numbers = None, batch.nodes.get(ATOMIC_NUMBERS)
+        repulsion, numbers = None, batch.nodes.get(ATOMIC_NUMBERS)
         # training steps see the training part, which has no contacts
         if self.close_range is not None and not self.encoder.training and vectors is not None and numbers is not None:
-            vectors, contacts = self.close_range(vectors, batch.topology, numbers, recorded=is_padded(batch))
+            vectors, repulsion = self.close_range(vectors, batch.topology, numbers, recorded=is_padded(batch))
         graph = MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
@@ -158,7 +158,7 @@ class GraphModel(nn.Module):
             basis=self.encoder.basis,
             levels=self.levels(batch),
             wider=self.graph_of_pairs(batch, of_pairs),
-            contacts=contacts,
+            repulsion=repulsion,
             derived_once=derived_once,
             halo=None if batch.halo is None else HaloExchange(batch.halo, self.anchor),
         )

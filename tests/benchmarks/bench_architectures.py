@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 
 from hydragnn.architectures import architectures
-from hydragnn.architectures.table import NOT_MEASURED
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.datasets import open_store
@@ -25,6 +24,7 @@ from hydragnn.scripts.report.collect import campaign_facts
 from hydragnn.scripts.report.facts import Campaign, failure_kind
 from hydragnn.scripts.report.search import architectures_table
 from hydragnn.scripts.report.words import duration
+from tests.benchmarks.harness import NOT_MEASURED
 
 TITLE = "# A campaign over all architectures"
 PAGE = """{title}

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from hydragnn.base.forked import workers_context
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.offline import ARCHITECTURES, compiled
-from hydragnn.kernels.op import Case
-from hydragnn.kernels.ops import OPS, random_graph
+from hydragnn.kernels.offline import ARCHITECTURES, compile_kernels
+from hydragnn.kernels.ops import OPS, Case, random_graph
 from hydragnn.kernels.triton.tiles import architecture_of
 
 FLUSHED = 2**29
@@ -156,7 +155,7 @@ def _once(work: Callable[[], object], device: str) -> float:
 def compile_in_processes(architecture: str, channels: int, dtype: torch.dtype, only: str = "") -> int:
     """Compile the kernels of all ops into Triton's cache, op by op in processes; return their number.
 
-    Triton compiles one after the other in a process. Architectures that are not among those of ``compiled`` are left to the first launch.
+    Triton compiles one after the other in a process. Architectures that are not among those of ``compile_kernels`` are left to the first launch.
     """
     names = [name for name in OPS if only in name]
     if architecture not in ARCHITECTURES or not names:
@@ -166,7 +165,7 @@ def compile_in_processes(architecture: str, channels: int, dtype: torch.dtype, o
 
 
 def _count_compiled(architecture: str, channels: int, dtype: torch.dtype, name: str) -> int:
-    return sum(1 for _ in compiled(architecture, [channels], [dtype], name))
+    return len(compile_kernels(architecture, [channels], [dtype], name))
 
 
 def main(arguments: list[str] | None = None) -> None:

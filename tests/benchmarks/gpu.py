@@ -35,13 +35,12 @@ import torch
 from ase.build import bulk
 
 from hydragnn.base.settings import read_toml
-from hydragnn.kernels import OPS
-from hydragnn.kernels.ops import case_graphs
 from hydragnn.record import read_record
 from hydragnn.scripts.demo import alloys
 from tests.benchmarks import bench_replay
 from tests.benchmarks.step_peers import PEERS
 from tests.benchmarks.step_times import MODELS, StepSettings, dynamics_rows, peer_measured
+from tests.hydragnn.op_checks import OPS, case_graphs
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs/measurements/gpu.md"

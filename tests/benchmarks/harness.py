@@ -17,6 +17,9 @@ from statistics import median
 from typing import Any
 
 Work = Callable[[], object]
+NOT_MEASURED = "not measured yet"
+"""Cell of a measured page for an architecture that the last measurement lacked."""
+
 KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
 """GLIBC_TUNABLES with which a process keeps freed memory, as commands that train do."""
 

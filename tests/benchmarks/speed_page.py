@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from hydragnn.architectures import architectures
-from hydragnn.architectures.table import NOT_MEASURED
+from tests.benchmarks.harness import NOT_MEASURED
 from tests.benchmarks.peer_worker import BLIND
 
 OURS = "ours"

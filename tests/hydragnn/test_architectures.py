@@ -15,7 +15,6 @@ from pydantic import TypeAdapter
 
 import hydragnn.architectures as room
 from hydragnn.architectures import architecture_of, architectures
-from hydragnn.architectures.table import architecture_table
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json, write_sealed
@@ -71,8 +70,8 @@ def ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("hydragnn.architectures.ring", None)
 
 
-def contract_suites(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("suites_now", root / "tests" / "contracts" / "test_models.py")
+def module_of(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_now", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -84,11 +83,15 @@ def test_a_file_put_into_the_room_is_an_architecture_everywhere(ring: None, root
     settings = TypeAdapter(ModelSettings).validate_python({"kind": "ring", "beads": 5, "hidden_dim": 8})
     assert settings.to_json()["beads"] == 5
     assert make_model("ring")(CORNERS["two graphs"]())["charge"].mean.shape == (12, 2)
-    suites = [one for name, one in vars(contract_suites(root)).items() if name.endswith("_ring")]
+    suites = [
+        one
+        for name, one in vars(module_of(root / "tests" / "contracts" / "test_models.py")).items()
+        if name.endswith("_ring")
+    ]
     assert [suite.architecture for suite in suites] == ["ring"]
     assert (
         "| `ring` | A network per node (nobody 2026) | who is whose neighbour | no | - | `beads` |"
-        in architecture_table()
+        in module_of(root / "docs" / "reference.py").architecture_table()
     )
     with pytest.raises(InputError, match="did you mean ring"):
         architecture_of("rings")

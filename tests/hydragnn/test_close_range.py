@@ -171,7 +171,7 @@ def test_units_of_positions_do_not_change_the_repulsion() -> None:
     species = torch.tensor([29, 79])
     ours, theirs = one(vectors, topology, species)[1], other(vectors / bohr, topology, species)[1]
     assert ours is not None and theirs is not None
-    torch.testing.assert_close(ours.repulsion, theirs.repulsion, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
 
 
 def test_branches_repel_in_their_own_units_of_positions() -> None:
@@ -186,7 +186,7 @@ def test_branches_repel_in_their_own_units_of_positions() -> None:
         )
         for batch, contacts in ((near, True), (usual, False)):
             graph_of_view = view.eval().message_graph(batch, edge_vectors(batch))
-            assert (graph_of_view.contacts is not None) == contacts
+            assert (graph_of_view.repulsion is not None) == contacts
 
 
 def test_saved_models_repel_and_those_saved_earlier_do_not(tmp_path: Path) -> None:

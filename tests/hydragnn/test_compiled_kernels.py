@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import OPS, Case, Op, Topology, gather_multiply_sum, segment_softmax, segment_sum, silu
-from hydragnn.kernels.activation import CURVATURE_FORMS
+from hydragnn.kernels import Case, Topology, gather_multiply_sum, segment_softmax, segment_sum, silu
+from hydragnn.kernels.activation import SLOPE_GRADIENTS
 from hydragnn.kernels.cpu import compiled
 from hydragnn.kernels.family import ANYWHERE, Family, plain_forms
 from hydragnn.kernels.gathered_outer import GATHERED_OUTER
-from hydragnn.kernels.op import numbers
-from hydragnn.kernels.ops import case_graphs, graph, random_graph
+from hydragnn.kernels.ops import numbers, random_graph
 from hydragnn.kernels.trilinear import PER_CHANNEL
+from tests.hydragnn.op_checks import OPS, Op, case_graphs, graph
 
 GRAPHS = case_graphs() | {
     "senders backwards": graph(9, 9, [(8 - e % 9, e // 3) for e in range(27)]),
@@ -72,10 +72,10 @@ def test_the_second_derivative_of_silu_is_exact_to_roundings_everywhere(dtype: t
     exact, ones = x.double(), torch.ones_like(x)
     s = torch.sigmoid(exact)
     expected = s * (1 - s) * (2 + exact * (1 - 2 * s))
-    value = CURVATURE_FORMS["cpu"](x, ones, ones)
+    value, _ = SLOPE_GRADIENTS["cpu"](x, ones, ones)
     # 1 - s is exact to half an epsilon, and multiplied by x, up to 37 where s rounds to 1 in fp64
     assert float((value.double() - expected).abs().max()) < 20 * torch.finfo(dtype).eps
-    assert CURVATURE_FORMS["cpu"](ones * torch.nan, ones, ones).isnan().all()
+    assert SLOPE_GRADIENTS["cpu"](ones * torch.nan, ones, ones)[0].isnan().all()
 
 
 def test_silu_takes_tensors_of_every_layout() -> None:

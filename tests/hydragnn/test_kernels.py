@@ -12,9 +12,9 @@ from torch import Tensor
 
 import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
-from hydragnn.kernels import OPS, Case, Op, gather_multiply_sum, segment_max, segment_min, segment_variance
+from hydragnn.kernels import Case, gather_multiply_sum, segment_max, segment_min, segment_variance
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, plain_forms
-from hydragnn.kernels.ops import case_graphs
+from tests.hydragnn.op_checks import OPS, Op, case_graphs
 
 GRAPHS = case_graphs()
 every_op = pytest.mark.parametrize("name", OPS)

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import OPS, gather_add, gather_multiply_sum, gather_outer_sum, outer_sum
+from hydragnn.kernels import OPS, Op, gather_add, gather_multiply_sum, gather_outer_sum, outer_sum
 from hydragnn.kernels.family import taken_for
-from hydragnn.kernels.op import Op
 from hydragnn.kernels.ops import random_graph
-from hydragnn.kernels.pointwise import beside, ended
+from hydragnn.kernels.pointwise import ended, measured
 from hydragnn.kernels.triton.launch import launched_by
 from tests.hydragnn.training.launches import Counting
 
@@ -105,12 +104,12 @@ def test_fewer_receivers_than_messages_are_refused(name: str) -> None:
 
 def test_rows_that_do_not_belong_together_launch_no_kernel() -> None:
     """An accelerator would read behind the end of an array."""
-    rows, fewer, narrow = torch.ones(6, 4), torch.ones(5, 4), torch.ones(6, 3)
+    rows, fewer = torch.ones(6, 4), torch.ones(5, 4)
     with taken_for("cpu", "cuda"), launched_by(Counting()):
-        beside(rows, rows, rows, rows, rows)
-        for other in (fewer, narrow):
+        measured(rows, torch.ones(6, 3, 8), smooth=True)
+        for other in (torch.ones(5, 3, 8), torch.ones(6, 3, 6)):
             with pytest.raises((RuntimeError, ValueError)):
-                beside(rows, rows, other, rows, rows)
+                measured(rows, other, smooth=True)
         with pytest.raises(ValueError, match=r"needs one item for each row, and has tensors \[6, 4\], \[5, 4\]"):
             ended(rows, fewer)
 

@@ -1,6 +1,6 @@
 """Runs the Triton forms of ops in Triton's interpreter and prints what differs from the references, as JSON.
 
-TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long|strided
+TRITON_INTERPRET=1 PYTHONPATH=. python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long|strided
 A process of its own, since Triton decides when it is imported whether it interprets.
 """
 
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import OPS, Case, Op
+from hydragnn.kernels import Case
 from hydragnn.kernels.family import taken_for
-from hydragnn.kernels.op import numbers
-from hydragnn.kernels.ops import case_graphs, graph
+from hydragnn.kernels.ops import numbers
 from hydragnn.kernels.triton import launch as triton_launch
+from tests.hydragnn.op_checks import OPS, Op, case_graphs, graph
 
 GRAPHS = case_graphs()
 FEW = graph(3, 3, [((7 * e + e * e) % 3, e // 4) for e in range(8)])

@@ -21,12 +21,20 @@ from public_hydragnn import (
 )
 from torch import Tensor, nn
 
-from hydragnn.architectures import pna, pnaeq, pnaplus
+from hydragnn.architectures import pnaeq
 from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.pnaplus import PNAPlusLayer
 from hydragnn.kernels import Topology
-from hydragnn.layers import DegreeScalers, MessageGraph, RadialFeatures, Scaler, envelope_at, paper_statistics
+from hydragnn.layers import (
+    DegreeScalers,
+    MessageGraph,
+    RadialFeatures,
+    Scaler,
+    envelope_at,
+    neighbour_statistics,
+    paper_statistics,
+)
 from hydragnn.layers.neighbour_statistics import Aggregated
 
 HYDRAGNN: tuple[Scaler, ...] = ("identity", "amplification", "attenuation", "linear")
@@ -64,7 +72,7 @@ def scalers_of(weights: dict[str, Tensor], names: tuple[Scaler, ...] = HYDRAGNN)
 @pytest.mark.parametrize("checkpoint", ["PNA_multihead", "PNA_convhead"], indirect=True)
 def test_pna_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """``scalers`` with "linear", and means of degrees that it measured."""
-    monkeypatch.setattr(pna, "paper_statistics", theirs_of_statistics)
+    monkeypatch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
 
     def layer_of(number: int, width: int) -> Layer:
         weights = checkpoint.of_layer(number)
@@ -82,7 +90,7 @@ def test_pnaplus_predicts_what_the_public_hydragnn_does(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its exponent is ours less one; its G sees edge features beside a network of the radial functions."""
-    monkeypatch.setattr(pnaplus, "paper_statistics", theirs_of_statistics)
+    monkeypatch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
     cutoff, exponent = checkpoint.settings["radius"], checkpoint.settings["envelope_exponent"] + 1
 
     def convolutions(graphs: Graphs) -> Convolution:
@@ -114,7 +122,7 @@ def test_pnaplus_predicts_what_the_public_hydragnn_does(
 @pytest.mark.parametrize("checkpoint", ["PNAEq_lengths3", "PNAEq_convhead"], indirect=True)
 def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """``tanh_networks``; tanh in the first layer of the network of messages, SiLU in a second one; radial functions that end before they are seen."""
-    monkeypatch.setattr(pnaeq, "paper_statistics", theirs_of_statistics)
+    monkeypatch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
     monkeypatch.setattr(pnaeq, "directions_of", their_directions)
     monkeypatch.setattr(pnaeq, "silu", torch.tanh)
     cutoff, count = checkpoint.settings["radius"], checkpoint.settings["num_radial"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from test_networks import CHAINS, line_of
 
-from hydragnn.architectures.table import NOT_MEASURED
+from tests.benchmarks.harness import NOT_MEASURED
 
 
 def test_every_line_of_the_table_in_the_documents_is_a_comparison(root: Path) -> None:

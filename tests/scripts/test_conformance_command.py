@@ -8,7 +8,6 @@ import pytest
 import typer
 
 from hydragnn.architectures import architectures
-from hydragnn.architectures.table import NOT_MEASURED
 from hydragnn.conformance.cases import AROUND
 from hydragnn.conformance.table import (
     PROMISES,
@@ -19,6 +18,7 @@ from hydragnn.conformance.table import (
 )
 from hydragnn.scripts.check_commands import conformance
 from hydragnn.scripts.showing import show
+from tests.benchmarks.harness import NOT_MEASURED
 
 
 def test_no_promise_on_the_page_fails(root: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hydragnn.architectures import architectures
-from hydragnn.architectures.table import NOT_MEASURED
 from tests.benchmarks import bench_kinds
 from tests.benchmarks.bench_kinds import OURS, PUBLIC, requirements
+from tests.benchmarks.harness import NOT_MEASURED
 from tests.benchmarks.speed_page import PAGE, TITLE, Measured, Sample, page_of, remarks, rows_of
 
 MADE_WITH = {"rounds": 2, "processor": "a processor", "torch": "2", "geometric": "2", "source": "s"}

@@ -41,7 +41,6 @@ FUNCTIONS = {
     "softmax": (4, 3),
     "softmax_gradient": (5, 3),
     "softmax_curvature": (6, 3),
-    "silu_curvature": (4, 2),
     "silu_slope_gradient": (5, 2),
     "activated_sum": (4, 4),
     "activated_gradient": (6, 3),

@@ -16,7 +16,7 @@
 
 // out[e] = sum over c of x[senders[e], c] * g[receivers[e], c]
 template <typename T>
-INLINE void dot_of(const T* x, const T* g, const Int* senders, const Int* receivers, T* out, Int edges, Int width) {
+INLINE void edge_dot_of(const T* x, const T* g, const Int* senders, const Int* receivers, T* out, Int edges, Int width) {
   for (Int e = 0; e < edges; ++e) out[e] = dot(x + senders[e] * width, g + receivers[e] * width, width);
 }
 
@@ -194,221 +194,99 @@ INLINE Int pair_edges_of(const T* vectors, const Int* senders, const Int* receiv
   return 0;
 }
 
-#define IN(array) static_cast<const T*>(array)
-#define OUT(array) static_cast<T*>(array)
+// An array of a call, as the type that its loop says.
+struct Array {
+  void* begin;
 
-EXPORT Int weighted_sum(const void* x, const void* weight, const Int* senders, const Int* receivers, const Int* pair,
-                        void* out, Int edges, Int rows, Int dim, Int channels, Int width, Int bytes) {
-  WITH_TYPE(weighted_sum_of(IN(x), IN(weight), senders, receivers, pair, OUT(out), edges, rows, dim, channels, width))
-  return 0;
-}
+  template <typename T>
+  MEMBER operator T*() const {
+    return static_cast<T*>(begin);
+  }
+};
 
-EXPORT Int edge_product(const void* x, const void* g, const Int* senders, const Int* receivers, const Int* pair,
-                        void* out, Int edges, Int items, Int dim, Int channels, Int width, Int bytes) {
-  WITH_TYPE(product_of(IN(x), IN(g), senders, receivers, pair, OUT(out), edges, items, dim, channels, width))
-  return 0;
-}
+#define ARRAYS1 void* a
+#define ARRAYS2 ARRAYS1, void* b
+#define ARRAYS3 ARRAYS2, void* c
+#define ARRAYS4 ARRAYS3, void* d
+#define ARRAYS5 ARRAYS4, void* e
+#define ARRAYS6 ARRAYS5, void* f
+#define ARRAYS7 ARRAYS6, void* g
+#define ARRAYS8 ARRAYS7, void* h
+#define ARRAYS9 ARRAYS8, void* i
+#define ARRAYS10 ARRAYS9, void* j
+#define ARRAYS11 ARRAYS10, void* k
+#define PASSED1 Array{a}
+#define PASSED2 PASSED1, Array{b}
+#define PASSED3 PASSED2, Array{c}
+#define PASSED4 PASSED3, Array{d}
+#define PASSED5 PASSED4, Array{e}
+#define PASSED6 PASSED5, Array{f}
+#define PASSED7 PASSED6, Array{g}
+#define PASSED8 PASSED7, Array{h}
+#define PASSED9 PASSED8, Array{i}
+#define PASSED10 PASSED9, Array{j}
+#define PASSED11 PASSED10, Array{k}
+#define SIZES1 Int p
+#define SIZES2 SIZES1, Int q
+#define SIZES3 SIZES2, Int r
+#define SIZES4 SIZES3, Int s
+#define SIZES5 SIZES4, Int t
+#define SIZES6 SIZES5, Int u
+#define COUNTS1 p
+#define COUNTS2 COUNTS1, q
+#define COUNTS3 COUNTS2, r
+#define COUNTS4 COUNTS3, s
+#define COUNTS5 COUNTS4, t
+#define COUNTS6 COUNTS5, u
 
-EXPORT Int sum_and_product(const void* given, const void* other, const void* weight, const Int* index, const Int* into,
-                           const Int* pair, void* products, void* out, Int edges, Int rows, Int items, Int dim,
-                           Int channels, Int width, Int bytes) {
-  WITH_TYPE(sum_and_product_of(IN(given), IN(other), IN(weight), index, into, pair, OUT(products), OUT(out), edges,
-                               rows, items, dim, channels, width))
-  return 0;
-}
+// NAME takes so many arrays and sizes, then the bytes of one number; a CHECKED loop returns 1 where it does not serve its input.
+#define LOOP(NAME, A, S)                              \
+  EXPORT Int NAME(ARRAYS##A, SIZES##S, Int bytes) {   \
+    WITH_TYPE(NAME##_of<T>(PASSED##A, COUNTS##S))     \
+    return 0;                                         \
+  }
+#define CHECKED_LOOP(NAME, A, S)                      \
+  EXPORT Int NAME(ARRAYS##A, SIZES##S, Int bytes) {   \
+    WITH_TYPE(return NAME##_of<T>(PASSED##A, COUNTS##S)) \
+  }
 
-EXPORT Int both_sums(const void* x, const void* g, const void* weight, const Int* senders, const Int* receivers,
-                     const Int* pair, void* sent, void* received, Int edges, Int columns, Int rows, Int dim,
-                     Int channels, Int width, Int bytes) {
-  WITH_TYPE(both_sums_of(IN(x), IN(g), IN(weight), senders, receivers, pair, OUT(sent), OUT(received), edges, columns,
-                         rows, dim, channels, width))
-  return 0;
-}
+LOOP(weighted_sum, 6, 5)
+LOOP(edge_product, 6, 5)
+LOOP(sum_and_product, 8, 6)
+LOOP(both_sums, 8, 6)
+LOOP(edge_dot, 5, 2)
+LOOP(outer_sum, 4, 3)
+LOOP(along_directions, 4, 3)
+LOOP(along_channels, 4, 3)
+LOOP(sum_along, 7, 3)
+LOOP(collect_along, 7, 4)
+LOOP(multiply_along, 7, 4)
+LOOP(contract_along, 7, 3)
+LOOP(along_gradient, 10, 5)
+LOOP(gather_add, 7, 2)
+CHECKED_LOOP(scatter_sum, 3, 3)
+LOOP(statistics, 6, 3)
+LOOP(statistics_gradient, 11, 3)
+LOOP(holders, 4, 3)
+LOOP(softmax, 4, 2)
+LOOP(softmax_gradient, 5, 2)
+LOOP(softmax_curvature, 6, 2)
+CHECKED_LOOP(pair_edges, 6, 2)
+LOOP(silu_slope_gradient, 5, 1)
+LOOP(activated_sum, 4, 3)
+LOOP(activated_gradient, 6, 2)
+LOOP(activated_second, 9, 3)
+LOOP(power_sums, 4, 3)
+LOOP(power_gradient, 6, 3)
+LOOP(power_second, 9, 3)
+LOOP(table_value, 4, 3)
+LOOP(table_slope, 5, 3)
 
-EXPORT Int edge_dot(const void* x, const void* g, const Int* senders, const Int* receivers, void* out, Int edges,
-                    Int width, Int bytes) {
-  WITH_TYPE(dot_of(IN(x), IN(g), senders, receivers, OUT(out), edges, width))
-  return 0;
-}
-
-EXPORT Int outer_sum(const void* messages, const void* directions, const Int* offsets, void* out, Int rows, Int dim,
-                     Int channels, Int bytes) {
-  WITH_TYPE(outer_sum_of(IN(messages), IN(directions), offsets, OUT(out), rows, dim, channels))
-  return 0;
-}
-
-EXPORT Int along_directions(const void* directions, const void* vectors, const Int* receivers, void* out, Int edges,
-                            Int dim, Int channels, Int bytes) {
-  WITH_TYPE(along_directions_of(IN(directions), IN(vectors), receivers, OUT(out), edges, dim, channels))
-  return 0;
-}
-
-EXPORT Int along_channels(const void* messages, const void* vectors, const Int* receivers, void* out, Int edges,
-                          Int dim, Int channels, Int bytes) {
-  WITH_TYPE(along_channels_of(IN(messages), IN(vectors), receivers, OUT(out), edges, dim, channels))
-  return 0;
-}
-
-EXPORT Int sum_along(const void* x, const void* weight, const void* directions, const Int* senders, const Int* offsets,
-                     const Int* pair, void* out, Int rows, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(sum_along_of(IN(x), IN(weight), IN(directions), senders, offsets, pair, OUT(out), rows, dim, channels))
-  return 0;
-}
-
-EXPORT Int collect_along(const void* weight, const void* directions, const void* vectors, const Int* senders,
-                         const Int* receivers, const Int* pair, void* out, Int edges, Int columns, Int dim,
-                         Int channels, Int bytes) {
-  WITH_TYPE(collect_along_of(IN(weight), IN(directions), IN(vectors), senders, receivers, pair, OUT(out), edges,
-                             columns, dim, channels))
-  return 0;
-}
-
-EXPORT Int multiply_along(const void* x, const void* directions, const void* vectors, const Int* senders,
-                          const Int* receivers, const Int* pair, void* out, Int edges, Int weights, Int dim,
-                          Int channels, Int bytes) {
-  WITH_TYPE(multiply_along_of(IN(x), IN(directions), IN(vectors), senders, receivers, pair, OUT(out), edges, weights,
-                              dim, channels))
-  return 0;
-}
-
-EXPORT Int contract_along(const void* x, const void* weight, const void* vectors, const Int* senders,
-                          const Int* receivers, const Int* pair, void* out, Int edges, Int dim, Int channels,
-                          Int bytes) {
-  WITH_TYPE(contract_along_of(IN(x), IN(weight), IN(vectors), senders, receivers, pair, OUT(out), edges, dim,
-                              channels))
-  return 0;
-}
-
-EXPORT Int along_gradient(const void* x, const void* weight, const void* directions, const void* vectors,
-                          const Int* senders, const Int* receivers, const Int* pair, void* for_x, void* for_weight,
-                          void* for_directions, Int edges, Int columns, Int weights, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(along_gradient_of(IN(x), IN(weight), IN(directions), IN(vectors), senders, receivers, pair, OUT(for_x),
-                              OUT(for_weight), OUT(for_directions), edges, columns, weights, dim, channels))
-  return 0;
-}
-
-EXPORT Int gather_add(const void* received, const void* sent, const void* given, const Int* senders,
-                      const Int* receivers, const Int* pair, void* out, Int edges, Int width, Int bytes) {
-  WITH_TYPE(gather_add_of(IN(received), IN(sent), IN(given), senders, receivers, pair, OUT(out), edges, width))
-  return 0;
-}
-
-EXPORT Int scatter_sum(const void* messages, const Int* receivers, void* out, Int edges, Int nodes, Int width,
-                       Int bytes) {
-  WITH_TYPE(return scatter_sum_of(IN(messages), receivers, OUT(out), edges, nodes, width))
-}
-
-// 0 where receivers ascend and are nodes, as the next six trust
+// 0 where receivers ascend and are nodes, as loops over the rows of messages trust
 EXPORT Int ascends(const Int* receivers, Int edges, Int nodes, Int) {
   Int wrong = 0;
   for (Int e = 0; e + 1 < edges; ++e) wrong |= receivers[e] > receivers[e + 1];
   return wrong || (edges && (receivers[0] < 0 || receivers[edges - 1] >= nodes));
-}
-
-EXPORT Int statistics(const void* messages, const Int* receivers, void* mean, void* variance, void* low, void* high,
-                      Int edges, Int nodes, Int width, Int bytes) {
-  WITH_TYPE(statistics_of(IN(messages), receivers, OUT(mean), OUT(variance), OUT(low), OUT(high), edges, nodes, width))
-  return 0;
-}
-
-EXPORT Int statistics_gradient(const void* messages, const Int* receivers, const void* mean, const void* low,
-                               const void* high, const void* for_mean, const void* for_variance, const void* for_low,
-                               const void* for_high, void* spare, void* out, Int edges, Int nodes, Int width,
-                               Int bytes) {
-  WITH_TYPE(statistics_gradient_of(IN(messages), receivers, IN(mean), IN(low), IN(high), IN(for_mean),
-                                   IN(for_variance), IN(for_low), IN(for_high), OUT(spare), OUT(out), edges, nodes,
-                                   width))
-  return 0;
-}
-
-EXPORT Int holders(const void* messages, const Int* receivers, const void* value, Int* out, Int edges, Int nodes,
-                   Int width, Int bytes) {
-  WITH_TYPE(holders_of(IN(messages), receivers, IN(value), out, edges, nodes, width))
-  return 0;
-}
-
-EXPORT Int softmax(const void* scores, const Int* receivers, void* spare, void* out, Int edges, Int width, Int bytes) {
-  WITH_TYPE(softmax_of(IN(scores), receivers, OUT(spare), OUT(out), edges, width))
-  return 0;
-}
-
-EXPORT Int softmax_gradient(const void* y, const void* u, const Int* receivers, void* spare, void* out, Int edges,
-                            Int width, Int bytes) {
-  WITH_TYPE(softmax_gradient_of(IN(y), IN(u), receivers, OUT(spare), OUT(out), edges, width))
-  return 0;
-}
-
-EXPORT Int softmax_curvature(const void* y, const void* u, const void* v, const Int* receivers, void* spare, void* out,
-                             Int edges, Int width, Int bytes) {
-  WITH_TYPE(softmax_curvature_of(IN(y), IN(u), IN(v), receivers, OUT(spare), OUT(out), edges, width))
-  return 0;
-}
-
-EXPORT Int pair_edges(const void* vectors, const Int* senders, const Int* receivers, const Int* offsets, Int* first,
-                      Int* pair, Int edges, Int dim, Int bytes) {
-  WITH_TYPE(return pair_edges_of(IN(vectors), senders, receivers, offsets, first, pair, edges, dim))
-}
-
-EXPORT Int silu_curvature(const void* x, const void* g, const void* u, void* out, Int count, Int bytes) {
-  WITH_TYPE(silu_curvature_of(IN(x), IN(g), IN(u), OUT(out), count))
-  return 0;
-}
-
-EXPORT Int silu_slope_gradient(const void* x, const void* g, const void* u, void* for_x, void* for_g, Int count,
-                               Int bytes) {
-  WITH_TYPE(silu_slope_gradient_of(IN(x), IN(g), IN(u), OUT(for_x), OUT(for_g), count))
-  return 0;
-}
-
-EXPORT Int activated_sum(const void* a, const void* w, const Int* receivers, void* out, Int edges, Int rows,
-                         Int channels, Int bytes) {
-  WITH_TYPE(activated_sum_of(IN(a), IN(w), receivers, OUT(out), edges, rows, channels))
-  return 0;
-}
-
-EXPORT Int activated_gradient(const void* a, const void* w, const void* g, const Int* receivers, void* for_a,
-                              void* for_w, Int edges, Int channels, Int bytes) {
-  WITH_TYPE(activated_gradient_of(IN(a), IN(w), IN(g), receivers, OUT(for_a), OUT(for_w), edges, channels))
-  return 0;
-}
-
-EXPORT Int activated_second(const void* a, const void* w, const void* g, const void* u, const void* v,
-                            const Int* receivers, void* for_a, void* for_w, void* for_g, Int edges, Int rows,
-                            Int channels, Int bytes) {
-  WITH_TYPE(activated_second_of(IN(a), IN(w), IN(g), IN(u), IN(v), receivers, OUT(for_a), OUT(for_w), OUT(for_g), edges,
-                                rows, channels))
-  return 0;
-}
-
-EXPORT Int power_sums(const void* x, const void* w, const Int* receivers, void* out, Int edges, Int rows, Int channels,
-                      Int bytes) {
-  WITH_TYPE(power_sums_of(IN(x), IN(w), receivers, OUT(out), edges, rows, channels))
-  return 0;
-}
-
-EXPORT Int power_gradient(const void* x, const void* w, const void* g, const Int* receivers, void* for_x, void* for_w,
-                          Int edges, Int rows, Int channels, Int bytes) {
-  WITH_TYPE(power_gradient_of(IN(x), IN(w), IN(g), receivers, OUT(for_x), OUT(for_w), edges, rows, channels))
-  return 0;
-}
-
-EXPORT Int power_second(const void* x, const void* w, const void* g, const void* u, const void* v, const Int* receivers,
-                        void* for_x, void* for_w, void* for_g, Int edges, Int rows, Int channels, Int bytes) {
-  WITH_TYPE(power_second_of(IN(x), IN(w), IN(g), IN(u), IN(v), receivers, OUT(for_x), OUT(for_w), OUT(for_g), edges,
-                            rows, channels))
-  return 0;
-}
-
-EXPORT Int table_value(const void* x, const void* knots, const void* per_step, void* out, Int items, Int intervals,
-                       Int channels, Int bytes) {
-  WITH_TYPE(table_value_of(IN(x), IN(knots), IN(per_step), OUT(out), items, intervals, channels))
-  return 0;
-}
-
-EXPORT Int table_slope(const void* x, const void* g, const void* knots, const void* per_step, void* out, Int items,
-                       Int intervals, Int channels, Int bytes) {
-  WITH_TYPE(table_slope_of(IN(x), IN(g), IN(knots), IN(per_step), OUT(out), items, intervals, channels))
-  return 0;
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.

@@ -77,17 +77,8 @@ INLINE void exponentials(T* __restrict x, Int count) {
   }
 }
 
-// out = g u silu''(x), silu'' = s (1 - s) (2 + x (1 - 2 s))
-template <typename T>
-INLINE void silu_curvature_of(const T* __restrict x, const T* __restrict g, const T* __restrict u, T* __restrict out,
-                              Int count) {
-  for (Int c = 0; c < count; ++c) {
-    const T s = sigmoid(x[c]);
-    out[c] = g[c] * u[c] * (s * (1 - s) * (2 + x[c] * (1 - 2 * s)));
-  }
-}
-
-// What g silu'(x) receives when u arrives, silu' = s (1 + x (1 - s)): for_x = g u silu''(x) and for_g = u silu'(x)
+// What g silu'(x) receives when u arrives, silu' = s (1 + x (1 - s)), silu'' = s (1 - s) (2 + x (1 - 2 s)):
+// for_x = g u silu''(x) and for_g = u silu'(x)
 template <typename T>
 INLINE void silu_slope_gradient_of(const T* __restrict x, const T* __restrict g, const T* __restrict u,
                                    T* __restrict for_x, T* __restrict for_g, Int count) {

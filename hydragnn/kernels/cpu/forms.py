@@ -274,14 +274,6 @@ softmax_gradient = partial(_by_row, "softmax_gradient", 1)
 softmax_curvature = partial(_by_row, "softmax_curvature", 2)
 
 
-def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
-    """Return g u silu''(x) in one pass."""
-    if not serves(x, g, u) or not x.shape == g.shape == u.shape:
-        return None
-    out = _dense_like(x)
-    return _run("silu_curvature", (x, g, u), (out.numel(),), out)
-
-
 def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return both gradients of g silu'(x) in one pass."""
     if not serves(x, g, u) or not x.shape == g.shape == u.shape:
@@ -291,29 +283,21 @@ def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor
     return for_x, for_g
 
 
-def function_sum(name: str, sums: int, a: Tensor, w: Tensor, topology: Topology) -> Tensor:
-    """Sum weights times functions of messages, edge by edge."""
-    rows = topology.num_rows, a.shape[1]
-    out = a.new_empty(rows if sums == 1 else (sums, *rows))
-    return _run(name, (a, w, topology.receivers), (topology.num_edges, *rows), out)
-
-
-def function_gradient(name: str, a: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
-    """Return both gradients of ``function_sum`` in one pass."""
-    for_a, for_w = _dense_like(a), _dense_like(w)
-    rows = () if g.dim() == 2 else (topology.num_rows,)  # where there are several sums
-    call(name, (a, w, g, topology.receivers), (topology.num_edges, *rows, a.shape[1]), for_a, for_w)
-    return for_a, for_w
-
-
-def function_second(
-    name: str, a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology
+def function_orders(
+    name: str, sums: int, a: Tensor, w: Tensor, incoming: Sequence[Tensor], topology: Topology
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of ``function_gradient`` in one pass."""
-    outs = _dense_like(a), _dense_like(w), _dense_like(g)
-    sizes = (topology.num_edges, topology.num_rows, a.shape[1])
-    call(name, (a, w, g, u, v, topology.receivers), sizes, *outs)
-    return outs
+    """Return weighted sums of functions of messages, their gradients, or theirs, by what arrives."""
+    rows, arrays = (topology.num_rows, a.shape[1]), (a, w, *incoming, topology.receivers)
+    if not incoming:
+        loop, outs = f"{name}_sum" if sums == 1 else f"{name}_sums", [a.new_empty(rows if sums == 1 else (sums, *rows))]
+    else:
+        loop, outs = f"{name}_gradient", [_dense_like(a), _dense_like(w)]
+    if len(incoming) > 1:
+        loop, outs = f"{name}_second", [*outs, _dense_like(incoming[0])]
+    # the gradient of one sum needs no number of rows
+    sizes = (topology.num_edges, *(rows[1:] if len(incoming) == 1 == sums else rows))
+    call(loop, arrays, sizes, *outs)
+    return tuple(outs)
 
 
 def table_value(x: Tensor, table: Any) -> Tensor | None:

@@ -38,7 +38,7 @@ INLINE void weighted_sum_of(const T* x, const T* weight, const Int* senders, con
 
 // out[e, h] = sum over a and the channels c of h of x[senders[e], a, c] * g[receivers[e], a, c], added up for the edges of a pair
 template <typename T>
-INLINE void product_of(const T* x, const T* g, const Int* senders, const Int* receivers, const Int* pair, T* out,
+INLINE void edge_product_of(const T* x, const T* g, const Int* senders, const Int* receivers, const Int* pair, T* out,
                        Int edges, Int items, Int dim, Int channels, Int width) {
   const Int weights = channels / width;
   PairSums sums = begin_pair_sums(pair, out, edges, items, weights);

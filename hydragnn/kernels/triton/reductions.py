@@ -1,4 +1,4 @@
-"""Launches of Triton kernels for reductions per receiver."""
+"""Launches of Triton kernels for reductions per receiver, of which no row may be long (``may_be_long``)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from hydragnn.kernels.segment_order import SegmentOrder
-from hydragnn.kernels.triton import launch as triton_launch
-from hydragnn.kernels.triton.forms import may_be_long
 from hydragnn.kernels.triton.launch import by_axes, constants_of, launch, sum_dtype
 
 Pair = tuple[Tensor, Tensor] | None
@@ -23,8 +21,6 @@ def reductions(
     Only the requested ones are computed. Moments are of the dtype of sums. Edges are told where ``winners``; they are empty
     elsewhere.
     """
-    from hydragnn.kernels.triton import segments, windows
-
     shape, exact = (order.offsets.shape[0] - 1, *x.shape[1:]), sum_dtype(x)
 
     def results(requested: bool) -> Pair:
@@ -35,15 +31,9 @@ def reductions(
     of_moments = (x.new_empty(shape, dtype=exact), x.new_empty(shape, dtype=exact)) if moments else None
     pairs = of_moments, results(low), results(high)
     (mean, variance), (least, least_at), (most, most_at) = ((x, x) if pair is None else pair for pair in pairs)
-    outs, x = (mean, variance, least, most, least_at, most_at), x.contiguous()
     constants = {"MOMENTS": moments, "LOW": low, "HIGH": high, "WINNERS": winners}
-    rows = _Rows(order, x, "statistics" if moments else "segments", constants)
-    rows.launch(segments.reduce_rows, rows.order, x, *outs, sizes=(x.shape[0],))
-    if rows.windows:
-        partial = x.new_empty(rows.windows, 2, 4, rows.channels, dtype=exact)
-        edges = x.new_empty(rows.windows, 2, 2, rows.channels if winners else 0, dtype=torch.int32)
-        rows.launch_slots(windows.reduce_windows, rows.order, x, partial, edges)
-        rows.launch(windows.join_reductions, partial, edges, *outs, sizes=(x.shape[0],))
+    inputs = (x.contiguous(), mean, variance, least, most, least_at, most_at)
+    _launch("reduce_rows", order, "statistics" if moments else "segments", inputs, constants, x.shape[0])
     return pairs
 
 
@@ -55,19 +45,14 @@ def reductions_gradient(
     extremes: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """Return the gradient of messages from those of moments and extremes."""
-    from hydragnn.kernels.triton import segments, windows
-
-    out, x = torch.empty_like(x, memory_format=torch.contiguous_format), x.contiguous()
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     mean = mean.contiguous()
     to_low, to_high, low_edge, high_edge = extremes or 4 * (mean,)
     arrived, stride = _equally_strided((*incoming, *((to_low, to_high) if extremes else ())), x.shape[1:].numel())
     moments, of_extremes = arrived[:2], arrived[2:] or (mean, mean)
-    inputs = (x, mean, low_edge.contiguous(), high_edge.contiguous(), *moments, *of_extremes, out)
-    rows = _Rows(order, x, "statistics", {"EXTREMES": extremes is not None}, stride)
-    sizes = (stride // rows.vector,)
-    rows.launch(segments.reduce_rows_gradient, rows.order, *inputs, sizes=sizes)
-    if rows.windows:
-        rows.launch_slots(windows.reduce_windows_gradient, rows.order, *inputs, sizes=sizes)
+    inputs = (x.contiguous(), mean, low_edge.contiguous(), high_edge.contiguous(), *moments, *of_extremes, out)
+    constants = {"EXTREMES": extremes is not None}
+    _launch("reduce_rows_gradient", order, "statistics", inputs, constants, stride=stride)
     return out
 
 
@@ -83,71 +68,55 @@ def _equally_strided(tensors: tuple[Tensor, ...], channels: int) -> tuple[tuple[
 def reductions_second(
     v: Tensor, x: Tensor, order: SegmentOrder, mean: Tensor, to_variance: Tensor, edges: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of ``reductions_gradient``, without long rows.
+    """Return the gradients of ``reductions_gradient``.
 
     Those of messages, and of the gradients of mean, variance and, where there are ``edges`` of them, extremes.
     """
-    from hydragnn.kernels.triton import segments
-
     x, mean = x.contiguous(), mean.contiguous()
     out, results = torch.empty_like(x), [torch.empty_like(mean) for _ in range(2)]
     results += [torch.empty_like(mean, dtype=x.dtype) for _ in edges]
     held = tuple(edge.contiguous() for edge in edges) or (mean, mean)
     inputs = (v.contiguous(), x, mean, to_variance.contiguous(), *held, out, *results, *(() if edges else (mean, mean)))
-    rows = _Rows(order, x, "statistics", {"EXTREMES": bool(edges)})
-    rows.launch(segments.reduce_rows_second, rows.order, *inputs)
+    _launch("reduce_rows_second", order, "statistics", inputs, {"EXTREMES": bool(edges)})
     return out, *results
 
 
 def softmax(x: Tensor, order: SegmentOrder) -> Tensor:
     """Return the shares of exponentials of each row."""
-    from hydragnn.kernels.triton import segments, windows
-
-    out, x = torch.empty_like(x, memory_format=torch.contiguous_format), x.contiguous()
-    rows = _Rows(order, x, "softmax", {})
-    rows.launch(segments.softmax_rows, rows.order, x, out)
-    if rows.windows:
-        partial = x.new_empty(rows.windows, 2, 2, rows.channels, dtype=sum_dtype(x))
-        rows.launch_slots(windows.softmax_windows, rows.order, x, partial)
-        rows.launch(windows.join_softmax, partial)
-        rows.launch_slots(windows.softmax_parts, rows.order, x, partial, out)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _launch("softmax_rows", order, "softmax", (x.contiguous(), out), {})
     return out
 
 
-def softmax_gradient(y: Tensor, u: Tensor, v: Tensor | None, order: SegmentOrder) -> Tensor:
-    """Return the gradient of scores, or with v that of shares, without long rows."""
-    from hydragnn.kernels.triton import segments
-
+def softmax_gradient(y: Tensor, u: Tensor, *rest: Any) -> Tensor:
+    """Return the gradient of scores, or with one more tensor v that of shares; the order comes last."""
+    *v, order = rest
     out = torch.empty_like(y, memory_format=torch.contiguous_format)
-    inputs = tuple((y if one is None else one).contiguous() for one in (y, u, v))
-    rows = _Rows(order, y, "softmax", {"CURVED": v is not None})
-    rows.launch(segments.softmax_rows_gradient, rows.order, *inputs, out)
+    inputs = tuple(one.contiguous() for one in (y, u, *(v or (y,))))
+    _launch("softmax_rows_gradient", order, "softmax", (*inputs, out), {"CURVED": bool(v)})
     return out
 
 
-class _Rows:
-    """Messages by row, and the constants of the kernels that reduce them."""
+def _launch(
+    name: str,
+    order: SegmentOrder,
+    group: str,
+    inputs: tuple[Tensor, ...],
+    constants: dict[str, Any],
+    edges: int | None = None,
+    stride: int | None = None,
+) -> None:
+    """Launch a kernel with one program per row, of messages ``inputs[0]``."""
+    from hydragnn.kernels.triton import segments as kernels
 
-    def __init__(self, order: SegmentOrder, x: Tensor, group: str, requested: dict[str, Any], *strides: int) -> None:
-        self.offsets, self.owners = order.offsets, order.owners
-        self.order = order.offsets if order.order is None else order.order
-        self.rows, self.edges = self.offsets.shape[0] - 1, self.owners.shape[0]
-        self.channels, self.vector = x.shape[1:].numel(), 1
-        long, some = triton_launch.LONG, bool(self.rows and self.channels)
-        self.windows = -(-self.edges // long) if some and may_be_long(order) else 0
-        """Number of windows of long rows; 0 if no row can be long."""
-        if some:
-            options, self.tiles = constants_of(group, (x,), self.channels, 1, strides)
-            self.vector = options["VEC"]
-            self.constants = {**options, "SPLIT": long, "ORDER": order.order is not None, **requested}
-
-    def launch(self, kernel: Any, *inputs: Tensor, sizes: tuple[int, ...] = ()) -> None:
-        """A kernel with one program per row."""
-        if self.rows and self.channels:
-            units = self.channels // self.vector
-            launch(kernel, (self.rows, self.tiles), (self.offsets, *inputs, units, *sizes), self.constants)
-
-    def launch_slots(self, kernel: Any, *inputs: Tensor, sizes: tuple[int, ...] = ()) -> None:
-        """A kernel with one program per half of a window."""
-        sizes = self.channels // self.vector, *sizes, self.edges
-        launch(kernel, (2 * self.windows, self.tiles), (self.offsets, self.owners, *inputs, *sizes), self.constants)
+    offsets, x = order.offsets, inputs[0]
+    rows, channels = offsets.shape[0] - 1, x.shape[1:].numel()
+    if not rows or not channels:
+        return
+    options, tiles = constants_of(group, (x,), channels, 1, () if stride is None else (stride,))
+    sizes = [channels // options["VEC"]]
+    sizes += [] if edges is None else [edges]
+    sizes += [] if stride is None else [stride // options["VEC"]]
+    arrays = (offsets, offsets if order.order is None else order.order, *inputs)
+    constants = {**options, "ORDER": order.order is not None, **constants}
+    launch(getattr(kernels, name), (rows, tiles), (*arrays, *sizes), constants)

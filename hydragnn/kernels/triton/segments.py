@@ -1,7 +1,6 @@
 """Triton kernels of reductions per receiver, without atomics.
 
-Names as in ``sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver. Rows of more than ``SPLIT``
-edges are left to ``windows``.
+Names as in ``sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver. One program reads a row.
 """
 
 import triton
@@ -13,21 +12,29 @@ NOWHERE = tl.constexpr(2147483647)
 
 
 @triton.jit
-def short_row(offsets, row, SPLIT: tl.constexpr):
-    """Return the positions of a row; none if it is long."""
+def _store_extreme(value, edge, at, held, held_at, extreme, exists, none, mask, WINNERS: tl.constexpr):
+    """Store an extreme of a row and the first edge that holds it, or ``none``."""
+    tl.store(value + at, tl.where(exists, extreme, 0.0).to(value.dtype.element_ty), mask=mask)
+    if WINNERS:
+        winner = tl.min(tl.where(held == extreme[None, :], held_at, NOWHERE), 0)
+        winner = tl.where(winner == NOWHERE, none, winner)
+        tl.store(edge + at, winner.to(edge.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
+                MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr, VEC: tl.constexpr,
+                ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Store moments and extremes of every row, in one pass.
+
+    Extremes have their first edge if ``WINNERS``. Rows without edges get zeros and the edge ``none``. Moments per place of the tile are
+    merged at the end (Chan, Golub and LeVeque 1983).
+    """
+    row = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
-    return first, tl.where(last - first > SPLIT, first, last)
-
-
-@triton.jit
-def reduce_edges(first, last, order, x, f, C,
-                 MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
-                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Reduce positions first to last, per place of the tile.
-
-    Mean, squared deviations and count; extremes and their first edges.
-    """
     centre = tl.full([BE, BF], 0.0, ACC)
     squares = tl.full([BE, BF], 0.0, ACC)
     count = tl.full([BE], 0.0, ACC)
@@ -56,75 +63,35 @@ def reduce_edges(first, last, order, x, f, C,
             most = tl.where(higher, v, most)
             if WINNERS:
                 most_at = tl.where(higher, e[:, None], most_at)
-    return centre, squares, count, least, least_at, most, most_at
-
-
-@triton.jit
-def merge_moments(centre, squares, count, edges):
-    """Merge the moments of a tile (Chan, Golub and LeVeque 1983)."""
-    middle = tl.sum(centre * count[:, None], 0) / tl.maximum(edges, 1.0)
-    away = centre - middle[None, :]
-    return middle, tl.sum(squares + away * away * count[:, None], 0)
-
-
-@triton.jit
-def first_of(held, held_at, extreme):
-    """Return the first edge that holds the extreme of its channel."""
-    return tl.min(tl.where(held == extreme[None, :], held_at, NOWHERE), 0)
-
-
-@triton.jit
-def store_moments(mean, variance, at, centre, squares, count, edges, mask):
-    """Store mean and population variance of a row."""
-    middle, spread = merge_moments(centre, squares, count, edges)
-    tl.store(mean + at, middle.to(mean.dtype.element_ty), mask=mask)
-    tl.store(variance + at, (spread / tl.maximum(edges, 1.0)).to(variance.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def store_extreme(value, edge, at, extreme, held, held_at, exists, none, mask, WINNERS: tl.constexpr):
-    """Store an extreme of a row and its first edge, or ``none``."""
-    tl.store(value + at, tl.where(exists, extreme, 0.0).to(value.dtype.element_ty), mask=mask)
-    if WINNERS:
-        winner = first_of(held, held_at, extreme)
-        winner = tl.where(winner == NOWHERE, none, winner)
-        tl.store(edge + at, winner.to(edge.dtype.element_ty), mask=mask)
+    at = row.to(OFF) * C + f
+    column = f < C
+    if MOMENTS:
+        edges = tl.maximum((last - first).to(ACC), 1.0)
+        middle = tl.sum(centre * count[:, None], 0) / edges
+        away = centre - middle[None, :]
+        spread = tl.sum(squares + away * away * count[:, None], 0)
+        tl.store(mean + at, middle.to(mean.dtype.element_ty), mask=column)
+        tl.store(variance + at, (spread / edges).to(variance.dtype.element_ty), mask=column)
+    if LOW:
+        _store_extreme(low, low_edge, at, least, least_at, tl.min(least, 0), last > first, none, column, WINNERS)
+    if HIGH:
+        _store_extreme(high, high_edge, at, most, most_at, tl.max(most, 0), last > first, none, column, WINNERS)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
-                MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
-                SPLIT: tl.constexpr, VEC: tl.constexpr,
-                ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store moments and extremes of every row, in one pass.
-
-    Extremes have their first edge if ``WINNERS``.
-
-    Rows without edges get zeros and the edge ``none``; so do long rows, until their windows are joined.
-    """
+def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units, g_row,
+                         EXTREMES: tl.constexpr, VEC: tl.constexpr,
+                         ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Store the gradient of messages from the results of ``reduce_rows``."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
-    first, last = short_row(offsets, row, SPLIT)
-    centre, squares, count, least, least_at, most, most_at = reduce_edges(
-        first, last, order, x, f, C, MOMENTS, LOW, HIGH, WINNERS, ORDER, ACC, OFF, BE, BF)  # fmt: skip
+    first = tl.load(offsets + row).to(tl.int32)
+    last = tl.load(offsets + row + 1).to(tl.int32)
     at = row.to(OFF) * C + f
-    mask = f < C
-    if MOMENTS:
-        store_moments(mean, variance, at, centre, squares, count, (last - first).to(ACC), mask)
-    if LOW:
-        store_extreme(low, low_edge, at, tl.min(least, 0), least, least_at, last > first, none, mask, WINNERS)
-    if HIGH:
-        store_extreme(high, high_edge, at, tl.max(most, 0), most, most_at, last > first, none, mask, WINNERS)
-
-
-@triton.jit
-def spread_edges(first, last, edges, at, g_at, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high,
-                 out, f, C, ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
-                 EXTREMES: tl.constexpr):  # fmt: skip
-    """Store the gradient of the messages of a row."""
+    g_at = row.to(OFF) * (g_row * VEC).to(OFF) + f
     column = f < C
-    share = 1.0 / tl.maximum(edges, 1).to(ACC)
+    share = 1.0 / tl.maximum(last - first, 1).to(ACC)
     middle = tl.load(mean + at, mask=column, other=0.0).to(ACC)
     level = tl.load(to_mean + g_at, mask=column, other=0.0).to(ACC) * share
     slope = tl.load(to_variance + g_at, mask=column, other=0.0).to(ACC) * (2.0 * share)
@@ -148,21 +115,8 @@ def spread_edges(first, last, edges, at, g_at, order, x, mean, low_edge, high_ed
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units, g_row,
-                         EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                         ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store the gradient of messages from the results of ``reduce_rows``."""
-    row = tl.program_id(0)
-    C = (units * VEC).to(OFF)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    first, last = short_row(offsets, row, SPLIT)
-    spread_edges(first, last, last - first, row.to(OFF) * C + f, row.to(OFF) * (g_row * VEC).to(OFF) + f, order, x, mean, low_edge, high_edge,
-                 to_mean, to_variance, to_low, to_high, out, f, C, ORDER, ACC, OFF, BE, BF, EXTREMES)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=SIZES)
 def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_edge, out, of_to_mean, of_to_variance,
-                       of_low, of_high, units, EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
+                       of_low, of_high, units, EXTREMES: tl.constexpr, VEC: tl.constexpr,
                        ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the gradients of ``reduce_rows_gradient``, of messages with those of their mean.
 
@@ -216,7 +170,7 @@ def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_e
 
 
 @triton.jit(do_not_specialize=SIZES)
-def softmax_rows_gradient(offsets, order, x, u, v, out, units, CURVED: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
+def softmax_rows_gradient(offsets, order, x, u, v, out, units, CURVED: tl.constexpr, VEC: tl.constexpr,
                           ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store x (u - sum of x u) of every row of shares x.
 
@@ -255,10 +209,14 @@ def softmax_rows_gradient(offsets, order, x, u, v, out, units, CURVED: tl.conste
         tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def exponentials(first, last, order, x, f, C,
+@triton.jit(do_not_specialize=SIZES)
+def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
                  ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Return the largest number and the sum of exp(x - largest)."""
+    """Store the softmax of every row; the second read may be cached."""
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    first = tl.load(offsets + tl.program_id(0)).to(tl.int32)
+    last = tl.load(offsets + tl.program_id(0) + 1).to(tl.int32)
     most = tl.full([BE, BF], -3.0e38, ACC)
     total = tl.full([BE, BF], 0.0, ACC)
     for start in range(first, last, BE):
@@ -271,13 +229,8 @@ def exponentials(first, last, order, x, f, C,
         total = total * tl.exp(most - higher) + tl.exp(v - higher)
         most = higher
     largest = tl.max(most, 0)
-    return largest, tl.sum(total * tl.exp(most - largest[None, :]), 0)
-
-
-@triton.jit
-def store_shares(first, last, order, x, out, largest, scale, f, C,
-                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store exp(x - largest) * scale at positions first to last."""
+    sums = tl.sum(total * tl.exp(most - largest[None, :]), 0)
+    scale = 1.0 / tl.where(sums == 0.0, 1.0, sums)  # no edges, or no channel of this number
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         valid = p < last
@@ -286,15 +239,3 @@ def store_shares(first, last, order, x, out, largest, scale, f, C,
         place = e[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
         tl.store(out + place, (tl.exp(v - largest[None, :]) * scale[None, :]).to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def softmax_rows(offsets, order, x, out, units, SPLIT: tl.constexpr, VEC: tl.constexpr,
-                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store the softmax of every row; the second read may be cached."""
-    C = (units * VEC).to(OFF)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    first, last = short_row(offsets, tl.program_id(0), SPLIT)
-    largest, sums = exponentials(first, last, order, x, f, C, ORDER, ACC, OFF, BE, BF)
-    scale = 1.0 / tl.where(sums == 0.0, 1.0, sums)  # no edges, or no channel of this number
-    store_shares(first, last, order, x, out, largest, scale, f, C, ORDER, ACC, OFF, BE, BF)

@@ -254,7 +254,7 @@ class GraphHead(nn.Module):
 
 
 class EnergyHead(GraphHead):
-    """y = sum_i output(network(h_i)), plus the repulsion of atoms nearer than in training (``Contacts``)."""
+    """y = sum_i output(network(h_i)), plus the repulsion of atoms nearer than in training (``CloseRange``)."""
 
     unit: Tensor
 
@@ -273,11 +273,10 @@ class EnergyHead(GraphHead):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """The energy of every graph."""
-        contacts = graph.contacts
-        if contacts is None or not self.repels:
+        if graph.repulsion is None or not self.repels:
             return super().forward(states, graph, batch)
         learned: Point = self.output(self.network(states[0]))  # [nodes, *shape]
-        repulsion = (contacts.repulsion / self.unit).view(-1, *[1] * (learned.mean.dim() - 1))
+        repulsion = (graph.repulsion / self.unit).view(-1, *[1] * (learned.mean.dim() - 1))
         return pool_numbers(Point(mean=learned.mean + repulsion), graph, batch, "sum")
 
 
@@ -405,9 +404,8 @@ class TensorHead(nn.Module):
         """Predict tensors, with one variance for all components."""
         sizes: Float[Tensor, "nodes outputs"] = self.isotropic(states[0])
         dim = self.shape[-1]
-        tensors = sizes[..., None, None] * torch.eye(
-            dim, dtype=sizes.dtype, device=sizes.device
-        )  # [nodes, outputs, dim, dim]
+        identity = torch.eye(dim, dtype=sizes.dtype, device=sizes.device)
+        tensors = sizes[..., None, None] * identity  # [nodes, outputs, dim, dim]
         if self.products is not None:
             tensors = tensors + self.products(states[0], states[1])  # the second term
         tensors = tensors + self.along_edges(states, graph, batch)
