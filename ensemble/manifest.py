@@ -103,6 +103,10 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             f"{source} has calculators of other packages as members, which are members no more; build the ensemble of its runs, "
             "and compare a calculator by --baseline"
         )
+    if isinstance(value.get("domain"), dict) and value["domain"].get("version") == 2:
+        raise InputError(
+            f"{source} has a training domain of detectors that are gone; build the ensemble of its runs anew"
+        )
     if value["version"] not in READS:
         raise InputError(
             f"{source} has version {value['version']}, and this program reads version {VERSION}; "

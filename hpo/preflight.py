@@ -234,6 +234,12 @@ def check_folder(
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
     saved, begun = campaign_table(out), open_campaign(out)
+    if "auto" in [
+        table.get("batch", {}).get("budget") for table in (saved, *(run["config"] for run in saved.get("runs", [])))
+    ]:
+        raise InputError(
+            f'{out} was begun with batch.budget = "auto", which is gone; begin a new campaign with batch.max_graphs in another folder'
+        )
     for name in APPENDED:
         check_own(out / name)
     _check_unchanged(settings, begun)

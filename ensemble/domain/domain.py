@@ -185,10 +185,6 @@ def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str
 
     ``fields`` are inputs of members by name and their predictions by target.
     """
-    if value.get("version") == 2:
-        raise InputError(
-            "the training domain is of detectors that are gone; build the ensemble anew (hydragnn ensemble)"
-        )
     try:
         tensors = _tensors(folder / FILE, value["sha256"]) if value["sha256"] else {}
         current, table = value["version"] == Domain.version, DETECTORS

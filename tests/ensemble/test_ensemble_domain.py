@@ -315,11 +315,10 @@ def test_a_domain_comes_back_from_its_file(domain: Domain, tmp_path: Path) -> No
         ({"detectors": [{}]}, "damaged"),
         ({"false_alarms": "few"}, "damaged"),
         ({"version": 1, "usual": [], "limit": []}, "damaged"),
-        ({"version": 2}, "detectors that are gone; build the ensemble anew"),
         ({"detectors": 5}, "damaged"),
         ({"scale": None}, "damaged"),
     ],
-    ids=["unknown detector", "nameless", "words", "no limits", "version 2", "number", "no scale"],
+    ids=["unknown detector", "nameless", "words", "no limits", "number", "no scale"],
 )
 def test_a_damaged_domain_is_refused(domain: Domain, tmp_path: Path, damage: dict[str, object], words: str) -> None:
     (tmp_path / "domain.safetensors").write_bytes(domain.file_content)

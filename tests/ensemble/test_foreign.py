@@ -71,12 +71,25 @@ def test_the_report_has_baselines_of_others(joined: tuple[Path, Any]) -> None:
     assert "A model of others is better: exact" in error_finding(part.scores["forces"]).sentence
 
 
-def test_an_ensemble_with_a_calculator_as_a_member_is_refused(joined: tuple[Path, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 6}, r"which are members no more; build the ensemble of its runs.* by --baseline"),
+        (
+            {"domain": {"version": 2}},
+            "a training domain of detectors that are gone; build the ensemble of its runs anew",
+        ),
+    ],
+    ids=["calculators as members", "detectors that are gone"],
+)
+def test_ensembles_of_parts_that_are_gone_are_refused(
+    joined: tuple[Path, Any], tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     described = json.loads((joined[0] / "ensemble.json").read_text())
     shutil.copytree(joined[0], tmp_path / "copy")
     del described["checksum"]
-    write_sealed(tmp_path / "copy" / "ensemble.json", described | {"version": 6})
-    with pytest.raises(InputError, match=r"which are members no more; build the ensemble of its runs.* by --baseline"):
+    write_sealed(tmp_path / "copy" / "ensemble.json", described | change)
+    with pytest.raises(InputError, match=words):
         Ensemble.load(tmp_path / "copy")
 
 

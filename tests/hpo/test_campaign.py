@@ -22,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from rings import write_rings
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed, write_json
+from hydragnn.base.files import read_sealed, write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.hpo import (
     CampaignResult,
@@ -196,6 +196,10 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
     with pytest.raises(InputError, match=r"search.reduction differs"):
         run_search(settings(trials=1, rungs=[], reduction=4), out, resume=True)
     with Journal(out / "journal.jsonl"), pytest.raises(InputError, match="another search runs"):
+        run_search(settings(trials=1, rungs=[]), out, resume=True)
+    begun = read_sealed(out / "campaign.json")
+    write_sealed(out / "campaign.json", {**begun, "batch": {"budget": "auto"}})
+    with pytest.raises(InputError, match=r'begun with batch\.budget = "auto", which is gone; begin a new campaign'):
         run_search(settings(trials=1, rungs=[]), out, resume=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
