@@ -118,10 +118,12 @@ def _check_keys(info: dict[str, Any]) -> None:
 
 
 def check_elements(text: str) -> None:
-    """Raise ValueError for atomic numbers that contradict the species."""
+    """Raise ValueError for contradicting elements and missing positions."""
     _, comment, *lines = text.split("\n")
     declared = (re.findall(r'Properties="?([^\s"]+)', comment) or [""])[0].split(":")
     names = [REV_PROPERTY_NAME_MAP.get(name, name) for name in declared[::3]]
+    if declared[0] and "positions" not in names:  # ASE would put all atoms at the origin
+        raise ValueError("Properties names no positions; write pos:R:3 for their columns")
     numbers = _NUMBERS.intersection(names)
     if "symbols" not in names or not numbers:
         return

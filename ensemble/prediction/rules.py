@@ -29,6 +29,9 @@ from hydragnn.graphs.structure_files import frames_of_xyz, structures_of
 Block = tuple[int, int, int]
 """The number of its first graph, and its first and last byte in its file."""
 
+XYZ = (".xyz", ".extxyz")
+"""Suffixes of files whose structures are found without parsing."""
+
 FRAMES, BYTES = 256, 2**19
 """Structures and bytes in a block at least: each is a store of its own for a while."""
 
@@ -213,7 +216,7 @@ def blocks_of(path: Path) -> list[Block]:
     Every structure of extended XYZ begins with its number of lines, so that structures are found without parsing.
     Anything unexpected is left to ASE.
     """
-    starts = _starts(path) if path.suffix in (".xyz", ".extxyz") else None
+    starts = _starts(path) if path.suffix in XYZ else None
     if starts is None:
         return [(0, 0, path.stat().st_size)]
     count = len(starts) - 1
@@ -221,21 +224,22 @@ def blocks_of(path: Path) -> list[Block]:
     return [(first, starts[first], starts[min(first + step, count)]) for first in range(0, count, step)]
 
 
-def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
+def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
     """Give the structures of a block one by one.
 
-    InputError, with the structure's number from 0, where ASE cannot read them.
+    InputError, with the structure's number from 0, where ASE cannot read them. In extended XYZ it takes the place of the structure.
     """
     number, start, stop = block
     try:
-        if (start, stop) == (0, path.stat().st_size):
-            structures = structures_of(path)
-        else:
+        if path.suffix in XYZ and ((start, stop) != (0, path.stat().st_size) or _starts(path) is not None):
             with path.open("rb") as file:
                 file.seek(start)
-                text = file.read(stop - start).decode()
-            structures = map(read_frame, frames_of_xyz(StringIO(text)))
-        for atoms in structures:
+                texts = frames_of_xyz(StringIO(file.read(stop - start).decode()))
+            for text in texts:
+                yield _frame_of(text, path, number)
+                number += 1
+            return
+        for atoms in structures_of(path):
             yield atoms
             number += 1
     except (InputError, MemoryError):
@@ -248,10 +252,25 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms]:
         ) from error
 
 
+def _frame_of(text: str, path: Path, number: int) -> Atoms | InputError:
+    """Return a structure of extended XYZ, or why it is none."""
+    try:
+        return read_frame(text)
+    except MemoryError:
+        raise
+    except Exception as error:  # readers of ASE raise anything
+        problem = species_problem(error) or f"cannot be read ({error}); check it"
+        return InputError(f"{path}: structure {number} {problem}")
+
+
 def structures_in(path: Path) -> list[Atoms]:
     """Return the structures of a file; InputError without atoms."""
     check_exists(path)
-    frames = list(frames_of(path, (0, 0, path.stat().st_size)))
+    frames = list[Atoms]()
+    for frame in frames_of(path, (0, 0, path.stat().st_size)):
+        if isinstance(frame, InputError):
+            raise frame
+        frames.append(frame)
     if not frames or not all(map(len, frames)):
         raise InputError(f"{path} has no structure, or one without atoms; give structures that ASE reads")
     return frames

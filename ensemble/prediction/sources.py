@@ -15,12 +15,16 @@ from hydragnn.base.files import read_sealed, write_sealed
 from hydragnn.base.places import MANIFEST
 from hydragnn.datasets import GraphStore, StoreWriter, finish_store, open_store
 from hydragnn.datasets.formats.engine import part_name
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.sources.base import groups_of_makers
 from hydragnn.distributed.building import Building
 from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.prediction.rules import Rule, digest_of
 from hydragnn.ensemble.reading.structures import Unbuilt, made_graphs
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs.problems import graph_problems
+from hydragnn.graphs.units import CLOSE_NUCLEI
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,6 +35,11 @@ class Source:
     numbers: Int[np.ndarray, " graphs"] | None
     """None where they are those in the store."""
     failures: dict[int, Unbuilt]
+
+
+def _unbuilt(batch: GraphBatch, graph: int, reason: str) -> Unbuilt:
+    """Return why a graph of a batch is left out, with its texts."""
+    return Unbuilt(reason=reason, texts={key: texts[graph] for key, texts in batch.texts.items()})
 
 
 class Graphs(Building):
@@ -84,6 +93,8 @@ class Graphs(Building):
         """
         rule, block = self.rules[self.ranges[number][0]], self.ranges[number][1]
         first, numbers, failures = block[0], list[int](), dict[str, Any]()
+        # near nuclei are predicted as in memory; the training domain says what they are
+        attributes = {**rule.attributes, CLOSE_NUCLEI: True}
         writer: StoreWriter | None = None
         groups = groups_of_makers(rule.makers(block))
         try:
@@ -97,9 +108,19 @@ class Graphs(Building):
                 graphs, made, failed = made_graphs(some, first)
                 if graphs:
                     batch = concatenate(graphs)
-                    fields, attributes = list(batch.fields.values()), rule.attributes
+                    fields = list(batch.fields.values())
                     writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes, part=number)
-                    writer.write(batch)
+                    try:
+                        writer.write(batch)
+                    except InputError:
+                        wrong = graph_problems(batch, made, cutoff=cutoff_of(attributes))
+                        if not wrong:
+                            raise
+                        failed |= {made[place]: _unbuilt(batch, place, reason) for place, reason in wrong.items()}
+                        fine = [place for place in range(len(made)) if place not in wrong]
+                        made = [made[place] for place in fine]
+                        if fine:
+                            writer.write(batch.select(fine))
                 numbers += made
                 failures |= {str(graph): asdict(unbuilt) for graph, unbuilt in failed.items()}
                 first += len(some)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from dataclasses import field as member
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -132,14 +132,18 @@ class Structures:
         return key if is_present or value_on(atoms, field, field.name) is None else field.name
 
     def makers(
-        self, frames: Iterable[Atoms], first: int = 0, source: str = "", *, keep: bool = False
+        self, frames: Iterable[Atoms | InputError], first: int = 0, source: str = "", *, keep: bool = False
     ) -> Iterator[Make]:
-        """Give a maker for each structure, numbered from ``first``.
+        """Give a maker for each structure, numbered from ``first``; one of an error raises it.
 
         A graph has the name of its structure, else ``source`` and number; with ``keep`` it keeps all entries of its structure.
         """
         for number, atoms in enumerate(frames, start=first):
-            texts = {NAME: name_among(atoms.info) or (f"{source}#{number}" if source else "")}
+            texts = {NAME: f"{source}#{number}" if source else ""}
+            if isinstance(atoms, InputError):
+                yield Unread(reason=atoms, texts=texts)
+                continue
+            texts = {NAME: name_among(atoms.info) or texts[NAME]}
             texts |= {ATOMS: atoms_text(atoms)} if keep else {}
             yield NamedMake(structures=self, atoms=atoms, number=number, texts=texts)
 
@@ -169,6 +173,18 @@ class NamedMake(MakerOfMany):
         if batch is None:
             return None
         return batch.with_texts({key: [one.texts[key] for one in makers] for key in makers[0].texts})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unread:
+    """Maker for a structure that could not be read."""
+
+    reason: InputError
+    texts: Mapping[str, str]
+
+    def __call__(self) -> Never:
+        """Raise the reason."""
+        raise self.reason
 
 
 def reads_atoms(manifest: Manifest) -> bool:
@@ -265,7 +281,7 @@ def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[GraphBatch
                 graphs.append(make())
                 numbers.append(number)
             except InputError as error:
-                texts = make.texts if isinstance(make, NamedMake) else {}
+                texts = make.texts if isinstance(make, NamedMake | Unread) else {}
                 failures[number] = Unbuilt(reason=str(error), texts=texts)
         place += len(some)
     return graphs, numbers, failures

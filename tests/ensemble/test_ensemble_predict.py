@@ -29,6 +29,7 @@ from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.models import Target
+from hydragnn.scripts import api
 from tests.acting import first_acts
 from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.forked import SERVER
@@ -532,6 +533,33 @@ def test_impossible_outputs_are_refused_before_any_work(
         predict_to_file(ensemble, stored, tmp_path / out)
     assert (tmp_path / "there.h5").read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
+
+
+FRAMES = {
+    "": ("2", 'pbc="F F F"', "Cu 0 0 0", "Cu 0 0 2.5"),
+    "ok": ("2", 'pbc="F F F"', "Cu 0 0 0", "Cu 0 0 0.5"),  # far outside of the training domain, as it says
+    "nodes 0 and 1 are 0 apart": ("2", 'pbc="F F F"', "Cu 0 0 0", "Cu 0 0 0"),
+    "atomic number 0": ("1", 'pbc="F F F"', "X 0 0 0"),
+    "stress is no symmetric tensor": ("1", 'Lattice="4 0 0 0 4 0 0 0 4" stress="1 2 3 4 5 6 7 8 9"', "Cu 0 0 0"),
+    "atom 0 is Cu and has the atomic number 13": ("1", "Properties=species:S:1:Z:I:1:pos:R:3", "Cu 13 0 0 0"),
+    "Properties names no positions": ("1", "Properties=species:S:1:posi:R:3", "Cu 0 0 0"),
+    "could not convert string": ("1", "Properties=species:S:1:pos:R:3", "Cu 0 0 zero"),
+}
+"""Structures of a file by words of their status."""
+
+
+@pytest.mark.parametrize("suffix", ["h5", "xyz"])
+def test_structures_that_cannot_be_predicted_cost_no_others(ensemble: Path, tmp_path: Path, suffix: str) -> None:
+    frames = "".join("".join(f"{line}\n" for line in lines) for lines in FRAMES.values())
+    (tmp_path / "some.xyz").write_text(frames)
+    result = predict_to_file(ensemble, tmp_path / "some.xyz", tmp_path / f"out.{suffix}")
+    assert (result.graphs, result.failed) == (len(FRAMES), len(FRAMES) - 2)
+    if suffix == "h5":
+        arrays, memory = arrays_of(tmp_path / "out.h5"), api.predict(ensemble, tmp_path / "some.xyz")
+        assert arrays["name"].tolist() == [f"some.xyz#{number}" for number in range(len(FRAMES))]
+        assert all(words in status for words, status in zip(FRAMES, arrays["status"], strict=True)), arrays["status"]
+        assert tuple(arrays["status"]) == memory.status
+        assert np.array_equal(arrays["fields/energy/mean"], memory["energy"]["mean"], equal_nan=True)
 
 
 def write_store(path: Path, fields: Sequence[Field], batch: GraphBatch, dim: int) -> Path:
