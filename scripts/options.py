@@ -78,7 +78,7 @@ def command(
     no default there. ``run`` calls the function and shows the result; without it the result is shown as it is. Keywords of
     ``run`` are further options, ahead of the one named ``before``.
     """
-    own = inspect.signature(function).parameters
+    own = inspect.signature(inspect.unwrap(function)).parameters
     objects: dict[str, Any] = {key: one.annotation for key, one in own.items() if is_dataclass(one.annotation)}
     arguments: dict[str, inspect.Parameter] = {}
     for key, one in own.items():

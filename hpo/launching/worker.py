@@ -67,10 +67,10 @@ Work = Callable[[list[str]], None]
 def main(arguments: Sequence[str]) -> None:
     """Serve requests until the input ends."""
     parser = argparse.ArgumentParser()
-    for name in ("nodes", "forget", "node-variable", "rank-variables"):
-        parser.add_argument(f"--{name}", default="")
-    for name, default in (("shares", 1), ("ranks", 1), ("gpus", None)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in ("--nodes", "--forget", "--node-variable", "--rank-variables"):
+        parser.add_argument(name, default="")
+    for name, default in (("--shares", 1), ("--ranks", 1), ("--gpus", None)):
+        parser.add_argument(name, type=int, default=default)
     parser.add_argument("--hang-seconds", type=float, default=600.0)
     parser.add_argument("module")
     options = parser.parse_args(arguments)

@@ -30,7 +30,7 @@ KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that checks the types of its arguments.
 
-    InputError where one is not of the type that is named. Numbers of numpy become those of Python.
+    InputError where one is not of the type, or outside of the range, that is named. Numbers of numpy become those of Python.
     """
     signature = inspect.signature(function)
 
@@ -38,16 +38,34 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     def with_checks(*positional: P.args, **named: P.kwargs) -> T:
         bound = signature.bind(*positional, **named)
         for name, value in bound.arguments.items():
-            bound.arguments[name] = _value_of_type(name, value, signature.parameters[name].annotation)
+            annotation = signature.parameters[name].annotation
+            bound.arguments[name] = _value_of_type(name, value, annotation)
+            _check_range(name, value, annotation)
         return function(*bound.args, **bound.kwargs)
 
+    plain = [one.replace(annotation=_without_notes(one.annotation)) for one in signature.parameters.values()]
+    with_checks.__signature__ = signature.replace(parameters=plain)  # type: ignore[attr-defined]  # as help() shows it
     return with_checks
+
+
+def _without_notes(annotation: Any) -> Any:
+    """Return the type of an annotated argument."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _check_range(name: str, value: Any, annotation: Any) -> None:
+    """Raise InputError for a number outside of the range of its option."""
+    for option in get_args(annotation)[1:] if isinstance(value, Real) and get_origin(annotation) is Annotated else ():
+        low, high = getattr(option, "min", None), getattr(option, "max", None)
+        if low is not None and not value >= low:
+            raise InputError(f"{name} = {value} is out of range; give at least {low}")
+        if high is not None and not value <= high:
+            raise InputError(f"{name} = {value} is out of range; give at most {high}")
 
 
 def _value_of_type(name: str, value: Any, annotation: Any) -> Any:
     """Return a value of a simple type; others are left to the function itself."""
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
+    annotation = _without_notes(annotation)
     several = get_origin(annotation) in (Union, UnionType)
     kinds = set(get_args(annotation)) if several else {annotation}
     if value is None and NoneType in kinds:

@@ -66,7 +66,7 @@ def blocks_of(sizes: Sequence[int], least: float, unit: int, shares: int) -> tup
     blocks divide into ``shares`` of such multiples.
 
     >>> blocks_of([3, 8, 2], least=8.0, unit=4, shares=1)
-    ([Block(first=0, last=1, start=0, end=4), Block(first=1, last=3, start=4, end=16)], [0, 4, 12])
+    ([ParameterBlock(first=0, last=1, start=0, end=4), ParameterBlock(first=1, last=3, start=4, end=16)], [0, 4, 12])
     """
     bounds, aligned = [len(sizes)], 0
     for number in reversed(range(len(sizes))):
