@@ -212,11 +212,16 @@ def relax(
         for number in tracked(range(rows.state["rows"], len(frames)), "structures", quiet):
             row = _relaxed(frames[number], potential.ensemble, f"{structures.name}#{number}", how)
             facts = {**row.info, "energy": row.calc.results.get("energy")}
-            rows.append(row, table=[*rows.state.get("table", []), {key: facts.get(key) for key in COLUMNS}])
-    table = rows.state["table"]
+            rows.append(
+                row, table=[*rows.state.get("table", []), {key: facts.get(key) for key in (*COLUMNS, "status")}]
+            )
+    table = [{key: one[key] for key in COLUMNS} for one in rows.state["table"]]
+    lost = [{"name": one["name"], "reason": one.get("status")} for one in rows.state["table"] if one["energy"] is None]
     failed = sum(not one["converged"] for one in table)
-    words = f"note: {failed} of {len(table)} did not converge in {how.steps} steps; {out} has status and last positions"
-    return _result({"structures": table, "not converged": failed, "out": str(out)}, words if failed else "")
+    why = f", {len(lost)} of them because they cannot be predicted" if lost else ""
+    words = f"note: {failed} of {len(table)} did not converge in {how.steps} steps{why}; {out} has status and last positions"
+    value = {"structures": table, "not converged": failed, "not predicted": lost, "out": str(out)}
+    return _result(value, words if failed else "")
 
 
 def _result(value: dict[str, Any], note: str) -> Result:

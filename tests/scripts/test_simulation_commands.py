@@ -140,6 +140,8 @@ def test_relaxations_go_on_where_they_were_stopped(
     rows, table = read(whole, ":"), json.loads(printed)["structures"]
     assert code == 3 and "did not converge" in errors and len(rows) == len(table) == 5
     assert not table[1]["converged"] and table[1]["energy"] is None
+    (lost,) = json.loads(printed)["not predicted"]
+    assert lost["name"] == "some.xyz#1" and "0 apart" in lost["reason"] and "1 of them because" in errors
     np.testing.assert_allclose(rows[1].positions, bad.positions, atol=1e-7)
     for row, line, atoms in zip(rows, table, [frames[0], bad, *frames[2:5]]):
         if line["converged"]:
