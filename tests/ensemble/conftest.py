@@ -1,9 +1,8 @@
 """Small runs on clusters labelled by ASE's EMT, trained once for all tests of this room."""
 
 import json
+import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import Point
 from hydragnn.runs import train
+from tests.forked import Forked
 from tests.once import shared
 
 CUTOFF = 4.5
@@ -232,10 +232,11 @@ def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tu
 
 def export(model: Path, to: str, out: Path) -> dict[str, Any]:
     """Facts of a file that the command writes; checks of shapes in tests do not know traced sizes."""
-    command = [sys.executable, "-m", "hydragnn.scripts", "export", str(model), "--to", to, "--out", str(out), "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-2000:]
-    facts: dict[str, Any] = json.loads(result.stdout)
+    command = ["-m", "hydragnn.scripts", "export", str(model), "--to", to, "--out", str(out), "--json"]
+    process = Forked(command, os.environ)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output[-2000:]
+    facts: dict[str, Any] = json.loads(output.splitlines()[-1])
     return facts
 
 

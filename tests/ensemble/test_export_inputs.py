@@ -16,6 +16,7 @@ from vesin import NeighborList
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble import calculator, package_calculator
 from tests.ensemble.conftest import export
+from tests.once import shared
 
 Inputs = list[Tensor]
 Program = Callable[..., Any]
@@ -58,8 +59,6 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 SAME = {"as it is"}
 """Forms that must be taken; others may be refused."""
-PACKAGES: list[Path] = []
-"""Files of packages that were exported."""
 
 
 def structures() -> dict[str, Atoms]:
@@ -91,27 +90,29 @@ def inputs_of(atoms: Atoms) -> Inputs:
     ]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "torch",
-        pytest.param("aoti", marks=[pytest.mark.slow, pytest.mark.skipif(not which("g++"), reason="no g++")]),
-    ],
-)
-def program(
-    request: pytest.FixtureRequest,
-    strained: tuple[Path, Atoms],
-    exported: tuple[Path, Any],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Program:
-    """A program that was exported once for all tests."""
-    if request.param == "torch":
-        return torch.export.load(exported[0]).module()
+@shared
+def package(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of AOTInductor."""
     file = tmp_path_factory.mktemp("programs") / "aoti.pt2"
     export(strained[0], "aoti", file)
-    PACKAGES.append(file)
-    package: Program = torch._inductor.aoti_load_package(str(file))
-    return package
+    return file
+
+
+without_compiler = pytest.mark.skipif(not which("g++"), reason="no g++")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["exported", pytest.param("package", marks=[pytest.mark.slow, without_compiler])],
+    ids=["torch", "aoti"],
+)
+def program(request: pytest.FixtureRequest) -> Program:
+    """A program that was exported once for all tests."""
+    made = request.getfixturevalue(request.param)
+    if request.param == "exported":
+        return torch.export.load(made[0]).module()
+    loaded: Program = torch._inductor.aoti_load_package(str(made))
+    return loaded
 
 
 def answer(program: Program, inputs: Inputs) -> list[np.ndarray] | None:
@@ -173,12 +174,12 @@ def test_a_lone_atom_of_an_unknown_element_has_no_forces(program: Program) -> No
     assert results is not None and all(np.isnan(one).all() for one in results)
 
 
+@pytest.mark.slow
+@without_compiler
 def test_a_package_is_a_calculator_of_ase_for_its_own_model_alone(
-    program: Program, strained: tuple[Path, Atoms], runs: list[Path]
+    package: Path, strained: tuple[Path, Atoms], runs: list[Path]
 ) -> None:
-    if not PACKAGES:
-        pytest.skip("a program of torch.export is no package")
-    fast, right = package_calculator(strained[0], PACKAGES[0]), calculator(strained[0], outside="record")
+    fast, right = package_calculator(strained[0], package), calculator(strained[0], outside="record")
     for name, atoms in structures().items():
         for _ in range(2):  # with the neighbours that are kept
             one, other = atoms.copy(), atoms.copy()
@@ -194,9 +195,9 @@ def test_a_package_is_a_calculator_of_ase_for_its_own_model_alone(
     with pytest.raises(InputError, match="elements that training did not hold"):
         gold.get_potential_energy()
     with pytest.raises(InputError, match="another model"):
-        package_calculator(runs[0], PACKAGES[0])
+        package_calculator(runs[0], package)
     with pytest.raises(InputError, match="does not exist; write it with"):
-        package_calculator(strained[0], PACKAGES[0].with_name("none.pt2"))
+        package_calculator(strained[0], package.with_name("none.pt2"))
 
 
 @pytest.mark.parametrize("periodic", [(1, 1, 1), (1, 1, 0), (0, 1, 0), (0, 0, 0)])

@@ -30,12 +30,14 @@ from tests.once import shared
 Start = Callable[..., list[Process]]
 
 GRAPHS = 20
-COMMON = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 2}
+COMMON = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 1}
 """Batches of thirteen graphs leave one in the last step, which the second rank has not; charges are missing here and there."""
 FOUR = {"model__num_layers": 4, "heads": WITHOUT_FORCES}
 """Layers for two stages of two chunks, which take no forces."""
+TWICE = {**FOUR, "train__epochs": 2}
+"""The same over two epochs, between which a checkpoint lies."""
 ROUNDING = 1e-10
-"""Relative: sums in another order, over some dozen steps in double precision."""
+"""Relative: sums in another order, over some steps in double precision."""
 
 KINDS = ("painn", "mace", "schnet", "equivariant_transformer", "field_tokens")
 POOLING = {"model__pooling": {"levels": 1}, "heads": WITHOUT_FORCES}
@@ -196,7 +198,7 @@ MOVES = [(source, [*MOVED][(at + far) % len(MOVED)]) for at, source in enumerate
 def moved(config_of: Configs, few: MemoryStore, start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of all layouts, to the end and to the middle, and from there to the end in every layout."""
     folder = tmp_path_factory.mktemp("moved")
-    configs = {name: config_of("painn", layout, FOUR) for name, (_, layout) in MOVED.items()}
+    configs = {name: config_of("painn", layout, TWICE) for name, (_, layout) in MOVED.items()}
 
     def train_all(runs: dict[Path, str], *options: str, **arguments: Any) -> None:
         """Train each in its layout, those of equally many ranks in the same processes."""
@@ -253,7 +255,7 @@ def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(
     layout: dict[str, Any], config_of: Configs, start_ranks: Start, material: ModuleType, tmp_path: Path
 ) -> None:
     """With earlier data replayed and two of four layers frozen, all that the first of two stages has; what was forgotten is the same, too."""
-    table = config_of("painn", {}, {**FOUR, "heads": WITHOUT_FORCES[:1]}).to_json()
+    table = config_of("painn", {}, {**TWICE, "heads": WITHOUT_FORCES[:1]}).to_json()
     own = {key: table.pop(key) for key in ("data", "split", "heads")}
     parts = []
     for seed in (0, 7):
