@@ -23,6 +23,7 @@ from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_sealed
 from tests.charged_rings import RUN, SEARCH, write_rings
+from tests.forked import Forked
 
 STORES = ("rings.h5", "rings.bp")
 FOLDERS = (*STORES, "run", "campaign", "ensemble")
@@ -210,7 +211,8 @@ def test_a_class_that_the_user_names_reaches_trials_and_the_files_they_leave_nee
     monkeypatch.setattr(imports, "_allowed", set())
     (tmp_path / "own_nets.py").write_text(OWN)
     root = str(Path(hydragnn.__file__).resolve().parent.parent)
-    search = (RUN + SEARCH).replace('"schnet"', '"own_nets:Own"').replace("trials = 2", "trials = 1")
+    search = (RUN + SEARCH).replace('"schnet"', '"own_nets:Own"')
+    search = search.replace("trials = 2", "trials = 1").replace("epochs = 2", "epochs = 1")
     search = search.replace('num_radial = 4\nenvelope = "none"\n', "")
     (received / "own.toml").write_text(search)
     allow = ["--allow-code", "own_nets"]
@@ -218,14 +220,15 @@ def test_a_class_that_the_user_names_reaches_trials_and_the_files_they_leave_nee
     read = [["ensemble", "own", "--out", "chosen", "--top-k", "1"], ["report", "own", "--out", "own.html"]]
     read += [["predict", "own/trials/0000", "rings.h5", "--out", "own.csv", "--workers", "2"]]
     environment = {**os.environ, "PYTHONPATH": f"{root}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+    (tmp_path / "program.py").write_text(ONE_AFTER_THE_OTHER)
     for lines, codes in (([searched], [0]), ([*read, *([*words, *allow] for words in read)], [2, 2, 2, 0, 0, 0])):
-        start = [sys.executable, "-P", "-c", ONE_AFTER_THE_OTHER, json.dumps(lines)]
-        done = subprocess.run(start, cwd=received, env=environment, capture_output=True, text=True)
-        ends = [line.rpartition(" ")[2] for line in done.stdout.splitlines() if " ended with " in line]
-        assert "Traceback" not in done.stderr, done.stderr
-        assert [int(end) for end in ends if end != "0"] == [code for code in codes if code], (done.stdout, done.stderr)
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]  # a worker may say the same
-        assert len(errors) == codes.count(2) and all("names code of own_nets" in line for line in errors), done.stderr
+        words = [str(tmp_path / "program.py"), json.dumps([[str(received), *line] for line in lines])]
+        said = Forked(words, environment).communicate(timeout=300)[0]
+        assert "Traceback" not in said, said
+        ends = [int(line.rpartition(" ")[2]) for line in said.splitlines() if " ended with " in line]
+        assert ends == codes, said
+        errors = [line for line in said.splitlines() if line.startswith("error:")]  # a worker may say the same
+        assert len(errors) == codes.count(2) and all("names code of own_nets" in line for line in errors), said
 
 
 def test_files_that_python_or_a_library_might_load_by_themselves_are_left_alone(received: Path, tmp_path: Path) -> None:
@@ -241,23 +244,25 @@ def test_files_that_python_or_a_library_might_load_by_themselves_are_left_alone(
         (folder / "optuna.log").write_bytes(pickle.dumps(Payload(marker)))
     root = str(Path(hydragnn.__file__).resolve().parent.parent)
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    for kind in FOLDERS:
-        start = [sys.executable, "-P", "-c", ONE_AFTER_THE_OTHER]
-        start += [json.dumps([list(map(str, words)) for words in commands(kind, received)])]
-        done = subprocess.run(start, cwd=received / kind, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0 and "Traceback" not in done.stderr, (kind, done.stderr)
-        assert not marker.exists(), kind
+    lines = [[str(received / kind), *map(str, words)] for kind in FOLDERS for words in commands(kind, received)]
+    start = [sys.executable, "-P", "-c", ONE_AFTER_THE_OTHER, json.dumps(lines)]
+    done = subprocess.run(start, cwd=received, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.count(" ended with ") == len(lines), done.stdout
+    assert not marker.exists(), done.stdout
 
 
 ONE_AFTER_THE_OTHER = """
-import json, sys
+import json, os, sys
 from hydragnn.scripts.cli import main
-for words in json.loads(sys.argv.pop()):
-    sys.argv[1:] = words
+for folder, *words in json.loads(sys.argv.pop()) if __name__ == "__main__" else ():
+    os.chdir(folder)
+    sys.argv[1:], code = words, 0
     try:
         main()
     except SystemExit as end:
-        print(words, "ended with", end.code)
+        code = end.code or 0
+    print(words, "ended with", code)
 """
 
 
