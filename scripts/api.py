@@ -325,9 +325,6 @@ def simulate(
     from hydragnn.hpo.simulation import Assumptions, scenario_of
     from hydragnn.scripts.simulated import check_simulated, simulation_of
 
-    for name, number in {"nodes": nodes, "hours": hours, "final": final}.items():
-        if number is not None and not 0 < number < float("inf"):
-            raise InputError(f"{name} = {number} is no number above 0; give one")
     if final is not None and hours is not None:
         raise InputError(
             "hours are those of a search, and a final training is simulated to its end; leave them out, or final"
@@ -412,9 +409,6 @@ def build_ensemble(
     _allow_code(allow_code)
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
     check_workers(workers)
-    for name, number, least in (("top_k", top_k, 1), ("epochs", epochs, 1), ("final_seeds", final_seeds, 0)):
-        if number is not None and number < least:
-            raise InputError(f"{name} = {number} is too small; use {least} or more")
     for one in sources:
         check_kind(one, "a campaign", "a run")
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs

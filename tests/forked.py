@@ -19,9 +19,7 @@ from pathlib import Path
 import torch
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["hydragnn.runs.run", "hydragnn.hpo", "hydragnn.ensemble", "hydragnn.scripts.cli", "torch._dynamo"]
-)
+SERVER.set_forkserver_preload(["hydragnn.runs.run", "hydragnn.hpo", "hydragnn.ensemble", "hydragnn.scripts.cli"])
 
 
 class Forked:

@@ -1,6 +1,7 @@
 """Types of the arguments of the Python api."""
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 from numbers import Integral, Real
@@ -57,9 +58,11 @@ def _check_range(name: str, value: Any, annotation: Any) -> None:
     """Raise InputError for a number outside of the range of its option."""
     for option in get_args(annotation)[1:] if isinstance(value, Real) and get_origin(annotation) is Annotated else ():
         low, high = getattr(option, "min", None), getattr(option, "max", None)
-        if low is not None and not value >= low:
+        if not math.isfinite(value):
+            raise InputError(f"{name} = {value} is no finite number; give one")
+        if low is not None and value < low:
             raise InputError(f"{name} = {value} is out of range; give at least {low}")
-        if high is not None and not value <= high:
+        if high is not None and value > high:
             raise InputError(f"{name} = {value} is out of range; give at most {high}")
 
 

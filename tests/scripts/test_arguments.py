@@ -13,8 +13,7 @@ from hydragnn.base.errors import InputError
     ("function", "arguments", "words"),
     [
         ("simulate", {"seed": -3}, "seed = -3 is out of range; give at least 0"),
-        ("simulate", {"nodes": 0}, "nodes = 0 is out of range; give at least 1"),
-        ("simulate", {"hours": float("nan")}, "hours = nan is out of range"),
+        ("simulate", {"hours": float("inf")}, "hours = inf is no finite number"),
         ("simulate", {"nodes": "4"}, r"nodes = '4' \(str\) is no whole number; give one, such as 3"),
     ],
 )
