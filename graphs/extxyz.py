@@ -47,6 +47,7 @@ _TRUTH = {
 _KEYS = {"lattice": "Lattice", "pbc": "pbc", "properties": "Properties"}
 _AS_READ = ("energy", "magmom", "free_energy")
 _COLUMNS = 10**5
+_CELL = re.compile(GEOMETRY["cell"], re.IGNORECASE)
 """Columns of atoms that a file may declare; ASE makes a list of them before it reads one."""
 _NUMBERS_IN_WORDS = re.compile(r"(?:nan|inf|infinity|_json)", re.IGNORECASE)
 
@@ -103,18 +104,23 @@ def _check_keys(info: dict[str, Any]) -> None:
         usual = _KEYS.get(key.lower(), key)
         if usual not in info and value is not True:  # a word of a comment is True
             raise ValueError(f"{key} has no meaning; write {usual}")
-        if "Lattice" not in info and np.size(value) in (3, 6, 9) and re.fullmatch(GEOMETRY["cell"], key, re.IGNORECASE):
+        if "Lattice" not in info and _CELL.fullmatch(key) and np.size(value) in (3, 6, 9):
             raise ValueError(
                 f"{key} is no cell here, and would not be used; write Lattice with three vectors, or leave it out"
             )
-    widths = re.findall(r":(\d{1,18})(?=:|$)", str(info.get("Properties", "")))
-    if sum(map(int, widths)) > _COLUMNS:
+    if "Properties" in info and _width_of(str(info["Properties"])) > _COLUMNS:
         raise ValueError(f"Properties declares more than {_COLUMNS:,} columns; correct it")
-    if not {*np.ravel(info.get("pbc", True)).tolist()} <= {True, False}:
+    if "pbc" in info and not {*np.ravel(info["pbc"]).tolist()} <= {True, False}:
         raise ValueError(f'pbc = {info["pbc"]} is not one flag per axis; write pbc="T T F"')
-    stress = np.asarray(info.get("stress", 0.0))
-    if stress.shape == (3, 3) and is_skew(stress[None]).any():
+    stress = np.asarray(info["stress"]) if "stress" in info else None
+    if stress is not None and stress.shape == (3, 3) and is_skew(stress[None]).any():
         raise ValueError(f"stress is {SKEW}")
+
+
+@lru_cache(64)
+def _width_of(properties: str) -> int:
+    """Return the columns that the entry Properties declares."""
+    return sum(map(int, re.findall(r":(\d{1,18})(?=:|$)", properties)))
 
 
 def check_elements(text: str) -> None:
