@@ -11,6 +11,7 @@ from ase import Atoms
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
+from hydragnn.base.limits import check_readable
 from hydragnn.base.places import check_exists, check_file, distinct_names
 from hydragnn.base.settings import read_toml
 from hydragnn.datasets import BuildSettings, Make
@@ -230,6 +231,7 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
     InputError, with the structure's number from 0, where ASE cannot read them. In extended XYZ it takes the place of the structure.
     """
     number, start, stop = block
+    check_readable(path)  # before a pipe is opened
     try:
         if path.suffix in XYZ and ((start, stop) != (0, path.stat().st_size) or _starts(path) is not None):
             with path.open("rb") as file:

@@ -1,4 +1,7 @@
-"""Ops whose value and derivatives of low order are forms of their own; those of higher order are those of plain torch."""
+"""Ops with forms for their value and derivatives of low order.
+
+Derivatives of higher order are those of plain torch.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable

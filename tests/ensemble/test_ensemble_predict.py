@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import resource
 import shutil
@@ -560,6 +561,12 @@ def test_structures_that_cannot_be_predicted_cost_no_others(ensemble: Path, tmp_
         assert all(words in status for words, status in zip(FRAMES, arrays["status"], strict=True)), arrays["status"]
         assert tuple(arrays["status"]) == memory.status
         assert np.array_equal(arrays["fields/energy/mean"], memory["energy"]["mean"], equal_nan=True)
+
+
+def test_a_pipe_of_structures_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "some.xyz")
+    with pytest.raises(InputError, match="is no regular file, and reading it might not end"):
+        rules.structures_in(tmp_path / "some.xyz")
 
 
 def write_store(path: Path, fields: Sequence[Field], batch: GraphBatch, dim: int) -> Path:
