@@ -1,6 +1,5 @@
 """Run records: what search and ensembles read of a run."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal
 import pydantic
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.files import check_version, read_sealed, write_sealed
+from hydragnn.base.files import Check, check_version, read_sealed, write_sealed
 from hydragnn.base.settings import first_problem
 from hydragnn.base.shown import Shown
 
@@ -129,7 +128,7 @@ _RECORD = pydantic.TypeAdapter(RunRecord)
 """Checks every member of a record that is read; what a later version adds is left out."""
 
 
-def write_record(record: RunRecord, folder: Path, check: Callable[[], None] | None = None) -> None:
+def write_record(record: RunRecord, folder: Path, check: Check | None = None) -> None:
     """Write ``record.json`` atomically, unless ``check`` raises."""
     write_sealed(folder / "record.json", asdict(record), check)
 

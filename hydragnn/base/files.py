@@ -17,11 +17,15 @@ from typing import Any, BinaryIO
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.limits import check_mark, check_readable
 
+Check = Callable[[], Path | None]
+"""Raises what forbids a write; gives the folder in which to write aside, None for that of the file."""
 
-def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
+
+def write_atomically(path: Path, content: bytes | str, check: Check | None = None) -> None:
     """Write a file; readers see the old or the new one.
 
-    ``check`` is called at the last moment, and what it raises leaves the old file. InputError for text with names that are no UTF-8.
+    ``check`` is called first and at the last moment, and what it raises leaves the old file. InputError for text with names that are
+    no UTF-8.
     """
     try:
         data = content.encode() if isinstance(content, str) else content
@@ -38,10 +42,10 @@ def write_atomically(path: Path, content: bytes | str, check: Callable[[], None]
         if check is not None:
             check()
 
-    replace_atomically(path, write)
+    replace_atomically(path, write, check)
 
 
-def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def replace_atomically(path: Path, write: Callable[[Path], None], check: Check | None = None) -> None:
     """Write a file aside with ``write``, then rename it into place.
 
     InputError for a device or a pipe such as /dev/null, which the file would replace.
@@ -50,7 +54,8 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
         raise InputError(
             f"cannot write {path}: it is no regular file, and would be replaced by one; choose another place"
         )
-    temporary, doubt = path.with_name(f".{path.name}.{os.getpid()}.tmp"), ""
+    aside = check() if check else None
+    temporary, doubt = (aside or path.parent) / f".{path.name}.{os.getpid()}.tmp", ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
@@ -61,6 +66,8 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
         else:
             rename_all({temporary: path})
     except OSError as error:
+        if check is not None:
+            check()
         raise InputError(
             f"cannot write {path}: {error.strerror or error}{doubt}; free space or choose another place"
         ) from error
@@ -96,12 +103,12 @@ def flush_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any, check: Callable[[], None] | None = None) -> None:
+def write_json(path: Path, value: Any, check: Check | None = None) -> None:
     """Write indented JSON atomically; NaN and infinities are refused."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", check)
 
 
-def write_sealed(path: Path, table: Mapping[str, Any], check: Callable[[], None] | None = None) -> None:
+def write_sealed(path: Path, table: Mapping[str, Any], check: Check | None = None) -> None:
     """Write a table as JSON with its checksum under ``checksum``."""
     content = {key: value for key, value in table.items() if key != "checksum"}
     write_json(path, {**content, "checksum": checksum_of(content)}, check)

@@ -1,7 +1,7 @@
 """Models on disk: ``model.json`` and ``weights.safetensors``, no pickle."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.files import check_version, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import Check, check_version, read_sealed, write_atomically, write_sealed
 from hydragnn.base.limits import check_readable
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
 from hydragnn.graphs.levels import CLUSTERS
@@ -31,7 +31,7 @@ def save_model(
     model: GraphModel,
     normalisation: Normalisation,
     weights: Mapping[str, Tensor] | None = None,
-    check: Callable[[], None] | None = None,
+    check: Check | None = None,
 ) -> None:
     """Write a model atomically, weights first.
 
@@ -48,7 +48,7 @@ def save_branched(
     model: BranchedModel,
     normalisations: Sequence[Normalisation],
     weights: Mapping[str, Tensor] | None = None,
-    check: Callable[[], None] | None = None,
+    check: Check | None = None,
 ) -> None:
     """Write a model with all branches, as ``save_model`` does."""
     branches = [
@@ -62,9 +62,7 @@ def _content_of(description: ModelDescription, normalisation: Normalisation) -> 
     return {**description.to_json(), "normalisation": normalisation.to_json()}
 
 
-def _write(
-    folder: Path, content: dict[str, Any], weights: Mapping[str, Tensor], check: Callable[[], None] | None
-) -> None:
+def _write(folder: Path, content: dict[str, Any], weights: Mapping[str, Tensor], check: Check | None) -> None:
     contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     seal = {CHECKSUM: _checksum(contiguous)}
     write_atomically(folder / "weights.safetensors", save(contiguous, metadata=seal), check)

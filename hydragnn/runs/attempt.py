@@ -1,11 +1,13 @@
 """Attempts at a run: fenced by number, with a heartbeat.
 
 Whoever starts attempts writes ``RUN/attempt.json`` before each. An attempt thought dead that wakes up reads another number
-there and leaves without a trace.
+there and leaves without a trace. It may also wake up between this look and its renaming of a file: it writes aside in a folder of its
+own, which its successor has removed, so that there is nothing to rename.
 """
 
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,9 +45,38 @@ class RunAttempt:
         """The number in records and names of files; 0 where nobody counts."""
         return self.number or 0
 
-    def check(self) -> None:
-        """Raise Fenced unless ``attempt.json`` names this attempt; called right before every write."""
+    @property
+    def aside(self) -> Path:
+        """The folder in which an attempt with a number writes what it then renames."""
+        return self.folder / f".attempt-{self.name}.tmp"
+
+    def check(self) -> Path | None:
+        """Return the folder to write in aside; called right before every write.
+
+        Fenced unless ``attempt.json`` names this attempt. None where nobody counts.
+        """
+        if self.number is None:
+            return None
         self.note()
+        return self.aside
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the folder to write in aside; remove those of others."""
+        if self.number is None:
+            yield
+            return
+        with suppress(OSError):  # a folder that cannot be written says so at the first file
+            self.aside.mkdir(exist_ok=True)
+        try:
+            self.check()  # after it was made: a fenced attempt must not make it anew
+            for other in {*self.folder.glob(".attempt-*.tmp")} - {self.aside}:
+                with suppress(OSError):  # moved first: nothing can be renamed out of it while it is emptied
+                    shutil.rmtree(other.rename(self.aside / other.name))
+            yield
+        finally:
+            with suppress(OSError):
+                self.aside.rmdir()
 
     def note(self) -> dict[str, Any]:
         """Return ``attempt.json``, or nothing; Fenced as of ``check``."""

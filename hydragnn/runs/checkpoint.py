@@ -106,17 +106,17 @@ def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[
     and data). InputError where the disk is full or refuses; the checkpoint before stays the newest then. Fenced where a later
     attempt owns the run.
     """
-    attempt.check()
-    ranks = mesh.ranks
-    name = f"{state.epoch:06d}-{state.step:06d}"
-    target, temporary = folder / name, folder / f".{name}.{attempt.name}.tmp"
+    aside, ranks = attempt.check() or folder, mesh.ranks
+    target = folder / f"{state.epoch:06d}-{state.step:06d}"
+    temporary = aside / f".{target.name}.tmp"
     if target == latest_checkpoint(folder):  # resumed from it and not moved since
         return target
     totals = totals_of_all(state, mesh)
 
     def begin() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
 
     def seal() -> None:
         saved = sealed_state(state, parts, identity, len(totals))
@@ -153,6 +153,7 @@ def on_all(
         problem = error
     failed = bool(mesh.ranks.sum_in_place(torch.tensor(float(problem is not None), device=device)))
     if isinstance(problem, OSError):
+        attempt.check()
         raise InputError(
             f"cannot write a checkpoint into {folder}: {problem.strerror or problem}; free space there and resume the run"
         ) from problem
@@ -210,10 +211,13 @@ def sealed_state(state: TrainState, parts: Sequence[OwnPart], identity: dict[str
 
 def _put_in_place(temporary: Path, target: Path, attempt: RunAttempt) -> None:
     """Rename the finished folder, point to it, and remove older ones."""
-    folder = target.parent
+    folder, old = target.parent, temporary.with_name(f".{target.name}.old.tmp")
+    shutil.rmtree(old, ignore_errors=True)
     attempt.check()
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
     temporary.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
     flush_directory(folder)
     write_sealed(folder / "latest.json", {"version": VERSION, "checkpoint": target.name}, attempt.check)
     _remove_old(folder, target.name, attempt)

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,8 @@ def alone_in(attempt: RunAttempt, ranks: Ranks, device: torch.device) -> Iterato
     knows no locks, nobody looks. All ranks call it together.
     """
     if attempt.number is not None:
-        yield
+        with attempt.alone() if ranks.first else nullcontext():
+            yield
         return
     held: list[int] = []
     with empty_folders_removed(attempt.folder):  # of a run that ends before it has begun

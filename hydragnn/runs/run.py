@@ -156,7 +156,8 @@ def record_end(attempt: RunAttempt, status: Literal["failed", "paused"], failure
             record = RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
         if not is_recorded(record, attempt):
             changed = replace(record, status=status, failure=failure, attempt=attempt.name)
-            write_record(changed, folder, attempt.check)
+            with attempt.alone():
+                write_record(changed, folder, attempt.check)
 
 
 def is_recorded_in_time(attempt: RunAttempt) -> bool:

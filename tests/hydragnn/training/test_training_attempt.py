@@ -160,6 +160,33 @@ def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
     assert complete(files(run / "model")) == complete(before) and complete(before)
 
 
+@pytest.mark.parametrize(
+    "name", ["record.json", "weights.safetensors", "latest.json", "000002-000000", "000003-000000"]
+)
+def test_a_successor_that_begins_between_the_last_look_and_the_renaming_keeps_all_its_files(
+    name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old attempt has looked and stops; it wakes up after its successor has trained and renames what it wrote."""
+    run, before = tmp_path / "run", {}
+    take_over(run, 1)
+    trained(train__epochs=4, attempt=1, until=1)
+
+    def wakes_up_late(path: Path, target: Path) -> Path:
+        if target.name == name and ".attempt-1." in str(path) and not before:
+            take_over(run, 2)
+            trained(train__epochs=4, attempt=2, resume=True, until=3)
+            before.update(files(run))
+        return rename(path, target)
+
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", wakes_up_late)
+    monkeypatch.setattr(Path, "replace", wakes_up_late)
+    with pytest.raises(Fenced):
+        trained(train__epochs=4, attempt=1, resume=True)
+    assert before and files(run) == before
+    assert trained(train__epochs=4, attempt=2, resume=True).status == "finished"
+
+
 def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(started: Started, trained: Trained) -> None:
     process, run = started(2)
     take_over(run, 2)
