@@ -77,8 +77,8 @@ class FieldVerdict:
 def bar_widths(errors: Sequence[float]) -> list[float]:
     """Return errors in percent of the largest; 0 where unknown.
 
-    >>> bar_widths([4.0, 1.0, math.nan]), bar_widths([0.0])
-    ([100.0, 25.0, 0.0], [0.0])
+    >>> bar_widths([4.0, 1.0, math.inf, math.nan]), bar_widths([0.0])
+    ([100.0, 25.0, 0.0, 0.0], [0.0])
     """
     base = max(filter(math.isfinite, errors), default=0.0)
     return [100 * value / base if base > 0 and math.isfinite(value) else 0.0 for value in errors]

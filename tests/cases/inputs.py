@@ -60,15 +60,12 @@ high = 1e-2
 """
 
 
-def labelled(atoms: Atoms) -> Atoms:
-    """Return the structure with EMT's energy, forces and stress."""
+def labelled(atoms: Atoms, stress: bool = True) -> Atoms:
+    """Return the structure with EMT's energy and forces, and with its stress unless that is left out."""
     copy = atoms.copy()
     copy.calc = EMT()
-    results = {
-        "energy": copy.get_potential_energy(),
-        "forces": copy.get_forces(),
-        "stress": copy.get_stress(voigt=True),
-    }
+    results = {"energy": copy.get_potential_energy(), "forces": copy.get_forces()}
+    results |= {"stress": copy.get_stress(voigt=True)} if stress else {}
     atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
 

@@ -3,22 +3,21 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from hydragnn.architectures import architectures
 from hydragnn.conformance.cases import AROUND
-from hydragnn.conformance.table import (
-    PROMISES,
-    PromiseOutcome,
-    conformance_of,
-    conformance_page,
-    conformance_table,
-)
+from hydragnn.conformance.table import PROMISES, PromiseOutcome, conformance_of, conformance_page, conformance_table
 from hydragnn.scripts.check_commands import conformance
 from hydragnn.scripts.showing import show
 from tests.benchmarks.harness import NOT_MEASURED
+
+
+def outcome(kind: str, promise: str, verdict: Any, why: str = "") -> PromiseOutcome:
+    return PromiseOutcome(kind=kind, promise=promise, verdict=verdict, why=why)
 
 
 def test_no_promise_on_the_page_fails(root: Path) -> None:
@@ -58,10 +57,8 @@ def test_the_command_says_what_an_architecture_does_not_keep_with_its_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     why, page = "relative error 0.3", tmp_path / "page.md"
-    outcomes = (
-        PromiseOutcome(kind="acme:Net", promise="float32 keeps half of its digits", verdict="failed", why=why),
-        PromiseOutcome(kind="acme:Net", promise="neighbours matter", verdict="passed"),
-    )
+    promises = {"float32 keeps half of its digits": ("failed", why), "neighbours matter": ("passed", "")}
+    outcomes = tuple(outcome("acme:Net", promise, *own) for promise, own in promises.items())
     monkeypatch.setattr("hydragnn.conformance.table.conformance_of", lambda *_, **__: outcomes)
     for as_json in (True, False):
         with pytest.raises(typer.Exit) as end:
@@ -75,10 +72,10 @@ def test_the_command_says_what_an_architecture_does_not_keep_with_its_figure(
 
 def test_a_table_numbers_failures_and_says_why_a_promise_does_not_apply() -> None:
     outcomes = [
-        PromiseOutcome(kind="a", promise="it turns", verdict="failed", why="rotation: 0.3"),
-        PromiseOutcome(kind="a", promise="it pulls", verdict="does not apply", why="a gives no forces"),
-        PromiseOutcome(kind="b", promise="it turns", verdict="passed"),
-        PromiseOutcome(kind="b", promise="it pulls", verdict="failed", why="0.1"),
+        outcome("a", "it turns", "failed", "rotation: 0.3"),
+        outcome("a", "it pulls", "does not apply", "a gives no forces"),
+        outcome("b", "it turns", "passed"),
+        outcome("b", "it pulls", "failed", "0.1"),
     ]
     assert conformance_table(outcomes).splitlines() == [
         "| promise | `a` | `b` |",
@@ -93,10 +90,9 @@ def test_a_table_numbers_failures_and_says_why_a_promise_does_not_apply() -> Non
         "",
         "- a gives no forces",
     ]
-    around = [replace(outcome, around="film") for outcome in outcomes]
-    assert conformance_table([*outcomes, *around, replace(outcomes[2], around="pooled")], around=True).splitlines()[
-        :7
-    ] == [
+    around = [replace(one, around="film") for one in outcomes]
+    table = conformance_table([*outcomes, *around, replace(outcomes[2], around="pooled")], around=True)
+    assert table.splitlines()[:7] == [
         "| around the layers | `a` | `b` |",
         "|---|---|---|",
         "| `film` | **failed (1)** | **failed (2)** |",

@@ -58,7 +58,7 @@ def test_no_samples_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "demo.h5").exists()
 
 
-def test_alloys_carry_the_energies_and_forces_of_emt() -> None:
+def test_alloys_of_two_or_three_elements_carry_the_energies_and_forces_of_emt() -> None:
     for number in range(8):
         graph = labelled_alloy(number, seed=0)
         atoms = Atoms(graph["atomic_numbers"].numpy(), graph.positions.numpy(), cell=graph.cell[0].numpy())
@@ -66,23 +66,16 @@ def test_alloys_carry_the_energies_and_forces_of_emt() -> None:
         atoms.calc = EMT()
         assert float(graph["energy"]) == pytest.approx(atoms.get_potential_energy())
         np.testing.assert_allclose(graph["forces"], atoms.get_forces(), rtol=1e-5, atol=1e-6)
-
-
-def test_alloys_are_bulk_slabs_and_clusters_of_two_or_three_elements() -> None:
     graphs = [labelled_alloy(number, seed=0) for number in range(40)]
     assert {int(graph.periodic.sum()) for graph in graphs} == {0, 2, 3}
     assert max(len(graph["atomic_numbers"].unique()) for graph in graphs) == 3
     assert all(4 <= graph.num_nodes <= 32 for graph in graphs)
 
 
-def test_one_crystal_conducts_as_its_tensor_says() -> None:
-    tensor = conductivities(np.array([0.4]))
-    result = fluxes(np.zeros((8, 8), dtype=np.int64), tensor)
+def test_one_crystal_conducts_as_its_tensor_says_and_layers_in_series_across_and_in_parallel_along() -> None:
+    labels, tensor = np.zeros((8, 8), dtype=np.int64), conductivities(np.array([0.4]))
+    result = fluxes(labels, tensor)
     np.testing.assert_allclose(result, np.broadcast_to(tensor[0], result.shape), atol=1e-12)
-
-
-def test_layers_conduct_in_series_across_and_in_parallel_along() -> None:
-    labels = np.zeros((8, 8), dtype=np.int64)
     labels[4:] = 1
     values = np.array([1.0, 3.0])
     mean = fluxes(labels, values[:, None, None] * np.eye(2)).mean(axis=0)
@@ -97,15 +90,11 @@ def test_a_plane_polycrystal_keeps_the_determinant_of_its_crystal() -> None:
 
 
 def test_grain_fluxes_average_to_the_effective_conductivity() -> None:
+    assert (np.bincount(microstructure(np.random.default_rng(0)).ravel()) > 0).all()  # every grain's number occurs
     graph = labelled_polycrystal(1, seed=0)
     total = (graph["volume"][:, None] * graph["flux"]).sum(dim=0)
     xx, _, xy = graph["conductivity"][0]
     torch.testing.assert_close(total.float(), torch.stack([xx, xy]), atol=1e-5, rtol=1e-5)
-
-
-def test_every_grain_number_of_a_microstructure_occurs() -> None:
-    labels = microstructure(np.random.default_rng(0))
-    assert (np.bincount(labels.ravel()) > 0).all()
 
 
 def own_and_neighbours(graph: GraphBatch) -> tuple[np.ndarray, np.ndarray]:

@@ -32,6 +32,7 @@ from hydragnn.hpo.sampling import History
 from hydragnn.hpo.sampling.sampler import sampler_class
 from hydragnn.hpo.search_settings import search_settings
 from hydragnn.parallel import ParallelSettings
+from hydragnn.scripts.cli import app
 from hydragnn.scripts.demo import make_alloys
 from hydragnn.scripts.key_help import OTHER_NAMES, sections
 
@@ -44,8 +45,13 @@ def _pages(root: Path) -> list[Path]:
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
+def _all_blocks(page: Path) -> list[tuple[str, str, str]]:
+    """Return language, mark and text of all blocks."""
+    return BLOCK.findall(page.read_text())
+
+
 def _blocks(page: Path, language: str) -> list[str]:
-    return [text for name, skip, text in BLOCK.findall(page.read_text()) if name == language and not skip]
+    return [text for name, skip, text in _all_blocks(page) if name == language and not skip]
 
 
 def _named_blocks(page: Path) -> dict[str, str]:
@@ -114,8 +120,8 @@ def test_the_model_of_the_documents_is_tuned(
 
 
 def test_the_source_of_the_documents_builds_a_store(root: Path, acme: Path) -> None:
-    text = (root / "docs" / "adding-parts.md").read_text()
-    (build,) = [block for _, _, block in BLOCK.findall(text) if "acme.lines:Lines" in block and "files =" in block]
+    blocks = _all_blocks(root / "docs" / "adding-parts.md")
+    (build,) = [text for _, _, text in blocks if "acme.lines:Lines" in text and "files =" in text]
     (acme / "BUILD.toml").write_text(build)
     (acme / "chains").mkdir()
     (acme / "chains" / "a.txt").write_text("1 2 3\n4 5\n")
@@ -177,43 +183,30 @@ def test_the_layouts_of_the_documents_are_searched_by_two_ranks(
 
 
 def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
-    make_alloys(tmp_path / "alloys.h5", samples=8)
-    seen = 0
-    for page in _pages(root):
-        for text in _blocks(page, "toml"):
-            table = tomllib.loads(text)
-            if list(table) == ["job"]:
-                JobSettings.parse(table["job"], source=str(page))
-            elif list(table) == ["parallel"]:
-                ParallelSettings.parse(table["parallel"], source=str(page))
-            elif "search" in table:
-                place = tmp_path / page.name if table["search"].get("space") == "default" else page  # beside its store
-                campaign_settings(table, place)
-            elif "model" in table:
-                parse_config(table, source=str(page))
-            else:
-                read_build_settings(table, page)
-            seen += 1
-    assert seen >= 15
-
-
-def test_every_part_of_a_configuration_in_the_documents_is_valid_in_a_whole_one(root: Path) -> None:
     """Blocks marked ``skip`` show one section; those of packages and of other people's code are left out."""
-
-    seen = 0
-    for page in _pages(root):
-        for text in [text for name, skip, text in BLOCK.findall(page.read_text()) if name == "toml" and skip]:
-            table = tomllib.loads(text)
-            if "model" in table:
-                heads = [{"kind": "energy", "field": "energy"}]
-                whole = {"data": {"store": "alloys.h5"}, "heads": heads, "model": {"kind": "painn", **table["model"]}}
-                parse_config(whole, source=str(page))
-            elif "search" in table:
-                search_settings(table["search"], str(page))
-            else:
-                assert "project" in table or "acme" in text, page
-            seen += 1
-    assert seen >= 4
+    make_alloys(tmp_path / "alloys.h5", samples=8)
+    rest = {"data": {"store": "alloys.h5"}, "heads": [{"kind": "energy", "field": "energy"}]}
+    blocks = [(page, skip, text) for page in _pages(root) for name, skip, text in _all_blocks(page) if name == "toml"]
+    for page, skip, text in blocks:
+        table = tomllib.loads(text)
+        if skip and "model" in table:
+            parse_config({**rest, "model": {"kind": "painn", **table["model"]}}, source=str(page))
+        elif skip and "search" in table:
+            search_settings(table["search"], str(page))
+        elif skip:
+            assert "project" in table or "acme" in text, page
+        elif list(table) == ["job"]:
+            JobSettings.parse(table["job"], source=str(page))
+        elif list(table) == ["parallel"]:
+            ParallelSettings.parse(table["parallel"], source=str(page))
+        elif "search" in table:  # a default space is that of its store
+            campaign_settings(table, tmp_path / page.name if table["search"].get("space") == "default" else page)
+        elif "model" in table:
+            parse_config(table, source=str(page))
+        else:
+            read_build_settings(table, page)
+    skips = [skip for _, skip, _ in blocks]
+    assert skips.count("") >= 15 and skips.count(" skip") >= 4
 
 
 def _commands(page: Path) -> list[list[str]]:
@@ -221,28 +214,21 @@ def _commands(page: Path) -> list[list[str]]:
     text = re.sub(r"\\\n", " ", page.read_text())
     shown = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     shown += [span for span in re.findall(r"`([^`\n]+)`", text) if " --" in span]
-    commands = [
-        re.split(r"\bhydragnn (?=[a-z])", line, maxsplit=1)[1] for line in shown if re.search(r"\bhydragnn [a-z]", line)
-    ]
-    return [shlex.split(command, comments=True) for command in commands]
+    parts = [re.split(r"\bhydragnn (?=[a-z])", line, maxsplit=1) for line in shown]
+    return [shlex.split(part[1], comments=True) for part in parts if len(part) > 1]
 
 
 def test_every_command_in_the_documents_has_the_options_that_it_is_shown_with(root: Path) -> None:
-    from hydragnn.scripts.cli import app
-
-    seen = 0
-    for page in _pages(root):
-        for words in _commands(page):
-            command: Any = typer.main.get_command(app)
-            rest = list(words)
-            while hasattr(command, "commands"):
-                assert rest and rest[0] in command.commands, f"{page.name}: hydragnn {' '.join(words)}"
-                command = command.commands[rest.pop(0)]
-            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-            options = {word.partition("=")[0] for word in rest if word.startswith("--")}
-            assert options <= known, f"{page.name}: hydragnn {' '.join(words)}"
-            seen += 1
-    assert seen >= 40
+    lines = [(page, words) for page in _pages(root) for words in _commands(page)]
+    assert len(lines) >= 40
+    for page, words in lines:
+        command: Any = typer.main.get_command(app)
+        rest = list(words)
+        while hasattr(command, "commands"):
+            assert rest and rest[0] in command.commands, f"{page.name}: hydragnn {' '.join(words)}"
+            command = command.commands[rest.pop(0)]
+        options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        assert options <= _options_of(command), f"{page.name}: hydragnn {' '.join(words)}"
 
 
 def _options(*files: Path) -> set[str]:
@@ -251,13 +237,15 @@ def _options(*files: Path) -> set[str]:
 
 
 def _options_of_commands() -> set[str]:
-    from hydragnn.scripts.cli import app
-
     commands, options = [typer.main.get_command(app)], {"--help"}
     for command in commands:
         commands += getattr(command, "commands", {}).values()
-        options |= {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        options |= _options_of(command)
     return options
+
+
+def _options_of(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 OTHERS = re.compile(
@@ -274,8 +262,8 @@ def unknown_options(text: str, options: Container[str]) -> set[str]:
     return {word for line in lines for word in NAMED.findall(line) if word not in options and word not in OF_OTHERS}
 
 
-def test_every_option_named_on_a_page_is_one_of_a_command(root: Path) -> None:
-    commands = _options_of_commands()
+def test_every_option_named_on_a_page_or_in_a_sentence_of_the_code_is_one_of_a_command(root: Path) -> None:
+    commands, seen = _options_of_commands(), 0
     odd = "`--held`, --resum, `--top-k 5`, `--topk 5`, `--energy_key`, 1--two -- here\n    srun --exact hydragnn"
     assert unknown_options(odd, commands) == {"--held", "--resum", "--topk", "--energy_key"}
     measured = _options(*(root / "tests" / "benchmarks").glob("*.py"))
@@ -284,32 +272,26 @@ def test_every_option_named_on_a_page_is_one_of_a_command(root: Path) -> None:
         if page.name == "coming-from.md":  # on the left of its tables are the names of others
             text = re.sub(r"^\|[^|]*\|", "", text, flags=re.MULTILINE)
         assert unknown_options(text, commands | own) == set(), page
-
-
-@cache
-def _texts(file: Path) -> list[str]:
-    """Return the sentences in the code of a file: docstrings and messages."""
-    nodes = ast.walk(ast.parse(file.read_text()))
-    return [
-        one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str) and " " in one.value
-    ]
-
-
-def _modules(root: Path) -> list[Path]:
-    rooms = ("graphs", "datasets", "hydragnn", "hpo", "ensemble", "scripts")
-    return [file for room in rooms for file in sorted((root / room).rglob("*.py"))]
-
-
-def test_every_option_named_in_a_sentence_of_the_code_is_one_of_a_command(root: Path) -> None:
-    commands, seen = _options_of_commands(), 0
     for file in _modules(root):
-        if file.parent.name == "sites":  # scripts and commands of schedulers
-            continue
         own = commands | _options(file)
         for text in [text for text in _texts(file) if "--" in text]:
             assert unknown_options(text, own) == set(), f"{file}: {text}"
             seen += len(NAMED.findall(text))
     assert seen > 50
+
+
+@cache
+def _texts(file: Path) -> list[str]:
+    """Return the sentences in the code of a file: docstrings and messages."""
+    constants = [one.value for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, ast.Constant)]
+    return [text for text in constants if isinstance(text, str) and " " in text]
+
+
+def _modules(root: Path) -> list[Path]:
+    """Return all modules but those with scripts and commands of schedulers."""
+    rooms = ("graphs", "datasets", "hydragnn", "hpo", "ensemble", "scripts")
+    files = [file for room in rooms for file in sorted((root / room).rglob("*.py"))]
+    return [file for file in files if file.parent.name != "sites"]
 
 
 @cache
@@ -345,7 +327,7 @@ def test_every_key_named_on_a_page_or_in_a_sentence_of_the_code_exists(root: Pat
         *("train.epoch", "parallel.shards", "heads.force_weight", "data.stores", "start.xyz")
     }
     spans = [span for page in _pages(root) for span in re.findall(r"`([^`\n]+)`", page.read_text())]
-    texts = [text for file in _modules(root) if file.parent.name != "sites" for text in _texts(file)]
+    texts = [text for file in _modules(root) for text in _texts(file)]
     assert len(spans) > 1000 and len(texts) > 1000
     assert {key for text in (*spans, *texts) for key in _unknown_keys(text)} <= NO_KEYS
 

@@ -13,6 +13,7 @@ import pytest
 
 import hydragnn
 import hydragnn.hpo
+from hydragnn.base.errors import NO_MEMORY
 from hydragnn.hpo.campaign import result_of
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
@@ -55,13 +56,7 @@ ENDINGS: list[tuple[State, int, str]] = [
 ]
 
 
-def name_of(case: Any) -> str | None:
-    if isinstance(case, State):
-        return f"{case.ending}, {'a' if case.best else 'no'} result"
-    return None
-
-
-@pytest.mark.parametrize(("state", "code", "message"), ENDINGS, ids=name_of)
+@pytest.mark.parametrize(("state", "code", "message"), ENDINGS)
 def test_a_search_exits_with_0_only_where_a_trial_has_a_result_and_nothing_cut_it_short(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: State, code: int, message: str
 ) -> None:
@@ -91,22 +86,23 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
     assert not (tmp_path / "ensemble").exists()
 
 
-@pytest.mark.parametrize(("failed", "code"), [(0, 0), (2, 0), (3, 3)])
-def test_a_prediction_exits_with_0_where_any_graph_was_predicted(
-    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failed: int, code: int
+@pytest.mark.parametrize(
+    ("name", "words", "facts", "code"),
+    [
+        *(
+            ("predict", "model graphs", {"graphs": 3, "failed": failed}, code)
+            for failed, code in ((0, 0), (2, 0), (3, 3))
+        ),
+        *(("train", "C.toml", {"status": one}, code) for one, code in (("finished", 0), ("stopped", 0), ("failed", 3))),
+    ],
+)
+def test_a_prediction_of_any_graph_and_a_run_that_ended_of_its_own_exit_with_0(
+    name: str, words: str, facts: dict[str, Any], code: int, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = SimpleNamespace(graphs=3, failed=failed, to_json=lambda: {"graphs": 3})
-    monkeypatch.setattr(api, "predict", lambda *_, **__: result)
-    assert call("predict", tmp_path, tmp_path, "--out", tmp_path / "out.h5", "--json")[0] == code
-
-
-@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("stopped", 0), ("failed", 3)])
-def test_a_run_exits_with_0_where_it_came_to_an_end_of_its_own(
-    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, code: int
-) -> None:
-    monkeypatch.setattr(api, "train", lambda *_, **__: SimpleNamespace(status=status))
-    monkeypatch.setattr(cli, "run_summary", lambda record, _: {"status": record.status})
-    assert call("train", tmp_path / "CONFIG.toml", "--out", tmp_path / "run", "--json")[0] == code
+    result = SimpleNamespace(**facts, to_json=lambda: facts)
+    monkeypatch.setattr(api, name, lambda *_, **__: result)
+    monkeypatch.setattr(cli, "run_summary", lambda record, _: facts)
+    assert call(name, *words.split(), "--out", "out.h5", "--json")[0] == code
 
 
 INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
@@ -140,14 +136,8 @@ def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_
     said = said.format(package)
     handler = "import signal; signal.signal(2, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{handler}; from hydragnn.scripts.__main__ import main; main()", *words]
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == code
     assert ended.stderr.startswith(said) and ended.stderr.count("\n") == bool(said)
 
@@ -164,12 +154,7 @@ def test_another_package_of_the_same_name_over_this_one_is_named(
 @pytest.mark.parametrize("kind", SIGNALS)
 @pytest.mark.parametrize(("job", "code", "where"), [("", 130, " "), ("7", 75, " in a new allocation ")])
 def test_a_signal_while_a_search_still_loads_its_libraries_ends_it_as_one_that_runs(
-    kind: signal.Signals,
-    job: str,
-    code: int,
-    where: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    kind: signal.Signals, job: str, code: int, where: str, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("FLUX_URI", "PBS_NODEFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -194,30 +179,26 @@ def test_libraries_that_find_no_memory_end_in_a_sentence(
             raise ImportError("the scipy install you are using seems to be broken") from error
 
     monkeypatch.setattr(cli, "main", load)
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit, match="2"):
         main()
-    assert end.value.code == 2
-    assert capfd.readouterr().err.startswith(
-        "error: there is no memory for this command or the libraries that it loads"
-    )
-
-    def broken() -> None:
-        raise ImportError("cannot import name 'x'")
-
-    monkeypatch.setattr(cli, "main", broken)
+    assert capfd.readouterr().err.startswith(f"error: {NO_MEMORY}")
+    monkeypatch.setattr(cli, "main", raising(ImportError("cannot import name 'x'")))
     with pytest.raises(ImportError, match="name 'x'"):
         main()
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), RuntimeError("unable to allocate memory")])
 def test_a_system_without_memory_ends_a_command_in_a_sentence(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(SystemExit) as end:
+    monkeypatch.setattr(cli, "app", raising(error))
+    with pytest.raises(SystemExit, match="2"):
         cli.main()
-    assert end.value.code == 2
-    assert capfd.readouterr().err.startswith("error: there is no memory for this command")
+    assert capfd.readouterr().err == f"error: {NO_MEMORY}\n"

@@ -66,12 +66,9 @@ def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @shared
 def folds(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("folds")
+    root, folds = tmp_path_factory.mktemp("folds"), [{"kind": "given", "field": f"part_{k}"} for k in range(FOLDS)]
     return [
-        trained(
-            store, root / f"fold-{k}", split={"kind": "given", "field": f"part_{k}"}, train={"epochs": 1, "seed": k}
-        )
-        for k in range(FOLDS)
+        trained(store, root / f"fold-{k}", split=split, train={"epochs": 1, "seed": k}) for k, split in enumerate(folds)
     ]
 
 
@@ -88,15 +85,10 @@ def test_given_runs_all_become_members_with_equal_weights(call: Call, runs: list
     assert "hydragnn ensemble run-0 run-1 --out ENSEMBLE" in page
 
 
-def test_one_run_becomes_an_ensemble_with_intervals(call: Call, runs: list[Path], tmp_path: Path) -> None:
+def test_one_run_becomes_an_ensemble_with_intervals(call: Call, runs: list[Path], store: Path, tmp_path: Path) -> None:
     assert call("ensemble", runs[0], "--out", tmp_path / "ensemble")[0] == 0
-    assert np.isfinite(
-        hydragnn.evaluate(tmp_path / "ensemble", store_of(runs[0])).parts["all"]["moment"].ensemble["crps"]
-    )
-
-
-def store_of(run: Path) -> Path:
-    return Path(json.loads((run / "config.json").read_text())["data"]["store"])
+    evaluation = hydragnn.evaluate(tmp_path / "ensemble", store)
+    assert np.isfinite(evaluation.parts["all"]["moment"].ensemble["crps"])
 
 
 def test_runs_of_different_folds_become_an_ensemble_by_cross_validation(
@@ -135,38 +127,28 @@ def folder_with(tmp_path: Path, name: str) -> Path:
     return tmp_path / "other"
 
 
-REFUSED: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
-    "a folder that is absent": (lambda runs, tmp: [*runs, tmp / "absent"], "absent does not exist"),
-    "a file": (lambda runs, tmp: [*runs, runs[0] / "record.json"], "record.json is a file"),
-    "a folder of something else": (lambda runs, tmp: [runs[0], tmp], "is neither a campaign nor a run"),
-    "an ensemble": (lambda runs, tmp: [runs[0], folder_with(tmp, "ensemble.json")], "other is an ensemble"),
-    "a campaign beside runs": (
-        lambda runs, tmp: [*runs, folder_with(tmp, "campaign.json")],
-        "other is a campaign, and",
-    ),
-    "a campaign twice": (lambda runs, tmp: [folder_with(tmp, "campaign.json")] * 2, "give one campaign"),
-    "a run twice": (lambda runs, tmp: [*runs, runs[0] / ".." / "run-0"], "is given twice"),
-    "a run that goes on": (
-        lambda runs, tmp: [runs[0], copy_with(runs[1], tmp, status="running")],
-        "copy is running after 1 epochs",
-    ),
-    "a run that failed": (lambda runs, tmp: [copy_with(runs[1], tmp, status="failed")], "copy failed"),
-    "a run with another configuration": (
-        lambda runs, tmp: [copy_with(runs[1], tmp, {"split": {"seed": 7}})],
-        "copy/config.json is not what was trained, as record.json has it (split.seed: 0, now 7); copy the run again",
-    ),
-    "a run whose store is gone": (
-        lambda runs, tmp: [copy_with(runs[1], tmp, {"data": {"store": str(tmp / "gone.h5")}})],
-        "gone.h5, which member copy",
-    ),
+CHANGED = "copy/config.json is not what was trained, as record.json has it (split.seed: 0, now 7); copy the run again"
+REFUSED: dict[str, Callable[[list[Path], Path], list[Path]]] = {
+    "absent does not exist": lambda runs, tmp: [*runs, tmp / "absent"],
+    "record.json is a file": lambda runs, tmp: [*runs, runs[0] / "record.json"],
+    "is neither a campaign nor a run": lambda runs, tmp: [runs[0], tmp],
+    "other is an ensemble": lambda runs, tmp: [runs[0], folder_with(tmp, "ensemble.json")],
+    "other is a campaign, and": lambda runs, tmp: [*runs, folder_with(tmp, "campaign.json")],
+    "give one campaign": lambda runs, tmp: [folder_with(tmp, "campaign.json")] * 2,
+    "is given twice": lambda runs, tmp: [*runs, runs[0] / ".." / "run-0"],
+    "copy is running after 1 epochs": lambda runs, tmp: [runs[0], copy_with(runs[1], tmp, status="running")],
+    "copy failed": lambda runs, tmp: [copy_with(runs[1], tmp, status="failed")],
+    CHANGED: lambda runs, tmp: [copy_with(runs[1], tmp, {"split": {"seed": 7}})],
+    "gone.h5, which member copy": lambda runs, tmp: [copy_with(runs[1], tmp, {"data": {"store": f"{tmp}/gone.h5"}})],
 }
+"""Words of the sentence, and folders that are given."""
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("sentence", REFUSED)
 def test_what_cannot_become_a_member_is_refused_in_one_sentence(
-    name: str, call: Call, runs: list[Path], tmp_path: Path
+    sentence: str, call: Call, runs: list[Path], tmp_path: Path
 ) -> None:
-    sources, sentence = REFUSED[name]
+    sources = REFUSED[sentence]
     code, _, err = call("ensemble", *sources(runs, tmp_path), "--out", tmp_path / "ensemble")
     assert code == 2 and err.count("\n") == 1, err
     assert err.startswith("error: ") and sentence in err
@@ -199,21 +181,13 @@ def test_a_signal_leaves_nothing_and_the_same_command_begins_again(
         patch.setattr(build, moment, interrupted)
         code, _, err = call("ensemble", *runs, "--out", tmp_path / "ensemble")
     assert code == 130
-    assert err == (
-        f"interrupted: stopped by {kind.name}; {tmp_path / 'ensemble'} was not made; the same command begins again\n"
-    )
+    place = tmp_path / "ensemble"
+    assert err == f"interrupted: stopped by {kind.name}; {place} was not made; the same command begins again\n"
     assert not list(tmp_path.iterdir())
     assert call("ensemble", *runs, "--out", tmp_path / "ensemble")[0] == 0
 
 
-OPENED = {
-    "an ensemble": "ensemble",
-    "a member": "ensemble/members/1",
-    "a run": "run",
-    "its model": "run/model",
-    "a campaign": "campaign",
-    "a trial": "campaign/trials/0000",
-}
+OPENED = ("ensemble", "ensemble/members/1", "run", "run/model", "campaign", "campaign/trials/0000")
 
 
 @shared
@@ -227,13 +201,13 @@ def made(store: Path, runs: list[Path], tmp_path_factory: pytest.TempPathFactory
     return root
 
 
-@pytest.mark.parametrize("kind", OPENED)
-def test_every_command_opens_the_same_folders(kind: str, made: Path, store: Path, call: Call, tmp_path: Path) -> None:
-    folder = made / OPENED[kind]
+@pytest.mark.parametrize("name", OPENED)
+def test_every_command_opens_the_same_folders(name: str, made: Path, store: Path, call: Call, tmp_path: Path) -> None:
+    folder = made / name
     code, _, errors = call("predict", folder, store, "--out", tmp_path / "p.h5")
     assert code == 0, errors
     model = hydragnn.load(folder)
-    if kind == "a campaign":
+    if name == "campaign":
         with pytest.raises(InputError, match=r"is a campaign; hydragnn.load takes its best trial"):
             Ensemble.load(folder)
     else:

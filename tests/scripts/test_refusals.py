@@ -143,14 +143,9 @@ def test_a_refusal_is_one_sentence_and_leaves_nothing(places: Path, root: Path) 
     before = sorted(places.rglob("*"))
     commands = WITHOUT_TORCH | WITH_TORCH
     environment = {"PYTHONPATH": str(root), "HOME": str(root), "PATH": os.environ["PATH"]}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input="\n".join(commands),
-        cwd=places,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", PROGRAM]
+    text = "\n".join(commands)
+    ended = subprocess.run(command, input=text, cwd=places, env=environment, capture_output=True, text=True)
     lines = iter(ended.stderr.splitlines())
     for command, sentence in commands.items():
         if sentence:
@@ -185,7 +180,4 @@ def test_opening_a_path_gives_the_same_sentence(places: Path) -> None:
                 opens(places / name)
             assert str(early.value) == str(late.value)
     check_source(places / "graphs.xyz")
-
-
-def test_every_format_of_predictions_has_a_suffix_that_is_checked() -> None:
     assert set(FORMATS) == set(SUFFIXES)

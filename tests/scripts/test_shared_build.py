@@ -32,18 +32,12 @@ Build = Callable[..., tuple[int, str]]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BUILD.toml of two files of structures with energies."""
-    folder = tmp_path_factory.mktemp("sources")
-    rng = np.random.default_rng(0)
-    for file in range(2):
-        structures = []
-        for number in range(GRAPHS // 2):
-            atoms = Atoms(
-                f"CO{number % 5 + 1}",
-                positions=rng.random((number % 5 + 2, 3)) + 2 * np.arange(number % 5 + 2)[:, None],
-            )
-            atoms.calc = SinglePointCalculator(atoms, energy=float(file * GRAPHS + number))
-            structures.append(atoms)
-        write(folder / f"{file}.xyz", structures, format="extxyz")
+    folder, rng = tmp_path_factory.mktemp("sources"), np.random.default_rng(0)
+    for number in range(GRAPHS):
+        size, (file, index) = number % 5 + 2, divmod(number, GRAPHS // 2)
+        atoms = Atoms(f"CO{size - 1}", positions=rng.random((size, 3)) + 2 * np.arange(size)[:, None])
+        atoms.calc = SinglePointCalculator(atoms, energy=float(file * GRAPHS + index))
+        write(folder / f"{file}.xyz", atoms, format="extxyz", append=True)
     return build_toml(folder, 'kind = "ase"\nfiles = ["*.xyz"]\ncutoff = 3.0\n')
 
 
@@ -70,9 +64,8 @@ def build(root: Path) -> Build:
 def steps(ranks: int, *words: object) -> list[tuple[int, str]]:
     """Exit codes and words of the ranks of a job step without MPI, as srun starts them."""
     step = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "4", "SLURM_STEP_NUM_TASKS": str(ranks), "OMP_NUM_THREADS": "1"}
-    started = [
-        Forked([*COMMAND, *map(str, words)], {**os.environ, **step, "SLURM_PROCID": str(rank)}) for rank in range(ranks)
-    ]
+    line = [*COMMAND, *map(str, words)]
+    started = [Forked(line, {**os.environ, **step, "SLURM_PROCID": str(rank)}) for rank in range(ranks)]
     said = [process.communicate(timeout=300)[0] for process in started]
     return [(process.wait(), output) for process, output in zip(started, said)]
 
@@ -93,7 +86,7 @@ def assert_is_the_store_of_one(source: Path, store: Path, one: Path) -> None:
 
 @needs_mpirun
 def test_ranks_of_mpi_build_the_store_of_one_process(build: Build, source: Path, tmp_path: Path) -> None:
-    code, said = build(3, source, "--out", tmp_path / "store.h5", "--json")
+    code, said = build(2, source, "--out", tmp_path / "store.h5", "--json")
     assert code == 0, said
     (line,) = (line for line in said.splitlines() if line.startswith("{"))  # one rank speaks
     assert json.loads(line)["graphs"] == GRAPHS and json.loads(line)["parts"] > 1
@@ -122,18 +115,14 @@ def test_an_error_in_the_part_of_one_rank_is_said_once_and_leaves_no_store(sourc
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_ranks_are_refused_where_another_process_makes_a_store(source: Path, tmp_path: Path) -> None:
-    """And they leave nothing behind, as they do where a store is there already."""
+def test_ranks_are_refused_once_beside_another_process_that_makes_the_store_and_with_workers(
+    source: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "frames.h5"
     with only_maker(out):
         assert_all_are_refused_once(steps(2, source, "--out", out), "another process makes")
+    assert_all_are_refused_once(steps(2, source, "--out", out, "--workers", 2), "leave --workers out")
     assert not any(tmp_path.iterdir())
-
-
-def test_workers_of_ranks_are_refused_once(source: Path, tmp_path: Path) -> None:
-    results = steps(2, source, "--out", tmp_path / "store.h5", "--workers", 2)
-    assert_all_are_refused_once(results, "leave --workers out")
-    assert not list(tmp_path.iterdir())
 
 
 def dying(folder: Path, **settings: Any) -> Path:
@@ -151,7 +140,7 @@ def test_a_killed_rank_of_mpi_ends_the_job_and_what_it_left_gives_way(build: Bui
     assert code != 0 and "BAD TERMINATION" in said, said
     assert not (out / "manifest.json").exists()
     whole = dying(tmp_path / "whole")
-    assert build(2, whole, "--out", out)[0] == 0
+    assert [code for code, _ in steps(2, whole, "--out", out)] == [0, 0]
     assert len(open_store(out)) == SLOW_GRAPHS
     assert_is_the_store_of_one(whole, out, out.with_name("one.h5"))
 

@@ -1,9 +1,8 @@
 """Relaxation and dynamics by commands: every bit and every row survives an interruption."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,15 +37,15 @@ def start(tmp_path: Path, frames: list[Atoms]) -> Path:
     return tmp_path / "start.xyz"
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, row: int, torn: bytes = b"") -> None:
-    """Let Ctrl-C arrive at a row, after so many bytes of it."""
+def stop_at(monkeypatch: pytest.MonkeyPatch, row: int, torn: bytes, kind: signal.Signals = signal.SIGINT) -> None:
+    """Let a signal arrive at a row, after so many bytes of it."""
     append = simulation_commands.XyzRows.append
 
     def stopping(self: Any, *args: Any, **state: Any) -> None:
         if self.state["rows"] == row:
             self.file.write(torn)
             self.file.flush()
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(kind)
         append(self, *args, **state)
 
     monkeypatch.setattr(simulation_commands.XyzRows, "append", stopping)
@@ -84,26 +83,18 @@ def test_dynamics_in_parts_have_the_bits_of_one_run(
 
 
 def test_dynamics_killed_within_a_frame_go_on_with_the_same_bits(
-    ensemble: Path, start: Path, tmp_path: Path, call: Call
+    ensemble: Path, start: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, killed = tmp_path / "whole.xyz", tmp_path / "killed.xyz"
-    words = list(map(str, ("md", ensemble, start, *DYNAMICS, "--steps", 12, "--out")))
-    code = f"""
-import os, signal, sys
-from hydragnn.scripts import cli, simulation_commands
-append = simulation_commands.XyzRows.append
-def killing(self, *args, **state):
-    if self.state["rows"] == 4:
-        self.file.write(b"7\\nLattice=")
-        self.file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(self, *args, **state)
-simulation_commands.XyzRows.append = killing
-sys.argv = ["hydragnn", *{[*words, str(killed)]}]
-cli.main()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    words = ("md", ensemble, start, *DYNAMICS, "--steps", 12, "--out")
+    child = os.fork()
+    if not child:
+        try:
+            stop_at(monkeypatch, 4, b"7\nLattice=", signal.SIGKILL)
+            call(*words, killed)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert killed.read_bytes().endswith(b"Lattice=")
     assert call(*words, whole)[0] == 0
     assert call(*words, killed, "--resume")[0] == 0
@@ -133,7 +124,8 @@ def test_relaxations_go_on_where_they_were_stopped(
 ) -> None:
     bad = frames[1].copy()
     bad.positions[1] = bad.positions[0]
-    write(tmp_path / "some.xyz", [frames[0], bad, *frames[2:5]])
+    structures = [frames[0], bad, *frames[2:5]]
+    write(tmp_path / "some.xyz", structures)
     whole, parts = tmp_path / "whole.xyz", tmp_path / "parts.xyz"
     words = ("relax", ensemble, tmp_path / "some.xyz", "--steps", 30, "--fmax", 0.5)
     code, printed, errors = call(*words, "--out", whole, "--json")
@@ -143,7 +135,7 @@ def test_relaxations_go_on_where_they_were_stopped(
     (lost,) = json.loads(printed)["not predicted"]
     assert lost["name"] == "some.xyz#1" and "0 apart" in lost["reason"] and "1 of them because" in errors
     np.testing.assert_allclose(rows[1].positions, bad.positions, atol=1e-7)
-    for row, line, atoms in zip(rows, table, [frames[0], bad, *frames[2:5]]):
+    for row, line, atoms in zip(rows, table, structures):
         if line["converged"]:
             assert np.linalg.norm(row.get_forces(), axis=1).max() <= 0.5
             atoms = row.copy()
@@ -181,14 +173,10 @@ def test_wrong_inputs_get_one_sentence_and_no_file(
     silent = config.model_copy(update={"heads": [config.heads[0].model_copy(update={"forces": None})]})
     train(silent, tmp_path / "silent", store=store)
     atoms = read(start)
-    for name, change in {
-        "iron": lambda one: one.set_atomic_numbers([26] * len(one)),
-        "flat": lambda one: one.set_cell([0.0, 0.0, 0.0]),
-    }.items():
-        changed = atoms.copy()
-        change(changed)
-        write(tmp_path / f"{name}.xyz", changed)
-    write(tmp_path / "two.xyz", [atoms, atoms])
+    iron, flat = atoms.copy(), atoms.copy()
+    iron.numbers[:], flat.cell[:] = 26, 0.0
+    for name, own in {"iron": iron, "flat": flat, "two": [atoms, atoms]}.items():
+        write(tmp_path / f"{name}.xyz", own)
     md, out = ("md", ensemble, start), tmp_path / "out.xyz"
     cases = [
         (("md", runs[0], start), "no training domain"),
@@ -231,19 +219,12 @@ MASSES = "masses that are no numbers above 0"
     ],
 )
 def test_dynamics_that_are_no_motion_of_atoms_end_with_a_reason(
-    change: Any,
-    options: tuple[Any, ...],
-    code: int,
-    words: str,
-    ensemble: Path,
-    start: Path,
-    tmp_path: Path,
-    call: Call,
+    change: Any, options: tuple[Any, ...], code: int, words: str, ensemble: Path, start: Path, call: Call
 ) -> None:
-    atoms, out = read(start), tmp_path / "out.xyz"
+    atoms, out = read(start), start.with_name("out.xyz")
     change(atoms)
-    write(tmp_path / "changed.xyz", atoms)
-    line = ("md", ensemble, tmp_path / "changed.xyz", *DYNAMICS, *options, "--steps", 40, "--out", out)
+    write(start, atoms)
+    line = ("md", ensemble, start, *DYNAMICS, *options, "--steps", 40, "--out", out)
     ended, printed, errors = call(*line)
     assert ended == code and words in errors and "finished" not in printed, (printed, errors)
     if code == 2:
@@ -259,7 +240,6 @@ class Gas(Calculator):
     """Atoms without forces."""
 
     energy = 0.0
-
     implemented_properties = ("energy", "forces")
 
     def calculate(self, atoms: Any = None, *args: Any, **more: Any) -> None:

@@ -55,19 +55,9 @@ def someones_folder(path: Path) -> None:
     someones_file(path / "notes.txt")
 
 
-def copy_of(name: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        shutil.copytree(ARCHIVE / name, path)
-
-    return make
-
-
-def folder_with(name: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.mkdir()
-        (path / name).write_text("{}")
-
-    return make
+def folder_with(path: Path, name: str) -> None:
+    path.mkdir()
+    (path / name).write_text("{}")
 
 
 def make_store(path: Path) -> None:
@@ -75,24 +65,21 @@ def make_store(path: Path) -> None:
     write_rings(path.with_name("made.h5"), 2).rename(path)
 
 
-def link_to(make: Callable[[Path], None]) -> Callable[[Path], None]:
-    def linked(path: Path) -> None:
-        make(path.with_name("elsewhere"))
-        path.symlink_to(path.with_name("elsewhere"))
-
-    return linked
+def link_to(path: Path, make: Callable[[Path], object]) -> None:
+    make(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
 
 
-KINDS: dict[str, Callable[[Path], None]] = {
+KINDS: dict[str, Callable[[Path], object]] = {
     "someone's folder": someones_folder,
     "someone's file": someones_file,
     "a store": make_store,
-    "a run": folder_with("record.json"),
-    "a campaign": copy_of("campaign-v2"),
-    "an ensemble": folder_with("ensemble.json"),
-    "a link to someone's folder": link_to(someones_folder),
-    "a link to someone's file": link_to(someones_file),
-    "a broken link": link_to(lambda path: None),
+    "a run": lambda path: folder_with(path, "record.json"),
+    "a campaign": lambda path: shutil.copytree(ARCHIVE / "campaign-v2", path),
+    "an ensemble": lambda path: folder_with(path, "ensemble.json"),
+    "a link to someone's folder": lambda path: link_to(path, someones_folder),
+    "a link to someone's file": lambda path: link_to(path, someones_file),
+    "a broken link": lambda path: link_to(path, lambda _: None),
 }
 
 
@@ -102,13 +89,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     make_store(folder / "store.h5")
     make_store(folder / "other.h5")
-    (folder / "config.toml").write_text(RUN.replace("rings.h5", str(folder / "store.h5")))
-    (folder / "campaign.toml").write_text((RUN + SEARCH).replace("rings.h5", str(folder / "store.h5")))
+    run = RUN.replace("rings.h5", str(folder / "store.h5"))
+    (folder / "config.toml").write_text(run)
+    (folder / "campaign.toml").write_text(run + SEARCH)
     (folder / "build.toml").write_text(BUILD.format(folder=folder))
     (folder / "one.xyz").write_text('1\nLattice="9 0 0 0 9 0 0 0 9" pbc="F F F"\nCu 0 0 0\n')
-    hydragnn.train(
-        folder / "config.toml", folder / "run", overrides=["split.train=0.5", "split.valid=0.5", "train.epochs=1"]
-    )
+    halves = ["split.train=0.5", "split.valid=0.5", "train.epochs=1"]
+    hydragnn.train(folder / "config.toml", folder / "run", overrides=halves)
     shutil.copytree(ARCHIVE / "campaign-v2", folder / "campaign")
     return folder
 

@@ -43,14 +43,12 @@ SPACE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Samples:
-    """The folders, and the store behind them."""
+    """Folders; that of a disturbed campaign has no records of its trials on twelve nodes."""
 
-    store: Path
     campaign: Path
     ensemble: Path
     run: Path
     disturbed: Path
-    """A campaign on twelve nodes with faults, whose trials left no records."""
 
 
 @shared
@@ -61,7 +59,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory, disturbed: Any) -> Samples
     place = write_settings_of(root / "disturbed", store, trials=60)
     disturbed.write(place / "journal.jsonl")
     campaign, ensemble = write_campaign(root / "campaign", store), write_ensemble(root / "ensemble", store)
-    return Samples(store=store, campaign=campaign, ensemble=ensemble, run=root / "run", disturbed=place)
+    return Samples(campaign=campaign, ensemble=ensemble, run=root / "run", disturbed=place)
 
 
 @pytest.fixture(scope="session")
@@ -78,10 +76,7 @@ def disturbed(played: ModuleType) -> Any:
 def pages(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of every kind."""
     folder = tmp_path_factory.mktemp("pages")
-    return {
-        kind: write_report(getattr(samples, kind), folder / f"{kind}.html")
-        for kind in ("ensemble", "campaign", "run", "disturbed")
-    }
+    return {kind: write_report(source, folder / f"{kind}.html") for kind, source in vars(samples).items()}
 
 
 def write_alloys(path: Path) -> Path:
@@ -93,9 +88,8 @@ def write_alloys(path: Path) -> Path:
         Field(name="charge", on="node", unit="e", role="target"),
     ]
     generator = torch.Generator().manual_seed(0)
-    with StoreWriter(
-        path, fields, dim=3, attributes={"source": "invented for the tests of the report", "close_nuclei": True}
-    ) as writer:
+    attributes = {"source": "invented for the tests of the report", "close_nuclei": True}
+    with StoreWriter(path, fields, dim=3, attributes=attributes) as writer:
         writer.write(concatenate([_cluster(fields, generator) for _ in range(GRAPHS)]))
     return path
 
@@ -103,19 +97,13 @@ def write_alloys(path: Path) -> Path:
 def _cluster(fields: list[Field], generator: torch.Generator) -> GraphBatch:
     nodes = int(torch.randint(8, 40, (1,), generator=generator))
     receivers = torch.arange(nodes).repeat_interleave(2)
-    species = torch.tensor([26, 78, 29])[torch.randint(0, 3, (nodes,), generator=generator)]
-    return graph_from_arrays(
-        positions=4 * torch.rand(nodes, 3, generator=generator, dtype=torch.float64),
-        senders=(receivers + torch.tensor([1, 2]).repeat(nodes)) % nodes,
-        receivers=receivers,
-        fields=fields,
-        nodes={
-            "atomic_numbers": species,
-            "forces": torch.randn(nodes, 3, generator=generator),
-            "charge": 0.1 * torch.randn(nodes, generator=generator),
-        },
-        graphs={"energy": -3.2 * nodes + torch.randn((), generator=generator, dtype=torch.float64)},
-    )
+    senders = (receivers + torch.tensor([1, 2]).repeat(nodes)) % nodes
+    values = {"atomic_numbers": torch.tensor([26, 78, 29])[torch.randint(0, 3, (nodes,), generator=generator)]}
+    places = 4 * torch.rand(nodes, 3, generator=generator, dtype=torch.float64)
+    values |= {"forces": torch.randn(nodes, 3, generator=generator)}
+    values |= {"charge": 0.1 * torch.randn(nodes, generator=generator)}
+    energy = {"energy": -3.2 * nodes + torch.randn((), generator=generator, dtype=torch.float64)}
+    return graph_from_arrays(places, senders, receivers, fields=fields, nodes=values, graphs=energy)
 
 
 def base_config(store: Path) -> dict[str, Any]:
@@ -137,7 +125,7 @@ def record_of(config: dict[str, Any], values: dict[str, Any], *, quality: float,
     for path, value in values.items():
         section, key = path.split(".")
         table[section][key] = value
-    resolved = RunConfig.parse(table)
+    resolved, full = RunConfig.parse(table), epochs == RUNGS[-1]
     noise = np.random.default_rng(seed)
     fall = quality + (1 - quality) * np.exp(-np.arange(1, epochs + 1) / 5)
     wiggle = fall * np.exp(0.06 * noise.normal(size=epochs))
@@ -146,24 +134,20 @@ def record_of(config: dict[str, Any], values: dict[str, Any], *, quality: float,
         curves[f"valid/{field}/mae"] = list(base * wiggle)
         curves[f"valid/{field}/rmse"] = list(1.3 * base * wiggle)
         curves[f"valid/{field}/r2"] = list(1 - wiggle**2)
-    best = int(np.argmin(curves["valid/loss"]))
-    metrics = {
-        f"valid/{field}/{key}": factor * base
-        for field, base in TRIVIAL.items()
-        for key, factor in (("mae", 1.0), ("rmse", 1.3), ("r2", 0.0))
-    }
+    best, factors = int(np.argmin(curves["valid/loss"])), {"mae": 1.0, "rmse": 1.3, "r2": 0.0}
+    trivial = {f"valid/{name}/{key}": one * base for name, base in TRIVIAL.items() for key, one in factors.items()}
     return RunRecord(
         config=resolved.to_json(),
         config_hash=resolved.hash,
         data_hash="5be1c0ffee00aa11",
         seed=seed,
-        status="finished" if epochs == RUNGS[-1] else "paused",
+        status="finished" if full else "paused",
         epochs=epochs,
         parameters=41_217,
         parts={"train": 168, "valid": 24, "test": 48},
         curves=curves,
         best={**{name: values[best] for name, values in curves.items()}, "epoch": float(best + 1)},
-        trivial=metrics,
+        trivial=trivial,
         cost=Cost(seconds=1.9 * epochs, cpu_seconds=1.8 * epochs, peak_memory_mb=512.0, graphs_per_second=410.0),
         versions={"hydragnn": "0.2.0", "python": "3.11.9", "torch": "2.8.0"},
         hardware={"processor": "2 cores", "gpus": []},
@@ -177,9 +161,8 @@ def write_campaign(folder: Path, store: Path) -> Path:
     generator = np.random.default_rng(7)
     values: dict[int, dict[str, Any]] = {}
     clock = 0.0
+    pending: list[Any] = [Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), slots=("local-0",))]
     with Journal(folder / "journal.jsonl") as journal:
-        opening = Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), slots=("local-0",))
-        pending: list[Any] = [opening]
         state = State()
         while pending:
             event = pending.pop(0)
@@ -217,18 +200,16 @@ def _point(generator: np.random.Generator) -> dict[str, Any]:
 def _trained(folder: Path, config: dict[str, Any], start: Start, values: dict[str, Any]) -> Reached | Failed:
     place = folder / "trials" / f"{start.trial:04d}"
     distance = abs(np.log10(values["train.learning_rate"]) + 2.7)
-    quality = float(
-        0.05 + 0.12 * distance**2 + 0.05 * (values["model.kind"] == "schnet") + 0.4 / values["model.hidden_dim"]
-    )
-    record = record_of(config, values, quality=min(quality, 0.7), epochs=start.until, seed=start.trial)
+    kind = 0.05 * (values["model.kind"] == "schnet")
+    quality = min(float(0.05 + 0.12 * distance**2 + kind + 0.4 / values["model.hidden_dim"]), 0.7)
+    record = record_of(config, values, quality=quality, epochs=start.until, seed=start.trial)
     if values["train.learning_rate"] > 5e-3:
         failure = Failure(kind="diverged", message="the loss is not finite in epoch 2; lower train.learning_rate")
         write_record(replace(record, status="failed", failure=failure, best={}, curves={}, epochs=1), place)
         return Failed(trial=start.trial, attempt=start.attempt, kind=failure.kind, message=failure.message)
     write_record(record, place)
-    return Reached(
-        trial=start.trial, attempt=start.attempt, epochs=start.until, value=record.best["valid/loss"], seconds=2.0
-    )
+    loss = record.best["valid/loss"]
+    return Reached(trial=start.trial, attempt=start.attempt, epochs=start.until, value=loss, seconds=2.0)
 
 
 def write_ensemble(folder: Path, store: Path) -> Path:
@@ -241,14 +222,12 @@ def write_ensemble(folder: Path, store: Path) -> Path:
             scores, rows = _evaluated(field, np.repeat(graphs, per_graph), generator)
             parts.setdefault(part, {})[field] = scores
             arrays |= {f"{part}/{field}/{name}": value for name, value in rows.items()}
-    entries = [
-        MemberEntry(name=name, folder=f"members/{number}", weight=1 / 3, checksums={}, summary={})
-        for number, name in enumerate(NAMES)
-    ]
+    places = {name: f"members/{number}" for number, name in enumerate(NAMES)}
+    equal: Any = {"weight": 1 / 3, "checksums": {}, "summary": {}}
     choice = {"method": "top-k", "by": "valid/loss", "k": 3, "candidates": 4, "final_seeds": 0, "campaign": "campaign"}
     diversity = {field: {"error_correlation": 0.71, "ambiguity": 0.12} for field in UNITS}
     manifest = Manifest(
-        members=tuple(entries),
+        members=tuple(MemberEntry(name=name, folder=place, **equal) for name, place in places.items()),
         targets=tuple(Target(field=Field(name=name, on="graph", unit=unit)) for name, unit in UNITS.items()),
         inputs=(),
         dim=3,

@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-QUIET = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
 WIDTHS = {"phone": 390, "tablet": 820, "laptop": 1100, "desktop": 1440}
 MEASURE = """
 const results = {};
@@ -62,14 +53,6 @@ for (const frame of document.querySelectorAll("iframe")) {
 """
 
 
-@pytest.fixture(scope="module")
-def browser() -> str:
-    actual = next((path for path in map(shutil.which, BROWSERS) if path), None)
-    if actual is None:
-        pytest.skip("no headless browser; install chromium to check the layout of reports")
-    return actual
-
-
 def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """What a browser finds on the page in a frame of every width: browsers have a least width of their own windows."""
     harness = folder / f"{page.stem}-frames.html"
@@ -81,7 +64,7 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
         f'<!DOCTYPE html><meta charset="utf-8">{frames}<pre></pre><textarea hidden>{source}</textarea><script>{MEASURE}</script>',
         encoding="utf-8",
     )
-    command = [browser, *QUIET, f"--user-data-dir={folder / 'profile'}", "--window-size=4000,1000"]
+    command = [browser, *QUIET.split(), f"--user-data-dir={folder / 'profile'}", "--window-size=4000,1000"]
     command += ["--virtual-time-budget=10000", "--dump-dom", harness.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     actual = re.search(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)
@@ -92,13 +75,14 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
 
 @pytest.mark.parametrize("kind", ["ensemble", "campaign", "run", "disturbed"])
 def test_pages_fit_from_phone_to_desktop_and_their_labels_are_whole_and_legible(
-    browser: str, pages: dict[str, Path], tmp_path: Path, kind: str
+    pages: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no headless browser; install chromium to check the layout of reports")
     actual = measured(browser, pages[kind], tmp_path)
     assert set(actual) == set(WIDTHS)
     for name, width in WIDTHS.items():
-        assert actual[name]["width"] <= width and not actual[name]["broken"]
-        assert actual[name]["texts"] > 30
-        assert not actual[name]["clipped"]
-        assert not actual[name]["crowded"]
-        assert not actual[name]["small"]
+        assert actual[name]["width"] <= width and actual[name]["texts"] > 30
+        for problem in ("broken", "clipped", "crowded", "small"):
+            assert not actual[name][problem]

@@ -28,25 +28,21 @@ LATTICE = np.array([(x, y) for y in range(3) for x in range(3)], dtype=float)
 SIDES = [(i, j) for i in range(9) for j in range(9) if np.abs(LATTICE[i] - LATTICE[j]).sum() == 1]
 
 
-def points(field: str, target: Any, mean: Any, graph: Any, *, std: Any = None, half: Any = None) -> Points:
-    target, mean = np.array(target, dtype=float), np.array(mean, dtype=float)
-    lower, upper = (None, None) if half is None else (mean - np.array(half), mean + np.array(half))
-    spread = None if std is None else np.array(std, dtype=float)
-    return Points(
-        field=field, unit="K", target=target, mean=mean, graph=np.array(graph), std=spread, lower=lower, upper=upper
-    )
+def points(field: str, target: Any, mean: Any, graph: Any, **more: Any) -> Points:
+    rows = {"target": target, "mean": mean, **more}
+    values = {name: np.array(own, dtype=float) for name, own in rows.items()}
+    return Points(field=field, unit="K", graph=np.array(graph), **values)
 
 
-def scores(**metrics: float) -> TargetEvaluation:
-    return TargetEvaluation(
-        unit="K", trivial={"mae": 1.0}, members={"model": metrics}, best_member="model", ensemble={}
-    )
+def scores(name: str = "model", **more: Any) -> TargetEvaluation:
+    facts = {"members": {name: {"mae": 0.5, "rmse": 0.6, "r2": 0.1}}, "ensemble": {}, **more}
+    return TargetEvaluation(unit="K", trivial={"mae": 1.0}, best_member=name, **facts)
 
 
 def facts_on(*columns: Points, domain: dict[str, Any] | None = None, **own: Any) -> Facts:
     """The facts on a test part with these rows."""
     points = {one.field: one for one in columns}
-    parts = {"test": dict.fromkeys(points, scores(mae=0.5, rmse=0.6, r2=0.1))}
+    parts = {"test": dict.fromkeys(points, scores())}
     evaluation = Evaluation(nominal=0.9, parts=parts, failed={}, seconds_per_graph={}, domain=domain or {})
     return Facts(kind="run", evaluation=evaluation, points={"test": points}, **own)
 
@@ -59,15 +55,9 @@ def part_of(*columns: Points) -> Part:
 
 def lattice(heat: list[float], flow: Any) -> GraphBatch:
     """Nine nodes of a square grid and their neighbours, a temperature and a flow with holes."""
-    senders, receivers = np.array(SIDES).T
-    return graph_from_arrays(
-        torch.tensor(LATTICE),
-        senders,
-        receivers,
-        fields=[Field(name="heat", on="node", role="target"), Field(name="flow", on="node", shape=(2,), role="target")],
-        nodes={"heat": heat, "flow": flow},
-        optional=["heat", "flow"],
-    )
+    fields = [Field(name=name, on="node", shape=shape, role="target") for name, shape in (("heat", ()), ("flow", (2,)))]
+    values = {"heat": heat, "flow": flow}
+    return graph_from_arrays(torch.tensor(LATTICE), *np.array(SIDES).T, fields=fields, nodes=values, optional=values)
 
 
 @shared
@@ -124,7 +114,7 @@ def test_rows_with_other_labels_than_the_store_are_not_placed(plates: Path) -> N
 
 def test_nodes_of_meshes_are_grouped_by_their_distance_from_the_boundary(plates: Path) -> None:
     own = graphs_of(plates, heat())
-    rows = {(kind, name): own.tolist() for kind, name, own in groups_of(heat(), own, None)}
+    rows = {(kind, name): rows.tolist() for kind, name, rows in groups_of(heat(), own, None)}
     assert rows["distance from boundary", "farthest third"] == [4, 13]
     assert rows["distance from boundary", "on it"] == [k for k in range(17) if k not in (4, 13)]
     assert rows["size of the truth (K)", "2"] == list(range(9, 17))
@@ -143,7 +133,7 @@ def atoms_of(kinds: Any, **nodes: Any) -> GraphBatch:
 def cells() -> tuple[PartGraphs, Points, Points]:
     """Copper, and copper with two of gold: energies of graphs and forces on their atoms."""
     graphs = [atoms_of([29], forces=[[0.0, 0.0, 5.0]]), atoms_of([29, 79, 79], forces=[[0.0, 0.0, 1.0]] * 3)]
-    energy = points("energy", [1.0, 2.0], [1.5, 2.3], [4, 6], half=[1.0, 0.1])
+    energy = points("energy", [1.0, 2.0], [1.5, 2.3], [4, 6], lower=[0.5, 2.2], upper=[2.5, 2.4])
     forces = points("forces", [0, 0, 5] + [0, 0, 1] * 3, [0, 0, 4] + [0, 0, 1] + [3, 0, 1] * 2, [4] * 3 + [6] * 9)
     items = {"forces": np.repeat(np.arange(4), 3)}
     return PartGraphs(numbers=np.array([4, 6]), batch=concatenate(graphs), items=items), energy, forces
@@ -180,14 +170,11 @@ def test_graphs_of_the_same_elements_are_grouped_by_formula() -> None:
 def test_maps_show_norms_and_leave_missing_nodes_blank(plates: Path) -> None:
     own = graphs_of(plates, heat())
     view = view_of(heat(), own, 1)
-    assert (
-        view is not None and view.mesh is not None and list(view.values) == ["truth", "prediction", "error", "spread"]
-    )
+    assert view is not None and view.mesh is not None
+    assert list(view.values) == ["truth", "prediction", "error", "spread"]
     assert view.values["error"][:8] == pytest.approx(-0.2) and math.isnan(view.values["truth"][8])
     value, error = scales_of([view], signed=True)
-    assert (value.vmin, value.vmax) == pytest.approx((1.8, 2.0)) and (error.vmin, error.vmax) == pytest.approx(
-        (-0.2, 0.2)
-    )
+    assert (value.vmin, value.vmax, error.vmin, error.vmax) == pytest.approx((1.8, 2.0, -0.2, 0.2))
     own, _, forces = cells()
     atoms = view_of(forces, own, 6)
     assert atoms is not None and atoms.mesh is None
@@ -196,12 +183,9 @@ def test_maps_show_norms_and_leave_missing_nodes_blank(plates: Path) -> None:
 
 
 def test_fields_of_edges_have_groups_and_no_pictures() -> None:
-    senders, receivers = np.array(SIDES).T
-    field = Field(name="current", on="edge", role="target")
-    current = np.repeat([1.0, 2.0, 3.0], 8)
-    graph = graph_from_arrays(
-        torch.tensor(LATTICE), senders, receivers, fields=[field], edges={"current": current.tolist()}
-    )
+    field, current = Field(name="current", on="edge", role="target"), np.repeat([1.0, 2.0, 3.0], 8)
+    edges = {"current": current.tolist()}
+    graph = graph_from_arrays(torch.tensor(LATTICE), *np.array(SIDES).T, fields=[field], edges=edges)
     own = PartGraphs(numbers=np.array([0]), batch=graph, items={"current": np.arange(24)})
     column = points("current", current, current + 1, [0] * 24)
     assert not list(field_maps(facts_on(column, graphs=own)))
@@ -223,12 +207,8 @@ def test_one_graph_has_one_picture_and_its_name_cannot_become_markup(plates: Pat
 def test_graphs_outside_the_domain_are_named_with_the_detectors() -> None:
     domain = {"false_alarms": 0.02, "detectors": ["kinds", "spread", "latent"]}
     own = points("heat", [1.0, 2.0, 2.0], [1.0, 2.5, 2.0], [3, 1, 1])
-    facts = facts_on(
-        own,
-        domain=domain,
-        p_values={"test": np.array([0.5, 0.01])},
-        excesses={"test": np.array([[0.0, 0.1, 0.2], [3.0, 5.0, 1.0]])},
-    )
+    excesses = {"test": np.array([[0.0, 0.1, 0.2], [3.0, 5.0, 1.0]])}
+    facts = facts_on(own, domain=domain, p_values={"test": np.array([0.5, 0.01])}, excesses=excesses)
     assert facts.outside == {3: "", 1: "spread and kinds"}
     assert replace(facts, points={"test": {"heat": replace(own, graph=np.array([1, 1, 1]))}}).outside == {}
 
@@ -243,14 +223,8 @@ def test_tables_of_groups_and_relative_errors_need_no_store(samples: Any) -> Non
 
 
 def test_the_verdict_says_when_one_member_or_a_simple_baseline_is_better() -> None:
-    worse = TargetEvaluation(
-        unit="K",
-        trivial={"mae": 1.0},
-        members={"0007": {"mae": 0.2}, "0009": {"mae": 0.4}},
-        best_member="0007",
-        ensemble={"mae": 0.3},
-        baselines={"ridge": {"mae": 0.25}},
-    )
+    errors = {"members": {"0007": {"mae": 0.2}, "0009": {"mae": 0.4}}, "ensemble": {"mae": 0.3}}
+    worse = scores("0007", **errors, baselines={"ridge": {"mae": 0.25}})
     evaluation = Evaluation(nominal=0.9, parts={"test": {"heat": worse}}, failed={}, seconds_per_graph={})
     text = verdict(Facts(kind="ensemble", evaluation=evaluation, points={"test": {"heat": heat()}})).explanation
     assert "One member alone is better for heat (0007)." in text

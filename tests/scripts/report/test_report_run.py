@@ -26,7 +26,9 @@ def trained(samples: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trained: Path) -> None:
+def test_the_dots_of_the_parity_plot_are_of_validation_graphs_with_the_errors_that_training_recorded(
+    trained: Path,
+) -> None:
     facts = collect(trained)
     part = facts.parts["valid"]
     assert set(part.points) == {"energy", "forces", "charge"}
@@ -34,12 +36,7 @@ def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trai
         error, model = part.points[name].error, one.members["model"]
         assert float(np.abs(error).mean()) == pytest.approx(model["mae"], rel=1e-4)  # float32 predictions
         assert float(np.sqrt((error**2).mean())) == pytest.approx(model["rmse"], rel=1e-4)
-
-
-def test_the_dots_belong_to_validation_graphs(trained: Path) -> None:
-    facts = collect(trained)
-    points = facts.parts["valid"].points["charge"]
-    graphs, counts = np.unique(points.graph, return_counts=True)
+    graphs, counts = np.unique(part.points["charge"].graph, return_counts=True)
     assert facts.data is not None and len(graphs) == facts.data.parts["valid"]
     assert counts.tolist() == facts.data.sizes.nodes[graphs].tolist()
 

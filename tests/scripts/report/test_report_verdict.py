@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from hydragnn.ensemble import TargetEvaluation
 from hydragnn.scripts.report.facts import Points
 from hydragnn.scripts.report.uncertainty import LEVELS, binned_errors, observed_levels
 from hydragnn.scripts.report.verdict import (
-    Statement,
     coverage_error,
     coverage_finding,
     error_finding,
@@ -31,23 +31,22 @@ def scores(mae: float, *, trivial: float = 1.0, best: float | None = None) -> Ta
 
 def points(covered: np.ndarray, graph: np.ndarray) -> Points:
     """Rows whose interval is [-1, 1] and whose target is inside where ``covered`` says so."""
-    target = np.where(covered, 0.0, 5.0)
-    ones = np.ones(len(target))
-    return Points(
-        field="energy", unit="eV", target=target, mean=0 * ones, graph=graph, std=ones, lower=-ones, upper=ones
-    )
+    target, ones = np.where(covered, 0.0, 5.0), np.ones(len(covered))
+    return Points(field="e", unit="eV", target=target, mean=0 * ones, graph=graph, std=ones, lower=-ones, upper=ones)
 
 
 def beside(mae: float, **baselines: float) -> TargetEvaluation:
     return replace(scores(mae), baselines={name: {"mae": value} for name, value in baselines.items()})
 
 
-def covering(share: float, graphs: int = 10_000, each: int = 1) -> Statement:
+def covering(share: float, graphs: int = 10_000, each: int = 1) -> Any:
     """The finding on so many graphs, of which a share lies in its interval."""
     graph = np.repeat(np.arange(graphs), each)
     return coverage_finding(points(graph < share * graphs, graph), share, 0.9)
 
 
+RIDGE = "on statistics of inputs, 0.05 against 0.1 eV. Train on more"
+EXACT = "0.05 against 0.1 eV. Predict with it, or train on labels of it (hydragnn data label)."
 PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
 
 
@@ -62,17 +61,9 @@ PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
         (error_finding(scores(0.1, best=0.08)), "good", "25 % above"),
         (error_finding(scores(0.1, best=0.1)), "good", "Level with"),
         (error_finding(PER_ATOM), "good", "It is 12.3 meV/atom."),
-        (
-            error_finding(beside(0.1, ridge=0.05, boosting=0.08)),
-            "fair",
-            "is better: ridge on statistics of inputs, 0.05 against 0.1 eV. Train on more",
-        ),
+        (error_finding(beside(0.1, ridge=0.05, boosting=0.08)), "fair", f"is better: ridge {RIDGE}"),
         (error_finding(beside(0.04, ridge=0.05, boosting=0.08)), "good", "its best member."),
-        (
-            error_finding(beside(0.1, exact=0.05)),
-            "fair",
-            "A model of others is better: exact, 0.05 against 0.1 eV. Predict with it, or train on labels of it (hydragnn data label).",
-        ),
+        (error_finding(beside(0.1, exact=0.05)), "fair", f"A model of others is better: exact, {EXACT}"),
         (covering(0.90), "good", "keep"),
         (covering(0.85), "fair", "narrow"),
         (covering(0.95), "fair", "wide"),
@@ -84,7 +75,7 @@ PER_ATOM = replace(scores(0.1), ensemble={"mae": 0.1, "mae_per_node": 0.0123})
         *((spread_finding(rank), "unknown", "") for rank in (None, math.nan)),
     ],
 )
-def test_findings_are_graded_and_say_why(finding: Statement, grade: str, phrase: str) -> None:
+def test_findings_are_graded_and_say_why(finding: Any, grade: str, phrase: str) -> None:
     assert finding.grade == grade and phrase in finding.sentence
 
 
@@ -111,9 +102,8 @@ def test_a_field_is_as_good_as_the_worse_of_error_and_coverage() -> None:
 def test_honest_spreads_lie_on_the_diagonal_of_the_calibration_curve() -> None:
     generator = np.random.default_rng(0)
     std = np.exp(generator.normal(size=40_000))
-    honest = Points(
-        field="a", unit="", target=std * generator.normal(size=40_000), mean=0 * std, graph=np.arange(40_000), std=std
-    )
+    rows = {"target": std * generator.normal(size=40_000), "mean": 0 * std, "graph": np.arange(40_000), "std": std}
+    honest = Points(field="a", unit="", **rows)
     # four standard errors of a share in 40 000 draws
     assert observed_levels(honest) == pytest.approx(np.array(LEVELS), abs=4 * 0.5 / 200)
 
