@@ -286,12 +286,7 @@ def submit(
     from hydragnn.hpo.submit import submit_campaign
 
     return submit_campaign(
-        as_path(campaign),
-        as_path(out),
-        resume=resume,
-        workers=workers,
-        overrides=overrides,
-        dry_run=dry_run,
+        as_path(campaign), as_path(out), resume=resume, workers=workers, overrides=overrides, dry_run=dry_run
     )
 
 

@@ -18,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hydragnn.base.terminal import visible
-from hydragnn.scripts.report.words import plain_number, shorten
+from hydragnn.scripts.report.words import plain_number
 
 INK, MUTED, RULE, ACCENT, PAPER, SOFT = "#1b1f24", "#6a737d", "#d9dde2", "#2a6fb0", "#fefefe", "#a9b4bf"
 FAIR, POOR = "#9a6700", "#b42318"
@@ -73,8 +73,8 @@ def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: i
 
 def figure(name: str, title: str, caption: str, draw: Draw, *, height: int = 250, wide: bool = False) -> Figure:
     """Return a figure of one drawing, a column or (``wide``) the page wide."""
-    svg = picture(name, title, draw, width=PAGE if wide else COLUMN, height=height)
-    return Figure(name=name, title=title, caption=f"How to read it: {caption}", panels=(Panel(svg=svg),), wide=wide)
+    panel = Panel(svg=picture(name, title, draw, width=PAGE if wide else COLUMN, height=height))
+    return Figure(name=name, title=title, caption=caption, panels=(panel,), wide=wide)
 
 
 def panels(
@@ -85,7 +85,6 @@ def panels(
         Panel(svg=picture(f"{name}-{label}", f"{title}: {label}", draw, height=height), label=label, note=note)
         for label, (draw, note) in drawings.items()
     )
-    caption = f"How to read it: {caption}"
     return Figure(name=name, title=title, caption=caption, panels=drawn, wide=len(drawn) > 1) if drawn else None
 
 
@@ -121,24 +120,12 @@ def _themed(key: str, value: str, name: str) -> str:
     return value.replace("url(#", f"url(#{name}-")
 
 
-def named_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Set named rows from the top down, long names above them."""
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.spines["left"].set_visible(False)
+def named_rows(axes: Axes, names: Mapping[int, str], rows: int) -> None:
+    """Set rows from the top down, of which some have names."""
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set_yticks([*names], labels=[*names.values()])
     axes.tick_params(axis="y", length=0)
-    if max(len(name) for name in names) <= 18:
-        axes.set_yticks(range(len(names)), labels=list(names))
-        return
-    axes.set_yticks([])
-    axes.set_ylim(len(names) - 0.5, -0.8)
-    where = axes.get_yaxis_transform()
-    for row, name in enumerate(names):
-        axes.text(0, row - 0.2, shorten(name, 42), transform=where, color=MUTED, bbox=plate(), va="bottom")
-
-
-def plate() -> dict[str, Any]:
-    """Return the look of paper behind a label."""
-    return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    axes.spines["left"].set_visible(False)
 
 
 def dashed(
@@ -152,11 +139,8 @@ def dashed(
 
 def log_scale(axes: Axes, axis: str, low: float, high: float) -> None:
     """Set a logarithmic axis from ``low`` to ``high`` with plain labels."""
-    set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if axis == "x" else (axes.set_yscale, axes.set_ylim)
-    set_scale("log")
-    set_limits(low, high)
-    decades = math.log10(high / low)
-    line = axes.xaxis if axis == "x" else axes.yaxis
+    axes.set(**{f"{axis}scale": "log", f"{axis}lim": (low, high)})
+    decades, line = math.log10(high / low), axes.xaxis if axis == "x" else axes.yaxis
     if decades < 0.5:  # less than a factor of three: decades would leave the axis without labels
         line.set_major_locator(MaxNLocator(4))
     else:
@@ -193,6 +177,12 @@ class TickLabels(Formatter):
         return tick_labels([float(value) for value in values])
 
 
+def linear_scales(axes: Axes, ticks: int = 5) -> None:
+    """Set two linear axes with few ticks."""
+    linear_scale(axes, "x", ticks)
+    linear_scale(axes, "y", ticks)
+
+
 def linear_scale(axes: Axes, axis: str, ticks: int = 5, *, whole: bool = False) -> None:
     """Set a linear axis with few ticks, only at integers if ``whole``."""
     line = axes.xaxis if axis == "x" else axes.yaxis
@@ -218,16 +208,13 @@ def value_axis(axes: Axes, axis: str, values: Iterable[int | float]) -> None:
 def label(axes: Axes, x: str, y: str = "", grid: Literal["both", "x", "y"] = "both") -> None:
     """Name both axes and draw hairlines behind the data."""
     axes.grid(True, axis=grid)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
 
 
 def square(axes: Axes, low: float, high: float, top: float | None = None) -> None:
     """Draw the diagonal on axes of equal scale from ``low`` to ``high``."""
     axes.plot([low, high], [low, high], color=MUTED, linewidth=1)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, top or high)
-    axes.set_aspect("equal")
+    axes.set(xlim=(low, high), ylim=(low, top or high), aspect="equal")
 
 
 def legend_above(axes: Axes, columns: int = 0, **look: Any) -> None:

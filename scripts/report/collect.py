@@ -18,13 +18,7 @@ from hydragnn.ensemble.domain import Domain
 from hydragnn.ensemble.manifest import manifest_from_json
 from hydragnn.hpo import campaign_history, campaign_records, parameter_importance
 from hydragnn.record import RunRecord, read_record
-from hydragnn.scripts.report.data_facts import (
-    data_facts,
-    part_graphs,
-    run_rows,
-    units_of_branches,
-    with_store,
-)
+from hydragnn.scripts.report.data_facts import data_facts, part_graphs, run_rows, units_of_branches, with_store
 from hydragnn.scripts.report.facts import Campaign, ClassPoints, Data, Facts, Points, Values
 from hydragnn.scripts.report.words import join
 from hydragnn.training.baselines import BaselineMetrics
@@ -74,12 +68,17 @@ def collect(source: Path, *, store: Path | None = None) -> Facts:
         folder="/".join(source.resolve().parts[-2:]),
         config=searched.history.settings.base if searched else whole,
         resolved=resolved,
-        stores={one["name"]: text_of(stores_from_json(one["data"]["store"])) for one in whole.get("branches", [])},
+        stores=_stores(whole),
         run=run,
         campaign=searched,
         data=data,
         data_problem=problem,
     )
+
+
+def _stores(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the store of every branch."""
+    return {one["name"]: text_of(stores_from_json(one["data"]["store"])) for one in config.get("branches", [])}
 
 
 def _evaluation(parts: Mapping[str, dict[str, TargetEvaluation]]) -> Evaluation:
@@ -109,12 +108,7 @@ def _data(config: Mapping[str, Any], folder: Path | None, manifest: Manifest | N
     if not config:
         return None, "no run has left a record of its training"
     if "branches" in config:
-        stores = join(
-            [
-                f"{branch['name']} ({text_of(stores_from_json(branch['data']['store']))})"
-                for branch in config["branches"]
-            ]
-        )
+        stores = join([f"{name} ({store})" for name, store in _stores(config).items()])
         advice = "and a page shows one; make the report of a branch's ensemble"
         return None, f"there are several data sets, {stores}, {advice}"
     try:

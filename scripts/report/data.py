@@ -71,13 +71,13 @@ def parts_table(data: Data, cross_validated: bool = False) -> Table:
 def fields_table(data: Data) -> Table:
     """Return the fields of the store."""
 
-    def labels(field: Field) -> str:
-        return all_or_some({part: data.labels[field.name][part] for part in data.parts})
-
     def all_or_some(counts: Mapping[str, tuple[int, int]]) -> str:
         if all(count == total for count, total in counts.values()):
             return "all"
         return ", ".join(f"{count} of {total} {part}" for part, (count, total) in counts.items())
+
+    def labels(field: Field) -> str:
+        return all_or_some({part: data.labels[field.name][part] for part in data.parts})
 
     fields = data.store.fields()
     return table_of(
@@ -137,7 +137,7 @@ def composition(data: Data) -> Figure | None:
             axes.barh(row, share, height=0.62)
             text = f"{share * 100:.{0 if share >= 0.1 else 1}f} %"
             axes.text(share + 0.02 * top, row, text, va="center", color=canvas.MUTED)
-        canvas.named_rows(axes, [shorten(name, 18) for name, _ in items])
+        canvas.named_rows(axes, {row: shorten(name, 18) for row, (name, _) in enumerate(items)}, len(items))
         axes.set_xlim(0, 1.22 * top)
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
@@ -173,8 +173,7 @@ def targets(data: Data) -> Figure | None:
                 if len(part):
                     weights = np.full(len(part), 100 / len(part))
                     axes.hist(np.clip(part, low, high), bins=bins, weights=weights, label=name, **look)
-            canvas.linear_scale(axes, "x", 4)
-            canvas.linear_scale(axes, "y", 4)
+            canvas.linear_scales(axes, 4)
             canvas.label(axes, with_unit("value", field.unit), "share (%)", "y")
             canvas.legend_above(axes)
 
@@ -199,16 +198,14 @@ def task_chapter(facts: Facts) -> Section:
     kinds = kinds or [str(facts.resolved.get("model", {}).get("kind", "graph"))]
     lead = [f"Predict {join(names)} with {join(kinds, 'or')} models."] if names else []
     if facts.branch:
-        lead.append(f"This is branch {facts.branch}: its models share their trunk with {join(facts.other_stores)}.")
+        others = [f"{name} ({store})" for name, store in facts.stores.items() if name != facts.branch]
+        lead.append(f"This is branch {facts.branch}: its models share their trunk with {join(others)}.")
     if campaign is not None:
-        history = campaign.history
-        count = history.settings.search.trials
-        lead.append(
-            f"Search {count} configurations for the smallest {campaign.objective} (sampler: {history.sampler})."
-        )
-        if history.settings.left_out:
-            words = left_out_words(history.settings.left_out)
-            lead.append(f"Architectures that cannot do this were left out: {words}.")
+        settings, sampler = campaign.history.settings, campaign.history.sampler
+        words = f"Search {settings.search.trials} configurations for the smallest {campaign.objective}"
+        lead.append(f"{words} (sampler: {sampler}).")
+        if settings.left_out:
+            lead.append(f"Architectures that cannot do this were left out: {left_out_words(settings.left_out)}.")
         if campaign.measure != campaign.objective:
             lead.append(
                 "Relative error: each field's mean absolute error divided by the trivial predictor's, averaged with the weights "

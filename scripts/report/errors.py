@@ -44,18 +44,14 @@ def chapter(facts: Facts) -> Section | None:
     if part is None:
         return None
     others = [other for name, other in facts.parts.items() if name != part.name]
-    scores_of = partial(score_table, facts)
+    scores_of, nodes = partial(score_table, facts), facts.data.sizes.nodes if facts.data else None
     return Section(
         "errors",
         "Errors",
         "Every error stands beside the trivial predictor's, which knows only the mean of the training part (for energies "
         "with reference values: the composition; for forces: zero; for classes: their shares), and beside those of simple "
         "baselines: a linear fit to composition, ridge and boosting on statistics of inputs, ridge on means by volume.",
-        [
-            parity(part, facts.data.sizes.nodes if facts.data else None),
-            errors(part),
-            confusion(part),
-        ],
+        [parity(part, nodes), errors(part), confusion(part)],
         [scores_of(part), class_table(part)],
         [make(other) for other in others for make in (scores_of, class_table)],
     )
@@ -89,15 +85,14 @@ def _counts(points: Points | ClassPoints, noun: str) -> str:
 
 
 def _draw_parity(points: Points, axes: Axes) -> None:
-    low = float(min(points.target.min(), points.mean.min()))
-    high = float(max(points.target.max(), points.mean.max()))
+    both = np.concatenate([points.target, points.mean])
+    low, high = float(both.min()), float(both.max())
     margin = 0.04 * (high - low) or 1.0
     low, high = low - margin, high + margin
     cloud(axes, points.target, points.mean, (low, high, low, high))
     canvas.square(axes, low, high)
     axes.lines[-1].set_zorder(3)
-    canvas.linear_scale(axes, "x", 4)
-    canvas.linear_scale(axes, "y", 4)
+    canvas.linear_scales(axes, 4)
     canvas.label(axes, with_unit("true", points.unit), with_unit("predicted", points.unit))
 
 
@@ -105,16 +100,8 @@ def cloud(axes: Axes, x: Values, y: Values, extent: tuple[float, float, float, f
     """Draw few dots as vectors, many as pixels, more as densities."""
     if len(x) > TOO_MANY:
         counts, _, _ = np.histogram2d(x, y, bins=90, range=[extent[:2], extent[2:]])
-        axes.imshow(
-            np.ma.masked_less(counts.T, 1),
-            origin="lower",
-            extent=extent,
-            cmap=DENSITY,
-            norm=LogNorm(1, max(2.0, counts.max())),
-            aspect="auto",
-            interpolation="nearest",
-            zorder=2,
-        )
+        look: dict[str, Any] = {"cmap": DENSITY, "norm": LogNorm(1, max(2.0, counts.max())), "interpolation": "nearest"}
+        axes.imshow(np.ma.masked_less(counts.T, 1), origin="lower", extent=extent, aspect="auto", zorder=2, **look)
     elif len(x) > MANY:
         alpha = max(0.15, min(0.6, 400 / len(x)))
         axes.plot(x, y, "o", color=canvas.RASTER_ACCENT, alpha=alpha, markersize=3.2, rasterized=True)
@@ -148,11 +135,8 @@ def _draw_errors(points: Points, axes: Axes) -> None:
     mae = float(np.abs(errors).mean())
     canvas.dashed(axes, "x", (-mae, mae), canvas.INK)
     axes.axvline(0.0, color=canvas.INK, linewidth=1)
-    axes.set_xlim(-reach, reach)
-    canvas.linear_scale(axes, "x", 4)
-    canvas.linear_scale(axes, "y", 4)
-    axes.set_xlabel(with_unit("prediction − truth", points.unit))
-    axes.set_ylabel("values")
+    axes.set(xlim=(-reach, reach), xlabel=with_unit("prediction − truth", points.unit), ylabel="values")
+    canvas.linear_scales(axes, 4)
 
 
 def confusion(part: Part) -> Figure | None:
@@ -176,10 +160,8 @@ def _draw_confusion(points: ClassPoints, axes: Axes) -> None:
     if classes <= NUMBERED:
         for row, column in np.argwhere(matrix > 0):
             axes.text(column, row, f"{100 * matrix[row, column]:.0f}", ha="center", va="center")
-        axes.set_xticks(range(classes))
-        axes.set_yticks(range(classes))
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
+        axes.set(xticks=range(classes), yticks=range(classes))
+    axes.set(xlabel="predicted class", ylabel="true class")
 
 
 def _compared(
@@ -225,10 +207,8 @@ def score_table(facts: Facts, part: Part) -> Table:
         ),
         "R²": lambda _, one, own: share(metric(own, "r2")),
     }
-    if not grows:
-        del columns["MAE per node"]
-    if not relative:
-        del columns["relative L2"]
+    for name in ["MAE per node"] * (not grows) + ["relative L2"] * (not relative):
+        del columns[name]
     return Table(
         header=("field", "predictor", *columns, "MAE / trivial"),
         **_compared(part, False, lambda *row: tuple(cell(*row) for cell in columns.values())),
@@ -290,8 +270,7 @@ def worst_table(points: Points, facts: Facts) -> Table:
     if (spread := points.spread) is not None:
         columns["spread"] = lambda graph: measured(float(spread[rows_of[graph]].mean()))
     columns |= {"covered": inside} if covered is not None else {}
-    columns |= (
-        {"domain": lambda graph: "outside: " * bool(outside[graph]) + (outside[graph] or "inside")} if outside else {}
-    )
+    if outside:
+        columns["domain"] = lambda graph: f"outside: {outside[graph]}" if outside[graph] else "inside"
     caption = with_unit(points.field, points.unit) + ": true and predicted are of the worst value." * many
     return table_of(worst, columns, caption)

@@ -198,19 +198,15 @@ class Campaign:
     @property
     def scores(self) -> dict[int, float]:
         """Return the objectives of trials that did not fail, by number."""
-        return {
-            trial.number: trial.value
-            for trial in self.history.trials
-            if trial.value is not None and trial.status not in FAILED
-        }
+        trials = [trial for trial in self.history.trials if trial.status not in FAILED]
+        return {trial.number: trial.value for trial in trials if trial.value is not None}
 
     @property
     def ranked(self) -> list[TrialHistory]:
         """Return the trials with an objective, best first."""
         scores = self.scores
-        return sorted(
-            (trial for trial in self.history.trials if trial.number in scores), key=lambda trial: scores[trial.number]
-        )
+        trials = [trial for trial in self.history.trials if trial.number in scores]
+        return sorted(trials, key=lambda trial: scores[trial.number])
 
     @property
     def best(self) -> TrialHistory | None:
@@ -241,11 +237,6 @@ class Data:
     targets: Mapping[str, Mapping[str, Values]] = member(default_factory=dict)
     """By target and part, its values in the sample."""
     sampled: int = 0
-
-    def name_of(self, graph: int) -> str:
-        """Return the name of a graph; empty without one."""
-        names = self.store.texts.get(NAME, ())
-        return names[graph] if graph < len(names) else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -313,8 +304,9 @@ class Facts:
 
     @property
     def part(self) -> Part | None:
-        """Return the part that the verdict is about."""
-        return evaluated_part(self.parts)
+        """Return the part that the verdict is about: test, else held-out graphs, else validation."""
+        parts = self.parts
+        return parts.get("test") or parts.get("held-out") or parts.get("valid")
 
     @property
     def outside(self) -> dict[int, str]:
@@ -342,14 +334,5 @@ class Facts:
 
     def name_of(self, graph: int) -> str:
         """Return the name of a graph; empty without one."""
-        return self.data.name_of(graph) if self.data is not None else ""
-
-    @property
-    def other_stores(self) -> list[str]:
-        """Return the other data sets that trained the trunk: ``metals (metals.h5)``."""
-        return [f"{name} ({store})" for name, store in self.stores.items() if self.branch and name != self.branch]
-
-
-def evaluated_part(parts: Mapping[str, Part]) -> Part | None:
-    """Return the test part, else held-out graphs, else validation."""
-    return parts.get("test") or parts.get("held-out") or parts.get("valid")
+        names = self.data.store.texts.get(NAME, ()) if self.data is not None else ()
+        return names[graph] if graph < len(names) else ""

@@ -62,8 +62,7 @@ def chapter(facts: Facts) -> Section | None:
     figure = nodes_over_time(timeline)
     if figure is None:
         return None
-    hours, noun = timeline.node_hours(), timeline.noun
-    nodes = len(set(map(node_of, timeline.slots)))
+    hours, noun, nodes = timeline.node_hours(), timeline.noun, len(set(map(node_of, timeline.slots)))
     lead = (
         f"{nodes} {noun}{'' if nodes == 1 else 's'}, {duration(3600 * hours.allocated)} of {noun} time; "
         f"{100 * (hours.goodput or 0):.0f} % of it is training that counts (goodput)."
@@ -73,8 +72,7 @@ def chapter(facts: Facts) -> Section | None:
 
 def nodes_over_time(timeline: Timeline) -> Figure | None:
     """Return the Gantt picture of a campaign; None where nothing ran yet."""
-    slots = timeline.slots
-    bars = all_bars(timeline)
+    slots, bars = timeline.slots, all_bars(timeline)
     total = sum(session.seconds for session in timeline.sessions)
     if not bars or total <= 0:
         return None
@@ -142,19 +140,15 @@ def hours_table(timeline: Timeline) -> Table:
 
 
 def _advice(timeline: Timeline, used: Sequence[str]) -> str:
-    sentences: list[str] = []
     hours = timeline.node_hours()
-    if hours.idle > 0.05 * hours.allocated:
-        sentences.append(
-            "Long blank stretches say that there was too little to do, or that trials were larger than what was free."
-        )
-    if "machine" in used:
-        sentences.append("Red is a fault of the machine: the trial went on elsewhere from its last checkpoint.")
-    if "out" in used:
-        sentences.append("Hatched nodes were probed or kept out after faults.")
-    if len(timeline.sessions) > 1:
-        sentences.append("A dashed line is a resume; pauses in between are left out.")
-    return " ".join(sentences)
+    idle = "Long blank stretches say that there was too little to do, or that trials were larger than what was free."
+    sentences = {
+        idle: hours.idle > 0.05 * hours.allocated,
+        "Red is a fault of the machine: the trial went on elsewhere from its last checkpoint.": "machine" in used,
+        "Hatched nodes were probed or kept out after faults.": "out" in used,
+        "A dashed line is a resume; pauses in between are left out.": len(timeline.sessions) > 1,
+    }
+    return " ".join(sentence for sentence, applies in sentences.items() if applies)
 
 
 def look_of(span: Span) -> str:
@@ -181,16 +175,11 @@ def all_bars(timeline: Timeline) -> list[SlotBar]:
     """Return attempts and outages of every slot in campaign time."""
     if not timeline.sessions:
         return []
-    rows = [
-        (slot, look_of(span), span.started, span.ended)
-        for span in timeline.spans
-        for slot in span.slots
-        if span.ended > span.started
-    ]
-    rows += [(slot, "out", o.started, o.ended) for o in timeline.outages for slot in o.slots]
-    begins = campaign_time(timeline, [bar[2] for bar in rows])
-    ends = campaign_time(timeline, [bar[3] for bar in rows])
-    return [SlotBar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(rows, begins, ends)]
+    uses = [(look_of(span), span) for span in timeline.spans if span.ended > span.started]
+    every = [*uses, *(("out", outage) for outage in timeline.outages)]
+    begins, ends = (campaign_time(timeline, [getattr(own, end) for _, own in every]) for end in ("started", "ended"))
+    times = zip(every, begins.tolist(), ends.tolist())
+    return [SlotBar(slot, look, begin, end) for (look, own), begin, end in times for slot in own.slots]
 
 
 def _draw_rows(axes: Axes, slots: Sequence[str], bars: Sequence[SlotBar], used: Sequence[str], scale: float) -> None:
@@ -202,11 +191,8 @@ def _draw_rows(axes: Axes, slots: Sequence[str], bars: Sequence[SlotBar], used: 
     faults = [(bar.end / scale, row[bar.slot]) for bar in bars if bar.look == "machine"]
     if 0 < len(faults) <= MARKS:
         axes.plot(*zip(*faults), "x", color=canvas.INK, markersize=5, markeredgewidth=1.2, zorder=3)
-    axes.set_ylim(len(slots) - 0.5, -0.5)
     shown = range(0, len(slots), max(1, round(len(slots) / 24)))
-    axes.set_yticks(shown, labels=[shorten(slots[k], 14) for k in shown])
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
+    canvas.named_rows(axes, {k: shorten(slots[k], 14) for k in shown}, len(slots))
 
 
 def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:

@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,7 @@ from hydragnn.base.places import text_of
 from hydragnn.base.shown import visible
 from hydragnn.ensemble import Manifest, TargetEvaluation
 from hydragnn.record import RunRecord
-from hydragnn.scripts.report import (
-    data,
-    errors,
-    node_time,
-    search,
-    training,
-    uncertainty,
-    where,
-)
+from hydragnn.scripts.report import data, errors, node_time, search, training, uncertainty, where
 from hydragnn.scripts.report.collect import collect, ensemble_facts
 from hydragnn.scripts.report.facts import Facts, best_baseline, better_baseline, error, is_categorical, metric, ratio
 from hydragnn.scripts.report.verdict import THRESHOLDS, verdict
@@ -69,11 +60,7 @@ def page(facts: Facts, made: str) -> str:
 
 
 def write_report(
-    source: Path,
-    out: Path | None = None,
-    *,
-    store: Path | None = None,
-    now: datetime | None = None,
+    source: Path, out: Path | None = None, *, store: Path | None = None, now: datetime | None = None
 ) -> Path:
     """Write one self-contained HTML file on ``source`` and return its path.
 
@@ -89,44 +76,25 @@ def write_report(
     return place
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reproduction:
-    """Commands and provenance of the work."""
-
-    commands: str
-    file_name: str
-    toml: str
-    provenance: tuple[tuple[str, str], ...]
-
-
-def reproduction(facts: Facts) -> Reproduction:
-    """Return commands and provenance of everything in the report."""
-    table = dict(facts.config)
-    name = "CONFIG.toml"
-    if facts.campaign is not None:
-        table["search"] = facts.campaign.search
-        name = "CAMPAIGN.toml"
-    return Reproduction(
-        commands="\n".join(_commands(facts, name)),
-        file_name=name,
-        toml=tomli_w.dumps(_without_none(table)),
-        provenance=tuple(_provenance(facts)),
-    )
+def reproduction(facts: Facts) -> dict[str, Any]:
+    """Return commands, configuration and provenance of everything in the report."""
+    searched = {} if facts.campaign is None else {"search": facts.campaign.search}
+    name = "CAMPAIGN.toml" if searched else "CONFIG.toml"
+    return {
+        "commands": "\n".join([*_commands(facts, name), f"hydragnn report {facts.kind.upper()}"]),
+        "file_name": name,
+        "toml": tomli_w.dumps(_without_none({**facts.config, **searched})),
+        "provenance": _provenance(facts),
+    }
 
 
 def _commands(facts: Facts, name: str) -> list[str]:
-    lines: list[str] = []
-    last = "RUN"
-    if facts.run is not None:
-        lines.append(f"hydragnn train {name} --out RUN")
-    if facts.campaign is not None:
-        lines.append(f"hydragnn search {name} --out CAMPAIGN")
-        last = "CAMPAIGN"
+    lines = [f"hydragnn train {name} --out RUN"] if facts.run is not None else []
+    lines += [f"hydragnn search {name} --out CAMPAIGN"] if facts.campaign is not None else []
     if facts.manifest is not None:
         branch = f" --branch {facts.branch}" if facts.branch else ""
         lines += _ensemble_commands(facts.manifest, name if facts.campaign is None else "", branch)
-        last = "ENSEMBLE"
-    return [*lines, f"hydragnn report {last}"]
+    return lines
 
 
 def _ensemble_commands(ensemble: Manifest, config: str, branch: str) -> list[str]:

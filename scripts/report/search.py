@@ -88,18 +88,14 @@ def importance(campaign: Campaign) -> Figure | None:
     top = max(value for _, value in items) or 1.0
 
     def draw(axes: Axes) -> None:
+        look: dict[str, Any] = {"ha": "left", "fontsize": 11}
         for row, (name, value) in enumerate(items):  # names above the bars: they are longer than any margin
             axes.barh(row, value, height=0.3, color=canvas.ACCENT if row == 0 else canvas.SOFT)
-            axes.text(0, row - 0.24, shorten(name, 42), va="bottom", ha="left", fontsize=11)
-            axes.text(
-                value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", ha="left", color=canvas.MUTED, fontsize=11
-            )
-        axes.set_xlim(0, 1.18 * top)
-        axes.set_ylim(len(items) - 0.6, -0.8)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
+            axes.text(0, row - 0.24, shorten(name, 42), va="bottom", **look)
+            axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", color=canvas.MUTED, **look)
+        axes.set(xlim=(0, 1.18 * top), ylim=(len(items) - 0.6, -0.8), yticks=[])
         axes.xaxis.set_visible(False)
-        axes.spines["bottom"].set_visible(False)
+        axes.spines[["left", "bottom"]].set_visible(False)
 
     return canvas.figure(
         "importance",

@@ -69,13 +69,8 @@ def _draw_run(curves: Mapping[tuple[str, str], list[float]], trivial: float, nam
     lowest = {key: np.nanmin([*values, math.inf]) for key, values in curves.items() if key[0] == "valid"}
     for key, values in curves.items():
         strong = key in lowest and lowest[key] == min(lowest.values())
-        axes.plot(
-            range(1, len(values) + 1),
-            values,
-            color=canvas.ACCENT if strong else canvas.SOFT,
-            label=key[0],
-            zorder=2 + strong,
-        )
+        colour = canvas.ACCENT if strong else canvas.SOFT
+        axes.plot(range(1, len(values) + 1), values, color=colour, label=key[0], zorder=2 + strong)
     if math.isfinite(trivial):
         canvas.dashed(axes, "y", [trivial])
     canvas.value_axis(axes, "y", [trivial, *(value for values in curves.values() for value in values)])
@@ -173,9 +168,8 @@ def differing_paths(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 def diversity_table(diversity: Mapping[str, Mapping[str, float]]) -> Table:
     """Return how differently the members err."""
-    wanted = {"error_correlation", "ambiguity"}
     return table_of(
-        [(field, one) for field, one in diversity.items() if wanted <= set(one) and one["error_correlation"] < 1],
+        [row for row in diversity.items() if "ambiguity" in row[1] and row[1].get("error_correlation", 1.0) < 1],
         {
             "field": lambda row: row[0],
             "correlation of errors": lambda row: f"{row[1]['error_correlation']:.2f}".replace("-", "−"),

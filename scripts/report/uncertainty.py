@@ -60,8 +60,7 @@ def _draw_reliability(points: ClassPoints, axes: Axes) -> None:
     canvas.square(axes, 0.0, 1.0, 1.02)
     axes.plot(promised, observed, "-o", markersize=6)
     axes.set_xlim(0, 1.02)
-    canvas.linear_scale(axes, "x")
-    canvas.linear_scale(axes, "y")
+    canvas.linear_scales(axes)
     canvas.label(axes, "probability of the predicted class", "share of right ones")
 
 
@@ -100,12 +99,10 @@ def calibration(part: Part, nominal: float) -> Figure | None:
 
 def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
     canvas.square(axes, 0.0, 1.0, 1.02)
-    observed = observed_levels(points)
+    observed, promised = observed_levels(points), (0, *LEVELS, 1)
     if observed is not None:
-        axes.fill_between(
-            (0, *LEVELS, 1), (0, *LEVELS, 1), (0, *observed, 1), color=canvas.ACCENT, alpha=0.15, linewidth=0
-        )
-        axes.plot((0, *LEVELS, 1), (0, *observed, 1))
+        axes.fill_between(promised, promised, (0, *observed, 1), color=canvas.ACCENT, alpha=0.15, linewidth=0)
+        axes.plot(promised, (0, *observed, 1))
     if points.covered is not None:
         look: dict[str, Any] = {
             "color": canvas.INK,
@@ -114,8 +111,7 @@ def _draw_calibration(points: Points, nominal: float, axes: Axes) -> None:
             "markeredgewidth": 1,
         }
         axes.plot([nominal], [float(np.nanmean(points.covered))], "D", **look)
-    canvas.linear_scale(axes, "x")
-    canvas.linear_scale(axes, "y")
+    canvas.linear_scales(axes)
     canvas.label(axes, "promised share", "observed share")
 
 
@@ -128,16 +124,12 @@ def spread_against_error(part: Part) -> Figure | None:
         "group. Rising dots mean that the spread knows which predictions are bad; dots on the diagonal mean that its size "
         "is right too, dots above it that it is too small.",
         {
-            name: (partial(_draw_spread, points.spread, points), "")
+            name: (partial(_draw_spread, spread, points), "")
             for name, points in part.numbers.items()
-            if points.spread is not None and _varies(points.spread)
+            if (spread := points.spread) is not None and len(spread) >= 20 and np.ptp(spread) > 1e-9 * spread.max()
         },
         height=310,
     )
-
-
-def _varies(spread: Values) -> bool:
-    return len(spread) >= 20 and float(np.ptp(spread)) > 1e-9 * float(spread.max())
 
 
 def binned_errors(spread: Values, error: Values, bins: int) -> tuple[Values, Values]:

@@ -104,9 +104,9 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
     covered = points.covered
     if covered is None or not len(covered):
         return math.nan
-    known = np.isfinite(covered)
-    covered = covered[known]
-    _, group = np.unique(points.graph[known], return_inverse=True)
+    finite = np.isfinite(covered)
+    covered = covered[finite]
+    _, group = np.unique(points.graph[finite], return_inverse=True)
     size = np.bincount(group).astype(np.float64)
     hits = np.bincount(group, weights=covered)
     rows, share = len(covered), float(covered.mean())
@@ -192,10 +192,9 @@ def field_verdict(
     field: str, one: TargetEvaluation, points: Points | ClassPoints | None, nominal: float
 ) -> FieldVerdict:
     """Return the verdict on one field from scores and predictions."""
-    observed = one.ensemble.get("coverage")
+    observed, of_error = one.ensemble.get("coverage"), error_finding(one)
     if observed is None and points is not None and points.covered is not None:
         observed = float(np.nanmean(points.covered))
-    of_error = error_finding(one)
     coverage = coverage_finding(points, observed, nominal)
     return FieldVerdict(
         field=field,

@@ -96,7 +96,7 @@ def field_maps(facts: Facts) -> Iterator[Figure]:
             svg = picture(f"map-{name}-{label}", title, draw, height=size, dpi=PIXELS)
             panels.append(Panel(svg=svg, label=label, note=note))
         caption = (
-            f"How to read it: graphs of the {part.name} part with the smallest, median and largest root mean square error. Colours mean the "
+            f"graphs of the {part.name} part with the smallest, median and largest root mean square error. Colours mean the "
             "same in all pictures"
             + (". " if signed else "; of several components the norm is shown. ")
             + "A good spread is deep where the error is deep. Missing labels are left blank."

@@ -123,5 +123,5 @@ def test_reports_speak_of_every_branch_or_name_theirs_and_their_commands_make_it
     shutil.copytree(ensemble, alone)
     facts = collect(alone)
     assert facts.campaign is None
-    table = tomllib.loads(reproduction(facts).toml)
+    table = tomllib.loads(reproduction(facts)["toml"])
     assert [branch["name"] for branch in table["branches"]] == ["metals", "oxides"]
