@@ -1,9 +1,9 @@
 """Command line: one function of the Python api per command."""
 
-import errno
 import os
 import sys
 from contextlib import suppress
+from errno import EDQUOT, EIO, EMFILE, ENAMETOOLONG, ENFILE, ENOLCK, ENOSPC, EROFS, ESTALE
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -41,17 +41,7 @@ data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert 
 kernels = typer.Typer(no_args_is_help=True, help="Kernels of accelerators.")
 WITHOUT_TENSORS = ("doctor", "help", "simulate", "status", "--version")
 """Commands that compute with no tensors, and do not wait for torch therefore."""
-FILE_SYSTEM = (
-    errno.EIO,
-    errno.ENAMETOOLONG,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.ESTALE,
-    errno.ENFILE,
-    errno.EMFILE,
-    errno.ENOLCK,
-)
+FILE_SYSTEM = (EIO, ENAMETOOLONG, ENOSPC, EDQUOT, EROFS, ESTALE, ENFILE, EMFILE, ENOLCK)
 """Errors of a file system that no command can do anything about."""
 
 SHARED = (["train"], ["predict"], ["plan"], ["data", "build"])
@@ -61,11 +51,11 @@ app.add_typer(data, name="data")
 app.add_typer(kernels, name="kernels")
 
 
-def _print_version(wanted: bool) -> bool:
-    if wanted:
+def _print_version(version: bool) -> bool:
+    if version:
         print(f"hydragnn {__version__}")
         raise typer.Exit
-    return wanted
+    return version
 
 
 @app.callback()

@@ -44,8 +44,12 @@ class Installation(Shown):
 
 def installation() -> Installation:
     """Return the parts of this machine; a missing one is no error."""
+    from shutil import which
+
     import torch
 
+    commands, machine = {"slurm": "srun", "pbs": "qsub", "flux": "flux"}, this_machine()
+    schedulers = [name for name, command in commands.items() if which(command)]
     return Installation(
         hydragnn=__version__,
         torch=f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {_backends(torch)}",
@@ -56,8 +60,8 @@ def installation() -> Installation:
         adios2=_adios2(),
         h5py=_version_of("h5py"),
         optuna=_version_of("optuna"),
-        scheduler=_scheduler(),
-        workers=_workers(),
+        scheduler=", ".join(schedulers) or "none: trials run as local processes",
+        workers=f"--workers auto: {machine.workers()}, of one thread and {in_words(ROOM)} beside batches each ({machine})",
         optional={name: _version_of(name) for name in ("scikit-fem", "pyarrow", "tensorboard", "optuna-dashboard")},
     )
 
@@ -99,15 +103,3 @@ def _compiled_kernels() -> str:
     except compiled.UNUSABLE as error:
         return f"none: {compiled.reason(error)}"
     return f"built: {compiled.LIBRARY.name}"
-
-
-def _scheduler() -> str:
-    from shutil import which
-
-    schedulers = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
-    return ", ".join(schedulers) or "none: trials run as local processes"
-
-
-def _workers() -> str:
-    machine = this_machine()
-    return f"--workers auto: {machine.workers()}, of one thread and {in_words(ROOM)} beside batches each ({machine})"

@@ -11,15 +11,7 @@ from ase.calculators.emt import EMT
 from hydragnn.graphs import Field, GraphBatch, from_ase
 from hydragnn.scripts.demo.writing import write_samples
 
-ELEMENTS = {
-    "Al": 4.05,
-    "Cu": 3.61,
-    "Ag": 4.09,
-    "Au": 4.08,
-    "Ni": 3.52,
-    "Pd": 3.89,
-    "Pt": 3.92,
-}  # lattice constants, Angstrom
+ELEMENTS = {"Al": 4.05, "Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92}  # Angstrom
 CUTOFF = 4.5  # Angstrom: the first shell and, where compressed, the second
 LABELS = (
     Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
@@ -59,16 +51,12 @@ def alloy(generator: np.random.Generator) -> Atoms:
     lattice = float(shares @ [ELEMENTS[kind] for kind in kinds])  # Vegard's law
     atoms = SHAPES[generator.choice(list(SHAPES), p=[0.5, 0.25, 0.25])](lattice, generator)
     atoms.symbols[:] = generator.choice(kinds, size=len(atoms), p=shares)
-    strain = np.eye(3) * generator.normal(0.0, 0.02) + symmetric(generator.normal(0.0, 0.015, (3, 3)))
+    strain, shear = np.eye(3) * generator.normal(0.0, 0.02), generator.normal(0.0, 0.015, (3, 3))
+    strain = strain + (shear + shear.T) / 2
     atoms.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=False)
     atoms.positions = atoms.positions @ (np.eye(3) + strain)
     atoms.positions += generator.normal(0.0, generator.uniform(0.02, 0.12), atoms.positions.shape)
     return atoms
-
-
-def symmetric(matrix: np.ndarray) -> np.ndarray:
-    """The symmetric part of a matrix."""
-    return (matrix + matrix.T) / 2
 
 
 def _bulk(lattice: float, generator: np.random.Generator) -> Atoms:

@@ -44,12 +44,10 @@ def make_plates(out: Path, *, samples: int = 400, seed: int = 0) -> None:
     write_samples(out, partial(labelled_plate, seed=seed), samples, title="plates", attributes=attributes)
 
 
-def labelled_plate(
-    number: int, seed: int, holes: tuple[int, int] = (1, 3), radii: tuple[float, float] = (0.06, 0.12)
-) -> GraphBatch:
+def labelled_plate(number: int, seed: int) -> GraphBatch:
     """Return a plate with pipes as a mesh, with the solution."""
     generator = np.random.default_rng([seed, number])
-    plate = random_plate(generator, holes, radii)
+    plate = random_plate(generator)
     conductivity, source = smooth_fields(generator)
     temperature, compliance = solve_conduction(plate, conductivity, source)
     x, y = plate.points.T
@@ -78,12 +76,10 @@ class Plate:
     pipes: Float[ndarray, "pipes 3"]
 
 
-def random_plate(
-    generator: np.random.Generator, holes: tuple[int, int] = (1, 3), radii: tuple[float, float] = (0.06, 0.12)
-) -> Plate:
+def random_plate(generator: np.random.Generator) -> Plate:
     """A plate of random width, mesh size and pipes, triangulated irregularly."""
     width, size = generator.uniform(0.8, 1.4), generator.uniform(0.095, 0.15)
-    pipes = _pipes(width, generator, holes, radii)
+    pipes = _pipes(width, generator)
     outer, rings = _outline(width, size), np.concatenate([_ring(pipe, size, generator) for pipe in pipes])
     inner = _scatter(width, size, generator)
     inside = (inner > 0.5 * size).all(axis=1) & (inner < np.array([width, 1.0]) - 0.5 * size).all(axis=1)
@@ -97,13 +93,11 @@ def random_plate(
     return Plate(points=points[used], triangles=compact.reshape(-1, 3), place=place[used], pipes=pipes)
 
 
-def _pipes(
-    width: float, generator: np.random.Generator, count: tuple[int, int], radii: tuple[float, float]
-) -> Float[ndarray, "pipes 3"]:
+def _pipes(width: float, generator: np.random.Generator) -> Float[ndarray, "pipes 3"]:
     """Return circles apart from each other and the edges."""
-    num_holes, holes = generator.integers(count[0], count[1] + 1), np.zeros((0, 3))
+    num_holes, holes = generator.integers(1, 4), np.zeros((0, 3))
     for _ in range(30):
-        radius = generator.uniform(*radii)
+        radius = generator.uniform(0.06, 0.12)
         centre = generator.uniform(radius + 0.12, np.array([width, 1.0]) - radius - 0.12)
         if len(holes) < num_holes and (pipe_distance(centre[None], holes) > radius + 0.15).all():
             holes = np.concatenate([holes, [[*centre, radius]]])

@@ -41,13 +41,11 @@ def make_polycrystals(out: Path, *, samples: int = 700, seed: int = 0) -> None:
     write_samples(out, make, samples, title="polycrystals", attributes=attributes)
 
 
-def labelled_polycrystal(
-    number: int, seed: int, grains: tuple[int, int] = (20, 40), sharpness: tuple[float, ...] = (0.0, 1.0, 2.0)
-) -> GraphBatch:
+def labelled_polycrystal(number: int, seed: int) -> GraphBatch:
     """Return one microstructure as a graph of grains, solved on its image."""
     generator = np.random.default_rng([seed, number])
-    labels = microstructure(generator, grains)
-    angles = texture(int(labels.max()) + 1, generator, sharpness)
+    labels = microstructure(generator)
+    angles = texture(int(labels.max()) + 1, generator)
     flux = fluxes(labels, conductivities(angles))
     effective = flux.mean(axis=0)
     sizes = np.bincount(labels.ravel())
@@ -70,20 +68,18 @@ def labelled_polycrystal(
     )
 
 
-def microstructure(generator: np.random.Generator, grains: tuple[int, int] = (20, 40)) -> Int[ndarray, "rows columns"]:
+def microstructure(generator: np.random.Generator) -> Int[ndarray, "rows columns"]:
     """Return the grain numbers of the pixels of a periodic Voronoi structure."""
-    seeds = generator.random((generator.integers(grains[0], grains[1] + 1), 2))
+    seeds = generator.random((generator.integers(20, 41), 2))
     centres = (np.moveaxis(np.indices((PIXELS, PIXELS)), 0, -1) + 0.5) / PIXELS
     nearest = cKDTree(seeds, boxsize=1.0).query(centres)[1]
     return np.unique(nearest, return_inverse=True)[1].reshape(PIXELS, PIXELS).astype(np.int64)
 
 
-def texture(
-    grains: int, generator: np.random.Generator, sharpness: tuple[float, ...] = (0.0, 1.0, 2.0)
-) -> Float[ndarray, " grains"]:
+def texture(grains: int, generator: np.random.Generator) -> Float[ndarray, " grains"]:
     """Return angles of crystal axes (rad) with or without a preferred direction."""
-    of_graph = generator.choice(sharpness)
-    return generator.vonmises(generator.uniform(-np.pi, np.pi), of_graph, grains) / 2
+    sharpness = generator.choice((0.0, 1.0, 2.0))
+    return generator.vonmises(generator.uniform(-np.pi, np.pi), sharpness, grains) / 2
 
 
 def conductivities(angles: Float[ndarray, " grains"]) -> Float[ndarray, "grains 2 2"]:
@@ -127,11 +123,7 @@ def fluxes(
 
 def _corners(side: int) -> Int[ndarray, "pixels 4"]:
     row, column = np.indices((side, side))
-
-    def node(r: ndarray, c: ndarray) -> ndarray:
-        return (r % side) * side + c % side
-
-    corners = [node(row, column), node(row + 1, column), node(row + 1, column + 1), node(row, column + 1)]
+    corners = [((row + r) % side) * side + (column + c) % side for r, c in ((0, 0), (1, 0), (1, 1), (0, 1))]
     return np.stack(corners, axis=-1).reshape(-1, 4)
 
 

@@ -182,9 +182,7 @@ def _floats(values: Any) -> Values:
     return np.asarray(values, dtype=np.float64)
 
 
-def _part_points(
-    prefix: str, scores: Mapping[str, TargetEvaluation], arrays: Mapping[str, Any]
-) -> dict[str, Points | ClassPoints]:
+def _part_points(prefix: str, scores: Mapping[str, TargetEvaluation], arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the labelled rows of all fields that have any."""
     points = {name: _points(name, one.unit, f"{prefix}{name}/", arrays) for name, one in scores.items()}
     return {name: own for name, own in points.items() if own is not None}

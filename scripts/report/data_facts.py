@@ -37,20 +37,17 @@ def data_facts(config: RunConfig, path: StorePlace) -> Data:
     fields = {field.name: field for field in store.fields()}
     targets = [name for name in config.targets if name in fields]
     kinds = _kind_field(list(fields.values()), config)
-    read = {
-        name: store.read(indices, [*targets, *([kinds.name] if kinds else [])])
-        for name, indices in picked.items()
-        if len(indices)
-    }
+    columns = [*targets, *([kinds.name] if kinds else [])]
+    read = {name: store.read(indices, columns) for name, indices in picked.items() if len(indices)}
     present: dict[str, dict[str, int]] = {}
     labels: dict[str, dict[str, tuple[int, int]]] = {}
     for name, field in fields.items():
         has = present_graphs(store, field)
         items = {"node": sizes.nodes, "edge": sizes.edges}.get(field.on, np.ones(len(store), dtype=np.int64))
         numbers = items * field.width
-        known = numbers * has - missing_in_graphs(store, field)
+        labelled = numbers * has - missing_in_graphs(store, field)
         present[name] = {part: int(has[own].sum()) for part, own in graphs.items()}
-        labels[name] = {part: (int(known[own].sum()), int(numbers[own].sum())) for part, own in graphs.items()}
+        labels[name] = {part: (int(labelled[own].sum()), int(numbers[own].sum())) for part, own in graphs.items()}
     return Data(
         path=path,
         store=store,
@@ -62,11 +59,7 @@ def data_facts(config: RunConfig, path: StorePlace) -> Data:
         composition=_composition(read, kinds) if kinds else {},
         composition_of="" if not kinds else "chemical element" if kinds.name == ATOMIC_NUMBERS else kinds.name,
         targets={
-            name: {
-                part: _present_rows(batch, fields[name]).astype(np.float64)
-                for part, batch in read.items()
-                if name in batch.fields
-            }
+            name: {part: _present_rows(batch, fields[name]).astype(np.float64) for part, batch in read.items()}
             for name in targets
         },
         sampled=sum(len(indices) for indices in picked.values()),
@@ -148,9 +141,9 @@ def with_store(config: Mapping[str, Any], place: Path, data_hash: str) -> Mappin
         )
     store = open_store(place)
     if data_hash and not is_data(store, data_hash):
+        facts = f"fingerprint {store.fingerprint}, trained on {data_hash}"
         raise InputError(
-            f"the store {place} is not what was trained on (fingerprint {store.fingerprint}, trained on {data_hash}); give the "
-            "original store, or a copy of it"
+            f"the store {place} is not what was trained on ({facts}); give the original store, or a copy of it"
         )
     return {**config, "data": {**config["data"], "store": str(place.resolve())}}
 

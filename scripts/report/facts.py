@@ -297,10 +297,8 @@ class Facts:
     @property
     def parts(self) -> dict[str, Part]:
         """Return all parts with scores."""
-        return {
-            name: Part(name=name, scores=scores, points=self.points.get(name, {}))
-            for name, scores in self.evaluation.parts.items()
-        }
+        scores = self.evaluation.parts
+        return {name: Part(name=name, scores=own, points=self.points.get(name, {})) for name, own in scores.items()}
 
     @property
     def part(self) -> Part | None:
@@ -314,9 +312,8 @@ class Facts:
         part = self.part
         if part is None or not self.evaluation.domain or not part.points:
             return {}
-        graphs, first = max(
-            (np.unique(one.graph, return_index=True) for one in part.points.values()), key=lambda own: len(own[0])
-        )
+        of_fields = (np.unique(one.graph, return_index=True) for one in part.points.values())
+        graphs, first = max(of_fields, key=lambda own: len(own[0]))
         p_values = self.p_values.get(part.name, np.zeros(0))
         if len(graphs) != len(p_values):
             return {}

@@ -36,19 +36,14 @@ CHAPTERS = (
 """Chapters between the verdict and the reproduction, in order; each is None where it does not apply."""
 
 
-def page(facts: Facts, made: str) -> str:
-    """Return the HTML document; ``made`` says when and by which version."""
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def page(facts: Facts, origin: str) -> str:
+    """Return the HTML document; ``origin`` says when and by which version it was made."""
+    blocks: Any = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, **blocks)
     environment.filters.update(measured=measured, svg=Markup, unit=pretty_unit)
     html = environment.get_template("template.html.j2").render(
         facts=facts,
-        made=made,
+        made=origin,
         css=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),  # our own file, not a user's text
         verdict=verdict(facts),
         thresholds=THRESHOLDS,

@@ -180,32 +180,26 @@ def layouts_table(campaign: Campaign) -> Table | None:
     first = campaign.search.get("layout_trials") or 0
 
     def speed(trials: Sequence[TrialHistory]) -> float:
-        compared = [trial.speed for trial in trials if trial.number < first] or [trial.speed for trial in trials]
-        return max(compared)
+        return max([trial.speed for trial in trials if trial.number < first] or [trial.speed for trial in trials])
 
     def memory(trials: Sequence[TrialHistory]) -> str:
         peaks = [own.cost.peak_memory_mb for trial in trials if (own := campaign.records.get(trial.number))]
         return f"{max(peaks):,.0f} MB" if any(peaks) else "–"
 
-    rows = sorted(trials_by_layout.items(), key=lambda row: -speed(row[1]))
     caption = "Layouts of ranks, the fastest first: graphs of training per second, of all ranks together, in the first segment of the best trial."
     if first:
         rule = f"The first {first} trials differ in their layout only, and the fastest of these is that of all later trials."
         caption += f" {rule} Their throughput is shown."
-    return Table(
-        header=(*map(short, axes), "trials", "graphs per second", "most memory of a rank", "out of memory"),
-        rows=[
-            (
-                *map(text, layout),
-                str(len(trials)),
-                f"{speed(trials):.4g}" if speed(trials) else "–",
-                memory(trials),
-                str(sum(failure_kind(trial) == "out_of_memory" for trial in trials)),
-            )
-            for layout, trials in rows
-        ],
-        caption=caption,
-    )
+    columns: dict[str, Callable[[Any], str]] = {
+        short(path): lambda row, number=number: text(row[0][number]) for number, path in enumerate(axes)
+    }
+    columns |= {
+        "trials": lambda row: str(len(row[1])),
+        "graphs per second": lambda row: f"{speed(row[1]):.4g}" if speed(row[1]) else "–",
+        "most memory of a rank": lambda row: memory(row[1]),
+        "out of memory": lambda row: str(sum(failure_kind(trial) == "out_of_memory" for trial in row[1])),
+    }
+    return table_of(sorted(trials_by_layout.items(), key=lambda row: -speed(row[1])), columns, caption)
 
 
 def failures_table(campaign: Campaign) -> Table:
@@ -226,15 +220,6 @@ def failures_table(campaign: Campaign) -> Table:
         f"{which}; the sampler learns from them unless the machine was at fault.",
         prose=frozenset({2, 3}),
     )
-
-
-def compared_by_processor(records: Sequence[RunRecord]) -> bool:
-    """Return True where trials are compared by processor time.
-
-    On a processor that others use, too, wall time depends on when a trial ran.
-    """
-    trained = [record for record in records if record.epochs]
-    return bool(trained) and all(one.hardware.get("type") == "cpu" and one.cost.cpu_seconds > 0 for one in trained)
 
 
 def seconds_of(record: RunRecord, processor: bool) -> float:
@@ -278,11 +263,7 @@ def compared_architectures(campaign: Campaign, shortest: float | None, processor
     rows = []
     for kind, trials in by_kind.items():
         numbers = [trial.number for trial in trials if trial.number in scores]
-        within = (
-            []
-            if shortest is None
-            else [objective_within(records.get(n), objective, shortest, processor) for n in numbers]
-        )
+        within = [objective_within(records.get(n), objective, shortest or 0.0, processor) for n in numbers]
         best = min(numbers, key=lambda n: scores[n], default=-1)
         error, record = scores.get(best, math.inf), records.get(best)
         in_time = min(within, default=math.inf)
@@ -292,8 +273,9 @@ def compared_architectures(campaign: Campaign, shortest: float | None, processor
 
 def architectures_table(campaign: Campaign) -> Table | None:
     """Return architectures by error; None where there was no choice."""
-    records = campaign.records
-    processor = compared_by_processor(list(records.values()))
+    records, trained = campaign.records, [record for record in campaign.records.values() if record.epochs]
+    # on a processor that others use, too, wall time depends on when a trial ran
+    processor = bool(trained) and all(one.hardware.get("type") == "cpu" and one.cost.cpu_seconds > 0 for one in trained)
     finished = [trial.number for trial in campaign.history.trials if trial.status == "finished"]
     seconds = min((seconds_of(records[n], processor) for n in finished if n in records), default=None)
     rows = compared_architectures(campaign, seconds, processor)

@@ -1,7 +1,7 @@
 """Verdict at the top of a report: rules with stated thresholds."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -141,12 +141,14 @@ def error_finding(one: TargetEvaluation) -> Statement:
     simple = better_baseline(one)
     if simple:
         errors = f"{plain_number(error(one.baselines[simple]))} against {plain_number(own)}"
-        sentence += (
-            f" A simpler predictor is better: {BASELINES[simple]}, {with_unit(errors, one.unit, '{0} {1}')}. Train on more graphs, give "
-            "them other inputs, or search settings of the model."
-            if simple in BASELINES
-            else f" A model of others is better: {simple}, {with_unit(errors, one.unit, '{0} {1}')}. Predict with it, or train on labels of it (hydragnn data label)."
-        )
+        who, advice = "A model of others", "Predict with it, or train on labels of it (hydragnn data label)."
+        if simple in BASELINES:
+            who, advice = (
+                "A simpler predictor",
+                "Train on more graphs, give them other inputs, or search settings of the model.",
+            )
+        errors = with_unit(errors, one.unit, "{0} {1}")
+        sentence += f" {who} is better: {BASELINES.get(simple, simple)}, {errors}. {advice}"
     return Statement(
         grade="good" if share < USEFUL and not simple else "fair" if share < WEAK else "poor",
         short=f"{share * 100:.{0 if share >= 0.1 else 1}f} % of trivial",
@@ -242,11 +244,11 @@ def _headline(facts: Facts, grade: Grade, fields: Sequence[FieldVerdict]) -> str
             "fair": "It has learned something, but use it with care.",
             "poor": "Do not use it: it is no better than guessing the mean.",
         }[grade]
-    poor = [field.field for field in fields if field.grade == "poor"]
+    poor = join([field.field for field in fields if field.grade == "poor"])
     return {
         "good": "Reliable on graphs like those it was trained on.",
         "fair": "Use it with care: read the rows that are marked fair.",
-        "poor": f"Not reliable for {join(poor)}; see why below.",
+        "poor": f"Not reliable for {poor}; see why below.",
     }[grade]
 
 
@@ -256,21 +258,18 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
     ratios = [ratio(f.scores) * 100 for f in fields if f.error.grade != "unknown"]
     covered = [f.observed * 100 for f in fields if f.observed is not None]
     model = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
-    where = {
-        "test": "graphs it has never seen",
-        "held-out": "graphs that the members asked have not seen",
-        "valid": "validation graphs",
-    }.get(part.name, part.name)
+    where = {"test": "graphs it has never seen", "held-out": "graphs that the members asked have not seen"}
+    graphs = where.get(part.name, "validation graphs")
 
-    def span(values: Sequence[float], form: Callable[[float], str]) -> str:
-        return " to ".join(dict.fromkeys((form(min(values)), form(max(values)))))
+    def span(values: Sequence[str]) -> str:
+        return " to ".join(dict.fromkeys((values[0], values[-1])))
 
     sentences = []
     if ratios:
-        share = span(ratios, lambda value: plain_number(float(f"{value:.2g}")))
-        sentences.append(f"{model}'s error on {where} is {share} % of the trivial predictor's.")
+        share = span([plain_number(float(f"{value:.2g}")) for value in sorted(ratios)])
+        sentences.append(f"{model}'s error on {graphs} is {share} % of the trivial predictor's.")
     if covered and facts.manifest is not None:
-        share = span(covered, lambda value: f"{value:.0f}")
+        share = span([f"{value:.0f}" for value in sorted(covered)])
         sentences.append(f"Its {facts.evaluation.nominal * 100:.0f} % intervals hold {share} % of the true values.")
     members = {f.field: better_member(f.scores) for f in fields}
     simple = {f.field: better_baseline(f.scores) for f in fields}

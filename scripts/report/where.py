@@ -95,11 +95,10 @@ def field_maps(facts: Facts) -> Iterator[Figure]:
             note += f", relative L2 {percent(errors.relative[rank])}\u00a0%" if own.species is None else ""
             svg = picture(f"map-{name}-{label}", title, draw, height=size, dpi=PIXELS)
             panels.append(Panel(svg=svg, label=label, note=note))
+        norm = "" if signed else "; of several components the norm is shown"
         caption = (
-            f"graphs of the {part.name} part with the smallest, median and largest root mean square error. Colours mean the "
-            "same in all pictures"
-            + (". " if signed else "; of several components the norm is shown. ")
-            + "A good spread is deep where the error is deep. Missing labels are left blank."
+            f"graphs of the {part.name} part with the smallest, median and largest root mean square error. Colours mean the same in "
+            f"all pictures{norm}. A good spread is deep where the error is deep. Missing labels are left blank."
         )
         yield Figure(name=f"maps-{name}", title=f"{field} in space", caption=caption, panels=tuple(panels), wide=True)
 
@@ -116,10 +115,9 @@ def view_of(points: Points, own: PartGraphs, number: int) -> PlaneView | None:
     radius = _radii(own, slice(first, last), xyz)
     if own.batch.dim == 3:  # seen along the shortest axis, the nearest nodes last
         axes = np.eye(3)[np.argsort(-np.ptp(xyz, axis=0), kind="stable")]
-        alone = (
-            own.species is not None and not own.batch.periodic[place].any()
-        )  # a molecule, which lies in any direction
-        xyz = xyz @ (np.linalg.svd(xyz - xyz.mean(axis=0))[2] if alone else axes).T
+        if own.species is not None and not own.batch.periodic[place].any():  # a molecule lies in any direction
+            axes = np.linalg.svd(xyz - xyz.mean(axis=0))[2]
+        xyz = xyz @ axes.T
     order = np.argsort(xyz[:, 2] if own.batch.dim == 3 else np.zeros(len(xyz)), kind="stable")
     if len(order) > MOST_NODES:
         order = order[np.linspace(0, len(order) - 1, MOST_NODES).astype(np.int64)]
@@ -235,9 +233,8 @@ def groups_of(points: Points, own: PartGraphs | None, data: Data | None) -> Iter
     if own is not None:
         kinds |= {"element": by_element(points, own), "composition": by_composition(points, own)}
     if data is not None and points.graph.max() < len(data.sizes):
-        kinds["nodes per graph"] = bins_of(
-            data.sizes.nodes[points.graph].astype(np.float64), np.arange(len(points.graph))
-        )
+        nodes = data.sizes.nodes[points.graph].astype(np.float64)
+        kinds["nodes per graph"] = bins_of(nodes, np.arange(len(nodes)))
     items = own.items.get(points.field) if own is not None else None
     if own is not None and items is not None and len(rows := np.flatnonzero(items >= 0)):
         size = norms(points.target[rows], items[rows])[items[rows]]
