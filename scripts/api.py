@@ -410,7 +410,7 @@ def build_ensemble(
     from hydragnn.ensemble.building.build import check_out
     from hydragnn.hpo import campaign_records
     from hydragnn.runs.folder import name_store
-    from hydragnn.scripts.ensembles import FinalTraining, campaign_or_runs, chosen
+    from hydragnn.scripts.ensembles import campaign_or_runs, members_of
 
     check_references(baselines)
     campaign = campaign_or_runs(sources)
@@ -418,8 +418,8 @@ def build_ensemble(
     if store is not None:
         runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
         name_store(runs, as_path(store), branch)
-    training = FinalTraining(train=train, seeds=final_seeds, epochs=epochs, workers=workers)
-    choice = chosen(campaign, as_path(out), top_k, training, quiet)
+    training: Table = {"train": train, "seeds": final_seeds, "epochs": epochs, "workers": workers}
+    choice = members_of(campaign, as_path(out), top_k, quiet, **training)
     return ensemble_of_runs(
         choice.folders,
         as_path(out),

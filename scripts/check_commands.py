@@ -99,7 +99,7 @@ def conformance(
             "--set", metavar="KEY=VALUE", help="A setting of [model] for all of them, e.g. `conditioning=film`."
         ),
     ] = (),
-    around: Annotated[
+    extras: Annotated[
         Sequence[str],
         list[str] | None,
         typer.Option(
@@ -121,7 +121,7 @@ def conformance(
     if out is not None:
         check_page_target(out, TITLE.encode(), "table of conformance")
     settings = with_overrides({}, assignments, example="conditioning=film")
-    names = list(AROUND) if "all" in around else around
+    names = list(AROUND) if "all" in extras else extras
     columns = (TextColumn("promises"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress(*columns, quiet=quiet) as update:
         outcomes = conformance_of(
@@ -129,13 +129,11 @@ def conformance(
         )
     if out is not None:
         words = ["hydragnn conformance", *kinds, *(f"--set {one}" for one in assignments)]
-        words += [f"--around {name}" for name in around]
+        words += [f"--around {name}" for name in extras]
         write_atomically(out, conformance_page(outcomes, " ".join([*words, f"--out {out}"])))
     rows = []
     for kind, name in dict.fromkeys((outcome.kind, outcome.around) for outcome in outcomes):
-        verdicts: list[str] = [
-            outcome.verdict for outcome in outcomes if (outcome.kind, outcome.around) == (kind, name)
-        ]
+        verdicts: list[str] = [one.verdict for one in outcomes if (one.kind, one.around) == (kind, name)]
         counts = {"kept": "passed", "failed": "failed", "do not apply": "does not apply"}
         counted = {word: verdicts.count(verdict) for word, verdict in counts.items()}
         rows.append({"architecture": kind, "around": name, **counted})

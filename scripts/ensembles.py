@@ -67,49 +67,49 @@ def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
     return Choice(folders=ranked[:top_k], weights=[1.0 / top_k] * top_k, selection=selection)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinalTraining:
-    """Training of the best configurations anew."""
+def members_of(
+    campaign: Path | list[Path],
+    out: Path,
+    top_k: int | None,
+    quiet: bool,
+    *,
+    train: bool,
+    seeds: int,
+    epochs: int | None,
+    workers: Workers | None,
+) -> Choice:
+    """Return the best trials, trained anew if asked, or the given runs; InputError for options without meaning.
 
-    train: bool
-    seeds: int
-    """Runs of every configuration; 0 is one, and none without ``train`` or ``epochs``."""
-    epochs: int | None
-    """Epochs instead of the campaign's."""
-    workers: Workers | None
-
-
-def chosen(campaign: Path | list[Path], out: Path, top_k: int | None, training: FinalTraining, quiet: bool) -> Choice:
-    """Return the best trials, trained anew if asked, or the given runs; InputError for options without meaning."""
-    number = 5 if top_k is None else top_k
+    ``seeds`` are runs of every configuration: 0 is one, and none without ``train`` or ``epochs``.
+    """
+    options = {"--top-k": top_k, "--train": train, "--final-seeds": seeds, "--epochs": epochs, "--workers": workers}
     if isinstance(campaign, list):
-        options: dict[str, Any] = {"--top-k": top_k, "--train": training.train, "--final-seeds": training.seeds}
-        options |= {"--epochs": training.epochs, "--workers": training.workers}
         for name in (name for name, value in options.items() if value):
             raise InputError(
                 f"{name} has no meaning for given runs, which all become members as they are; leave it out, or give the campaign "
                 "instead of its runs"
             )
         return Choice(folders=campaign)
-    if training.train or training.seeds or training.epochs:
-        return trained_trials(campaign, out, number, training, quiet)
-    if training.workers is not None:
+    if train or seeds or epochs:
+        return trained_trials(campaign, out, top_k or 5, max(1, seeds), epochs, workers, quiet)
+    if workers is not None:
         raise InputError("workers train, and nothing is trained anew here; leave them out, or add --train")
-    return best_trials(campaign, number)
+    return best_trials(campaign, top_k or 5)
 
 
-def trained_trials(campaign: Path, out: Path, top_k: int, training: FinalTraining, quiet: bool) -> Choice:
+def trained_trials(
+    campaign: Path, out: Path, top_k: int, seeds: int, epochs: int | None, workers: Workers | None, quiet: bool
+) -> Choice:
     """Train the best configurations in ``OUT.training``; return their runs.
 
     Every run has a seed of its own. A call that was interrupted is continued by the same call. Interrupted where a signal, or
     OutOfWalltime where the end of the allocation, comes before the end.
     """
     choice, folder = best_trials(campaign, top_k, finished=False), out.with_name(f"{out.name}.training")
-    seeds, epochs = max(1, training.seeds), training.epochs
     runs = given_runs(choice.folders, campaign, seeds=seeds, epochs=epochs)
     with nullcontext() if quiet else CampaignView(folder) as view:
         search = open_campaign(campaign).search
-        final = run_final(runs, folder, like=search, workers=training.workers, on_event=view)
+        final = run_final(runs, folder, like=search, workers=workers, on_event=view)
     if final.result.ending != "finished":
         kind = OutOfWalltime if final.result.ending == "walltime" else Interrupted
         raise kind(f"{final.result.finished} of {len(runs)} final trainings are done; the same command continues")

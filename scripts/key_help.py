@@ -44,13 +44,8 @@ class Key:
 
     def __str__(self) -> str:
         """Return the meaning below a line of facts."""
-        facts = [
-            self.type,
-            f"default {self.default}" if self.default != "required" else "required",
-            self.range,
-            self.unit,
-        ]
-        words = ", ".join(fact for fact in facts if fact).replace("`", "")
+        default = f"default {self.default}" if self.default != "required" else "required"
+        words = ", ".join(filter(None, (self.type, default, self.range, self.unit))).replace("`", "")
         return f"{self.key} ({words}) in {', '.join(self.sections)}\n  {self.meaning}"
 
 
@@ -141,11 +136,9 @@ def explained(key: str) -> list[Key]:
                 table = {**asdict(one), "key": path, "sections": ()}
                 explained_keys.setdefault(Key(**table), []).append(section.title)
     if not explained_keys:
-        hint = nearest(words, [*names])
+        hint, paths = nearest(words, [*names]), dict.fromkeys(one.path for one in sections() if one.path)
         if not hint.startswith("did"):
-            hint = "name a section for its keys: " + ", ".join(
-                dict.fromkeys(one.path for one in sections() if one.path)
-            )
+            hint = f"name a section for its keys: {', '.join(paths)}"
         raise InputError(f"no configuration has a key {key!r:.60}; {hint}")
     return [Key(**{**asdict(one), "sections": tuple(titles)}) for one, titles in explained_keys.items()]
 
@@ -155,10 +148,8 @@ def kind_of_model() -> Key:
     from hydragnn.architectures import architectures
 
     meaning = "Architecture of the model; a class of your own is named package.module:Name."
-    kinds = ", ".join(architectures())
-    return Key(
-        key="model.kind", type=kinds, default="required", range="", unit="", meaning=meaning, sections=("[model]",)
-    )
+    facts = {"type": ", ".join(architectures()), "default": "required", "range": "", "unit": "", "meaning": meaning}
+    return Key(key="model.kind", sections=("[model]",), **facts)
 
 
 @cache
@@ -227,17 +218,8 @@ def _unit_text(name: str, field: FieldInfo, text: str) -> str:
     return (by_name + stated + length + [""])[0] if field.annotation is not bool else ""
 
 
-def _number(value: Any) -> str:
-    """Return a bound; the largest integer as a power of two."""
-    return "2^63" if value == 2**63 else str(value)
-
-
 def _range_text(field: FieldInfo) -> str:
+    """Return the bounds; the largest integer as a power of two."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
-    bounds = [
-        f"{sign} {_number(value)}"
-        for item in field.metadata
-        for key, sign in signs.items()
-        if (value := getattr(item, key, None)) is not None
-    ]
-    return ", ".join(bounds)
+    bounds = [(sign, getattr(item, key, None)) for item in field.metadata for key, sign in signs.items()]
+    return ", ".join(f"{sign} {'2^63' if one == 2**63 else one}" for sign, one in bounds if one is not None)

@@ -68,7 +68,7 @@ def command(
     run: Callable[..., None] | None = None,
     *,
     required: Sequence[str] = (),
-    before: str = "",
+    ahead_of: str = "",
     device: bool = False,
 ) -> None:
     """Register a function as a command.
@@ -76,7 +76,7 @@ def command(
     Annotated arguments are those of the command: the second item of an annotation is the type on the command line, if it is
     another one, and the last the option. An argument that is a dataclass becomes options by its fields. ``required`` ones have
     no default there. ``run`` calls the function and shows the result; without it the result is shown as it is. Keywords of
-    ``run`` are further options, ahead of the one named ``before``.
+    ``run`` are further options, ``ahead_of`` another one.
     """
     own = inspect.signature(inspect.unwrap(function)).parameters
     objects: dict[str, Any] = {key: one.annotation for key, one in own.items() if is_dataclass(one.annotation)}
@@ -89,7 +89,10 @@ def command(
         elif get_origin(one.annotation) is Annotated:
             arguments[key] = _option(one, key in required)
     further = [one for one in inspect.signature(run).parameters.values() if one.kind is one.KEYWORD_ONLY] if run else []
-    place, last = [*arguments, before].index(before), [("device", Device, "")] * device + [("as_json", AsJson, False)]
+    place, last = (
+        [*arguments, ahead_of].index(ahead_of),
+        [("device", Device, "")] * device + [("as_json", AsJson, False)],
+    )
     end = [
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=start, annotation=kind)
         for key, kind, start in last

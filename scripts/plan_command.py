@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.machine import bytes_of, free_memory, in_words
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.scripts.options import Overrides
 from hydragnn.scripts.showing import Result
@@ -106,7 +107,10 @@ def plan(
 
     table = with_overrides(read_toml(config), overrides)
     settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
-    check_plannable(settings, str(config))
+    if len(settings.branches) > 1:
+        raise InputError(
+            f"{config} has several data sets; plan the largest one, with its data and heads at the top of a file"
+        )
     extrapolation = measured(settings, machine, config.absolute().parent, quiet)
     if extrapolation is None:
         return None
@@ -129,7 +133,6 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
     """Return the steps of started ranks, extrapolated to a machine; None on other ranks than the first."""
     import torch
 
-    from hydragnn.base.machine import bytes_of, free_memory
     from hydragnn.distributed.ranks import Ranks, join_ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
@@ -144,9 +147,9 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
     network, limit = machine.network(), machine.memory or settings.batch.memory
     most = bytes_of(limit) if limit else None
 
-    def show(what: str, left: float | None) -> None:
+    def show(what: str, seconds: float | None) -> None:
         if ranks.first and not quiet and time.monotonic() - begin > QUIET:
-            more = "" if left is None else f", about {left:.0f} s left"
+            more = "" if seconds is None else f", about {seconds:.0f} s left"
             print(f"measuring {what}{more}", file=sys.stderr, flush=True)
 
     with join_ranks(folder, place) as ranks:
@@ -184,18 +187,8 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
     )
 
 
-def check_plannable(config: "AnyConfig", source: str) -> None:
-    """Raise InputError for several data sets."""
-    if len(config.branches) > 1:
-        raise InputError(
-            f"{source} has several data sets; plan the largest one, with its data and heads at the top of a file"
-        )
-
-
 def layout_row(one: dict[str, Any]) -> dict[str, str]:
     """Return the row of a layout."""
-    from hydragnn.base.machine import in_words
-
     return {
         "layout": layout_words(one["parallel"]),
         "parts": str(one["parallel"]["micro_batches"]),
@@ -209,8 +202,6 @@ def layout_row(one: dict[str, Any]) -> dict[str, str]:
 
 def plan_lines(result: dict[str, Any]) -> list[str]:
     """Return the machine, losses of the best layout, and sources of figures."""
-    from hydragnn.base.machine import in_words
-
     nodes, devices, graphs = result["nodes"], result["nodes"] * result["ranks_per_node"], result["graphs_per_batch"]
     best = result["layouts"][0]
     lines = [
@@ -246,8 +237,6 @@ def layout_words(parallel: dict[str, int]) -> str:
     >>> layout_words({"replicate": 4, "shard": 2, "tensor": 1, "micro_batches": 3})
     'replicate 4 x shard 2'
     """
-    sizes = [
-        f"{axis} {size}" for axis, size in parallel.items() if size > 1 and axis not in ("micro_batches", "chunks")
-    ]
-    sizes += [f"chunks {parallel['chunks']}"] if parallel.get("chunks", 1) > 1 else []
-    return " x ".join(sizes) or "one device"
+    sizes = {axis: size for axis, size in parallel.items() if size > 1 and axis != "micro_batches"}
+    sizes |= {"chunks": sizes.pop("chunks")} if "chunks" in sizes else {}  # the last
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "one device"

@@ -122,10 +122,6 @@ def picture(figures: Figures, title: str, path: Path) -> None:
 
 def _write(result: SimulationResult, out: Path) -> list[Path]:
     """Write figures as JSON, and utilisation as SVG and PNG."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}; choose another folder") from error
     paths = [out / name for name in FILES]
     whole = {**result.to_json(), "utilisation over time": result.figures.busy}
     write_json(paths[0], json.loads(json.dumps(whole)))

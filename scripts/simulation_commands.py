@@ -179,11 +179,11 @@ def tracked(numbers: range, what: str, quiet: bool) -> Iterable[int]:
     return track(numbers, what, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
-def _check_positive(**values: float) -> None:
+def _check_positive(how: Any, *names: str) -> None:
     """Raise InputError for options that are no finite numbers above 0."""
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise InputError(f"--{name} {value:g} is no number above 0")
+    for name in names:
+        if not 0 < getattr(how, name) < math.inf:
+            raise InputError(f"--{name} {getattr(how, name):g} is no number above 0")
 
 
 def relax(
@@ -204,7 +204,7 @@ def relax(
     positions are in the file. docs/simulations.md has the columns.
     """
     rows = XyzRows(out, "relax")
-    _check_positive(fmax=how.fmax)
+    _check_positive(how, "fmax")
     potential, frames, origin = _inputs(model, structures, branch, allow_code, "record")
     if how.cell and ("stress" not in potential.names or not any(atoms.pbc.all() for atoms in frames)):
         raise InputError("--cell needs a model with a stress, and structures with three periodic axes; leave it out")
@@ -212,21 +212,15 @@ def relax(
         for number in tracked(range(rows.state["rows"], len(frames)), "structures", quiet):
             row = _relaxed(frames[number], potential.ensemble, f"{structures.name}#{number}", how)
             facts = {**row.info, "energy": row.calc.results.get("energy")}
-            rows.append(
-                row, table=[*rows.state.get("table", []), {key: facts.get(key) for key in (*COLUMNS, "status")}]
-            )
+            line = {key: facts.get(key) for key in (*COLUMNS, "status")}
+            rows.append(row, table=[*rows.state.get("table", []), line])
     table = [{key: one[key] for key in COLUMNS} for one in rows.state["table"]]
     lost = [{"name": one["name"], "reason": one.get("status")} for one in rows.state["table"] if one["energy"] is None]
     failed = sum(not one["converged"] for one in table)
     why = f", {len(lost)} of them because they cannot be predicted" if lost else ""
-    words = f"note: {failed} of {len(table)} did not converge in {how.steps} steps{why}; {out} has status and last positions"
+    note = f"note: {failed} of {len(table)} did not converge in {how.steps} steps{why}; {out} has status and last positions"
     value = {"structures": table, "not converged": failed, "not predicted": lost, "out": str(out)}
-    return _result(value, words if failed else "")
-
-
-def _result(value: dict[str, Any], note: str) -> Result:
-    """Return a result that exits with 3 where there is a note."""
-    return Result(value=value, note=note, code=3 if note else 0)
+    return Result(value=value, note=note * bool(failed), code=3 * bool(failed))
 
 
 def _relaxed(atoms: Any, ensemble: Any, name: str, how: Relaxation) -> Any:
@@ -278,7 +272,7 @@ def md(
     rows = XyzRows(out, "md")
     if rows.state and not resume:
         raise InputError(f"{out} exists already; add --resume to continue it, or choose another --out")
-    _check_positive(temperature=how.temperature, timestep=how.timestep, friction=how.friction)
+    _check_positive(how, "temperature", "timestep", "friction")
     if steps % how.interval:
         raise InputError(f"--steps {steps} is no multiple of --interval {how.interval}; change one of them")
     potential, frames, origin = _inputs(model, structure, branch, allow_code, outside)
@@ -298,7 +292,8 @@ def md(
     result = {"trajectory": str(out), "status": "stopped" if reason else "finished", "step": reached}
     last = f"the last frame is number {rows.state['rows'] - 1}, of step {rows.state.get('step')}"
     value = {**result, "frames": rows.state["rows"], **({"reason": reason} if reason else {})}
-    return _result(value, f"stopped after step {reached}: {reason}; {last}" if reason else "")
+    note = f"stopped after step {reached}: {reason}; {last}" if reason else ""
+    return Result(value=value, note=note, code=3 * bool(reason))
 
 
 def _propagate(atoms: Any, rows: XyzRows, how: Dynamics, steps: int, quiet: bool) -> tuple[str, int]:
@@ -416,7 +411,8 @@ def label(
             else:
                 rows.note(failed=failed)
     value = {"labelled": rows.state["rows"], "failed": failed, "out": str(out)}
-    return _result(value, f"note: of {len(frames)}, {calculator} {few_refusals(failed)}" if failed else "")
+    note = f"note: of {len(frames)}, {calculator} {few_refusals(failed)}" if failed else ""
+    return Result(value=value, note=note, code=3 * bool(failed))
 
 
 def labelled(atoms: Any, results: dict[str, Any], name: str) -> Any:

@@ -1,6 +1,6 @@
 """Annotations are checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
 
-import importlib.util
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -140,15 +140,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"hydragnn.scripts.report.{name}", lambda *_, **__: "<svg/>")
 
 
-def loaded(name: str) -> ModuleType:
-    """A module beside this file."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def played() -> ModuleType:
     """The module that plays campaigns through the real scheduler on a virtual clock."""
@@ -158,7 +149,7 @@ def played() -> ModuleType:
 @pytest.fixture(scope="session")
 def slurm_module() -> ModuleType:
     """The module that brings up a real Slurm; skips, with the reason, where this machine cannot have one."""
-    module = loaded("slurm")
+    module = importlib.import_module("tests.slurm")
     reason = module.why_not()
     if reason:
         pytest.skip(f"no real Slurm: {reason}")

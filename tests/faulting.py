@@ -60,14 +60,10 @@ def same_bytes(out: Path, reference: Path) -> bool:
 
 def same_arrays(out: Path, reference: Path) -> bool:
     """Return True for files of HDF5 with the same arrays."""
-    found: list[bool] = []
+    arrays: dict[str, object] = {}
     with h5py.File(out) as one, h5py.File(reference) as other:
-        one.visititems(
-            lambda name, item: found.append(
-                not isinstance(item, h5py.Dataset) or bool(np.all(item[()] == other[name][()]))
-            )
-        )
-    return bool(found) and all(found)
+        one.visititems(lambda name, item: arrays.update({name: item} if isinstance(item, h5py.Dataset) else {}))
+        return bool(arrays) and all(np.all(item[()] == other[name][()]) for name, item in arrays.items())
 
 
 def same_graphs(out: Path, reference: Path) -> bool:
@@ -135,12 +131,7 @@ def make_base(folder: Path) -> None:
     frames[25].info["name"] = "one"
     inputs.write(folder / "texts.xyz", frames[24:], format="extxyz")
     (folder / "texts.toml").write_text(build.replace("crystals.xyz", "texts.xyz"))
-    run = (
-        (folder / "run.toml")
-        .read_text()
-        .replace("epochs = 2", "epochs = 1")
-        .replace("hidden_dim = 16", "hidden_dim = 4")
-    )
+    run = (folder / "run.toml").read_text().replace("epochs = 2", "epochs = 1").replace("_dim = 16", "_dim = 4")
     (folder / "run.toml").write_text(run)
     heads = run[run.index("[[heads]]") :]
     (folder / "tune.toml").write_text(f'[start]\nmodel = "run"\n[data]\nstore = "crystals.h5"\n{heads}')
@@ -190,8 +181,7 @@ def fault(command: Command, base: Path, work: Path, reference: Path, call: int, 
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base, work)
     code, text, calls = run_command(command.words, work, call, kind)
-    out, problems = work / command.out, []
-    before = base / command.out
+    out, before, problems = work / command.out, base / command.out, []
     if "Traceback" in text:
         problems.append("a traceback: " + text.strip().splitlines()[-1])
     errors = [line for line in text.splitlines() if line.startswith("error")]
@@ -200,27 +190,18 @@ def fault(command: Command, base: Path, work: Path, reference: Path, call: int, 
     if kind == "kill" and code >= 0:
         return "", calls  # it came to its end before
 
-    def state() -> str:
-        if not out.exists() or (before.exists() and command.whole(out, before)):
-            return "absent"
-        if command.grows:
-            rows = len(read(out, ":")) if out.stat().st_size else 0
-            return "whole" if command.whole(out, reference / command.out) else f"{rows} rows"
-        return "whole" if command.whole(out, reference / command.out) else "in part"
-
     def what() -> str:
         try:
-            return state()
+            if not out.exists() or (before.exists() and command.whole(out, before)):
+                return "absent"
+            rows = f"{len(read(out, ':')) if out.stat().st_size else 0} rows" if command.grows else "in part"
+            return "whole" if command.whole(out, reference / command.out) else rows
         except Exception as error:
             anew = "did not finish; run it again" in str(error)
             return "absent" if anew else f"unreadable ({type(error).__name__}: {error})"
 
-    first = what()
-    if (
-        first not in ("absent", "whole")
-        and not first.endswith("rows")
-        and not (command.again and command.whole is trained)
-    ):
+    first, goes_on = what(), command.again and command.whole is trained
+    if first not in ("absent", "whole") and not first.endswith("rows") and not goes_on:
         problems.append(f"after exit {code} the output is {first}")
     if code == 0 and first != "whole":
         problems.append(f"exit 0, and the output is {first}")
@@ -230,9 +211,8 @@ def fault(command: Command, base: Path, work: Path, reference: Path, call: int, 
         again, said, _ = run_command(command.words, work)
     then = what()
     if then != "whole":
-        problems.append(
-            f"a repeat ends with {again}, and the output is {then}: {said[-300:]!r} (first {first}, {text[-300:]!r})"
-        )
+        before_it = f"first {first}, {text[-300:]!r}"
+        problems.append(f"a repeat ends with {again}, and the output is {then}: {said[-300:]!r} ({before_it})")
     if again not in (0, 2) or (again == 2 and first != "whole") or "Traceback" in said:
         problems.append(f"a repeat of what is {first} ends with {again}: {said[-300:]!r}")
     left = {path.name for path in work.iterdir()} - {path.name for path in reference.iterdir()}

@@ -144,14 +144,11 @@ def _provenance(facts: Facts) -> list[tuple[str, str]]:
         rows += [(key.replace("_", " "), text(value)) for key, value in record.hardware.items()]
     members = list(facts.members.values())
     sentences = dict.fromkeys(one for each in (record, *members) if each is not None for one in each.continued)
-    if sentences:
-        rows.append(("continued, unlike one run of this configuration", "; ".join(sentences)))
-    if len(members) > 1:
-        hashes = dict.fromkeys(member.config_hash for member in members)
-        rows.append(("members' configurations", ", ".join(hashes)))
+    rows.append(("continued, unlike one run of this configuration", "; ".join(sentences)))
+    hashes = dict.fromkeys(member.config_hash for member in members) if len(members) > 1 else ()
+    rows.append(("members' configurations", ", ".join(hashes)))
     seconds = [record.cost.cpu_seconds for record in facts.campaign.records.values()] if facts.campaign else []
-    if seconds:
-        rows.append(("CPU time of the search", f"{sum(seconds) / 60:.1f} min"))
+    rows.append(("CPU time of the search", f"{sum(seconds) / 60:.1f} min" * bool(seconds)))
     return [(key, value) for key, value in rows if value]
 
 

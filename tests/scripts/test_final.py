@@ -2,6 +2,7 @@
 
 import json
 import signal
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hydragnn.hpo import CampaignView, campaign_history
 from hydragnn.hpo.scheduling.events import Reached
 from hydragnn.runs import train
 from hydragnn.scripts import api
-from tests.charged_rings import write_rings
+from tests.charged_rings import RUN, write_rings
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -33,13 +34,7 @@ def no_gpus() -> Iterator[None]:
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four small trials on rings of charges; a rung lets one of them through."""
     folder = tmp_path_factory.mktemp("final")
-    write_rings(folder / "rings.h5", 24)
-    table: dict[str, Any] = {
-        "data": {"store": str(folder / "rings.h5")},
-        "model": {"kind": "schnet", "num_layers": 1, "num_radial": 4, "envelope": "none"},
-        "heads": [{"kind": "scalar", "field": "moment"}],
-        "train": {"epochs": 4},
-    }
+    table = tomllib.loads(RUN) | {"data": {"store": str(write_rings(folder / "rings.h5", 24))}, "train": {"epochs": 4}}
     space = {"model.hidden_dim": {"type": "int", "low": 4, "high": 12}}
     table["search"] = {"trials": 4, "rungs": [2], "reduction": 4, "finalists": 1, "space": space}
     api.search(table, folder / "campaign", workers=2, quiet=True)

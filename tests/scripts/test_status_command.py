@@ -2,39 +2,28 @@
 
 import io
 import json
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 import hydragnn
-from hydragnn.datasets import StoreWriter
-from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history, campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.status.view import show_status, status_rows
+from tests.charged_rings import RUN, write_rings
 
-ENERGY = Field(name="energy", on="graph", role="target")
-TABLE = {
-    "data": {"store": "few.h5"},
-    "model": {"kind": "schnet"},
-    "heads": [{"kind": "scalar", "field": "energy"}],
-    "train": {"epochs": 18},
-    "search": {
-        "trials": 40,
-        "rungs": [2, 6],
-        "space": {
-            "model.hidden_dim": {"type": "int", "low": 16, "high": 128, "log": True},
-            "train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2, "log": True},
-        },
-    },
+SPACE = {
+    "model.hidden_dim": {"type": "int", "low": 16, "high": 128, "log": True},
+    "train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2, "log": True},
 }
+SEARCH = {"train": {"epochs": 18}, "search": {"trials": 40, "rungs": [2, 6], "space": SPACE}}
 
 Campaign = Callable[..., Path]
 
@@ -46,9 +35,9 @@ def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
     def make_campaign(nodes: int = 6, **more: str) -> Path:
         folder = tmp_path / "campaign"
         folder.mkdir()
-        with StoreWriter(folder / "few.h5", [ENERGY], dim=3) as writer:
-            writer.write(graph_from_arrays(np.eye(3), [0], [1], fields=[ENERGY], graphs={"energy": np.float32(0)}))
-        write_settings(campaign_settings(TABLE, folder / "CAMPAIGN.toml"), [], folder)
+        write_rings(folder / "rings.h5", 1)
+        settings = campaign_settings({**tomllib.loads(RUN), **SEARCH}, folder / "CAMPAIGN.toml")
+        write_settings(settings, [], folder)
         plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2)
         player = played.play(plan, nodes, seed=3, own=0.1, machine=0.08, bad=("n2",), work=30.0, **more)
         player.session(stop_after=1500)

@@ -3,6 +3,7 @@
 import os
 import pwd
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hydragnn.ensemble.building.build import check_out
 from hydragnn.hpo import campaign_settings, run_search
 from hydragnn.runs import train
 from hydragnn.scripts.__main__ import main
-from tests.charged_rings import write_rings
+from tests.charged_rings import RUN, SEARCH, write_rings
 
 
 def test_a_full_disk_under_a_log_ends_no_work_and_lost_results_are_an_error(
@@ -89,19 +90,11 @@ def test_a_folder_that_is_gone_and_a_user_without_a_home_are_told_what_to_do(
 
 
 def test_a_folder_whose_name_is_no_utf8_takes_no_weights_which_could_not_be_read_there(tmp_path: Path) -> None:
-    table = {
-        "data": {"store": str(write_rings(tmp_path / "rings.h5", 12))},
-        "model": {"kind": "gin"},
-        "heads": [{"kind": "scalar", "field": "moment"}],
-    }
-    search = {"trials": 2, "sampler": "random", "space": {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}}
+    write_rings(tmp_path / "rings.h5", 12)
+    run = tomllib.loads(RUN.replace("rings.h5", str(tmp_path / "rings.h5")))
+    settings = campaign_settings({**run, **tomllib.loads(SEARCH)}, tmp_path / "CAMPAIGN.toml")
     out = tmp_path / "lat\udce9n"
-    makers = (
-        lambda: train(parse_config(table), out),
-        lambda: run_search(campaign_settings({**table, "search": search}, tmp_path / "CAMPAIGN.toml"), out),
-        lambda: check_out(out),
-    )
-    for make in makers:
+    for make in (lambda: train(parse_config(run), out), lambda: run_search(settings, out), lambda: check_out(out)):
         with pytest.raises(InputError, match=r"lat\\xe9n is no UTF-8, and weights could not be read there"):
             make()
     assert not out.exists()

@@ -30,6 +30,7 @@ UNITS = {"energy": "eV", "forces": "eV/Angstrom", "charge": "e"}
 TRIVIAL = {"energy": 0.84, "forces": 1.31, "charge": 0.071}
 SIMPLE = {"composition": 0.6, "ridge": 0.3, "boosting": 0.5}  # shares of the errors of the trivial predictor
 NAMES = ("0012", "0019", "0003")
+DETECTORS = ("kinds", "structure", "spread")
 RUNGS = (4, 12, 36)
 GRAPHS = 240
 SPACE: dict[str, Any] = {
@@ -181,20 +182,15 @@ def write_campaign(folder: Path, store: Path) -> Path:
 
 def write_settings_of(folder: Path, store: Path, *, trials: int) -> Path:
     search = {"trials": trials, "seed": 1, "rungs": list(RUNGS[:-1]), "finalists": 4, "space": SPACE}
-    settings = campaign_settings({**base_config(store), "search": search}, folder / "CAMPAIGN.toml")
-    write_settings(settings, [], folder)
+    write_settings(campaign_settings({**base_config(store), "search": search}, folder / "CAMPAIGN.toml"), [], folder)
     return folder
 
 
 def _point(generator: np.random.Generator) -> dict[str, Any]:
-    kind = str(generator.choice(["schnet", "painn"]))
-    point = {
-        "model.kind": kind,
-        "model.hidden_dim": int(2 ** generator.uniform(4, 7)),
-        "model.num_layers": int(generator.integers(2, 7)),
-        "train.learning_rate": float(10 ** generator.uniform(-4, -2)),
-    }
-    return {**point, "model.dropout": float(generator.uniform(0, 0.3))} if kind == "schnet" else point
+    point: dict[str, Any] = {"model.kind": str(generator.choice(["schnet", "painn"]))}
+    point |= {"model.hidden_dim": int(2 ** generator.uniform(4, 7)), "model.num_layers": int(generator.integers(2, 7))}
+    point |= {"train.learning_rate": float(10 ** generator.uniform(-4, -2))}
+    return {**point, **({"model.dropout": float(generator.uniform(0, 0.3))} if point["model.kind"] == "schnet" else {})}
 
 
 def _trained(folder: Path, config: dict[str, Any], start: Start, values: dict[str, Any]) -> Reached | Failed:
@@ -239,15 +235,10 @@ def write_ensemble(folder: Path, store: Path) -> Path:
         values = {"model.hidden_dim": 32 + 16 * number}
         record = record_of(base_config(store), values, quality=0.07 + 0.01 * number, epochs=36, seed=number)
         write_json(folder / "members" / str(number) / "record.json", asdict(record))
-    detectors = ("kinds", "structure", "spread")
     arrays |= {f"{part}/domain/scores": generator.gamma(2, 0.2, size=(40, 3)) for part in parts}
     arrays |= {f"{part}/domain/p_values": generator.uniform(size=40) for part in parts}
-    domain = {
-        "false_alarms": 0.02,
-        "detectors": detectors,
-        "flagged": dict.fromkeys(parts, 0.025),
-        "flagged_by_detector": {part: dict.fromkeys(detectors, 0.01) for part in parts},
-    }
+    domain = {"false_alarms": 0.02, "detectors": DETECTORS, "flagged": dict.fromkeys(parts, 0.025)}
+    domain |= {"flagged_by_detector": {part: dict.fromkeys(DETECTORS, 0.01) for part in parts}}
     evaluation = Evaluation(nominal=0.9, parts=parts, failed={}, seconds_per_graph={}, domain=domain)
     write_json(folder / "evaluation.json", evaluation.to_json())
     np.savez(folder / "evaluation.npz", **arrays)

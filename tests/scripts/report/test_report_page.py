@@ -173,10 +173,10 @@ def test_the_terminal_table_shows_the_numbers_of_the_evaluation(
     result = summary(samples.ensemble)
     rows: Any = result.table
     assert [row["field"] for row in rows] == ["energy (eV)", "forces (eV/Å)", "charge (e)"]
-    assert float(rows[0]["best simple"]) == pytest.approx(scores["baselines"]["ridge"]["mae"], rel=0.01)
-    assert float(rows[0]["ensemble"]) == pytest.approx(scores["ensemble"]["mae"], rel=0.01)
-    assert float(rows[0]["ratio"]) == pytest.approx(scores["ensemble"]["mae"] / scores["trivial"]["mae"], rel=0.01)
-    assert float(rows[0]["covered"].split()[0]) == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
+    mae, simple = scores["ensemble"]["mae"], scores["baselines"]["ridge"]["mae"]
+    cells = [float(rows[0][name].split()[0]) for name in ("best simple", "ensemble", "ratio", "covered")]
+    assert cells[:3] == pytest.approx([simple, mae, mae / scores["trivial"]["mae"]], rel=0.01)
+    assert cells[3] == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
     show(result, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[:4])) <= 80 and lines[4].startswith("ensemble: mean absolute errors on the test part")
@@ -185,18 +185,6 @@ def test_the_terminal_table_shows_the_numbers_of_the_evaluation(
     (folder / "evaluation.json").unlink()
     with pytest.raises(InputError, match="never evaluated"):
         summary(folder)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_only_an_earlier_report_is_overwritten(samples: Any, tmp_path: Path) -> None:
-    page = write_report(samples.run, tmp_path / "report.html")
-    assert write_report(samples.run, page) == page
-    (tmp_path / "thesis.html").write_text("<title>years</title>")
-    with pytest.raises(InputError, match=r"thesis.html exists already and is no report; choose another --out"):
-        write_report(samples.run, tmp_path / "thesis.html")
-    assert (tmp_path / "thesis.html").read_text() == "<title>years</title>"
-    with pytest.raises(InputError, match="is a folder; give the file that the report becomes"):
-        write_report(samples.run, tmp_path)
 
 
 @pytest.mark.parametrize("unit", ["$", "$/kg and $", "$x^{", r"\$", "$$"])
