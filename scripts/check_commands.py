@@ -137,11 +137,8 @@ def conformance(
         counts = {"kept": "passed", "failed": "failed", "do not apply": "does not apply"}
         counted = {word: verdicts.count(verdict) for word, verdict in counts.items()}
         rows.append({"architecture": kind, "around": name, **counted})
-    lines = [
-        f"{one.kind}{f' with {one.around}' * bool(one.around)} fails: {one.promise}: {one.why}"
-        for one in outcomes
-        if one.verdict == "failed"
-    ]
+    failed = [one for one in outcomes if one.verdict == "failed"]
+    lines = [f"{one.kind}{f' with {one.around}' * bool(one.around)} fails: {one.promise}: {one.why}" for one in failed]
     return Result(value=[asdict(one) for one in outcomes], table=rows, lines=lines, code=3 if lines else 0)
 
 

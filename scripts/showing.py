@@ -45,17 +45,13 @@ def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
 
 def missing_labels(record: RunRecord) -> dict[str, str]:
     """Return counts of labelled graphs by part, of incompletely labelled targets."""
-    parts = {
-        target: record.branches[name].parts if (name := target.partition("@")[2]) else record.parts
-        for target in record.labels
-    }
-    return {
-        target: ", ".join(
-            f"{part} {count} of {parts[target][part]}" for part, count in counts.items() if parts[target][part]
-        )
-        for target, counts in record.labels.items()
-        if any(count < parts[target][part] for part, count in counts.items())
-    }
+    missing = {}
+    for target, counts in record.labels.items():
+        parts = record.branches[name].parts if (name := target.partition("@")[2]) else record.parts
+        if any(count < parts[part] for part, count in counts.items()):
+            words = [f"{part} {count} of {parts[part]}" for part, count in counts.items() if parts[part]]
+            missing[target] = ", ".join(words)
+    return missing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -168,10 +168,6 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 class TickLabels(Formatter):
     """Labels of a linear axis from ``tick_labels``."""
 
-    def __call__(self, value: float, pos: int | None = None) -> str:
-        """Return the label of a value outside the ticks."""
-        return plain_number(value)
-
     def format_ticks(self, values: Iterable[int | float]) -> list[str]:
         """Return the labels of all ticks of the axis."""
         return tick_labels([float(value) for value in values])

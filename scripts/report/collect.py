@@ -51,10 +51,8 @@ def collect(source: Path, *, store: Path | None = None) -> Facts:
     best = searched.best if searched else None
     record = run or (searched.records.get(best.number) if searched and best else None)
     if not facts.evaluation.parts and record is not None:
-        fields = {field.name: field.unit for field in data.store.fields()} if data else None
-        facts = replace(
-            facts, evaluation=run_evaluation(record, units_of_branches(resolved) if fields is None else fields)
-        )
+        units = {own.name: own.unit for own in data.store.fields()} if data else units_of_branches(resolved)
+        facts = replace(facts, evaluation=run_evaluation(record, units))
         config = record.config if store is None else resolved
         facts = _with_points(facts, source if run or not best else best.folder, config)
     names = list(dict.fromkeys(name for scores in facts.evaluation.parts.values() for name in scores))

@@ -106,7 +106,6 @@ def sizes_figure(data: Data) -> Figure:
     def draw(axes: Axes) -> None:
         bins = np.arange(low - 0.5, high + 1.5) if high - low < 40 else np.linspace(low - 0.5, high + 0.5, 36)
         if low == high:
-            bins = np.array([low - 0.5, low + 0.5])
             axes.set_xlim(low - 3, high + 3)
         axes.hist(nodes, bins=bins.tolist(), rwidth=0.92)
         canvas.linear_scale(axes, "x", 5, whole=True)
@@ -222,6 +221,9 @@ def task_chapter(facts: Facts) -> Section:
     )
 
 
+SETTINGS_OF_HEADS = {"loss": "loss", "weight": "weight", "pooling": "pool", "distribution": "distribution"}
+
+
 def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
     """Return the predicted fields with their losses and weights."""
     return table_of(
@@ -229,10 +231,7 @@ def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
         {
             "field": lambda head: str(head["field"]),
             "kind": lambda head: str(head.get("kind") or "–"),
-            "loss": lambda head: text(head.get("loss")),
-            "weight": lambda head: text(head.get("weight")),
-            "pooling": lambda head: text(head.get("pool")),
-            "distribution": lambda head: text(head.get("distribution")),
+            **{name: lambda head, key=key: text(head.get(key)) for name, key in SETTINGS_OF_HEADS.items()},
             "derivatives": lambda head: join([str(head[key]) for key in ("forces", "stress") if head.get(key)]) or "–",
         },
         "The heads of the model: one for every predicted field.",
@@ -243,9 +242,6 @@ def space_table(campaign: Campaign) -> Table:
     """Return the hyperparameters of the search with their ranges."""
     best, space = campaign.best, campaign.search["space"]
 
-    def choices(value: Any) -> str:
-        return join([text(item) for item in value], "or") if isinstance(value, list) else text(value)
-
     def span(path: str) -> str:
         if space[path].get("choices"):
             return ", ".join(map(text, space[path]["choices"]))
@@ -255,7 +251,8 @@ def space_table(campaign: Campaign) -> Table:
         return "categories" if space[path].get("choices") else "logarithmic" if space[path].get("log") else "linear"
 
     def condition(path: str) -> str:
-        return ", ".join(f"{key} = {choices(value)}" for key, value in (space[path].get("when") or {}).items()) or "–"
+        when = {key: own if isinstance(own, list) else [own] for key, own in (space[path].get("when") or {}).items()}
+        return ", ".join(f"{key} = {join([*map(text, own)], 'or')}" for key, own in when.items()) or "–"
 
     return table_of(
         space,

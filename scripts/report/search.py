@@ -3,8 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -236,18 +235,14 @@ def objective_within(record: RunRecord | None, objective: Objective, seconds: fl
     return math.inf if value is None else value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArchitectureTrials:
-    """An architecture in a campaign with its trials."""
+class ArchitectureTrials(NamedTuple):
+    """An architecture in a campaign with its trials; objectives are infinite without one."""
 
     kind: str
-    trials: tuple[TrialHistory, ...]
-    error: float
-    """Objective of the best trial; infinite without one."""
-    record: RunRecord | None
-    """Record of the best trial."""
-    in_time: float
-    """Smallest objective within the shortest training; infinite without one."""
+    trials: list[TrialHistory]
+    error: float  # objective of the best trial
+    record: RunRecord | None  # of the best trial
+    in_time: float  # smallest objective within the shortest training
 
 
 def compared_architectures(campaign: Campaign, shortest: float | None, processor: bool) -> list[ArchitectureTrials]:
@@ -265,9 +260,8 @@ def compared_architectures(campaign: Campaign, shortest: float | None, processor
         numbers = [trial.number for trial in trials if trial.number in scores]
         within = [objective_within(records.get(n), objective, shortest or 0.0, processor) for n in numbers]
         best = min(numbers, key=lambda n: scores[n], default=-1)
-        error, record = scores.get(best, math.inf), records.get(best)
-        in_time = min(within, default=math.inf)
-        rows.append(ArchitectureTrials(kind=kind, trials=tuple(trials), error=error, record=record, in_time=in_time))
+        error, in_time = scores.get(best, math.inf), min(within, default=math.inf)
+        rows.append(ArchitectureTrials(kind, trials, error, records.get(best), in_time))
     return sorted((one for one in rows if one.kind), key=lambda one: (one.error, one.kind))
 
 
@@ -282,6 +276,7 @@ def architectures_table(campaign: Campaign) -> Table | None:
     if len(rows) < 2:
         return None
     quickest = min(rows, key=lambda one: one.in_time)
+    shortest = "the shortest training" if seconds is None else duration(seconds)
     caption = "Architectures; none has a result yet."
     if math.isfinite(rows[0].error):
         caption = f"Architectures, the smallest error first: {rows[0].kind} wins per error"
@@ -307,9 +302,7 @@ def architectures_table(campaign: Campaign) -> Table | None:
                 duration(seconds_of(one.record, processor)) if one.record else "–"
             ),
             "its graphs per second": lambda one: f"{speed(one.record):.0f}" if one.record else "–",
-            f"best within {'the shortest training' if seconds is None else duration(seconds)}": lambda one: measured(
-                one.in_time
-            ),
+            f"best within {shortest}": lambda one: measured(one.in_time),
         },
         caption,
     )

@@ -216,9 +216,8 @@ def domain_scores(facts: Facts) -> Figure | None:
             if not len(finite):
                 continue
             below = np.arange(1, len(finite) + 1) / len(finite)
-            look: dict[str, Any] = (
-                {"color": canvas.MUTED} if part in OWN else {"color": canvas.ACCENT, "alpha": 1 / max(1, position)}
-            )
+            look: dict[str, Any] = {"color": canvas.ACCENT, "alpha": 1 / max(1, position)}
+            look = {"color": canvas.MUTED} if part in OWN else look
             axes.step([LEAST, *finite, GREATEST], [0.0, *below, 1.0], where="post", **look)
             height = max(0.1, 0.75 - 0.2 * position)  # curves of parts like training lie close together, names must not
             place = float(np.quantile(finite, height))

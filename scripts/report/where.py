@@ -68,9 +68,8 @@ def chapter(facts: Facts) -> Section | None:
         return None
     lead = f"Errors on the {part.name} part by what values have in common, and in space; all but those by size are of an even sample if graphs are many."
     groups = [groups_table(facts, part, field) for field in part.scores]
-    if not any(groups):
-        return None
-    return Section("where", "Errors by group and place", lead, list(field_maps(facts)), groups)
+    title = "Errors by group and place"
+    return Section("where", title, lead, list(field_maps(facts)), groups) if any(groups) else None
 
 
 def field_maps(facts: Facts) -> Iterator[Figure]:
