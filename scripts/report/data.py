@@ -221,9 +221,6 @@ def task_chapter(facts: Facts) -> Section:
     )
 
 
-SETTINGS_OF_HEADS = {"loss": "loss", "weight": "weight", "pooling": "pool", "distribution": "distribution"}
-
-
 def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
     """Return the predicted fields with their losses and weights."""
     return table_of(
@@ -231,7 +228,10 @@ def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
         {
             "field": lambda head: str(head["field"]),
             "kind": lambda head: str(head.get("kind") or "–"),
-            **{name: lambda head, key=key: text(head.get(key)) for name, key in SETTINGS_OF_HEADS.items()},
+            "loss": lambda head: text(head.get("loss")),
+            "weight": lambda head: text(head.get("weight")),
+            "pooling": lambda head: text(head.get("pool")),
+            "distribution": lambda head: text(head.get("distribution")),
             "derivatives": lambda head: join([str(head[key]) for key in ("forces", "stress") if head.get(key)]) or "–",
         },
         "The heads of the model: one for every predicted field.",
