@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hydragnn.base.imports import names_in
 
 if TYPE_CHECKING:
-    from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_campaign, run_search, trial_folder
+    from hydragnn.hpo.campaign import OnEvent, run_search, trial_folder
     from hydragnn.hpo.costs import CostModel
-    from hydragnn.hpo.final import FinalTraining, best_runs, given_runs, run_final
+    from hydragnn.hpo.final import best_runs, given_runs, run_final
     from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
     from hydragnn.hpo.launching.local import LocalLauncher
     from hydragnn.hpo.objective import Objective, objective_value
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from hydragnn.hpo.status.view import CampaignView
 
 MODULES = {
-    "campaign": ("CampaignResult", "OnEvent", "run_campaign", "run_search", "trial_folder"),
+    "campaign": ("OnEvent", "run_search", "trial_folder"),
     "costs": ("CostModel",),
-    "final": ("FinalTraining", "best_runs", "given_runs", "run_final"),
+    "final": ("best_runs", "given_runs", "run_final"),
     "launching.launcher": ("Exit", "Launcher", "Task"),
     "launching.local": ("LocalLauncher",),
     "objective": ("Objective", "objective_value"),

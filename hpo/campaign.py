@@ -1,18 +1,15 @@
 """A search, from its checks to its result."""
 
 import signal
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import ProcessMachine, Workers, bytes_of, this_machine, workers_here
-from hydragnn.base.shown import Shown
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
@@ -25,80 +22,13 @@ from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
-from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
-from hydragnn.hpo.settings import CampaignSettings, campaign_settings
+from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.default import left_out_words
 from hydragnn.hpo.space.points import Point, Space, space_of
-from hydragnn.hpo.status.facts import ENDINGS
-from hydragnn.hpo.status.view import CampaignView
+from hydragnn.hpo.status.facts import CampaignStatus, campaign_status
 from hydragnn.runs.signals import handled_by
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CampaignResult(Shown):
-    """Result of a search."""
-
-    folder: Path
-    ending: Ending
-    """finished, or why it left before: a budget spent (hours, node_hours), walltime, or stopped; continue with resume."""
-    trials: int
-    """Trials that were asked for."""
-    finished: int
-    """Trials that were trained to the end."""
-    failed: int
-    """Trials that failed by themselves."""
-    best_trial: int | None
-    """Number of the trial that leads, whose folder is ``trials/NNNN``; None where no trial has a result."""
-    best_value: float | None
-    """Its objective; less is better."""
-    seconds: float
-    """Time of the campaign, all its sittings together."""
-
-    @property
-    def ending_text(self) -> str:
-        """The ending in words, and what takes the campaign further."""
-        return ENDINGS[self.ending]
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON, as the command line prints it."""
-        return {
-            "campaign": str(self.folder),
-            "ending": self.ending_text,
-            "trials": self.trials,
-            "trained to the end": self.finished,
-            "failed": self.failed,
-            "best trial": self.best_trial,
-            "best objective": self.best_value,
-            "seconds": self.seconds,
-        }
-
-    def __str__(self) -> str:
-        """Return the ending, the number of finished trials, and the best."""
-        best = "" if self.best_trial is None else f"; best: trial {self.best_trial} with {self.best_value:.6g}"
-        ending = self.ending_text.partition(";")[0]
-        return f"{self.folder}: {ending}, {self.finished} of {self.trials} trials trained to the end{best}"
-
-
-def run_campaign(
-    table: Mapping[str, Any],
-    source: Path,
-    out: Path,
-    *,
-    resume: bool = False,
-    workers: Workers | None = None,
-    quiet: bool = False,
-) -> CampaignResult:
-    """Search with a live table on a terminal, else with plain lines.
-
-    ``source`` names the table in errors, and relative paths count from its folder. ``workers`` overrides search.workers.
-    Errors are those of ``run_search``.
-    """
-    settings = campaign_settings(table, source)
-    with nullcontext() if quiet else CampaignView(out) as view:
-        note = None if quiet else partial(print, file=sys.stderr, flush=True)
-        return run_search(settings, out, resume=resume, workers=workers, on_event=view, on_note=note)
 
 
 def run_search(
@@ -110,7 +40,7 @@ def run_search(
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
     on_note: Callable[[str], None] | None = None,
-) -> CampaignResult:
+) -> CampaignStatus:
     """Search in folder ``out`` until the budget is spent, or continue there.
 
     Returns early on SIGINT, SIGTERM, SIGHUP and SIGUSR1.
@@ -149,7 +79,8 @@ def run_search(
         with handled_by(lambda number, _: controller.stop(signal.Signals(number).name)):
             state = controller.run(plan)
             stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
-        return result_of(state, out, settings.source, controller.seconds())
+        check_result(state, out, settings.source)
+        return campaign_status(out)
 
 
 def _looked_again(
@@ -159,22 +90,11 @@ def _looked_again(
     return check_folder(settings, space, out, resume=resume) if is_begun(out) and not begun else enqueued
 
 
-def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignResult:
-    """Return the summary of a closed campaign; InputError without any result."""
-    failures = [trial for trial in state.trials.values() if trial.failure and trial.status in ("failed", "lost")]
-    best = state.best
-    if best is None and state.ending in ("finished", "hopeless"):
+def check_result(state: State, out: Path, source: str) -> None:
+    """Raise InputError where a closed campaign came to nothing."""
+    if state.best is None and state.ending in ("finished", "hopeless"):
+        failures = [trial for trial in state.trials.values() if trial.failure and trial.status in ("failed", "lost")]
         raise InputError(f"{source}: {_without_success(state, failures, out)}")
-    return CampaignResult(
-        folder=out,
-        ending=state.ending or "stopped",
-        trials=len(state.trials),
-        finished=sum(trial.status == "finished" for trial in state.trials.values()),
-        failed=len(failures),
-        best_trial=None if best is None else best.number,
-        best_value=None if best is None else best.value,
-        seconds=seconds,
-    )
 
 
 def _without_success(state: State, failures: list[Trial], out: Path) -> str:

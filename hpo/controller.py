@@ -149,10 +149,6 @@ class Controller:
         self._launch_queue.work(time.monotonic() + ROUND)
         self._study_log.write(self.state, ROUND)
 
-    def seconds(self) -> float:
-        """Seconds of campaign so far."""
-        return self.state.elapsed(self._clock())
-
     def _patience(self) -> float:
         """Return how long to wait for the launcher."""
         proposing = self._proposals.busy and self.state.ending is None

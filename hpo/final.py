@@ -4,13 +4,12 @@ Every run goes straight to its end; on the way it may move to more nodes, when o
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import Workers
 from hydragnn.config import parse_config
-from hydragnn.hpo.campaign import CampaignResult, run_search
+from hydragnn.hpo.campaign import run_search
 from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
@@ -20,6 +19,7 @@ from hydragnn.hpo.search_settings import SearchSettings
 from hydragnn.hpo.settings import CampaignSettings, GivenRun
 from hydragnn.hpo.space.parameters import IntRange
 from hydragnn.hpo.space.points import NUMBER
+from hydragnn.hpo.status.facts import CampaignStatus
 from hydragnn.runs.folder import trained_config
 
 MANY = 1 << 20
@@ -38,15 +38,6 @@ INHERITED = (
 """Members of a campaign's [search] that its last training keeps."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinalTraining:
-    """Result of a final training."""
-
-    result: CampaignResult
-    folders: list[Path]
-    """Run folders, in the order of the configurations."""
-
-
 def run_final(
     runs: Sequence[GivenRun],
     out: Path,
@@ -55,21 +46,21 @@ def run_final(
     workers: Workers | None = None,
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
-) -> FinalTraining:
-    """Train every run to its full budget in ``out``, or continue there.
+) -> CampaignStatus:
+    """Train run N to its full budget in trial N of ``out``, or continue there.
 
-    ``like`` gives launcher, sizes and patience. The training ends early, with the reason in its result, on signals and at
+    ``like`` gives launcher, sizes and patience. The training ends early, with the reason in its status, on signals and at
     the end of an allocation. InputError where a run fails, with its reason, once all others are trained.
     """
     settings = final_settings(runs, out, like)
-    result = run_search(settings, out, resume=True, workers=workers, launcher=launcher, on_event=on_event)
+    status = run_search(settings, out, resume=True, workers=workers, launcher=launcher, on_event=on_event)
     failed = [trial for trial in replay(out / JOURNAL).trials.values() if trial.status in ("failed", "lost")]
-    if result.ending == "finished" and failed:
+    if status.status == "finished" and failed:
         raise InputError(
             f"{len(failed)} of {len(runs)} final trainings failed; {trial_folder(out, failed[0].number)}: {failed[0].reason}; "
             f"choose fewer members or other runs, and another --out or delete {out}"
         )
-    return FinalTraining(result=result, folders=[trial_folder(out, number) for number in range(len(runs))])
+    return status
 
 
 def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | None = None) -> CampaignSettings:

@@ -9,9 +9,11 @@ A table or a TOML file is the user's own and may name classes as ``package.modul
 installed packages register, and classes of the modules in ``allow_code``, which stay allowed in this process.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
     from hydragnn.datasets import GraphStore, StoreInfo
     from hydragnn.ensemble import Ensemble, Evaluation, ExportResult, PredictionResult, Predictions
-    from hydragnn.hpo import CampaignResult, CampaignStatus
+    from hydragnn.hpo import CampaignStatus
     from hydragnn.hpo.submit import Submission
     from hydragnn.scripts.doctor import Installation
     from hydragnn.scripts.simulated import SimulationResult
@@ -244,8 +246,8 @@ def search(
     quiet: bool = True,
     store: Store = None,
     allow_code: AllowCode = (),
-) -> "CampaignResult":
-    """Run the campaign of a CAMPAIGN.toml or its table; return its result.
+) -> "CampaignStatus":
+    """Run the campaign of a CAMPAIGN.toml or its table; return its status.
 
     ``store`` is where its data lie now, instead of where the table says.
 
@@ -256,17 +258,21 @@ def search(
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     if not resume:
         check_stores(table, origin)
-    from hydragnn.hpo import run_campaign
+    from hydragnn.hpo import CampaignView, campaign_settings, run_search
+    from hydragnn.hpo.status.facts import ENDINGS
 
-    result = run_campaign(table, origin, as_path(out), resume=resume, workers=workers, quiet=quiet)
-    outcome = f"{result.finished} of {result.trials} trials are done"
-    if result.ending == "walltime":
+    settings, folder = campaign_settings(table, origin), as_path(out)
+    note = None if quiet else partial(print, file=sys.stderr, flush=True)
+    with nullcontext() if quiet else CampaignView(folder) as view:
+        status = run_search(settings, folder, resume=resume, workers=workers, on_event=view, on_note=note)
+    outcome = f"{status.trials['finished']} of {sum(status.trials.values())} trials are done"
+    if status.status == "walltime":
         raise OutOfWalltime(f"the allocation has ended; {outcome}; {out} continues with --resume in a new one")
-    if result.ending == "stopped":
+    if status.status == "stopped":
         raise Interrupted(f"{outcome}; {out} continues with --resume")
-    if result.best_trial is None:  # a budget of [search] is spent
-        raise InputError(f"{result.ending_text} ({out} has no trial with a result)")
-    return result
+    if status.best is None:  # a budget of [search] is spent
+        raise InputError(f"{ENDINGS[status.status]} ({out} has no trial with a result)")
+    return status
 
 
 @check_arguments

@@ -142,7 +142,11 @@ def search(
     """
     if not (submit or dry_run):
         _tell_new(values["out"], values["out"], values["resume"])
-        show(api.search(**values).to_json(), as_json)
+        status = api.search(**values)
+        from hydragnn.hpo.status.view import status_rows
+
+        table = {key: "\n".join(lines) for key, lines in status_rows(status).items()}
+        show(Result(value=status.to_json(), table=table), as_json)
         return
     if device:
         raise InputError("--device is of this machine, and batch jobs compute on others; leave it out")

@@ -10,7 +10,7 @@ from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.machine import Workers
 from hydragnn.base.places import check_kind
 from hydragnn.ensemble.building.build import check_finished
-from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
+from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final, trial_folder
 from hydragnn.hpo.preflight import open_campaign
 
 
@@ -109,12 +109,12 @@ def trained_trials(
     runs = given_runs(choice.folders, campaign, seeds=seeds, epochs=epochs)
     with nullcontext() if quiet else CampaignView(folder) as view:
         search = open_campaign(campaign).search
-        final = run_final(runs, folder, like=search, workers=workers, on_event=view)
-    if final.result.ending != "finished":
-        kind = OutOfWalltime if final.result.ending == "walltime" else Interrupted
-        raise kind(f"{final.result.finished} of {len(runs)} final trainings are done; the same command continues")
+        status = run_final(runs, folder, like=search, workers=workers, on_event=view)
+    if status.status != "finished":
+        kind = OutOfWalltime if status.status == "walltime" else Interrupted
+        raise kind(f"{status.trials['finished']} of {len(runs)} final trainings are done; the same command continues")
     return Choice(
-        folders=final.folders,
+        folders=[trial_folder(folder, number) for number in range(len(runs))],
         weights=[1.0 / top_k / seeds] * (top_k * seeds),
         selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
     )

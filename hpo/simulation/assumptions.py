@@ -25,11 +25,9 @@ class Assumptions(Settings):
         **dict.fromkeys(("cabinet_nodes", "cabinet_back_minutes"), _where("cabinet_minutes")),
         "late_failure_minutes": _where("late_failures"),
         **dict.fromkeys(("storm_first_hours", "storm_every_hours", "storm_probes"), _where("storm_minutes")),
-        "stall_every_hours": _where("stall_minutes"),
         **dict.fromkeys(("slow_factor", "slow_after_hours"), _where("slow_nodes")),
         "probe_misses": _where("black_holes"),
         "straggler_factor": _where("stragglers"),
-        "late_report_minutes": _where("late_reports", "double_reports"),
         "queue_hours": _where("walltime_hours"),
     }
 
@@ -129,12 +127,6 @@ class Assumptions(Settings):
     probe_seconds: float = Field(default=20.0, ge=0)
     """Duration of a probe."""
 
-    stall_minutes: float = Field(default=0.0, ge=0)
-    """Length of a stall of the file system; 0: none."""
-
-    stall_every_hours: float = Field(default=1.0, gt=0)
-    """Time to the first stall, and between the beginnings of stalls."""
-
     slow_nodes: float = Field(default=0.0, ge=0, le=1)
     """Part of nodes that become slow, and stay so."""
 
@@ -155,18 +147,6 @@ class Assumptions(Settings):
 
     preemptions: float = Field(default=0.0, ge=0)
     """Attempts that the machine preempts, per 1,000 node-hours of training."""
-
-    late_reports: float = Field(default=0.0, ge=0, le=1)
-    """Part of the attempts whose end is reported late."""
-
-    late_report_minutes: float = Field(default=10.0, ge=0)
-    """Delay of a late report."""
-
-    double_reports: float = Field(default=0.0, ge=0, le=1)
-    """Part of attempts whose end is reported twice.
-
-    The second report is up to ``late_report_minutes`` later.
-    """
 
     proposal_seconds: float = Field(default=0.0, ge=0)
     """Time of the sampler for an answer.

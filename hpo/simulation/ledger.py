@@ -9,7 +9,6 @@ CAUSES = (
     "more slots than one",
     "stragglers",
     "slow nodes",
-    "stalls",
     "checkpoints",
     "start-up",
     "waiting to start",

@@ -22,10 +22,6 @@ class Fate:
     preempted_after: float
     """Node-seconds of training."""
     suspect_known: bool
-    report_delay: float
-    """Seconds by which its end is reported late."""
-    again_after: float
-    """Seconds to a second report of its end; infinite without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,69 +37,41 @@ class NodeFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Pace of training: none in stalls, slower on slow nodes.
+    """Pace of training, which falls on a slow node.
 
     Seconds count from the beginning of the allocation.
     """
 
-    assumptions: Assumptions
-    slow: bool = False
-
-    def stalled(self, begin: float, end: float) -> float:
-        """Seconds between two times in which the file system stalls.
-
-        >>> pace = Pace(assumptions=Assumptions(stall_minutes=5))
-        >>> pace.stalled(0.0, 3600.0), pace.stalled(3000.0, 3660.0), pace.stalled(0.0, 10_800.0)
-        (0.0, 60.0, 600.0)
-        """
-        return (end - begin) - (self._flowing(end) - self._flowing(begin))
+    factor: float = 1.0
+    """Seconds that one of training takes after the turn."""
+    turn: float = 0.0
+    """Time at which it becomes slow."""
 
     def trained(self, begin: float, end: float) -> float:
         """Seconds that the same training takes where nothing delays it.
 
-        >>> Pace(assumptions=Assumptions(slow_nodes=0.1), slow=True).trained(3000.0, 4200.0)
+        >>> Pace(factor=3.0, turn=3600.0).trained(3000.0, 4200.0)
         800.0
         """
-        if not self.slow:
-            return self._flowing(end) - self._flowing(begin)
-        turn = 3600 * self.assumptions.slow_after_hours
-        normal = self._flowing(min(end, turn)) - self._flowing(min(begin, turn))
-        slowed = self._flowing(max(end, turn)) - self._flowing(max(begin, turn))
-        return normal + slowed / self.assumptions.slow_factor
+        if self.factor == 1.0:
+            return end - begin
+        normal = min(end, self.turn) - min(begin, self.turn)
+        return normal + (max(end, self.turn) - max(begin, self.turn)) / self.factor
 
     def end(self, begin: float, seconds: float) -> float:
         """Return the end of training of this length.
 
-        >>> pace = Pace(assumptions=Assumptions(slow_nodes=0.1, stall_minutes=5), slow=True)
-        >>> pace.end(3000.0, pace.trained(3000.0, 9000.0))
-        9000.0
+        >>> Pace(factor=3.0, turn=3600.0).end(3000.0, 800.0)
+        4200.0
         """
-        if seconds == math.inf:
-            return math.inf
-        if not self.slow:
-            return self._time_of(self._flowing(begin) + seconds)
-        turn = max(begin, 3600 * self.assumptions.slow_after_hours)
-        normal = min(seconds, self._flowing(turn) - self._flowing(begin))
-        if normal == seconds:
-            return self._time_of(self._flowing(begin) + seconds)
-        return self._time_of(self._flowing(turn) + (seconds - normal) * self.assumptions.slow_factor)
-
-    def _flowing(self, time: float) -> float:
-        every, length = 3600 * self.assumptions.stall_every_hours, 60 * self.assumptions.stall_minutes
-        number = math.floor(time / every) if length and time >= every else 0
-        return time - ((number - 1) * length + min(time - number * every, length) if number else 0.0)
-
-    def _time_of(self, flowing: float) -> float:
-        every, length = 3600 * self.assumptions.stall_every_hours, 60 * self.assumptions.stall_minutes
-        number = math.ceil((flowing - every) / (every - length)) if length and flowing > every else 0
-        return flowing + number * length
+        normal = seconds if self.factor == 1.0 else min(seconds, max(0.0, self.turn - begin))
+        return begin + seconds if normal == seconds else max(begin, self.turn) + (seconds - normal) * self.factor
 
 
 def fate_of(assumptions: Assumptions, seed: int, trial: int, attempt: int) -> Fate:
     """The fate of an attempt; equal arguments give equal fates."""
     draw = random.Random(f"fate {seed} {trial} {attempt}")
     spread = 0.5 + draw.random()
-    late = 60 * assumptions.late_report_minutes
     return Fate(
         startup=assumptions.startup_seconds * spread,
         save=assumptions.save_seconds * spread,
@@ -112,8 +80,6 @@ def fate_of(assumptions: Assumptions, seed: int, trial: int, attempt: int) -> Fa
         hangs_after=_exponential(draw, assumptions.hangs / 3.6e6),
         preempted_after=_exponential(draw, assumptions.preemptions / 3.6e6),
         suspect_known=draw.random() < assumptions.suspect_known,
-        report_delay=late if draw.random() < assumptions.late_reports else 0.0,
-        again_after=late * draw.random() if draw.random() < assumptions.double_reports else math.inf,
     )
 
 

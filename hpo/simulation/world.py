@@ -5,10 +5,9 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from hydragnn.hpo.launching.attempts import is_plausible
 from hydragnn.hpo.launching.progress import FIRST_LOOK, next_look
 from hydragnn.hpo.scheduling.events import (
     Cancel,
@@ -143,11 +142,12 @@ class World:
         self._count = 0
         self._next_start = 0.0
         self._begin = self._offset = 0.0
-        self._prefix, self._allocation = "n", 0
+        self._prefix = "n"
         self._node_faults: Iterator[NodeFault] = iter(())
         self._holes: frozenset[str] = frozenset()
         self._late: frozenset[str] = frozenset()
         self._slow: frozenset[str] = frozenset()
+        self._slow_pace = Pace(factor=self.assumptions.slow_factor, turn=3600 * self.assumptions.slow_after_hours)
         self._dead: dict[str, float] = {}
         self._on_node: dict[str, set[int]] = defaultdict(set)
 
@@ -159,7 +159,7 @@ class World:
         ``offset``: allocated seconds before it.
         """
         self.now = self._begin = self._next_start = start
-        self._offset, self._allocation = offset, allocation
+        self._offset = offset
         self._prefix = f"{self.prefix}{allocation}-" if allocation else self.prefix
         names = [f"{self._prefix}{i}" for i in range(self.num_nodes)]
         machine = (self.assumptions, self.num_nodes, self.seed, allocation)
@@ -169,8 +169,6 @@ class World:
         self._node_faults = node_faults(*machine)
         self._push_next_fault()
         self.call(start + TICK, self._on_tick)
-        if 60 * self.assumptions.stall_minutes > self.hang_seconds:
-            self.call(start + 3600 * self.assumptions.stall_every_hours + self.hang_seconds, self._on_silence)
         shares = self.ledger.shares
         return tuple(names) if shares == 1 else tuple(f"{name}/{i}" for name in names for i in range(shares))
 
@@ -195,7 +193,7 @@ class World:
             action=action,
             course=self.course_of(action.trial),
             fate=fate_of(self.assumptions, self.seed, action.trial, action.attempt),
-            pace=Pace(assumptions=self.assumptions, slow=not self._slow.isdisjoint(nodes)),
+            pace=Pace() if self._slow.isdisjoint(nodes) else self._slow_pace,
             opened=self._begin,
             assigned=self.now,
             base=self._saved[action.trial],
@@ -217,8 +215,7 @@ class World:
         if planned is None or self.now < attempt.trains:
             self._plan(attempt, AttemptEnd(stops=self.now, reported=self.now + 0.1, kind="preempted"))
         elif planned.stops > self.now:
-            opened = attempt.opened
-            saved = opened + Pace(assumptions=self.assumptions).end(self.now - opened, attempt.fate.save) - self.now
+            saved = attempt.opened + (self.now - attempt.opened + attempt.fate.save) - self.now
             leaves, in_time = self.now + min(saved, self.grace), saved <= max(self.grace, attempt.fate.save)
             self._plan(attempt, AttemptEnd(stops=self.now, reported=leaves, kind="preempted", saved=in_time))
         elif planned.reported > self.now + self.grace:
@@ -276,12 +273,11 @@ class World:
         if failing is not None:
             self._plan(attempt, failing)
         else:
-            undelayed = Pace(assumptions=self.assumptions)
-            attempt.trains = self._begin + undelayed.end(self.now - self._begin, attempt.fate.startup)
+            attempt.trains = self._begin + (self.now - self._begin + attempt.fate.startup)
             seconds = attempt.course.epoch_seconds(len(attempt.action.slots)) * attempt.fate.slowness
             attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
             outcome = min(self._endings(attempt), key=lambda outcome: outcome.stops)
-            self._plan(attempt, replace(outcome, reported=outcome.reported + attempt.fate.report_delay))
+            self._plan(attempt, outcome)
             self.call(self.now + FIRST_LOOK, partial(self._on_look, attempt, FIRST_LOOK))
         identity = {"simulated": attempt.action.trial}
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
@@ -327,17 +323,6 @@ class World:
         leave = attempt.done(fate.preempted_after / nodes)
         yield AttemptEnd(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
 
-    def _on_silence(self) -> list[Event]:
-        """End the attempts that a launcher loses in a long stall."""
-        assumptions, hang = self.assumptions, self.hang_seconds
-        self.call(self.now + 3600 * assumptions.stall_every_hours, self._on_silence)
-        watched = [one for one in self.attempts.values() if one.outcome is not None and one.outcome.stops > self.now]
-        silent = [one for one in watched if one.began <= self.now - hang]
-        if is_plausible(sum(one.began > self.now - hang / 2 for one in watched), len(watched)):
-            for attempt in silent:
-                self._plan(attempt, AttemptEnd(stops=self.now - hang, reported=self.now, kind="lost_node"))
-        return []
-
     def _on_fault(self, fault: NodeFault) -> list[Event]:
         self._push_next_fault()
         nodes = {f"{self._prefix}{number}" for number in fault.nodes}
@@ -351,7 +336,7 @@ class World:
             attempt = self.attempts[trial]
             if attempt.outcome is not None and attempt.outcome.stops > self.now:
                 named = tuple(sorted(nodes & attempt.nodes)) if attempt.fate.suspect_known else ()
-                noticed = self.now + self.assumptions.notice_seconds + attempt.fate.report_delay
+                noticed = self.now + self.assumptions.notice_seconds
                 self._plan(attempt, AttemptEnd(stops=self.now, reported=noticed, kind="lost_node", suspects=named))
         return []
 
@@ -383,10 +368,7 @@ class World:
         delays = max(0.0, outcome.stops - attempt.trains - trained) if trained else 0.0
         self._seconds[trial] += (epochs_left - attempt.base) * attempt.epoch_seconds + delays
         self._saved[trial] = epochs_left
-        event = self._report_of(attempt, outcome, epochs_left)
-        if attempt.fate.again_after < math.inf:
-            self.call(self.now + attempt.fate.again_after, lambda: [event])
-        return [event]
+        return [self._report_of(attempt, outcome, epochs_left)]
 
     def _report_of(self, attempt: VirtualAttempt, outcome: AttemptEnd, epochs_left: float) -> Event:
         trial, number = attempt.action.trial, attempt.action.attempt
@@ -427,11 +409,9 @@ class World:
         ledger.waste("more slots than one", epochs * spread)
         ledger.waste("stragglers", epochs * slow)
         ledger.waste("checkpoints", epochs * writing)
-        stalled = attempt.pace.stalled(trains - attempt.opened, stops - attempt.opened)
-        slower = stops - trains - stalled - attempt.trained(stops)
-        ledger.waste("stalls", slots * stalled)
+        slower = stops - trains - attempt.trained(stops)
         ledger.waste("slow nodes", slots * slower)
-        ledger.waste(lost, slots * (stops - trains - stalled - slower) - epochs * (work + spread + slow + writing))
+        ledger.waste(lost, slots * (stops - trains - slower) - epochs * (work + spread + slow + writing))
         ledger.waste(leaving, slots * (self.now - stops))
         offset = self._offset - self._begin
         ledger.training.append((trains + offset, stops + offset, slots))

@@ -13,7 +13,7 @@ from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection, read_lines
 from hydragnn.hpo.lines import LineChain
-from hydragnn.hpo.scheduling.events import Ending, node_of
+from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text, search_settings
@@ -24,7 +24,7 @@ from hydragnn.hpo.status.timeline import FaultRow, NodeHours, TimelineBuilder, l
 SILENT = 180.0
 """Seconds without a line after which the controller counts as gone."""
 
-ENDINGS: dict[Ending, str] = {
+ENDINGS: dict[str, str] = {
     "finished": "all trials done",
     "hours": "max_hours spent; raise it and continue with --resume",
     "node_hours": "max_node_hours spent; raise it and continue with --resume",

@@ -51,7 +51,7 @@ WORDS: dict[str, str] = {
     "running": "running",
     "silent": "no sign of life",
     "begun": "begun, nothing has happened yet",
-    **{str(ending): text for ending, text in ENDINGS.items()},
+    **ENDINGS,
 }
 
 

@@ -76,7 +76,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from hydragnn.hpo import read_campaign, run_search
-print(run_search(read_campaign(Path(sys.argv[1])), Path(sys.argv[2]), resume=True, workers=int(sys.argv[3])).ending)
+print(run_search(read_campaign(Path(sys.argv[1])), Path(sys.argv[2]), resume=True, workers=int(sys.argv[3])).status)
 """
 
 TRAIN = [sys.executable, "-m", "hydragnn.runs.run"]

@@ -4,7 +4,7 @@
 
 Campaigns of 1 to 30 trials on 1 to 36 slots see lost nodes, failed launches, preemptions, memory that runs out, failures of
 their own, nodes found sick, probes without an answer, killed controllers, cabinets lost at once, storms of failing launches, nodes
-that fail after 20 minutes, and reports that come late and twice. tests/hpo/clockwork.py says what must
+that fail after 20 minutes, and ends that are reported twice. tests/hpo/clockwork.py says what must
 hold: no trial lost, none run or settled twice, no slot given twice, no budget exceeded, no machine fault told as a failure,
 no node used before its probe, and from everywhere a way to the end.
 """
@@ -41,7 +41,7 @@ def main() -> int:
     seeds = range(options.seed, options.seed + -(-options.faults // PORTION))
     seen: Counter[str] = Counter()
     with ProcessPoolExecutor(options.processes) as pool:
-        for counts in pool.map(portion, seeds, [PORTION] * len(seeds)):
+        for counts in pool.map(portion, seeds, [min(PORTION, options.faults)] * len(seeds)):
             seen += counts
     if options.json:
         print(json.dumps(seen))

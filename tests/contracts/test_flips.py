@@ -204,8 +204,8 @@ def next_job(campaign: Path) -> str:
 
 def searched_on(campaign: Path) -> str:
     """How the campaign ended, but for its time."""
-    found = hydragnn.search(campaign.parent / "search.toml", campaign, resume=True, workers=1).to_json()
-    return bits({**found, "seconds": None})
+    found = hydragnn.search(campaign.parent / "search.toml", campaign, resume=True, workers=1)
+    return bits({"status": found.status, "trials": found.trials, "best": found.best})
 
 
 def predicted_on(prediction: Path) -> str:

@@ -120,7 +120,9 @@ class Machine(World):
     interrupts: tuple[tuple[float, Callable[[], list[Event]]], ...] = ()
     """What happens so long after the beginning of an allocation."""
     chance: random.Random | None = None
-    """For what no assumption has: probes without an answer, early stops, and odd signs of progress."""
+    """For what no assumption has: probes without an answer, early stops, odd signs of progress, and ends that are reported twice."""
+    doubled = 0.0
+    """Chance of an end to be reported again a minute later, at which its nodes may be others'."""
 
     def open(self, allocation: int, start: float, offset: float) -> tuple[str, ...]:
         slots = super().open(allocation, start, offset)
@@ -158,6 +160,12 @@ class Machine(World):
         number, until, odd = attempt.action.attempt, attempt.action.until, self.chance.random() < 0.2
         epochs = self.chance.choice([0.0, attempt.base, attempt.base + 0.25, until - 0.5, until + 1.0])
         return [*shown, Progressed(trial=attempt.action.trial, attempt=number - odd, epochs=epochs)]
+
+    def _end(self, attempt: VirtualAttempt, outcome: AttemptEnd) -> list[Event]:
+        events = super()._end(attempt, outcome)
+        if self.doubled and (self.chance is None or self.chance.random() < self.doubled):
+            self.call(self.now + 60.0, lambda: events)
+        return events
 
     def _report_of(self, attempt: VirtualAttempt, outcome: AttemptEnd, epochs_left: float) -> Event:
         event = super()._report_of(attempt, outcome, epochs_left)
@@ -486,7 +494,6 @@ TROUBLES: dict[str, dict[str, float]] = {
     "cabinets": {"cabinet_minutes": 5, "cabinet_nodes": 4, "cabinet_back_minutes": 5},
     "storms": {"storm_minutes": 8, "storm_first_hours": 0.02, "storm_every_hours": 0.3, "storm_probes": 0.7},
     "late": {"late_failures": 0.2, "late_failure_minutes": 1.0},
-    "reports": {"late_reports": 0.2, "late_report_minutes": 2.0, "double_reports": 0.3},
     "leaving": {"preemptions": 20_000, "hangs": 4_000, "save_seconds": 2.0},
 }
 
@@ -535,6 +542,7 @@ def storm(seed: str) -> Clockwork:
         shares=choose([1, 1, 3]) if most == 1 else 1,
         assume=assume,
         chance=generator,
+        doubled=choose([0.0, 0.3]),
         interrupts=((choose([10.0, 300.0]), lambda: [Probed(node="n0", healthy=choose([True, False]))]),),
     )
     for _ in range(choose([1, 2, 4, 8])):

@@ -8,7 +8,7 @@ import pytest
 from campaigns import campaign_table, course, environment, weights_of
 from rings import write_rings
 
-from hydragnn.hpo import CampaignResult, CampaignSettings, LocalLauncher, campaign_settings, run_search
+from hydragnn.hpo import CampaignSettings, CampaignStatus, LocalLauncher, campaign_settings, run_search
 
 Settings = Callable[..., CampaignSettings]
 
@@ -51,7 +51,7 @@ def fake_launcher() -> Callable[..., LocalLauncher]:
 @pytest.fixture
 def search(
     settings: Settings, fake_launcher: Callable[..., LocalLauncher], tmp_path: Path
-) -> Callable[..., CampaignResult]:
+) -> Callable[..., CampaignStatus]:
     """Search in a folder, with members of [search] by name."""
 
     def run(
@@ -63,7 +63,7 @@ def search(
         fault: str = "",
         hang_seconds: float = 600.0,
         **search: Any,
-    ) -> CampaignResult:
+    ) -> CampaignStatus:
         launcher = fake_launcher(workers, pause, fault, hang_seconds)
         return run_search(settings(**search), tmp_path / out, launcher=launcher, resume=resume)
 

@@ -25,8 +25,8 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed, write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.hpo import (
-    CampaignResult,
     CampaignSettings,
+    CampaignStatus,
     GivenRun,
     LocalLauncher,
     campaign_history,
@@ -43,7 +43,7 @@ from hydragnn.hpo.launching.verdict import log_tail
 from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
 from hydragnn.hpo.scheduling.events import Failed, Proposed, Start
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.space.parameters import parsed_parameter
+from hydragnn.hpo.space.parameters import Choices, IntRange
 from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.status import campaign_status
 from hydragnn.hpo.warm import warm_source
@@ -53,17 +53,17 @@ from hydragnn.runs.folder import name_store
 from hydragnn.scripts import api
 
 Settings = Callable[..., CampaignSettings]
-Search = Callable[..., CampaignResult]
+Search = Callable[..., CampaignStatus]
 Launchers = Callable[..., LocalLauncher]
 
 
 def test_one_worker_gives_the_same_campaign_twice(search: Search, undisturbed: Any, tmp_path: Path) -> None:
     result, out = search("c"), tmp_path / "c"
-    assert result.ending == "finished"
+    assert result.status == "finished"
     assert (course(out), weights_of(out)) == undisturbed
     finished = [t for t in course(out) if t[1] == "finished"]
-    assert len(finished) == result.finished >= 2
-    assert result.best_value == min(v for t in course(out) for v in t[3].values())
+    assert len(finished) == result.trials["finished"] >= 2
+    assert result.best and result.best.value == min(v for t in course(out) for v in t[3].values())
     assert len({record.seed for _, record, _ in campaign_records(out)}) == 9
 
 
@@ -102,49 +102,33 @@ def test_what_looks_at_a_campaign_follows_no_link_and_waits_for_no_pipe(search: 
     search(out, trials=1, rungs=[], finalists=0)
     journal, elsewhere = out / "journal.jsonl", tmp_path / "elsewhere"
     journal.rename(elsewhere)
+    trial = out / "trials" / "0000"
     for plant, words in ((os.mkfifo, "no regular file"), (lambda path: path.symlink_to(elsewhere), "a symbolic link")):
-        plant(journal)
+        for path in (journal, trial / "heartbeat", trial / "log.txt"):
+            path.unlink(missing_ok=True)
+            plant(path)
         for look in (campaign_status, lambda folder: read_journal(folder / "journal.jsonl")):
             with pytest.raises(InputError, match=words):
                 look(out)
-        journal.unlink()
-        beat = out / "trials" / "0000" / "heartbeat"
-        beat.unlink(missing_ok=True)
-        plant(beat)
-        assert shown_epochs(beat.parent, 1) is None
-        beat.unlink()
-        log = beat.with_name("log.txt")
-        log.unlink(missing_ok=True)
-        plant(log)
-        assert log_tail(log.parent) == ""
-        log.unlink()
-
-
-def test_failures_of_configurations_are_kept_and_the_rest_goes_on(search: Search, tmp_path: Path) -> None:
-    result = search("c", fault="diverged")
-    assert result.failed == 3
-    failed = [trial for trial in campaign_history(tmp_path / "c").trials if trial.status == "failed"]
-    assert [trial.number for trial in failed] == [1, 4, 7]
-    assert {trial.failure for trial in failed} == {"diverged: as planned"}
-    assert all(trial.attempts == 1 for trial in failed)
+        assert (shown_epochs(trial, 1), log_tail(trial)) == (None, "")
 
 
 def test_a_process_killed_from_outside_is_retried_from_its_last_state(
     search: Search, tmp_path: Path, undisturbed: Any
 ) -> None:
     result = search("c", fault="kill once")
-    assert result.failed == 0
+    assert result.trials["failed"] == 0
     assert (course(tmp_path / "c"), weights_of(tmp_path / "c")) == undisturbed
 
 
 def test_a_process_that_hangs_is_killed_and_its_trial_goes_on(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
-    launcher = fake_launcher(fault="hang once", hang_seconds=10.0)
+    launcher = fake_launcher(fault="hang once", hang_seconds=4.0)
     result = run_search(settings(trials=2, rungs=[], finalists=0), tmp_path / "c", launcher=launcher)
-    assert (result.finished, result.failed) == (2, 0)
+    assert (result.trials["finished"], result.trials["failed"]) == (2, 0)
     failures = [event for _, event in read_journal(tmp_path / "c" / "journal.jsonl") if isinstance(event, Failed)]
-    assert [(event.kind, event.message) for event in failures] == [("lost_node", "no heartbeat for 0.167 minutes")]
+    assert [(event.kind, event.message) for event in failures] == [("lost_node", "no heartbeat for 0.0667 minutes")]
 
 
 def test_when_everything_fails_the_reason_is_told_early(search: Search) -> None:
@@ -162,10 +146,10 @@ def test_a_trial_that_takes_too_long_fails_as_timeout(search: Search) -> None:
 def test_a_finished_campaign_resumed_gives_its_result_and_can_be_extended(search: Search) -> None:
     first = search("c")
     again = search("c", resume=True)
-    assert (again.trials, again.best_value) == (first.trials, first.best_value)
+    assert (again.trials, again.best) == (first.trials, first.best)
     slots = {"launcher": "local", "nodes_per_trial": [1, 4], "max_node_hours": 9.0, "grace_seconds": 5.0}
     more = search("c", resume=True, trials=12, **slots)
-    assert more.trials == 12
+    assert sum(more.trials.values()) == 12
 
 
 def test_a_lock_that_optuna_left_and_a_study_that_cannot_be_written_hold_nothing_up(
@@ -184,7 +168,7 @@ def test_a_lock_that_optuna_left_and_a_study_that_cannot_be_written_hold_nothing
 
     monkeypatch.setattr(study_log, "os", SimpleNamespace(**{**vars(os), "write": full}))
     result = search(out, resume=True, trials=4)
-    assert (result.ending, result.trials) == ("finished", 4)
+    assert (result.status, sum(result.trials.values())) == ("finished", 4)
     assert not (out / "optuna.log").exists()
 
 
@@ -258,13 +242,14 @@ def test_a_deephyper_file_is_a_warm_start(settings: Settings, fake_launcher: Lau
 
 def test_whole_numbers_that_a_spreadsheet_wrote_with_a_point_are_the_same_choices(tmp_path: Path) -> None:
     """A column of whole numbers with empty cells, of an inactive parameter, is written as 8.0."""
-    parameters = {
-        "model.kind": {"type": "categorical", "choices": ["schnet", "mfc"]},
-        "model.max_degree": {"type": "categorical", "choices": [4, 8], "when": {"model.kind": "mfc"}},
-        "train.shuffle": {"type": "categorical", "choices": [True, False]},
-        "model.num_layers": {"type": "int", "low": 1, "high": 4},
-    }
-    space = space_of({path: parsed_parameter(path, table, "test") for path, table in parameters.items()})
+    space = space_of(
+        {
+            "model.kind": Choices(choices=["schnet", "mfc"]),
+            "model.max_degree": Choices(choices=[4, 8], when={"model.kind": "mfc"}),
+            "train.shuffle": Choices(choices=[True, False]),
+            "model.num_layers": IntRange(low=1, high=4),
+        }
+    )
     (tmp_path / "results.csv").write_text(
         "p:kind,p:max_degree,p:num_layers,p:shuffle,objective\nmfc,8.0,2.0,True,-0.3\nschnet,,3.0,True,-0.1\nmfc,4.0,1.0,1,-0.2\n"
     )
@@ -288,9 +273,13 @@ def test_importance_finds_the_parameter_that_matters(search: Search, tmp_path: P
     assert sum(importance.values()) == pytest.approx(1.0)
 
 
-def test_the_optuna_study_on_disk_says_what_the_journal_says(search: Search, tmp_path: Path) -> None:
+def test_failures_of_configurations_are_kept_and_the_optuna_study_on_disk_says_what_the_journal_says(
+    search: Search, tmp_path: Path
+) -> None:
     out = tmp_path / "c"
-    search(out, fault="diverged")
+    assert search(out, fault="diverged").trials["failed"] == 3
+    failed = [(t.number, t.failure, t.attempts) for t in campaign_history(out).trials if t.status == "failed"]
+    assert failed == [(number, "diverged: as planned", 1) for number in (1, 4, 7)]
 
     def stored() -> list[tuple[Any, ...]]:
         storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
@@ -327,7 +316,7 @@ def test_ranks_of_mpirun_make_one_search_whose_trials_are_no_ranks(table: dict[s
     done = subprocess.run([*words, "--workers", "1", "--json"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
-    assert json.loads(line)["trained to the end"] == 1 and read_record(out / "trials" / "0000").cost.ranks == 1
+    assert json.loads(line)["trials"]["finished"] == 1 and read_record(out / "trials" / "0000").cost.ranks == 1
     for rank, does in ((0, "goes on, as a process alone"), (1, "leaves it to rank 0")):
         assert f"hydragnn search is one process, and rank {rank} of 2 {does}" in done.stderr
         assert f"PMI_SIZE=2 and PMI_RANK={rank} say that a launcher started 2 ranks" in done.stderr
@@ -375,7 +364,7 @@ def test_other_runs_are_not_mixed_into_a_training_that_has_begun_but_their_cost_
 ) -> None:
     run_final(runs, tmp_path / "c", launcher=fake_launcher())
     dearer = [replace(run, work=5.0) for run in runs]
-    assert run_final(dearer, tmp_path / "c", launcher=fake_launcher()).result.ending == "finished"
+    assert run_final(dearer, tmp_path / "c", launcher=fake_launcher()).status == "finished"
     with pytest.raises(InputError, match="holds trainings of other configurations, seeds or epochs; repeat"):
         run_final(runs[::-1], tmp_path / "c", launcher=fake_launcher())
 
@@ -405,54 +394,34 @@ def test_the_best_configurations_are_those_that_came_furthest(search: Search, tm
     assert all(run.work and run.work > 0 for run in given), "the campaign has measured what they cost"
 
 
-BEFORE = 3  # trials before the move
+def test_a_campaign_and_its_store_go_on_elsewhere_and_another_store_is_refused(
+    table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    def search(out: Path, store: Path, trials: int) -> CampaignStatus:
+        asked = {**table["search"], "trials": trials, "rungs": [], "finalists": 0}
+        whole = {**table, "data": {"store": str(store)}, "search": asked}
+        settings = campaign_settings(whole, store.parent / "CAMPAIGN.toml")
+        return run_search(settings, out, launcher=fake_launcher(), resume=True)
 
+    def stores(out: Path) -> set[str]:
+        return {json.loads(path.read_text())["data"]["store"] for path in out.glob("trials/*/config.json")}
 
-@pytest.fixture
-def begin(table: dict[str, Any], fake_launcher: Launchers) -> Callable[..., Any]:
-    """Search in a folder for so many trials, with the store at a place."""
-
-    def run(out: Path, place: Path, trials: int, **options: Any) -> Any:
-        return run_search(settings_of(table, place, trials), out, launcher=fake_launcher(), **options)
-
-    return run
-
-
-def settings_of(table: dict[str, Any], place: Path, trials: int) -> CampaignSettings:
-    """The campaign of the table on another store."""
-    search = {**table["search"], "trials": trials, "rungs": [], "finalists": 0}
-    return campaign_settings({**table, "data": {"store": str(place)}, "search": search}, place.parent / "CAMPAIGN.toml")
-
-
-def places(out: Path) -> set[str]:
-    """The stores that the configurations of all trials name."""
-    return {json.loads(path.read_text())["data"]["store"] for path in out.glob("trials/*/config.json")}
-
-
-def test_a_campaign_and_its_store_go_on_elsewhere(begin: Callable[..., Any], tmp_path: Path) -> None:
-    write_rings(tmp_path / "a.h5", 40)
-    begin(tmp_path / "c", tmp_path / "a.h5", BEFORE)
-    (tmp_path / "new").mkdir()
-    store = (tmp_path / "a.h5").rename(tmp_path / "new" / "b.h5")
-    out = (tmp_path / "c").rename(tmp_path / "new" / "d")
-    result = begin(out, store, BEFORE + 1, resume=True)
-    assert (result.ending, result.finished) == ("finished", BEFORE + 1)
-    assert places(out) == {str(store)}
-
-
-def test_another_store_at_the_old_or_a_new_place_is_refused(begin: Callable[..., Any], tmp_path: Path) -> None:
-    out, store = tmp_path / "c", tmp_path / "a.h5"
+    out, store, other, new = tmp_path / "c", tmp_path / "a.h5", tmp_path / "other.h5", tmp_path / "new"
     write_rings(store, 40)
-    begin(out, store, BEFORE)
-    write_rings(tmp_path / "other.h5", 39)
+    search(out, store, 3)
+    write_rings(other, 39)
     with pytest.raises(InputError, match=r"other\.h5 holds other graphs than the one \(that was .*a\.h5\) with which"):
-        begin(out, tmp_path / "other.h5", BEFORE + 1, resume=True)
-    store.rename(tmp_path / "kept.h5")
-    write_rings(store, 39)
+        search(out, other, 4)
+    new.mkdir()
+    moved = store.rename(new / "b.h5")
+    other.rename(store)
     with pytest.raises(InputError, match=r"a\.h5 holds other graphs than the one with which the campaign"):
-        begin(out, store, BEFORE + 1, resume=True)
-    assert places(out) == {str(store)}
-    assert begin(out, tmp_path / "kept.h5", BEFORE + 1, resume=True).finished == BEFORE + 1
+        search(out, store, 4)
+    assert stores(out) == {str(store)}
+    out = out.rename(new / "d")
+    result = search(out, moved, 4)
+    assert (result.status, result.trials["finished"]) == ("finished", 4)
+    assert stores(out) == {str(moved)}
 
 
 def test_an_ensemble_is_told_where_the_store_lies_and_its_members_remember(

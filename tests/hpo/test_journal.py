@@ -51,12 +51,6 @@ def written(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_what_is_written_is_read_back_exactly(tmp_path: Path) -> None:
-    assert read_journal(tmp_path / "journal.jsonl") == []
-    written(tmp_path / "journal.jsonl")
-    assert read_journal(tmp_path / "journal.jsonl") == [(float(k), event) for k, event in enumerate(EVENTS)]
-
-
 def test_a_line_of_which_one_bit_changed_is_damaged(tmp_path: Path) -> None:
     for line in written(tmp_path / "journal.jsonl").splitlines(keepends=True):
         assert decode_line(line) is not None
@@ -95,25 +89,20 @@ def test_a_line_that_is_no_json_object_is_damaged_whatever_its_checksum(value: b
 
 
 @settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, 10_000))
-def test_a_journal_cut_anywhere_keeps_every_complete_line_and_goes_on(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
+@given(cut=st.integers(0, 10_000), zeros=st.sampled_from([0, 300]))
+def test_a_journal_cut_anywhere_keeps_every_complete_line_and_goes_on_also_after_zeros_of_a_power_cut(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, zeros: int
 ) -> None:
     path = tmp_path_factory.mktemp("cut") / "journal.jsonl"
     data = written(path)
     cut %= len(data) + 1
-    path.write_bytes(data[:cut])
+    path.write_bytes(data[:cut] + b"\0" * zeros)
     complete = max(0, data[:cut].count(b"\n") - 1)  # the first line is the claim
-    assert [event for _, event in read_journal(path)] == EVENTS[:complete]
+    known = [(float(second), event) for second, event in enumerate(EVENTS[:complete])]
+    assert read_journal(path) == known
     with Journal(path) as journal:
         journal.append(Exhausted(trial=9), 99.0)
-    assert [event for _, event in read_journal(path)] == [*EVENTS[:complete], Exhausted(trial=9)]
-
-
-def test_a_tail_of_zeros_after_a_power_cut_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(written(path) + b"\0" * 300)
-    assert len(read_journal(path)) == len(EVENTS)
+    assert read_journal(path) == [*known, (99.0, Exhausted(trial=9))]
 
 
 @pytest.mark.parametrize("line", [0, 1, 4])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.machine import ROOM, ProcessMachine, workers_here
+from hydragnn.base.machine import ROOM, ProcessMachine
 from hydragnn.hpo import CampaignSettings, LocalLauncher
-from hydragnn.hpo.campaign import batch_memory, launcher_for, local_launcher
+from hydragnn.hpo.campaign import launcher_for, local_launcher, local_note
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation, alike
 from hydragnn.hpo.launching.job_step import STEPS_AT_ONCE
@@ -19,7 +19,7 @@ from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.rank import gpu_variables
 from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
-from hydragnn.hpo.preflight import check_campaign
+from hydragnn.hpo.preflight import check_campaign, plan_on
 from hydragnn.hpo.space.points import space_of
 
 Settings = Callable[..., CampaignSettings]
@@ -100,23 +100,31 @@ def test_a_part_of_a_gpu_is_for_one_process(settings: Settings, search: dict[str
         check_campaign(campaign, space_of(campaign.search.space))
 
 
-def test_memory_without_a_limit_may_be_said() -> None:
-    """A configuration that is complete with its defaults, as records have it, has an empty one."""
-    assert [batch_memory({"batch": {"memory": given}}) for given in ("", "2 GB")] == [0, 2 * 10**9]
-
-
-def test_a_search_on_auto_leaves_every_worker_its_memory(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    monkeypatch.setattr(
-        "hydragnn.base.machine.this_machine", lambda: ProcessMachine(cores=16, memory=12 * ROOM, gpus=0)
-    )
-    auto = settings(workers="auto")
-    shared = settings(workers="auto", trials_per_device=3)
-    cases = ((auto, {}, None, 12), (auto, {"memory": "3 GB"}, None, 3), (auto, {}, 2, 2), (shared, {}, None, 4 * 3))
-    for campaign, batch, wanted, expected in cases:
-        launcher = local_launcher(replace(campaign, base={**auto.base, "batch": batch}), wanted)
-        assert len(launcher.slots) == expected
-        launcher.close()
-    assert workers_here("auto") == 12 and workers_here(5) == 5
+@pytest.mark.parametrize(
+    ("search", "batch", "wanted", "slots"),
+    [
+        ({}, {}, None, 12),
+        ({}, {"memory": ""}, None, 12),  # as complete configurations of records have it
+        ({}, {"memory": "3 GB"}, None, 3),
+        ({}, {}, 2, 2),
+        ({"trials_per_device": 3}, {}, None, 4 * 3),
+        ({"ranks_per_node": 2}, {}, None, 6),
+        ({"ranks_per_node": 16}, {}, None, 1),
+        ({"ranks_per_node": 4}, {}, 3, 3),
+    ],
+)
+def test_a_search_on_auto_leaves_every_worker_its_memory_and_every_rank_its_core(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, search: dict[str, int], batch: Any, wanted: Any, slots: int
+) -> None:
+    machine, ranks = ProcessMachine(cores=16, memory=12 * ROOM, gpus=0), search.get("ranks_per_node", 1)
+    monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: machine)
+    campaign = settings(workers="auto", launcher="local", **search)
+    launcher = local_launcher(replace(campaign, base={**campaign.base, "batch": batch}), wanted)
+    assert (len(launcher.slots), launcher.ranks) == (slots, ranks)
+    turns = "ranks take turns" in local_note(launcher, replace(machine, cores=8), chosen=False)
+    assert turns == (ranks > 1 and slots * ranks > 8)
+    assert plan_on(launcher, settings(nodes_per_trial=[1, 4], **search)).max_slots == 1
+    launcher.close()
 
 
 def test_a_step_takes_of_each_node_what_the_smallest_has_and_nodes_without_a_gpu_stay_idle_beside_others(

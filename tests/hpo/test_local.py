@@ -1,13 +1,14 @@
-"""Trials on one machine: workers with GPUs of their own, and runs of two ranks without orphans."""
+"""Trials on one machine: workers with GPUs of their own, runs of two ranks without orphans, and their probes."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,11 @@ import pytest
 from campaigns import course, ends, read_journal, reports_until
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.machine import ROOM, ProcessMachine
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign, campaign_history, campaign_settings, run_search
-from hydragnn.hpo.campaign import launcher_of, local_launcher, local_note
+from hydragnn.hpo.campaign import launcher_of
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.local import gpus_of_workers, own_gpus
-from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Failed
 from hydragnn.record import read_record
 from tests.forked import Forked
@@ -33,6 +32,7 @@ PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 GROUPS = Path("/sys/fs/cgroup/memory")
 DRIVER = """
 import json, sys
+from functools import partial
 from pathlib import Path
 from hydragnn.hpo import LocalLauncher, campaign_settings, run_search
 out = Path(sys.argv[2])
@@ -43,6 +43,7 @@ HUNGRY = '''
 """Real training whose second rank runs out of memory in whole batches."""
 
 import os, resource, runpy, sys
+from functools import partial
 from pathlib import Path
 
 from hydragnn.training import loop
@@ -65,6 +66,7 @@ runpy.run_module("hydragnn.runs.run", run_name="__main__", alter_sys=True)
 '''
 WAITING = """
 import os, sys, time
+from functools import partial
 from pathlib import Path
 Path(sys.argv[1], os.environ["RANK"]).write_text(" ".join([str(os.getpid()), os.environ["WORLD_SIZE"], *sys.argv[2:]]))
 time.sleep(1000)
@@ -100,8 +102,8 @@ def layouts(table: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[tuple[LocalLauncher, list[psutil.Process], Any]]:
-    """A launcher, the two ranks of its attempt, and the attempt."""
+def waiting(tmp_path: Path) -> Iterator[tuple[LocalLauncher, list[psutil.Process], list[str]]]:
+    """A launcher, the two ranks of its attempt, and their arguments."""
     (tmp_path / "module").mkdir()
     (tmp_path / "module" / "waiting.py").write_text(WAITING)
     launcher = LocalLauncher(1, ranks=2, module="waiting", environment={"PYTHONPATH": str(tmp_path / "module")})
@@ -111,7 +113,8 @@ def waiting(tmp_path: Path) -> Iterator[tuple[LocalLauncher, list[psutil.Process
     (begun,) = until(lambda: launcher.poll(0.2))
     launcher.go(begun.task)
     notes = until(lambda: launcher.poll(0.05) or [one for rank in "01" if (one := note(task.folder / rank))][:2:1], 2)
-    yield launcher, [psutil.Process(int(one.split()[0])) for one in notes], begun.identity
+    pids, words = zip(*(one.split(" ", 1) for one in notes))
+    yield launcher, [psutil.Process(int(pid)) for pid in pids], [*words]
     launcher.close()
 
 
@@ -139,7 +142,7 @@ def test_a_search_over_layouts_of_two_ranks_has_the_same_bits_after_its_controll
     words = [str(tmp_path / "driver.py"), json.dumps(layouts)]
     killed = Forked([*words, str(tmp_path / "killed")], os.environ)
     journal = tmp_path / "killed" / "journal.jsonl"
-    until(lambda: list((tmp_path / "killed").glob("trials/0001/heartbeat")))
+    until(lambda: list((tmp_path / "killed").glob("trials/0000/heartbeat")))
     ranks = [one for worker in psutil.Process(killed.pid).children() for one in worker.children(recursive=True)]
     killed.kill()
     killed.wait()
@@ -148,7 +151,7 @@ def test_a_search_over_layouts_of_two_ranks_has_the_same_bits_after_its_controll
     settings = campaign_settings(layouts, tmp_path / "CAMPAIGN.toml")
     for name in ("killed", "undisturbed"):
         result = run_search(settings, tmp_path / name, resume=True, launcher=LocalLauncher(1, ranks=2))
-        assert (result.ending, result.failed) == ("finished", 0)
+        assert (result.status, result.trials["failed"]) == ("finished", 0)
     assert len(read_journal(journal)) > before
     assert course(tmp_path / "killed") == course(tmp_path / "undisturbed")
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "undisturbed") != {}
@@ -182,7 +185,7 @@ def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dic
     finally:
         if kinds == 2:
             group.rmdir()
-    assert (result.finished, [failure.kind for failure in failures]) == (kinds, ["out_of_memory"] * kinds)
+    assert (result.trials["finished"], [failure.kind for failure in failures]) == (kinds, ["out_of_memory"] * kinds)
     assert [failure.suspects for failure in failures] == [()] * kinds
     assert "smaller batches" in failures[0].message
     assert kinds == 1 or "the system ran out of memory" in failures[1].message
@@ -202,23 +205,16 @@ def kill(ranks: list[psutil.Process], rank: int) -> None:
         lambda launcher, ranks: kill(ranks, 0),
         lambda launcher, ranks: kill(ranks, 1),
         lambda launcher, ranks: launcher.cancel(0, PATIENCE),
+        lambda launcher, ranks: ranks[0].parent().parent().kill(),
     ],
-    ids=["rank 0 is killed", "rank 1 is killed", "the trial is cancelled"],
+    ids=["rank 0 is killed", "rank 1 is killed", "the trial is cancelled", "the worker is killed"],
 )
 def test_ranks_end_together(waiting: Any, end: Callable[..., None]) -> None:
-    launcher, ranks, _ = waiting
+    launcher, ranks, words = waiting
+    assert words == ["2 --until 1 --attempt 1 --micro-batches 1 --ranks 2"] * 2
     end(launcher, ranks)
     (report,) = until(lambda: launcher.poll(0.2))
     assert report.code == -signal.SIGKILL and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
-
-
-def test_ranks_end_with_their_worker_and_with_the_launcher(waiting: Any) -> None:
-    launcher, ranks, _ = waiting
-    assert {note(Path(launcher._attempts["worker-0"].task.folder, str(rank))).split(" ", 1)[1] for rank in (0, 1)} == {
-        "2 --until 1 --attempt 1 --micro-batches 1 --ranks 2"
-    }
-    ranks[0].parent().parent().kill()
-    assert not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -240,18 +236,6 @@ def test_the_first_rank_that_fails_decides_the_code(fault: str, code: int, words
     assert done.stdout == (f"rank 1 of 3 was the first to fail: it {words}\n" if words else "") or words in done.stdout
 
 
-def test_workers_leave_every_rank_its_core_and_its_gpu(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    machine = ProcessMachine(cores=16, memory=11 * ROOM, gpus=0)
-    monkeypatch.setattr("hydragnn.base.machine.this_machine", lambda: machine)
-    for wanted, ranks, expected in (("auto", 2, 5), ("auto", 16, 1), (3, 4, 3)):
-        launcher = local_launcher(settings(ranks_per_node=ranks, launcher="local"), wanted)  # type: ignore[arg-type]
-        assert (len(launcher.slots), launcher.ranks) == (expected, ranks)
-        turns = "ranks take turns" in local_note(launcher, replace(machine, cores=8), chosen=False)
-        assert turns == (expected * ranks > 8)
-        assert plan_on(launcher, settings(ranks_per_node=ranks, nodes_per_trial=[1, 4])).max_slots == 1
-        launcher.close()
-
-
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 SAYS = """import os, pathlib, sys
 shared = sys.argv[sys.argv.index("--sharing") :] if "--sharing" in sys.argv else []
@@ -260,7 +244,6 @@ pathlib.Path(sys.argv[1], "gpu").write_text(" ".join([os.environ.get("CUDA_VISIB
 """A training that notes which GPU it would use, and its options."""
 
 Make = Callable[..., None]
-REAL = local.LocalLauncher
 
 
 @pytest.fixture
@@ -306,56 +289,64 @@ def test_each_worker_sees_gpus_that_no_other_sees_or_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("environment", "name", "gpu"),
     [
-        ({}, {"ROCR_VISIBLE_DEVICES": "1"}),
-        ({"ROCR_VISIBLE_DEVICES": "4,5"}, {"ROCR_VISIBLE_DEVICES": "5"}),
-        ({"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "0,2"}, {"HIP_VISIBLE_DEVICES": "2"}),
-        ({"CUDA_VISIBLE_DEVICES": "2,3"}, {"CUDA_VISIBLE_DEVICES": "3"}),
-    ],
-    ids=["nothing is narrowed", "by the runtime", "twice", "as on NVIDIA"],
-)
-def test_on_amd_the_variable_that_narrows_last_names_the_gpu(
-    environment: dict[str, str], expected: dict[str, str]
-) -> None:
-    assert own_gpus(environment, 1, on_amd=True) == expected
-
-
-@pytest.mark.parametrize(
-    ("sharing", "expected"),
-    [
-        (1, ["5", "7", "5", "7"]),
-        (3, ["5 --sharing 3", "7 --sharing 3"] * 3),
+        ({}, "ROCR_VISIBLE_DEVICES", "1"),
+        ({"ROCR_VISIBLE_DEVICES": "4,5"}, "ROCR_VISIBLE_DEVICES", "5"),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "0,2"}, "HIP_VISIBLE_DEVICES", "2"),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, "CUDA_VISIBLE_DEVICES", "3"),
     ],
 )
+def test_on_amd_the_variable_that_narrows_last_names_the_gpu(environment: dict[str, str], name: str, gpu: str) -> None:
+    assert own_gpus(environment, 1, on_amd=True) == {name: gpu}
+
+
+@pytest.mark.parametrize(("sharing", "gpus"), [(1, ["5", "7"] * 2), (3, ["5 --sharing 3", "7 --sharing 3"] * 3)])
 def test_trials_at_once_run_on_different_gpus_or_share_one_and_the_next_trial_of_a_worker_runs_on_its_own(
-    machine: Make,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sharing: int,
-    expected: list[str],
+    machine: Make, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharing: int, gpus: list[str]
 ) -> None:
     machine(2, CUDA_VISIBLE_DEVICES="5,7", PYTHONPATH=str(tmp_path))
-    (tmp_path / "noting").mkdir()
-    (tmp_path / "noting" / "__init__.py").touch()
-    (tmp_path / "noting" / "training.py").write_text(SAYS)
-    monkeypatch.setattr(
-        campaign, "LocalLauncher", lambda *words, **named: REAL(*words, module="noting.training", **named)
-    )
+    (tmp_path / "noting.py").write_text(SAYS)
+    monkeypatch.setattr(campaign, "LocalLauncher", partial(local.LocalLauncher, module="noting"))
     launcher = launcher_of(settings(launcher="local", trials_per_device=sharing), tmp_path, 2)
-    at_once = len(launcher.slots)
-    assert at_once == 2 * sharing
-    folders = [tmp_path / str(number) for number in range(len(expected))]
+    assert len(launcher.slots) == 2 * sharing
+    folders = [tmp_path / str(number) for number in range(len(gpus))]
     try:
-        for first in range(0, len(expected), at_once):
-            for number, slot in enumerate(launcher.slots):
-                folders[first + number].mkdir()
-                task = Task(trial=first + number, attempt=1, until=1, folder=folders[first + number], slots=(slot,))
-                launcher.start(task)
-            ended = ends(reports_until(launcher, lambda found: len(ends(found)) == at_once))
+        for first in range(0, len(gpus), len(launcher.slots)):
+            for folder, slot in zip(folders[first:], launcher.slots):
+                folder.mkdir()
+                launcher.start(Task(trial=int(folder.name), attempt=1, until=1, folder=folder, slots=(slot,)))
+            ended = ends(reports_until(launcher, lambda found: len(ends(found)) == len(launcher.slots)))
             assert {end.code for end in ended} == {0}
     finally:
         launcher.close()
-    assert [(folder / "gpu").read_text() for folder in folders] == expected
+    assert [(folder / "gpu").read_text() for folder in folders] == gpus
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"
+
+
+PROBE = Path(__file__).parents[2] / "hpo" / "launching" / "probe.py"
+
+
+def probes(folder: Path) -> list[tuple[int, str]]:
+    """Exit codes and what was printed by a probe of two ranks."""
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    words = [str(PROBE), "--ranks", "2", "--meet", "here", "--rank"]
+    pair = [Forked([*words, str(rank)], environment) for rank in range(2)]
+    return [(process.wait(240), process.communicate()[0]) for process in pair]
+
+
+def test_two_ranks_of_a_healthy_node_say_so_and_leave_nothing(tmp_path: Path) -> None:
+    (code, printed), other = probes(tmp_path)
+    assert (code, other) == (0, (0, ""))
+    assert re.fullmatch(r"seconds 0\.\d*[1-9]\d*\nhealthy\n", printed), printed
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_meeting_place_that_others_can_enter_is_refused(mode: int, tmp_path: Path) -> None:
+    place = tmp_path / f"hydragnn-here-{os.geteuid()}"
+    place.mkdir()
+    place.chmod(mode)
+    found = probes(tmp_path)
+    assert [code for code, _ in found] == [1, 1]
+    assert all("is open to others than this user" in text for _, text in found)

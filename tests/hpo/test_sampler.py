@@ -1,10 +1,11 @@
-"""Samplers answer by the history of their campaign alone, stay in the space, and learn from results."""
+"""Samplers answer by the history of their campaign alone, stay in the space, learn from results, and find layouts that fit."""
 
 import math
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,22 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
+from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.sampling.gaussian import Coordinates, Kernel, Outlook, likely_kernel, normal_scores
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
+from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.sampling.sampler import HISTORY, SAMPLERS, History, Sampler, history_of, learns, num_random, proposals
 from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.search_settings import WIDE
+from hydragnn.hpo.space.able import check_model
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
 from hydragnn.hpo.space.points import Point, Space, is_point, near_point, point_key, random_point, space_of
+from hydragnn.hpo.trial_configs import check_space
+from hydragnn.record import Failure
+from tests.hydragnn.distributed.splitting import configuration
+from tests.hydragnn.training.worker import clusters
 
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}
 SPACE = {
@@ -41,11 +49,17 @@ def error(values: dict[str, Any]) -> float:
     return abs(values.get("model.hidden_dim", 0) - 64) / 64 + (values.get("model.kind") == "egnn")
 
 
+def result_of(values: Point) -> dict[str, float]:
+    return {"value": error(values)}
+
+
 def keys(state: State) -> set[str]:
     return {point_key(trial.values) for trial in state.trials.values()}
 
 
-def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[dict[str, Any]]:
+def asked(
+    campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2), result: Callable[[Point], dict[str, float]] = result_of
+) -> list[Point]:
     """The configurations of a campaign in which every trial passes the first rung."""
     space = space_of(campaign.search.space)
     state = State()
@@ -53,7 +67,7 @@ def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[d
     for number in range(trials):
         (point,) = proposals(campaign, history_of(campaign, space, state), number, 1, keys(state))
         assert is_point(space, point)
-        ended = Reached(trial=number, attempt=1, epochs=1, value=error(point))
+        ended = Reached(trial=number, attempt=1, epochs=1, **result(point))
         after(state, 0.0, Proposed(trial=number, values=point), ended)
     return [state.trials[number].values for number in range(trials)]
 
@@ -78,8 +92,8 @@ def test_the_same_history_gives_the_same_configurations_and_no_other_seed_does(s
 
 @pytest.mark.parametrize("sampler", list(filter(learns, SAMPLERS)))
 def test_a_model_based_sampler_finds_better_points_than_chance(settings: Any, sampler: str) -> None:
-    learned = asked(settings(sampler=sampler, space=SPACE, trials=18), 18)
-    chance = asked(settings(sampler="random", space=SPACE, trials=18), 18)
+    learned = asked(settings(sampler=sampler, space=SPACE, trials=15), 15)
+    chance = asked(settings(sampler="random", space=SPACE, trials=15), 15)
     assert sum(map(error, learned[9:])) < 0.7 * sum(map(error, chance[9:]))
 
 
@@ -189,19 +203,19 @@ def test_a_sampler_process_that_dies_or_hangs_is_replaced_and_the_answer_is_the_
     history, known = with_results(settings)
     question = Question(first=12, count=3, history=history)
     sampler = Impatient(campaign, tmp_path / "log")
-    sampler.limits = []
+    sampler.limits, pids, points = [], [], proposals(campaign, history, 12, 3, set(known))
     try:
-        first, pids = sampler.ask(question, known), [sampler.pid]
+        sampler.start()
         for number in (signal.SIGKILL, signal.SIGSTOP):
             assert sampler.pid is not None
+            pids.append(sampler.pid)
             os.kill(sampler.pid, number)
             sampler.limits = [1.0] if number == signal.SIGSTOP else []
-            assert sampler.ask(question, known) == first
-            pids.append(sampler.pid)
+            assert sampler.ask(question, known) == points
     finally:
+        pids.append(sampler.pid)
         sampler.close()
     assert len(set(pids)) == 3
-    assert first == proposals(campaign, history, 12, 3, set(known))
 
 
 def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
@@ -211,30 +225,24 @@ def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
     assert len(bins) == 16, "a scrambled Sobol sequence has one of 16 points in every sixteenth"
 
 
-def a_failure(history: History, number: int) -> Any:
-    """A defect."""
-    raise ZeroDivisionError("no trials")
-
-
 @pytest.mark.parametrize(
-    ("own", "says"),
+    ("point", "says"),
     [
-        (a_failure, r"failed for trial 0 \(ZeroDivisionError: no trials\)"),
-        (lambda *_: None, "gave None for trial 0, which is no point"),
-        (lambda *_: {"train.learning_rate": 5.0, "model.hidden_dim": 9}, "gave .*5.0.* is no point of search.space"),
-        (lambda *_: {"train.learning_rate": 1e-3}, "gave .* is no point of search.space"),
-        (
-            lambda *_: {"train.learning_rate": np.float32(1e-3), "model.hidden_dim": 9},
-            "gave .* is no point of search.space",
-        ),
+        ("a defect", r"failed for trial 0 \(ZeroDivisionError: no trials\)"),
+        (None, "gave None for trial 0, which is no point"),
+        ({"train.learning_rate": 5.0, "model.hidden_dim": 9}, "gave .*5.0.* is no point of search.space"),
+        ({"train.learning_rate": 1e-3}, "gave .* is no point of search.space"),
+        ({"train.learning_rate": np.float32(1e-3), "model.hidden_dim": 9}, "gave .* is no point of search.space"),
     ],
 )
 def test_the_answer_of_a_sampler_of_ones_own_is_a_point_of_the_space_or_refused(
-    own: Any, says: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    point: Any, says: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Own(Sampler):
         def propose(self, history: History, number: int) -> Any:
-            return own(history, number)
+            if point == "a defect":
+                raise ZeroDivisionError("no trials")
+            return point
 
     monkeypatch.setitem(SAMPLERS, "own", Own)
     campaign = settings(sampler="own")
@@ -258,15 +266,17 @@ class Neighbour(Sampler):
 """
 
 
-def test_a_sampler_of_ones_own_is_one_file(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_of_ones_own_is_one_file(
+    settings: Any, fake_launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "toys.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     campaign, out = settings(sampler="toys:Neighbour", rungs=[], trials=6), tmp_path / "c"
     with pytest.raises(InputError, match=r"names code of toys, which a file may not run by itself.*--allow-code toys"):
         run_search(campaign, out, workers=1)
     monkeypatch.setattr(imports, "_allowed", {"toys"})
-    result = run_search(campaign, out, workers=1)
-    assert (result.ending, result.finished) == ("finished", 6)
+    result = run_search(campaign, out, launcher=fake_launcher())
+    assert (result.status, result.trials["finished"]) == ("finished", 6)
     trials = campaign_history(out).trials
     assert {trial.origin for trial in trials} == {"sampler"}
     for number in range(4, 6):
@@ -382,3 +392,120 @@ def test_candidates_are_new_points_of_the_space_and_no_choice_is_given_up() -> N
     assert 2 <= worse <= 30, "kind b is worse everywhere, and is looked at all the same"
     outlook.expect(everyone[0])
     assert everyone[0] not in outlook.ranked(np.random.default_rng(0))
+
+
+SIZES = {"shard": [1, 2, 4], "tensor": [1, 2], "graph": [1, 2]}
+
+
+def seconds_of(values: dict[str, Any]) -> float:
+    """Return seconds per graph; shard = 2 and tensor = 2 is the fastest."""
+    return 1.0 + abs(values["parallel.shard"] - 2) + abs(values["parallel.tensor"] - 2) + values["parallel.graph"]
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        ({"ranks_per_node": None}, "set search.ranks_per_node"),
+        ({"space": {"parallel": {"shard": [1, 3]}}}, r"shard = 3 takes 3 ranks, which do not divide the 4"),
+        ({"space": {"parallel": {"tensor": [1, 8]}}, "nodes_per_trial": 2}, "would share channels between nodes"),
+        ({"space": {"parallel": {"shard": [1, 8]}}, "nodes_per_trial": (1, 2)}, "trials on 1 node"),
+        ({"layout_trials": 9, "trials": 12}, "8 layouts of search.space.parallel fit"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_ranks_of_a_trial_is_one_sentence(
+    settings: Any, search: dict[str, Any], words: str
+) -> None:
+    campaign = settings(**{"space": {"parallel": SIZES}, "ranks_per_node": 4, "trials": 2, **search})
+    with pytest.raises(InputError, match=words) as caught:
+        check_space(campaign, space_of(campaign.search.space))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "words"),
+    [
+        ("schnet", {"pipeline": 2}, "stages cannot divide the model; leave parallel.pipeline = 2 out"),
+        ("dimenet", {"graph": 2}, "so that ranks cannot share one graph"),
+        ("schnet", {"tensor": 3}, "does not divide model.hidden_dim"),
+    ],
+)
+def test_a_layout_that_the_model_cannot_have_is_refused_before_a_search(
+    kind: str, layout: dict[str, int], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        check_model(configuration(kind, {}, parallel=layout), lambda place: clusters(4))
+
+
+def test_chunks_are_searched_beside_stages(settings: Any) -> None:
+    sizes = {"parallel": {"pipeline": [1, 2], "chunks": [1, 2]}}
+    campaign = settings(space=sizes, ranks_per_node=2, trials=3, sampler="tpe")
+    for layers, fit in {4: [(1, 1), (2, 1), (2, 2)], 3: [(1, 1), (2, 1)]}.items():  # every chunk takes a layer
+        campaign.base["model"]["num_layers"] = layers
+        check_space(campaign, space_of(campaign.search.space))
+        layouts = proposals(campaign, History(space=space_of(campaign.search.space)), 0, 20, set())
+        assert sorted((one["parallel.pipeline"], one["parallel.chunks"]) for one in layouts) == fit
+
+
+def test_proposed_layouts_divide_the_ranks_until_none_is_left(settings: Any) -> None:
+    campaign = settings(space={"parallel": SIZES}, ranks_per_node=4, trials=8, sampler="tpe")
+    layouts = proposals(campaign, History(space=space_of(campaign.search.space)), 0, 20, set())
+    products = [one["parallel.shard"] * one["parallel.tensor"] * one["parallel.graph"] for one in layouts]
+    assert len(layouts) == 8
+    assert all(4 % product == 0 for product in products)
+
+
+def test_the_fastest_of_the_first_layouts_is_that_of_all_later_trials(settings: Any) -> None:
+    space = {"parallel": SIZES, "train.learning_rate": RATE}
+    campaign = settings(space=space, ranks_per_node=4, trials=12, layout_trials=8, sampler="tpe")
+    points = asked(campaign, 12, rungs=(1,), result=lambda point: {"value": 0.5, "speed": 1 / seconds_of(point)})
+    layouts = [{path: value for path, value in point.items() if path != "train.learning_rate"} for point in points]
+    rates = [point["train.learning_rate"] for point in points]
+    assert rates[:8] == pytest.approx([1e-3] * 8)  # the middle of the range
+    assert len({str(layout) for layout in layouts[:8]}) == 8
+    assert all(one == {"parallel.shard": 2, "parallel.tensor": 2, "parallel.graph": 1} for one in layouts[8:])
+    assert len(set(rates[8:])) == 4
+
+
+def test_with_many_workers_later_trials_wait_for_the_layout(settings: Any, tmp_path: Path) -> None:
+    space = {"parallel": {"shard": [1, 2]}, "train.learning_rate": RATE}
+    campaign = settings(space=space, ranks_per_node=2, trials=6, layout_trials=2, sampler="random")
+    own, state = space_of(campaign.search.space), State()
+    after(state, 0.0, Opened(plan=Plan(trials=6, rungs=(1,)), slots=("a", "b", "c", "d")))
+    requests = Proposals(campaign, own, [], state, Estimates(own), tmp_path / "log")
+    for number in range(4):
+        requests.ask(number)
+
+    def answers(count: int) -> list[Any]:
+        events: list[Any] = []
+        while len(events) < count:
+            if (event := requests.answer(state, math.inf)) is not None:
+                events.append(event)
+        return events
+
+    for event in answers(2):
+        after(state, 0.0, event)
+    speeds = {0: 1.0, 1: 2.0}
+    for number, speed in speeds.items():
+        assert requests.answer(state, math.inf) is None and not requests.busy
+        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=0.5, speed=speed))
+    later = answers(2)
+    requests.close()
+    assert [event.values["parallel.shard"] for event in later] == [state.trials[1].values["parallel.shard"]] * 2
+
+
+def test_layouts_that_ran_out_of_memory_become_improbable(settings: Any) -> None:
+    campaign = settings(space={"train.learning_rate": RATE, "parallel": {"shard": [1, 2, 4]}}, ranks_per_node=4)
+    space = space_of(campaign.search.space)
+    failure = Failure(kind="out_of_memory", message="no memory")
+
+    def trial(number: int) -> Trial:
+        history = History(space=space)
+        values = random_point(space, history.generator(number))
+        if values["parallel.shard"] == 1:
+            return Trial(number=number, status="failed", values=values, failure=failure)
+        return Trial(number=number, status="finished", values=values, results=(1.0 + number % 3,))
+
+    history = History(space=space, startup=4, trials=tuple(map(trial, range(30))), rungs=(1,))
+    sampler = ParzenEstimators()
+    drawn = [sampler.propose(history, number)["parallel.shard"] for number in range(30, 60)]
+    assert drawn.count(1) <= 2  # of 30; ten without the constraint

@@ -9,6 +9,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import tomli_w
+from campaigns import campaign_table
 from clockwork import CALM, LawfulCampaign
 from typer.testing import CliRunner
 
@@ -96,7 +98,6 @@ TROUBLED: dict[str, dict[str, float]] = {
     "a storm": {"storm_minutes": 10, "storm_first_hours": 0.5},
     "a storm at the beginning": {"storm_minutes": 10, "storm_first_hours": 0.0},
     "nodes that fail late": {"late_failures": 0.03},
-    "late and doubled reports": {"late_reports": 0.05, "double_reports": 0.3},
     "a slow sampler": {"proposal_seconds": 10},
 }
 MACHINES: dict[str, Scenario] = {
@@ -123,30 +124,21 @@ def test_every_node_hour_is_accounted_for_once_and_no_trial_is_lost(name: str) -
     assert (result.lost, result.finished > 0) == (0, True)
 
 
-def test_a_stall_costs_its_own_time_and_slow_nodes_hardly_more_than_their_absence() -> None:
+def test_slow_nodes_cost_hardly_more_than_their_absence() -> None:
     plan = Plan(trials=100_000, rungs=(10, 30, 100), finalists=5, min_slots=8, max_slots=64, grace=30.0, moves=True)
 
     def simulated(**changes: float) -> Figures:
         assumptions = Assumptions(**changes)
         one = replace(scenario(assumptions, nodes=800, seed=0), plan=plan, hang_seconds=240.0)
-        one = replace(one, course_of=drawn_courses(assumptions, 100, 0))
-        return figures_of(one, 6.0)
+        return figures_of(replace(one, course_of=drawn_courses(assumptions, 100, 0)), 6.0)
 
-    calm, stalled, slowed = simulated(), simulated(stall_minutes=5.0), simulated(slow_nodes=0.01)
-    for troubled, cause, own, points in ((stalled, "stalls", 25 / 360, 0.01), (slowed, "slow nodes", 0.0, 0.015)):
-        assert troubled.lost == 0
-        assert troubled.goodput > calm.goodput * (1 - own) - points
-        assert troubled.goodput < calm.goodput * (1 - own) + 0.005, "the trouble took place"
-        assert troubled.node_hours[cause] > 0
+    calm, slowed = simulated(), simulated(slow_nodes=0.01)
+    assert slowed.lost == 0
+    assert calm.goodput - 0.015 < slowed.goodput < calm.goodput + 0.005, "they were there"
+    assert slowed.node_hours["slow nodes"] > 0
 
 
-def test_in_a_stall_nobody_takes_a_step_and_on_slow_nodes_everything_takes_longer() -> None:
-    hours = {"stall_minutes": 5.0, "stall_every_hours": 0.1}  # from 360 s to 660 s
-    world = lone_world(CALM.model_copy(update=hours))
-    world.start(start())
-    assert until(world, Reached).epochs == 10
-    assert world.now == pytest.approx(1000 + 300 * 11)  # 360 s before the first stall, and a minute between two
-    assert world.ledger.wasted["stalls"] == pytest.approx(3300)
+def test_on_slow_nodes_everything_takes_longer() -> None:
     world = lone_world(CALM.model_copy(update={"slow_nodes": 0.5, "slow_after_hours": 0.1}))
     for trial in range(2):
         world.start(start(trial=trial, slots=(f"n{trial}",)))
@@ -282,34 +274,17 @@ def test_a_final_training_of_unequal_members_keeps_the_nodes_busy() -> None:
     assert result.utilisation > 0.9
 
 
-CAMPAIGN = """
-[data]
-store = "nowhere.h5"
-[model]
-kind = "schnet"
-[[heads]]
-kind = "scalar"
-field = "energy"
-[train]
-epochs = 18
-[search]
-trials = 1000
-rungs = [2, 6]
-nodes_per_trial = [1, 8]
-[search.space."train.learning_rate"]
-type = "float"
-low = 1e-4
-high = 1e-2
-"""
+@pytest.fixture
+def campaign_file(tmp_path: Path) -> Path:
+    table = campaign_table(Path("nowhere.h5"))
+    table["search"] |= {"trials": 1000, "rungs": [2, 6], "nodes_per_trial": [1, 8]}
+    (tmp_path / "c.toml").write_text(tomli_w.dumps({**table, "train": {"epochs": 18}}))
+    return tmp_path / "c.toml"
 
 
-def test_the_command_says_simulated_wherever_it_shows_a_figure(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(CAMPAIGN)
-    command = [
-        "simulate",
-        str(tmp_path / "c.toml"),
-        *["--nodes", "128", "--hours", "2", "--assume", "median_node_hours=64"],
-    ]
+def test_the_command_says_simulated_wherever_it_shows_a_figure(campaign_file: Path, tmp_path: Path) -> None:
+    options = ["--nodes", "128", "--hours", "2", "--assume", "median_node_hours=64"]
+    command = ["simulate", str(campaign_file), *options]
     shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])
     assert shown.exit_code == 0, shown.output
     for table in ("simulated campaign, 128 nodes, 2 h", "simulated node-hours"):
@@ -326,28 +301,18 @@ def test_the_command_says_simulated_wherever_it_shows_a_figure(tmp_path: Path) -
     assert saved["title"].startswith("simulated")
 
 
-def test_bad_input_is_one_sentence_with_the_next_move(tmp_path: Path) -> None:
-    path = tmp_path / "c.toml"
-    path.write_text(CAMPAIGN)
+def test_bad_input_is_one_sentence_with_the_next_move(campaign_file: Path) -> None:
     with pytest.raises(InputError, match="unknown key node_mtbf_hour; did you mean node_mtbf_hours"):
-        hydragnn.simulate(path, nodes=10, hours=0.1, assume=["node_mtbf_hour=3"])
+        hydragnn.simulate(campaign_file, nodes=10, hours=0.1, assume=["node_mtbf_hour=3"])
     with pytest.raises(InputError, match="the machine has 4; raise --nodes"):
-        hydragnn.simulate(path, nodes=4, hours=0.1, overrides=["search.nodes_per_trial=8"])
-
-
-TABLE: dict[str, Any] = {
-    "data": {"store": "nowhere.h5"},
-    "model": {"kind": "schnet"},
-    "heads": [{"kind": "scalar", "field": "energy"}],
-    "search": {"trials": 10, "space": {"train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2}}},
-}
+        hydragnn.simulate(campaign_file, nodes=4, hours=0.1, overrides=["search.nodes_per_trial=8"])
 
 
 class Asked:
     """A sampler in a world where nothing else happens, and when it answered whom."""
 
     def __init__(self, **seconds: float) -> None:
-        settings = campaign_settings(TABLE, Path("CAMPAIGN.toml"))
+        settings = campaign_settings(campaign_table(Path("nowhere.h5")), Path("CAMPAIGN.toml"))
         assumptions = Assumptions(node_mtbf_hours=0, **seconds)
         self.world = World(scenario_of(settings, assumptions, nodes=16, seed=0))
         self.world.open(0, 0.0, 0.0)
@@ -368,13 +333,17 @@ class Asked:
             self.answers[event.trial] = round(self.world.now, 6)
 
 
-def test_what_was_asked_while_the_sampler_thought_is_answered_together() -> None:
+def test_what_was_asked_while_the_sampler_thought_is_answered_together_and_one_worker_waits_for_it() -> None:
     asked = Asked(seconds_per_proposal=0.25)
     asked.ask(0, 1, 2, learns=False)
     assert asked.answers == {0: 0.0, 1: 0.0, 2: 0.0}, "random draws take no time"
     asked.ask(*range(3, 8))
     asked.wait(5.0)
     assert asked.answers == {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.25, **dict.fromkeys(range(4, 8), 1.25)}
+    alone = Asked(proposal_seconds=60.0, seconds_per_proposal=0.5)
+    alone.ask(0, wide=False)
+    alone.wait(100.0)
+    assert alone.answers == {0: 60.5}
 
 
 def test_random_configurations_stand_in_for_a_slow_sampler_which_is_asked_ahead() -> None:
@@ -385,10 +354,3 @@ def test_random_configurations_stand_in_for_a_slow_sampler_which_is_asked_ahead(
     asked.wait(13.0)
     asked.ask(4, 5)
     assert asked.answers[4] == asked.answers[5], "they were worked out ahead"
-
-
-def test_a_campaign_of_one_worker_waits_for_its_sampler() -> None:
-    asked = Asked(proposal_seconds=60.0, seconds_per_proposal=0.5)
-    asked.ask(0, wide=False)
-    asked.wait(100.0)
-    assert asked.answers == {0: 60.5}

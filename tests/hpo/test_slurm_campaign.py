@@ -16,7 +16,7 @@ import optuna
 import pytest
 import tomli_w
 
-from hydragnn.hpo import CampaignResult, campaign_history, campaign_settings, run_search
+from hydragnn.hpo import CampaignStatus, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.allocation_launcher import Limits
@@ -94,7 +94,7 @@ def printed(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def wait_for(condition: Callable[[], bool], campaign: Future[CampaignResult] | None = None) -> None:
+def wait_for(condition: Callable[[], bool], campaign: Future[CampaignStatus] | None = None) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if campaign is not None and campaign.done():
@@ -112,7 +112,7 @@ def fake_launcher(monkeypatch: pytest.MonkeyPatch, hang: float = 60.0, **faults:
 
 def in_background(
     settings: CampaignSettings, out: Path, launcher: Any, followed: Followed, resume: bool = False
-) -> Future[CampaignResult]:
+) -> Future[CampaignStatus]:
     pool = ThreadPoolExecutor(1)
     future = pool.submit(run_search, settings, out, resume=resume, launcher=launcher, on_event=followed)
     pool.shutdown(wait=False)
@@ -152,7 +152,7 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
     partner, dead = sorted(slots_of(followed, 3))  # rank 0 lives on, so that nobody but the scheduler notices
     cluster.lose(dead)
     result = future.result(PATIENCE)
-    assert (result.ending, result.trials, result.failed) == ("finished", 5, 0)
+    assert (result.status, result.trials["failed"], sum(result.trials.values())) == ("finished", 0, 5)
     assert_accounted(out, 5)
     assert_disjoint(followed)
     assert max(len(uses) for _, uses in followed.uses) == 2
@@ -182,7 +182,7 @@ def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_l
     dead = slots_of(followed, 0)[1]
     cluster.lose(dead)
     result = future.result(PATIENCE)
-    assert (result.ending, result.finished, result.failed) == ("finished", 1, 0)
+    assert (result.status, result.trials["finished"], result.trials["failed"]) == ("finished", 1, 0)
     assert_accounted(out, 1)
     record, (failed,) = read_record(out / "trials" / "0000"), followed.failures()
     assert (record.cost.ranks, record.cost.nodes, record.epochs, record.attempt) == (2, 2, 30, 2)
@@ -232,7 +232,7 @@ def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
     wait_for(lambda: log.exists() and "Unable to contact slurm controller" in log.read_text(), future)
     cluster.start_controller()
     result = future.result(PATIENCE)
-    assert (result.ending, result.finished, result.failed) == ("finished", 6, 0)
+    assert (result.status, result.trials["finished"], result.trials["failed"]) == ("finished", 6, 0)
     assert_accounted(out, 6)
     state = replay(out / "journal.jsonl")
     assert followed.failures() == [] and not [event for _, event in followed.events if isinstance(event, Probed)]
@@ -259,7 +259,7 @@ def test_nodes_of_different_sizes_carry_trials_by_their_own(
             assert len(launcher.slots) == slots
             out = tmp_path / name
             result = run_search(campaign, out, launcher=launcher, on_event=followed, on_note=notes.append)
-            assert (result.finished, result.failed, followed.failures()) == (5, 0, [])
+            assert (result.trials["finished"], result.trials["failed"], followed.failures()) == (5, 0, [])
             used = {node_of(slot) for _, uses in followed.uses for slots in uses.values() for slot in slots}
             assert used == {"n1", "n2", "n3"}
             plan = next(event.plan for _, event in followed.events if isinstance(event, Opened))

@@ -1,8 +1,10 @@
 """A point of the space is a valid run, or the space is refused with the next move."""
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rings import write_rings
 
 from hydragnn.architectures import GraphStatistics, architecture_of, architectures
 from hydragnn.base.errors import InputError
@@ -26,7 +27,17 @@ from hydragnn.hpo.sampling.sampler import SAMPLERS, History, proposals
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.default import TRAINING
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
-from hydragnn.hpo.space.points import Point, all_points, contains, is_point, point_key, random_point, space_of, value_at
+from hydragnn.hpo.space.points import (
+    Point,
+    Space,
+    all_points,
+    contains,
+    is_point,
+    point_key,
+    random_point,
+    space_of,
+    value_at,
+)
 from hydragnn.hpo.trial_configs import check_space, trial_config, valid_configs
 from hydragnn.models import build_from_description
 from hydragnn.runs.plan import described_branches
@@ -36,9 +47,11 @@ KIND = {"type": "categorical", "choices": ["schnet", "egnn"]}
 RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
 
 
-def checked(table: dict[str, Any], space: dict[str, Any]) -> None:
+def checked(table: dict[str, Any], space: dict[str, Any]) -> tuple[CampaignSettings, Space]:
     campaign = campaign_settings({**table, "search": {**table["search"], "space": space}}, SOURCE)
-    check_space(campaign, space_of(campaign.search.space, campaign.source))
+    ordered = space_of(campaign.search.space, campaign.source)
+    check_space(campaign, ordered)
+    return campaign, ordered
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -119,12 +132,7 @@ def test_a_space_that_cannot_work_is_refused_with_the_next_move(
 
 def test_conditional_parameters_exist_only_where_their_condition_holds(table: dict[str, Any]) -> None:
     space = {"model.attention": {"type": "categorical", "choices": [True], "when": {"model.kind": "egnn"}}}
-    campaign = campaign_settings(
-        {**table, "search": {**table["search"], "space": {**space, "model.kind": KIND, "train.learning_rate": RATE}}},
-        SOURCE,
-    )
-    ordered = space_of(campaign.search.space)
-    check_space(campaign, ordered)
+    _, ordered = checked(table, {**space, "model.kind": KIND, "train.learning_rate": RATE})
     for seed in range(20):
         point = random_point(ordered, np.random.default_rng(seed))
         assert ("model.attention" in point) == (point["model.kind"] == "egnn")
@@ -133,10 +141,7 @@ def test_conditional_parameters_exist_only_where_their_condition_holds(table: di
 
 def test_base_keys_that_the_chosen_kind_does_not_know_are_left_out(table: dict[str, Any]) -> None:
     table["model"] |= {"cutoff": 4.0, "num_radial": 8}
-    space = {"model.kind": {"type": "categorical", "choices": ["schnet", "relational"]}, "train.learning_rate": RATE}
-    campaign = campaign_settings({**table, "search": {**table["search"], "space": space}}, SOURCE)
-    ordered = space_of(campaign.search.space)
-    check_space(campaign, ordered)
+    campaign, ordered = checked(table, kinds("schnet", "relational"))
     of_kind = {k: trial_config(campaign, ordered, {"model.kind": k}, 0).model for k in ("schnet", "relational")}
     assert of_kind["schnet"].to_json()["cutoff"] == 4.0
     assert "cutoff" not in of_kind["relational"].to_json()
@@ -154,9 +159,7 @@ AROUND: dict[str, dict[str, Any]] = {
 
 
 def test_attention_and_pooling_can_be_searched_with_none_as_one_of_the_choices(table: dict[str, Any]) -> None:
-    campaign = campaign_settings({**table, "search": {**table["search"], "space": AROUND}}, SOURCE)
-    ordered = space_of(campaign.search.space)
-    check_space(campaign, ordered)
+    campaign, ordered = checked(table, AROUND)
     points = all_points(ordered)
     assert points is not None and len(points) == 5 * 3
     plain = trial_config(campaign, ordered, {}, 0)
@@ -166,11 +169,9 @@ def test_attention_and_pooling_can_be_searched_with_none_as_one_of_the_choices(t
         none = point["model.global_attention.kind"] == "none", point["model.pooling.levels"] == 0
         assert (attention is None, pooling is None) == none
         assert (config == plain, config.hash == plain.hash) == (all(none), all(none))
-        if attention is not None:
-            assert attention.kind == point["model.global_attention.kind"]
-            assert attention.heads == point["model.global_attention.heads"]
-        if pooling is not None:
-            assert pooling.levels == point["model.pooling.levels"]
+        settings = {f"model.global_attention.{key}": getattr(attention, key) for key in ("kind", "heads") if attention}
+        settings |= {"model.pooling.levels": pooling.levels} if pooling else {}
+        assert settings.items() <= point.items()
 
 
 def test_every_trial_has_its_own_seed_unless_the_space_sets_it(table: dict[str, Any]) -> None:
@@ -318,29 +319,48 @@ def write_paths(path: Path, dim: int, *, rich: bool = False) -> None:
             )
 
 
-def asked(store: Path, heads: list[dict[str, Any]], space: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {
-        "data": {"store": str(store)},
-        "heads": heads,
-        "train": {"epochs": 4},
-        "search": {"trials": 4, "space": space},
-    } | more
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A maker of stores of such chains."""
+    folder = tmp_path_factory.mktemp("stores")
+
+    @cache
+    def store(dim: int, rich: bool = False) -> Path:
+        path = folder / f"{dim}-{rich}.h5"
+        write_paths(path, dim, rich=rich)
+        return path
+
+    return store
+
+
+@pytest.fixture
+def paths(stores: Callable[..., Path]) -> Path:
+    """Chains in space, with vectors."""
+    return stores(3)
+
+
+@pytest.fixture
+def rich(stores: Callable[..., Path]) -> Path:
+    """Chains in space with all that any architecture asks for."""
+    return stores(3, True)
+
+
+def asked(store: Path, heads: list[dict[str, Any]], space: dict[str, Any], **more: Any) -> CampaignSettings:
+    search = {"trials": 4, **more.pop("search", {}), "space": space}
+    table = {"data": {"store": str(store)}, "heads": heads, "train": {"epochs": 4}, **more, "search": search}
+    return campaign_settings(table, SOURCE)
 
 
 STRENGTH = {"kind": "scalar", "field": "strength"}
 FORCES = {"kind": "energy", "field": "energy", "forces": "forces"}
+VECTOR = {"kind": "vector", "field": "forces"}
 
 CANNOT: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], str]] = {
     "no relation": (3, [STRENGTH], kinds("schnet", "relational"), "'relational' .*categorical edge field 'relation'"),
     "no positions": (0, [STRENGTH], kinds("gin", "painn"), "'painn' .*needs positions"),
     "forces of what sees no lengths": (3, [FORCES], kinds("gin", "schnet"), "'gin' .*no forces or stress"),
     "a plane": (2, [FORCES], kinds("schnet", "mace"), "'mace' .*dimension"),
-    "vectors of what gives none": (
-        3,
-        [{"kind": "vector", "field": "forces"}],
-        kinds("painn", "schnet"),
-        "'schnet' .*equivariant model",
-    ),
+    "vectors of what gives none": (3, [VECTOR], kinds("painn", "schnet"), "'schnet' .*equivariant model"),
     "no atomic numbers": (3, [{**FORCES, "references": True}], kinds("painn", "schnet"), "references"),
     "kinds of heads and models that do not go together": (
         3,
@@ -356,37 +376,31 @@ CANNOT: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_what_an_architecture_cannot_do_is_said_before_the_campaign_starts(case: str, tmp_path: Path) -> None:
+def test_what_an_architecture_cannot_do_is_said_before_the_campaign_starts(
+    case: str, stores: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One that has begun with such an architecture goes on; its trials fail, as they did for the program that began it."""
     dim, heads, space, message = CANNOT[case]
-    write_paths(tmp_path / "store.h5", dim)
-    table = asked(tmp_path / "store.h5", heads, space)
-    table["search"]["objective"] = f"valid/{heads[0]['field']}/mae"
+    search = {"objective": f"valid/{heads[0]['field']}/mae"}
+    campaign = asked(stores(dim), heads, space, search=search)
     with pytest.raises(InputError, match=message):
-        run_search(campaign_settings(table, tmp_path / "CAMPAIGN.toml"), tmp_path / "out")
+        run_search(campaign, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    if case == "no relation":
+        check_campaign(campaign, space_of(campaign.search.space), begun=True)
 
 
-def test_an_element_without_an_energy_of_its_own_is_said_before_the_campaign_starts(tmp_path: Path) -> None:
-    write_paths(tmp_path / "store.h5", 3, rich=True)
-    for references, message in (
-        ({"H": -13.6}, "no energy for atomic number 8, which the store holds"),
-        ({"H": 1.0, "O": 2.0}, ""),
-    ):
-        head = {"kind": "energy", "field": "energy", "references": references}
-        table = asked(tmp_path / "store.h5", [head], kinds("painn", "schnet"))
-        settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
-        with pytest.raises(InputError, match=message) if message else nullcontext():
-            check_campaign(settings, space_of(settings.search.space))
-
-
-def test_a_campaign_that_has_begun_with_such_an_architecture_goes_on(tmp_path: Path) -> None:
-    """Trials of it fail, as they did for the program that began the campaign."""
-    write_rings(tmp_path / "rings.h5", 8)
-    table = asked(tmp_path / "rings.h5", [{"kind": "scalar", "field": "energy"}], kinds("schnet", "relational"))
-    settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
-    check_campaign(settings, space_of(settings.search.space), begun=True)
-    with pytest.raises(InputError, match="relational"):
-        check_campaign(settings, space_of(settings.search.space))
+@pytest.mark.parametrize(
+    ("references", "words"),
+    [({"H": -13.6}, "no energy for atomic number 8, which the store holds"), ({"H": 1.0, "O": 2.0}, "")],
+)
+def test_an_element_without_an_energy_of_its_own_is_said_before_the_campaign_starts(
+    references: dict[str, float], words: str, rich: Path
+) -> None:
+    head = {"kind": "energy", "field": "energy", "references": references}
+    campaign = asked(rich, [head], kinds("painn", "schnet"))
+    with pytest.raises(InputError, match=words) if words else nullcontext():
+        check_campaign(campaign, space_of(campaign.search.space))
 
 
 INT = {"type": "int", "low": 8, "high": 24}
@@ -403,16 +417,12 @@ HOLES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("hole", HOLES)
-def test_points_inside_a_range_that_make_no_run_are_never_proposed(hole: str, tmp_path: Path) -> None:
+def test_points_inside_a_range_that_make_no_run_are_never_proposed(hole: str, rich: Path) -> None:
     model, space, valid = HOLES[hole]
-    write_paths(tmp_path / "store.h5", dim=3, rich=True)
     path = next(iter(space))
-    heads = [{"kind": "scalar", "field": "strength"}]
     for sampler in SAMPLERS:
-        table = asked(tmp_path / "store.h5", heads, space, model=model)
-        table["search"] |= {"sampler": sampler, "trials": 3}
-        settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
-        points = proposed(settings, 9)
+        search = {"sampler": sampler, "trials": 3}
+        points = proposed(asked(rich, [STRENGTH], space, model=model, search=search), 9)
         assert len(points) >= min(3, len(valid)), sampler
         assert {point[path] for point in points} <= set(valid), sampler
         assert len(points) == min(9, len(valid)) or "train.learning_rate" in space, sampler
@@ -430,38 +440,23 @@ def proposed(settings: CampaignSettings, count: int) -> list[Point]:
     return [trial.values for trial in trials]
 
 
-def test_a_space_without_a_valid_point_is_refused_with_an_example(tmp_path: Path) -> None:
-    write_paths(tmp_path / "store.h5", dim=3, rich=True)
-    heads = [{"kind": "scalar", "field": "strength"}]
-    for space, words in (
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
         ({"model.hidden_dim": INT | {"low": 9, "high": 11}}, r"model\.hidden_dim = \d+ does not divide into model.heads = 4"),
         ({"batch.max_nodes": INT | {"low": 1, "high": 3}, "train.learning_rate": RATE}, "has 4 nodes, more than the budget of"),
-    ):  # fmt: skip
-        table = asked(tmp_path / "store.h5", heads, space, model={"kind": "gatv2"})
-        table["search"]["trials"] = 2
-        with pytest.raises(InputError, match=words):
-            run_search(campaign_settings(table, tmp_path / "CAMPAIGN.toml"), tmp_path / "campaign")
-        assert not (tmp_path / "campaign").exists()
+    ],
+)  # fmt: skip
+def test_a_space_without_a_valid_point_is_refused_with_an_example(
+    space: dict[str, Any], words: str, rich: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        run_search(asked(rich, [STRENGTH], space, model={"kind": "gatv2"}, search={"trials": 2}), tmp_path / "campaign")
+    assert not (tmp_path / "campaign").exists()
 
 
 MEASURED = GraphStatistics(mean_log_degree=1.0, mean_degree=2.0, species=(1, 8))
 POINTS = 4
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chains in space, with vectors."""
-    path = tmp_path_factory.mktemp("paths") / "paths.h5"
-    write_paths(path, 3)
-    return path
-
-
-@pytest.fixture(scope="module")
-def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chains in space with all that any architecture asks for."""
-    path = tmp_path_factory.mktemp("rich") / "rich.h5"
-    write_paths(path, 3, rich=True)
-    return path
 
 
 def default_campaign(store: Path, heads: list[dict[str, Any]], **changes: Any) -> CampaignSettings:
@@ -471,16 +466,20 @@ def default_campaign(store: Path, heads: list[dict[str, Any]], **changes: Any) -
     return campaign_settings(json.loads(json.dumps(table)), SOURCE)
 
 
-def test_one_line_searches_all_architectures_that_can_do_the_task_and_says_why_others_cannot(paths: Path) -> None:
+def test_one_line_searches_all_architectures_that_can_do_the_task_and_says_why_others_cannot(
+    paths: Path, rich: Path
+) -> None:
     campaign = default_campaign(paths, [FORCES])
     kinds = campaign.search.space["model.kind"].choices
     assert campaign.left_out is not None
     assert {*kinds, *campaign.left_out} == {*architectures()}
-    assert {kind for kind in kinds if not architecture_of(kind).sees_positions()} == set()
+    assert all(architecture_of(kind).sees_positions() for kind in kinds)
     for kind, reason in campaign.left_out.items():
         assert not architecture_of(kind).sees_positions() or architecture_of(kind).requires, (kind, reason)
         assert reason and str(SOURCE) not in reason
     check_campaign(campaign, space_of(campaign.search.space))
+    whole = default_campaign(rich, [STRENGTH])
+    assert whole.left_out == {} and whole.search.space["model.kind"].choices == [*architectures()]
 
 
 @pytest.mark.parametrize("kind", architectures())
@@ -497,11 +496,6 @@ def test_every_point_of_an_architectures_space_builds_a_model(kind: str, rich: P
         (branch,) = described_branches(config)
         model = build_from_description(replace(branch.model, statistics=MEASURED), seed=0)
         assert sum(weights.numel() for weights in model.parameters()) > 0
-
-
-def test_data_with_all_that_architectures_ask_for_leave_none_out(rich: Path) -> None:
-    campaign = default_campaign(rich, [STRENGTH])
-    assert campaign.left_out == {} and campaign.search.space["model.kind"].choices == [*architectures()]
 
 
 def test_each_architecture_has_its_own_range_of_a_common_setting(paths: Path) -> None:
@@ -594,17 +588,12 @@ def test_every_architecture_is_tried_once_before_the_sampler_chooses(sampler: st
     assert all(is_point(space_of(campaign.search.space), point) for point in points)
 
 
-def test_what_acts_on_lengths_is_not_searched_where_graphs_have_no_positions(tmp_path: Path) -> None:
-    write_paths(tmp_path / "flat.h5", 0)
-    campaign = default_campaign(tmp_path / "flat.h5", [STRENGTH])
+def test_what_acts_on_lengths_is_not_searched_where_graphs_have_no_positions(stores: Callable[..., Path]) -> None:
+    campaign = default_campaign(stores(0), [STRENGTH])
     space = space_of(campaign.search.space)
     assert "pna" in space.parameters["model.kind"].choices and "model.hidden_dim" in space.parameters
     assert not [path for path in space.parameters if path.partition("#")[0] in ("model.num_radial", "model.radial")]
     check_campaign(campaign, space)
-    radial = {"model.num_radial": {"type": "int", "low": 8, "high": 32}}
-    table = {**campaign.base, "model": {"kind": "pna"}, "search": {"space": radial}}
-    asked = campaign_settings(table, SOURCE)
-    with pytest.raises(
-        InputError, match=r"model\.num_radial acts only on lengths of edges, and these graphs have no pos"
-    ):
-        check_campaign(asked, space_of(asked.search.space))
+    radial = asked(stores(0), [STRENGTH], {"model.num_radial": INT}, model={"kind": "pna"})
+    with pytest.raises(InputError, match=r"model\.num_radial acts only on lengths of edges, and these graphs have no"):
+        check_campaign(radial, space_of(radial.search.space))

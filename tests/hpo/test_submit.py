@@ -134,11 +134,6 @@ def test_a_job_section_that_could_break_the_script_is_refused(table: dict[str, A
         JobSettings.parse({"site": "slurm", "nodes": 1, "hours": 1.0, **table})
 
 
-def test_a_folder_that_no_directive_can_hold_is_refused() -> None:
-    with pytest.raises(InputError, match="directives hold no such path"):
-        job_script(job(Path("/scratch/my campaigns/a")))
-
-
 @pytest.fixture
 def with_job(table: dict[str, Any], tmp_path: Path) -> Settings:
     """A maker of campaigns with a [job]; keyword arguments replace its members, and those of [search] by ``search``."""
@@ -161,9 +156,13 @@ def test_trials_do_not_know_that_a_batch_job_carries_them(with_job: Settings, se
     assert "job" not in here.to_json()
 
 
-def test_a_job_too_short_to_save_anything_is_refused(with_job: Settings) -> None:
+def test_a_job_too_short_to_save_anything_and_a_folder_that_no_directive_can_hold_are_refused(
+    with_job: Settings,
+) -> None:
     with pytest.raises(InputError, match=r"job.hours = 0.01 is too short; give at least 0\.04"):
         minutes_of(with_job(hours=0.01))
+    with pytest.raises(InputError, match="directives hold no such path"):
+        job_script(job(Path("/scratch/my campaigns/a")))
 
 
 @pytest.fixture
@@ -200,7 +199,7 @@ def held(out: Path, hours: float) -> None:
             journal.append(event, now, decide(state, event, now).changes)
 
 
-def test_jobs_of_equal_walltime_follow_each_other_until_the_chain_ends(
+def test_jobs_of_equal_walltime_follow_each_other_until_the_chain_ends_and_no_other_begins_unless_asked(
     campaign_file: Path, queue: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
@@ -213,6 +212,10 @@ def test_jobs_of_equal_walltime_follow_each_other_until_the_chain_ends(
     assert successor(out, 1, "1") is None, "every job has one successor"
     assert successor(out, 2, "2") is not None
     assert successor(out, 3, "3") is None, "the chain has three jobs"
+    with pytest.raises(InputError, match=r"waits in a queue as job 3.*--resume"):
+        submit_campaign(campaign_file, out)
+    submit_campaign(campaign_file, out, resume=True)
+    assert successor(out, 4, "4") is not None, "a new chain counts from its first job"
 
 
 @pytest.mark.parametrize(
@@ -239,17 +242,6 @@ def test_no_job_follows_once_a_budget_is_spent(
             again()
 
 
-def test_a_campaign_in_the_queue_is_not_submitted_twice_unless_asked(
-    campaign_file: Path, queue: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
-    submit_campaign(campaign_file, out)
-    with pytest.raises(InputError, match=r"waits in a queue as job 1.*--resume"):
-        submit_campaign(campaign_file, out)
-    submit_campaign(campaign_file, out, resume=True)
-    assert successor(out, 2, "2") is not None, "a new chain counts from its first job"
-
-
 def test_a_dry_run_leaves_nothing_and_jobs_may_run_the_code_that_their_submission_allows(
     campaign_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +251,7 @@ def test_a_dry_run_leaves_nothing_and_jobs_may_run_the_code_that_their_submissio
     assert not (tmp_path / "c").exists()
 
 
-def test_what_a_scheduler_says_is_told(
+def test_what_a_scheduler_says_is_told_and_only_a_file_with_a_job_section_is_submitted(
     campaign_file: Path, queue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\necho 'Invalid account' >&2\nexit 1\n")
@@ -268,13 +260,10 @@ def test_what_a_scheduler_says_is_told(
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(InputError, match="sbatch is not here"):
         submit_campaign(campaign_file, tmp_path / "d")
-
-
-def test_only_a_file_with_a_job_section_is_submitted(campaign_file: Path, tmp_path: Path) -> None:
     text = campaign_file.read_text()
     campaign_file.write_text(text[: text.index("[job]")] + text[text.index("python3") + 9 :])
     with pytest.raises(InputError, match=r"section \[job\] is missing"):
-        submit_campaign(campaign_file, tmp_path / "c")
+        submit_campaign(campaign_file, tmp_path / "e")
 
 
 def test_trials_read_the_copy_of_the_store_that_a_job_has_made(

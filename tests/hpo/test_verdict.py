@@ -110,6 +110,7 @@ def test_the_objective_is_that_of_the_model_which_is_kept() -> None:
     assert objective_value(record(), {"energy": 1.0, "forces": 3.0}) == pytest.approx((0.5 + 3 * 0.25) / 4)
     assert objective_value(record(), {"charge": 1.0}) is None
     assert objective_value(record(curves={}), "valid/loss") is None
+    assert objective_value(record(cost=Cost(graphs_per_second=40.0)), "throughput") == 0.025, "seconds per graph"
 
 
 def test_an_objective_about_nothing_is_refused_with_what_there_is() -> None:

@@ -27,7 +27,7 @@ from hydragnn.ensemble import (
     predict_to_file,
 )
 from hydragnn.ensemble.exporting.export import ExportResult
-from hydragnn.hpo import CampaignResult, CampaignStatus, campaign_history, finished_runs
+from hydragnn.hpo import CampaignStatus, campaign_history, finished_runs
 from hydragnn.hpo.submit import Submission
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
@@ -46,7 +46,7 @@ GIVES: dict[str, Any] = {
     "merge_stores": StoreInfo,
     "predict": PredictionResult | Predictions | None,
     "report": Path,
-    "search": CampaignResult,
+    "search": CampaignStatus,
     "simulate": SimulationResult,
     "status": CampaignStatus,
     "store_info": StoreInfo,
@@ -96,7 +96,7 @@ def test_static_tools_see_the_types_in_a_users_program(root: Path, tmp_path: Pat
         pytest.skip("scripts/links.sh has not laid the rooms out for static tools")
     uses = {
         'hydragnn.train("run.toml", "run").best': "dict[str, float]",
-        'hydragnn.search({}, "campaign").best_value': "float | None",
+        'hydragnn.search({}, "campaign").trials': "dict[str, int]",
         'hydragnn.build_ensemble("campaign", "e").parts["test"]["energy"].ensemble["rmse"]': "float",
         'hydragnn.load("e").predict([])["energy"]': written(Estimate),
         'hydragnn.store_info("s.h5").nodes.mean': "float",

@@ -175,9 +175,9 @@ def test_the_layouts_of_the_documents_are_searched_by_two_ranks(
     (text,) = [block for block in _blocks(root / "docs" / "search.md", "toml") if "layout_trials" in block]
     Path("LAYOUTS.toml").write_text(text)
     result = hydragnn.search("LAYOUTS.toml", out="layouts", workers=1)
-    records = [record for _, record, _ in campaign_records(result.folder)]
+    records = [record for _, record, _ in campaign_records(result.campaign)]
     layouts = [(record.config["parallel"]["shard"], record.config["parallel"]["graph"]) for record in records]
-    assert result.failed == 0 and len(set(layouts[:3])) == 3
+    assert result.trials["failed"] == 0 and len(set(layouts[:3])) == 3
     assert layouts[3] == layouts[4] in layouts[:3]
     assert all(record.cost.ranks == 2 for record in records)
 

@@ -14,10 +14,12 @@ import pytest
 import hydragnn
 import hydragnn.hpo
 from hydragnn.base.errors import NO_MEMORY
-from hydragnn.hpo.campaign import result_of
+from hydragnn.hpo.campaign import check_result
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
-from hydragnn.hpo.scheduling.state import State, Trial
+from hydragnn.hpo.scheduling.state import Rung, State, Trial
+from hydragnn.hpo.status.facts import CampaignStatus, status_of
+from hydragnn.hpo.status.timeline import TimelineBuilder
 from hydragnn.record import Failure
 from hydragnn.scripts import api, cli, ensembles
 from hydragnn.scripts.__main__ import main
@@ -33,7 +35,17 @@ BROKEN = Trial(number=2, status="failed", failure=Failure(kind="defect", message
 
 def ended(ending: Ending, *trials: Trial, **members: Any) -> State:
     leader = next((trial.number for trial in trials if trial.results), None)
-    return State(ending=ending, closed=True, trials={t.number: t for t in trials}, leader=leader, **members)
+    state = State(ending=ending, closed=True, leader=leader, rungs=[Rung()], **members)
+    for trial in trials:
+        state.put_trial(trial)
+    return state
+
+
+def status_after(state: State, out: Path) -> CampaignStatus:
+    check_result(state, out, "C.toml")
+    builder = TimelineBuilder()
+    builder.state = state
+    return status_of(builder, out, 1.0)
 
 
 OUT_OF_ORDER = {"health": NodeHealth()}
@@ -60,10 +72,8 @@ ENDINGS: list[tuple[State, int, str]] = [
 def test_a_search_exits_with_0_only_where_a_trial_has_a_result_and_nothing_cut_it_short(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: State, code: int, message: str
 ) -> None:
-    def run_campaign(table: Any, source: Path, out: Path, **_: Any) -> hydragnn.hpo.CampaignResult:
-        return result_of(state, out, str(source), 1.0)
-
-    monkeypatch.setattr(hydragnn.hpo, "run_campaign", run_campaign)
+    monkeypatch.setattr(hydragnn.hpo, "campaign_settings", lambda table, source: table)
+    monkeypatch.setattr(hydragnn.hpo, "run_search", lambda table, out, **_: status_after(state, out))
     (tmp_path / "C.toml").touch()
     actual, _, output = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
     assert actual == code
@@ -74,11 +84,11 @@ def test_a_search_exits_with_0_only_where_a_trial_has_a_result_and_nothing_cut_i
 def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_search_does(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: Ending, code: int
 ) -> None:
-    result = result_of(ended(ending, RESULT, WAITING), tmp_path, "final", 1.0)
+    status = status_after(ended(ending, RESULT, WAITING), tmp_path)
     monkeypatch.setattr(ensembles, "best_trials", lambda *_, **__: SimpleNamespace(folders=[], selection={}))
     monkeypatch.setattr(ensembles, "given_runs", lambda *_, **__: [])
     monkeypatch.setattr(ensembles, "open_campaign", lambda _: SimpleNamespace(search=None))
-    monkeypatch.setattr(ensembles, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))
+    monkeypatch.setattr(ensembles, "run_final", lambda *_, **__: status)
     (tmp_path / "campaign.json").touch()
     actual, _, output = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
     assert actual == code

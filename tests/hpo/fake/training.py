@@ -26,6 +26,7 @@ def main() -> int:
     for name, default in (("until", 1), ("attempt", 0), ("micro-batches", 1), ("ranks", 1), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--beats", type=Path, default=None)
+    parser.add_argument("--allow-code", action="append")
     options = parser.parse_args()
     folder: Path = options.folder
     rank, size = rank_and_size()
