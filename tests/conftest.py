@@ -90,7 +90,7 @@ settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
 # for `from clockwork import Clockwork`: pytest's importlib mode leaves folders out
-sys.path += [str(ROOT / "tests" / "hpo"), str(ROOT / "tests" / "parity")]
+sys.path += [str(ROOT / "tests" / "hpo")]
 
 
 @pytest.fixture(autouse=True)

@@ -17,14 +17,10 @@ Normal = Callable[..., Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """Arguments of one call: differentiable tensors, then ``rest``.
-
-    ``smooth`` is False where the op has a kink, so that differences of values say nothing about its derivative.
-    """
+    """Arguments of one call: differentiable tensors, then ``rest``."""
 
     tensors: tuple[Tensor, ...]
     rest: tuple[Any, ...]
-    smooth: bool = True
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Case":
         """Return the case on a device, its tensors in ``dtype``."""
@@ -147,7 +143,7 @@ def with_absent(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _of(*shapes: str, rest: str = "", first: Callable[[Tensor], Tensor] = lambda x: x, smooth: bool = True) -> Make:
+def _of(*shapes: str, rest: str = "", first: Callable[[Tensor], Tensor] = lambda x: x) -> Make:
     """Return a maker of cases by shapes such as ``edges channels``."""
 
     def make(edges: Topology, channels: int, normal: Normal) -> Case:
@@ -155,7 +151,7 @@ def _of(*shapes: str, rest: str = "", first: Callable[[Tensor], Tensor] = lambda
         counts["channels"] = channels
         tensors = [normal(*(counts[word] if word in counts else int(word) for word in one.split())) for one in shapes]
         rests = {"topology": (edges,), "receivers": (edges.receivers, edges.num_rows), "senders": (edges.senders,)}
-        return Case(tensors=(first(tensors[0]), *tensors[1:]), rest=rests.get(rest, ()), smooth=smooth)
+        return Case(tensors=(first(tensors[0]), *tensors[1:]), rest=rests.get(rest, ()))
 
     return make
 
@@ -221,7 +217,7 @@ def with_gates(function: Callable[..., Any]) -> Callable[..., Any]:
 MESSAGES = {
     "channels": _of("edges channels", rest="receivers"),
     "numbers": _of("edges", rest="receivers"),
-    "equal numbers": _of("edges channels", rest="receivers", first=Tensor.round, smooth=False),
+    "equal numbers": _of("edges channels", rest="receivers", first=Tensor.round),
 }
 WITH_HEADS = MESSAGES | {"heads": _of("edges 2 channels", rest="receivers")}
 """Messages of several dimensions, for the ops that others are made of."""

@@ -8,16 +8,44 @@ import pytest
 
 from hydragnn.base.allocator import OVERCOMMIT, STRICT
 
-FAULTS = """
-import resource, torch
+START = """
+import os, re, resource, sys
+from pathlib import Path
 from hydragnn.base.allocator import keep_memory
+SIZE = 2**26  # bytes of a tensor that is mapped on its own
+"""
+FAULTS = """
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
-        torch.ones(2**24).add(1)
+        b"x" * SIZE
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print((faults(), faults())[1], keep_memory(), (faults(), faults())[1])
 """
+HEAP = """
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+if sys.argv[1] == "limited":
+    resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, 3 * 2**30))
+before, kept = resident(), keep_memory()
+grown, held = resident() - before, b"x" * SIZE
+place = id(held) + SIZE // 2
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    ends = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+    if ends:
+        inside = int(ends[1], 16) <= place < int(ends[2], 16)
+    elif inside and line.startswith("VmFlags:"):
+        print(kept, grown, "hg" in line.split())
+"""
+ADDRESSES = """
+def addresses():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+limit = addresses() + 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+before, kept = addresses(), keep_memory()
+print(kept, addresses() - before)
+"""
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the allocator of glibc")
 
 
 def output_of(program: str, *arguments: str, **variables: str) -> list[str]:
@@ -30,32 +58,11 @@ def output_of(program: str, *arguments: str, **variables: str) -> list[str]:
     ).stdout.split()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the allocator of glibc")
+@on_linux
 def test_memory_that_was_freed_is_used_again_instead_of_being_mapped_anew() -> None:
-    left, kept, faults = output_of(FAULTS)
+    left, kept, faults = output_of(START + FAULTS)
     assert kept == "True"
-    assert 10 * int(faults) < int(left), "one of the twenty tensors may lie elsewhere"
-
-
-HEAP = """
-import re, resource, sys
-from pathlib import Path
-import torch
-from hydragnn.base.allocator import keep_memory
-def resident():
-    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-if sys.argv[1] == "limited":
-    resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, 3 * 2**30))
-before, kept = resident(), keep_memory()
-grown, held = resident() - before, torch.ones(2**24)
-place = held.data_ptr() + held.nbytes // 2
-for line in Path("/proc/self/smaps").read_text().splitlines():
-    ends = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
-    if ends:
-        inside = int(ends[1], 16) <= place < int(ends[2], 16)
-    elif inside and line.startswith("VmFlags:"):
-        print(kept, grown, "hg" in line.split())
-"""
+    assert 10 * int(faults) < int(left), "one of the twenty may lie elsewhere"
 
 
 @pytest.mark.skipif(
@@ -64,13 +71,19 @@ for line in Path("/proc/self/smaps").read_text().splitlines():
 )
 @pytest.mark.parametrize("word, large", [("free", "True"), ("limited", "False")])
 def test_the_heap_asks_for_large_pages_and_takes_none_before_they_are_used(word: str, large: str) -> None:
-    kept, grown, asked = output_of(HEAP, word)
+    kept, grown, asked = output_of(START + HEAP, word)
     assert (kept, asked) == ("True", large)
     assert int(grown) < 16 * 2**20
 
 
 def test_whoever_has_set_the_allocator_keeps_what_was_set() -> None:
-    assert output_of(FAULTS, GLIBC_TUNABLES="glibc.malloc.check=0")[1] == "False"
+    assert output_of(f"{START}print(keep_memory())", GLIBC_TUNABLES="glibc.malloc.check=0") == ["False"]
+
+
+@on_linux
+def test_where_addresses_are_limited_none_are_taken_ahead() -> None:
+    kept, taken = output_of(START + ADDRESSES)
+    assert kept == "True" and int(taken) < 2**28
 
 
 @pytest.mark.parametrize(
@@ -79,23 +92,3 @@ def test_whoever_has_set_the_allocator_keeps_what_was_set() -> None:
 def test_threads_spin_shortly_unless_somebody_has_said_how_they_wait(given: dict[str, str], said: str) -> None:
     program = "import sys, hydragnn, os; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     assert output_of(program, **given) == [said, "False"]  # torch is not loaded yet, and will read it
-
-
-ADDRESSES = """
-import os, resource
-from pathlib import Path
-import torch
-from hydragnn.base.allocator import keep_memory
-def addresses():
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-limit = addresses() + 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-before, kept = addresses(), keep_memory()
-print(kept, addresses() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the allocator of glibc")
-def test_where_addresses_are_limited_none_are_taken_ahead() -> None:
-    kept, taken = output_of(ADDRESSES)
-    assert kept == "True" and int(taken) < 2**28

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from ase import Atoms
-from ase.build import fcc111, molecule
+from ase.build import fcc111
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
@@ -66,30 +66,18 @@ def test_atoms_beyond_all_edges_are_seen_up_to_the_cutoff_of_attention(cutoff: f
     assert (abs(with_attention[2] - with_attention[3]) > 1e-9) == (cutoff != REACH)
 
 
-def test_energies_add_up_beyond_the_cutoff_of_attention() -> None:
-    model, whole = energy_model("painn", cutoff=NEAR, **attention(REACH)), molecule("H2O")
-    other = molecule("CH4")
-    other.positions += 20.0
-    apart = [energies(model, atoms_graph(atoms, NEAR)) for atoms in (whole, other)]
-    torch.testing.assert_close(
-        energies(model, atoms_graph(whole + other, NEAR)), apart[0] + apart[1], rtol=1e-9, atol=1e-9
-    )
-
-
 def test_a_slab_is_periodic_along_its_own_directions_alone() -> None:
     """Repeated along the slab it is so many times the slab; more vacuum changes nothing."""
     model = energy_model("painn", cutoff=NEAR, **attention(REACH))
-    slab = fcc111("Al", (1, 1, 3), a=4.05, vacuum=1.5, periodic=True)
-    slab.pbc = [True, True, False]
-    thick = fcc111("Al", (1, 1, 3), a=4.05, vacuum=9.0, periodic=True)
-    thick.pbc = [True, True, False]
-    expected = energies(model, atoms_graph(slab, NEAR))
-    torch.testing.assert_close(energies(model, atoms_graph(thick, NEAR)), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        energies(model, atoms_graph(slab.repeat((3, 2, 1)), NEAR)), 6 * expected, rtol=1e-9, atol=1e-9
-    )
-    slab.pbc = True
-    assert not torch.allclose(energies(model, atoms_graph(slab, NEAR)), expected, rtol=1e-6)
+
+    def slab(vacuum: float, *, pbc: bool = False, repeat: tuple[int, int, int] = (1, 1, 1)) -> Tensor:
+        atoms = fcc111("Al", (1, 1, 3), a=4.05, vacuum=vacuum, periodic=True)
+        atoms.pbc = [True, True, pbc]
+        return energies(model, atoms_graph(atoms.repeat(repeat), NEAR))
+
+    for energy, times in ((slab(9.0), 1), (slab(1.5, repeat=(3, 2, 1)), 6)):
+        torch.testing.assert_close(energy, times * slab(1.5), rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(slab(1.5, pbc=True), slab(1.5), rtol=1e-6)
 
 
 def test_huge_states_and_weights_stay_finite() -> None:

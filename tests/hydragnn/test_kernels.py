@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
 from hydragnn.kernels import Case, gather_multiply_sum, segment_max, segment_min, segment_variance
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, plain_forms
-from tests.hydragnn.op_checks import OPS, Op, case_graphs
+from tests.hydragnn.op_checks import OPS, case_graphs
 
 GRAPHS = case_graphs()
 every_op = pytest.mark.parametrize("name", OPS)
@@ -28,10 +26,6 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def check_derivatives(function: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor) -> None:
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
-
-
-def recorded(case: Case) -> tuple[Tensor, ...]:
-    return tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
 
 
 def test_every_op_of_the_room_is_in_the_registry() -> None:
@@ -54,23 +48,6 @@ def test_an_op_and_its_derivatives_equal_the_reference(name: str, dtype: torch.d
 
 
 @every_op
-def test_derivatives_are_the_limits_of_differences(name: str) -> None:
-    """With two channels and on few graphs, since every number is moved; the others are compared with the reference."""
-    graphs = {
-        graph: GRAPHS[graph]
-        for graph in ("no edges", "lone node", "self loop, repeated edge", "backwards, most from one")
-    }
-    for _, given in OPS[name].cases(graphs, channels=2):
-        if given.smooth:
-            check_derivatives(partial(_of_tensors, OPS[name], given.rest), *recorded(given))
-
-
-def _of_tensors(op: Op, rest: tuple[Any, ...], *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-    value: Tensor | tuple[Tensor, ...] = op.call(*tensors, *rest)
-    return value
-
-
-@every_op
 def test_a_wrong_value_or_derivative_is_found(name: str) -> None:
     op = OPS[name]
     case = dict(op.cases(GRAPHS))[f"many, {next(iter(op.variants))}"]
@@ -89,59 +66,44 @@ def _with_doubled_gradient(value: object) -> object:
     return 2 * value - value.detach() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-@every_op
-def test_an_op_and_its_gradients_have_the_same_bits_again(name: str) -> None:
-    for case, given in OPS[name].cases(GRAPHS):
-        first, second = (_values_and_gradients(OPS[name].call, given) for _ in range(2))
-        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)), case
-
-
-def _values_and_gradients(call: Callable[..., Tensor | tuple[Tensor, ...]], case: Case) -> tuple[Tensor, ...]:
-    tensors = recorded(case)
-    value = call(*tensors, *case.rest)
+def values_and_gradients(name: str, case: Case) -> list[Tensor]:
+    tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
+    value = OPS[name].call(*tensors, *case.rest)
     values = value if isinstance(value, tuple) else (value,)
-    return *values, *torch.autograd.grad([part.square().sum() for part in values], tensors)
+    return [*values, *torch.autograd.grad([part.square().sum() for part in values], tensors)]
 
 
 @every_op
-def test_an_op_and_its_gradients_are_made_on_the_device_of_its_tensors(name: str) -> None:
+def test_an_op_and_its_gradients_have_the_same_bits_again_and_are_on_the_device_of_its_tensors(name: str) -> None:
     """On the device ``meta``, where tensors have no values, as on a GPU."""
-    for _, case in OPS[name].cases(GRAPHS):
-        moved = case.to("meta")
-        tensors = recorded(moved)
-        value = OPS[name].call(*tensors, *moved.rest)
-        parts = value if isinstance(value, tuple) else (value,)
-        gradients = torch.autograd.grad([part.sum() for part in parts], tensors)
-        assert all(one.device.type == "meta" for one in (*parts, *gradients))
+    for case, given in OPS[name].cases(GRAPHS):
+        first, second = (values_and_gradients(name, given) for _ in range(2))
+        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)), case
+        assert all(one.device.type == "meta" for one in values_and_gradients(name, given.to("meta")))
 
 
-def test_a_device_with_a_form_of_its_own_gets_it() -> None:
-    double = FamilyMember(
-        forms={ANYWHERE: lambda x, _: 2 * x, "meta": lambda x, _: x.new_empty(7)},
-        derivatives=(("double", (INCOMING,)),),
-    )
-    family = Family({"double": double})
-    assert family("double", (torch.ones(2),), None).tolist() == [2.0, 2.0]
-    assert family("double", (torch.ones(2, device="meta"),), None).shape == (7,)
-
-
-def test_within_plain_forms_no_device_has_one_of_its_own() -> None:
+def test_a_device_with_a_form_of_its_own_gets_it_but_within_plain_forms() -> None:
     forms = {ANYWHERE: lambda x, _: 2 * x, "cpu": lambda x, _: x.new_empty(7)}
     family = Family({"double": FamilyMember(forms=forms, derivatives=(("double", (INCOMING,)),))})
+    x = torch.ones(2, requires_grad=True)
     with plain_forms():
-        x = torch.ones(2, requires_grad=True)
         value = family("double", (x,), None)
         (gradient,) = torch.autograd.grad(value.sum(), x)
     assert value.tolist() == gradient.tolist() == [2.0, 2.0]
     assert family("double", (x,), None).shape == (7,)
+    assert family("double", (torch.ones(2, device="meta"),), None).shape == (2,)
 
 
-def test_a_family_that_is_not_closed_is_refused() -> None:
-    forms = {ANYWHERE: lambda x, _: x}
-    with pytest.raises(ValueError, match="a derivative of one is other, which is no member"):
-        Family({"one": FamilyMember(forms=forms, derivatives=(("other", (INCOMING,)),))})
-    with pytest.raises(ValueError, match="a derivative of one calls one with 2 tensors"):
-        Family({"one": FamilyMember(forms=forms, derivatives=(("one", (0, INCOMING)),))})
+@pytest.mark.parametrize(
+    ("derivative", "words"),
+    [
+        (("other", (INCOMING,)), "a derivative of one is other, which is no member"),
+        (("one", (0, INCOMING)), "a derivative of one calls one with 2 tensors"),
+    ],
+)
+def test_a_family_that_is_not_closed_is_refused(derivative: tuple[str, tuple[int, ...]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Family({"one": FamilyMember(forms={ANYWHERE: lambda x, _: x}, derivatives=(derivative,))})
 
 
 def test_the_variance_of_large_close_values_keeps_its_digits_in_single_precision() -> None:

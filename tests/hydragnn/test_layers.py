@@ -1,6 +1,7 @@
 """Radial features, envelopes, edge geometry and pooling."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hydragnn.layers import (
     envelope_at,
     lengths_and_directions,
     pool_nodes,
+    smooth_statistics,
 )
 from hydragnn.layers.radial import LEAST
 
@@ -55,19 +57,17 @@ def test_an_envelope_ends_at_the_cutoff_with_its_derivatives(kind: str, smooth: 
         (value,) = torch.autograd.grad(value.sum(), r, create_graph=True)
 
 
-def test_no_envelope_multiplies_nothing() -> None:
-    features, envelope = RadialFeatures(5.0, 3, "bessel", "none", inputs=0)(torch.tensor([1.0, 9.0]), None)
-    assert envelope is None
-    assert features.shape == (2, 4)
-
-
-def test_radial_features_hold_basis_constant_and_edge_inputs() -> None:
-    module = RadialFeatures(5.0, 3, "gaussian", "cosine", inputs=2)
-    features, envelope = module(torch.tensor([2.5]), torch.tensor([[7.0, 8.0]]))
-    assert features.shape == (1, module.width)
-    torch.testing.assert_close(features[0, -3:], torch.tensor([1.0, 7.0, 8.0]))
-    assert envelope is not None
-    torch.testing.assert_close(envelope.squeeze(), torch.tensor(0.5))
+@pytest.mark.parametrize(
+    ("radial", "envelope", "inputs", "end"),
+    [("bessel", "none", [], None), ("gaussian", "cosine", [7.0, 8.0], 0.5)],
+)
+def test_radial_features_hold_basis_constant_and_edge_inputs(
+    radial: Any, envelope: Any, inputs: list[float], end: float | None
+) -> None:
+    module = RadialFeatures(5.0, 3, radial, envelope, inputs=len(inputs))
+    features, ending = module(torch.tensor([2.5]), torch.tensor([inputs]) if inputs else None)
+    assert features.shape == (1, module.width) and features[0, 3:].tolist() == [1.0, *inputs]
+    assert (None if ending is None else pytest.approx(ending.item())) == end
 
 
 def test_an_edge_of_length_zero_is_finite_to_the_second_derivative() -> None:
@@ -129,3 +129,16 @@ def test_rows_get_the_weights_of_their_class_whether_or_not_classes_are_counted(
 def gradients(found: Tensor, layer: LinearByClass, values: Tensor) -> tuple[Tensor, ...]:
     """Those of a function of all outputs, by weights, biases and rows."""
     return torch.autograd.grad(found.square().sum(), [layer.weight, layer.bias, values], retain_graph=True)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e6])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_smooth_statistics_of_any_size_are_finite_with_their_gradients_in_float32(size: float, weighted: bool) -> None:
+    """That they are their equations is in ``tests/parity``; the second node has no neighbours."""
+    edges = Topology.square(torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64), 2)
+    messages = (size * torch.randn(6, 3, generator=torch.Generator().manual_seed(6))).requires_grad_()
+    weights = torch.tensor([[1.0], [0.5], [1e-30], [0.0], [1.0], [0.3]], requires_grad=True)
+    inputs = (messages, weights) if weighted else (messages,)
+    statistics = smooth_statistics(messages, weights if weighted else None, edges).statistics
+    gradients = torch.autograd.grad(sum(s.sum() for s in statistics), inputs)  # type: ignore[arg-type]
+    assert all(tensor.isfinite().all() for tensor in (*statistics, *gradients))

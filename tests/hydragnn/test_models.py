@@ -74,13 +74,9 @@ def test_a_graph_scale_multiplies_all_nodes_of_a_graph_alike() -> None:
 
 @pytest.mark.parametrize("graph_scale", [False, True])
 def test_a_head_that_corrects_an_input_starts_from_it(graph_scale: bool) -> None:
+    head, inputs = {**MOVED, "graph_scale": graph_scale}, ("size", "guess")
     plain, corrected = (
-        small_model(
-            "schnet",
-            {**MOVED, "graph_scale": graph_scale, **keys},
-            inputs=("size", "guess"),
-        )
-        for keys in ({}, {"correction_of": "guess"})
+        small_model("schnet", {**head, **keys}, inputs=inputs) for keys in ({}, {"correction_of": "guess"})
     )
     batch = concatenate([chain(4, 3), chain(3, 3)])
     guess = torch.randn(batch.num_nodes, 2, generator=torch.Generator().manual_seed(0))
@@ -90,12 +86,11 @@ def test_a_head_that_corrects_an_input_starts_from_it(graph_scale: bool) -> None
         states = plain.encode(batch, plain.message_graph(batch, plain.edge_vectors(batch)))[0]
         means = torch.stack([one.mean(dim=0) for one in states.split(batch.counts("node").tolist())])
         scale = corrected.heads[0].scale(means).exp().repeat_interleave(batch.counts("node"), dim=0)
-    difference = corrected(batch)["displacement"].mean - plain(batch)["displacement"].mean
-    torch.testing.assert_close(difference, scale * guess)
-    with torch.no_grad():
-        corrected.heads[0].corrected.factor.copy_(torch.tensor([2.0, 0.0]))
-    difference = corrected(batch)["displacement"].mean - plain(batch)["displacement"].mean
-    torch.testing.assert_close(difference, scale * guess * torch.tensor([2.0, 0.0]))
+    for factor in ([1.0, 1.0], [2.0, 0.0]):  # it starts from ones
+        difference = corrected(batch)["displacement"].mean - plain(batch)["displacement"].mean
+        torch.testing.assert_close(difference, scale * guess * torch.tensor(factor))
+        with torch.no_grad():
+            corrected.heads[0].corrected.factor.copy_(torch.tensor([2.0, 0.0]))
 
 
 def test_degree_statistics_count_every_node() -> None:
@@ -141,36 +136,35 @@ def test_references_come_back_on_top_of_the_prediction(tmp_path: Path) -> None:
     torch.testing.assert_close(shifted - plain, torch.tensor([70.0], dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
-def cut(path: Path, size: int) -> None:
-    path.write_bytes(path.read_bytes()[:size])
+def of_model(**keys: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda value: {**value, "model": {**value["model"], **keys}}
 
 
-SPOILED: dict[str, tuple[Callable[[Path, dict[str, Any]], Any], str]] = {
-    "newer": (lambda file, value: write_sealed(file, {**value, "version": 99}), "version 99.*update"),
-    "foreign": (lambda file, value: file.write_text(json.dumps({"hello": 1})), "does not describe a model"),
-    "cut description": (lambda file, value: cut(file, 50), "not valid JSON"),
-    "missing key": (
-        lambda file, value: write_sealed(file, {name: value[name] for name in value if name != "heads"}),
-        "damaged.*heads",
-    ),
-    "unknown setting": (
-        lambda file, value: write_sealed(file, {**value, "model": {**value["model"], "colour": "red"}}),
-        "damaged.*colour",
-    ),
-    "cut weights": (lambda file, value: cut(file.with_name("weights.safetensors"), -100), "cannot be read"),
-    "no weights": (lambda file, value: file.with_name("weights.safetensors").unlink(), "does not exist"),
-    "other weights": (
-        lambda file, value: write_sealed(file, {**value, "model": {**value["model"], "hidden_dim": 16}}),
-        "does not fit",
-    ),
-}
+SPOILED: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("model.json", lambda value: {**value, "version": 99}, "version 99.*update"),
+    ("model.json", lambda value: {"hello": 1}, "does not describe a model"),
+    ("model.json", lambda value: {name: value[name] for name in value if name != "heads"}, "damaged.*heads"),
+    ("model.json", of_model(colour="red"), "damaged.*colour"),
+    ("model.json", of_model(hidden_dim=16), "does not fit"),
+    ("model.json", lambda value: 50, "not valid JSON"),
+    ("weights.safetensors", lambda value: -100, "cannot be read"),
+    ("weights.safetensors", lambda value: None, "does not exist"),
+]
+"""Files, what is in them instead (None: nothing; numbers: so many of their bytes), and words."""
 
 
-@pytest.mark.parametrize("how", SPOILED)
-def test_a_spoiled_model_folder_is_refused_in_one_sentence(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("name", "spoil", "sentence"), SPOILED)
+def test_a_spoiled_model_folder_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, spoil: Callable[[Any], Any], sentence: str
+) -> None:
     saved(tmp_path)
-    spoil, sentence = SPOILED[how]
-    spoil(tmp_path / "model.json", json.loads((tmp_path / "model.json").read_text()))
+    value = spoil(json.loads((tmp_path / "model.json").read_text()))
+    if value is None:
+        (tmp_path / name).unlink()
+    elif isinstance(value, int):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:value])
+    else:
+        write_sealed(tmp_path / name, value)
     with pytest.raises(InputError, match=sentence) as caught:
         load_model(tmp_path)
     assert "\n" not in str(caught.value)

@@ -109,23 +109,6 @@ def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_their
     torch.testing.assert_close(coarse.edge_features.squeeze(1), expected)
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 5)])
-def test_states_are_pooled_to_means_and_given_back_to_all_nodes(shape: tuple[int, ...]) -> None:
-    batch = concatenate([with_contracted_levels(cells(40, seed=seed), 1) for seed in range(2)])
-    coarser, members = message_graph(batch).coarser, clusters_by_loops(batch, 0)
-    states = torch.randn(batch.num_nodes, *shape, dtype=torch.float64, requires_grad=True)
-    pooled = coarser.pooled(states)
-    torch.testing.assert_close(pooled, torch.stack([states[nodes].mean(0) for nodes in members]))
-    back = coarser.unpooled(pooled)
-    torch.testing.assert_close(
-        back,
-        torch.stack([pooled[i] for i, nodes in enumerate(members) for _ in nodes])[
-            torch.tensor([node for nodes in members for node in nodes]).argsort()
-        ],
-    )
-    assert torch.autograd.gradcheck(lambda values: coarser.unpooled(coarser.pooled(values)).sin(), (states,))
-
-
 def test_a_field_of_the_same_name_is_an_input_like_any_other() -> None:
     labels = Field(name=CLUSTERS, on="node", classes=4, dtype="int64")
     fields, head = [FIELDS["energy"], FIELDS["species"], labels], parse_head(ENERGY)

@@ -67,13 +67,6 @@ def test_with_levels_a_network_sees_what_is_far_away(far: MemoryStore, tmp_path:
     assert pooled.best[error] < 0.5 * pooled.trivial[error]
 
 
-def test_a_run_that_pools_ends_with_the_same_bits_where_it_was_interrupted(far: MemoryStore, tmp_path: Path) -> None:
-    config = config_for("schnet", **POOLING)
-    train(config, tmp_path / "run", store=far, until=2)
-    resumed = train(config, tmp_path / "run", store=far, resume=True)
-    assert resumed.curves["valid/loss"] == train(config, tmp_path / "whole", store=far).curves["valid/loss"]
-
-
 def test_the_cluster_numbers_are_no_feature(far: MemoryStore, tmp_path: Path) -> None:
     """Numbered in another way the same clusters give the same predictions, and models that do not pool do not read them."""
     model = build_model(

@@ -11,7 +11,6 @@ All parts of the messages of the transformer end at the cutoff (``vector_cutoff`
 table of nodes, as ours is.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.joining import concatenate
-from tests.parity import test_equivariant_transformer as transformer
-from tests.parity import test_tensornet as tensors
+from tests.parity import tensornet_torchmd as tensors
+from tests.parity import transformer_torchmd as transformer
 
 
 class Edges(nn.Module):
@@ -50,12 +49,6 @@ class One(nn.Module):
 
     def forward(self, lengths: Tensor) -> Tensor:
         return torch.ones_like(lengths)
-
-
-def smaller(batch: GraphBatch) -> GraphBatch:
-    """The graphs at half their size: the centres of their radial basis are ours at a cutoff of 5 alone, and most edges shall be shorter."""
-    half = {name: getattr(batch, name) / 2 for name in ("positions", "edge_shifts", "cell")}
-    return replace(batch, **half)
 
 
 def prepare(network: Any, batch: GraphBatch, ends: tuple[Tensor, Tensor], std: float) -> None:
@@ -91,7 +84,7 @@ def make_tensornet() -> None:
     """Write the file of TensorNet."""
     from torchmdnet.models import tensornet
 
-    batch = smaller(concatenate([make_graph(1, 5), make_graph(2, 7)]))
+    batch = tensors.smaller(concatenate([make_graph(1, 5), make_graph(2, 7)]))
     lengths = edge_vectors(batch).norm(dim=1)
     assert (lengths < tensors.CUTOFF).sum() > 20 and (lengths > tensors.CUTOFF).any(), lengths
     network = tensornet.TensorNet(

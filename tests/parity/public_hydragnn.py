@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from hydragnn.architectures.painn import Directions, PaiNNUpdate, TanhNetwork, directions_of
 from hydragnn.kernels import Topology
 from hydragnn.layers import MessageGraph
+from tests.parity.rows import Bench, Pairs, Row
 
 Graphs = Mapping[str, Tensor]
 Convolution = Callable[[int, Tensor], Tensor]
 """The states after a layer, by its number, of those before it."""
 Network = Callable[[Graphs], Convolution]
-
-EXACT = 1e-10
-"""Of the largest value of a batch."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -56,6 +54,10 @@ class Checkpoint:
     """What a folder of ``shared/data/hydragnn/ckpt`` holds, in float64."""
 
     folder: Path
+
+    @classmethod
+    def of(cls, bench: Bench, name: str) -> "Checkpoint":
+        return cls(bench.real_data() / "hydragnn" / "ckpt" / name)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -268,29 +270,30 @@ def update_of(weights: dict[str, Tensor]) -> PaiNNUpdate:
     return update
 
 
-def assert_equal(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=EXACT * float(expected.abs().max()))
+def row_of(what: str, seen: str, pairs: Callable[[Bench, str], Pairs], checkpoints: str) -> Row:
+    """Return a row with a case for every checkpoint."""
+    return Row(what, "public HydraGNN", seen, pairs, [(name,) for name in checkpoints.split()], 5e-11)
 
 
-def compared(checkpoint: Checkpoint, convolutions: Network, *, activates: bool = False) -> None:
-    """Compare all predictions; layers may have the activation after them, too."""
+def compared(checkpoint: Checkpoint, convolutions: Network, *, activates: bool = False) -> Pairs:
+    """Yield all predictions; layers may have the activation after them, too."""
     for graphs, expected in checkpoint.batches():
         states = checkpoint.final_states(graphs, convolutions(graphs), activates=activates)
-        agree(checkpoint.outputs(graphs, states), graphs, expected)
+        yield from agree(checkpoint.outputs(graphs, states), graphs, expected)
 
 
-def agree(outputs: Mapping[str, Tensor], graphs: Graphs, expected: Graphs) -> None:
-    """Compare every head's predictions and, where energies have them, forces."""
+def agree(outputs: Mapping[str, Tensor], graphs: Graphs, expected: Graphs) -> Pairs:
+    """Yield every head's predictions and, where energies have them, forces."""
     assert outputs
     for name, values in outputs.items():
         if f"{name}.var" in expected:  # the root of a variance stands beside every number
             values, roots = values.chunk(2, dim=1)
-            assert_equal(roots.square(), expected[f"{name}.var"])
-        assert_equal(values, expected[name])
+            yield roots.square(), expected[f"{name}.var"]
+        yield values, expected[name]
     if "energy" in expected:
         total = outputs["head0"]
         if len(total) == len(graphs["x"]):
             total = total.new_zeros(len(expected["energy"]), 1).index_add(0, graphs["batch"], total)
-        assert_equal(total.flatten(), expected["energy"])
+        yield total.flatten(), expected["energy"]
         (gradient,) = torch.autograd.grad(total.sum(), graphs["pos"])
-        assert_equal(-gradient, expected["forces"])
+        yield -gradient, expected["forces"]

@@ -1,6 +1,6 @@
 """MACE of the public HydraGNN, with the weights of networks that it trained (``public_hydragnn.py``).
 
-It keeps couplings, polynomials and radial constants in single precision, with its weights; the test puts these in the place of ours.
+It keeps couplings, polynomials and radial constants in single precision, with its weights; the test put, row_ofs these in the place of ours.
 """
 
 import math
@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from public_hydragnn import Checkpoint, Graphs, agree, message_graph, put, under
 from torch import Tensor, nn
 
 from hydragnn.architectures import GraphSpec
 from hydragnn.architectures.base import GraphStatistics
 from hydragnn.architectures.mace import MACE, MACELayer, MACESettings, NodeFilters
 from hydragnn.layers import RadialFeatures, coupling
+from tests.parity.public_hydragnn import Checkpoint, Graphs, agree, message_graph, put, row_of, under
+from tests.parity.rows import Bench, Pairs
 
 o3 = pytest.importorskip("e3nn.o3")
 SILU = float(pytest.importorskip("e3nn.math").normalize2mom(nn.functional.silu).cst)
@@ -169,10 +170,9 @@ class Detached(nn.Module):
         return values
 
 
-@pytest.mark.parity("mace", "public HydraGNN", "networks with filters of nodes: predictions, energies, forces")
-@pytest.mark.parametrize("checkpoint", ["MACE_mlip", "MACE_multihead", "MACE_opt_cheb_agnesi"], indirect=True)
-def test_mace_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
+def mace_networks(bench: Bench, name: str) -> Pairs:
     """``node_filters = true``; read-outs before the first layer are put beside ours."""
+    checkpoint = Checkpoint.of(bench, name)
     mace = network_of(checkpoint)
     assert mace.basis is not None
     if checkpoint.settings.get("radial_type") == "chebyshev":
@@ -187,4 +187,14 @@ def test_mace_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> 
             states = layer(states, graph)
             read = read_out(checkpoint, number, graphs, states[0])
             outputs = {name: value + read[name] for name, value in outputs.items()}
-        agree(outputs, graphs, expected)
+        yield from agree(outputs, graphs, expected)
+
+
+ROWS = [
+    row_of(
+        "mace",
+        "networks with filters of nodes: predictions, energies, forces",
+        mace_networks,
+        "MACE_mlip MACE_multihead MACE_opt_cheb_agnesi",
+    ),
+]

@@ -1,14 +1,14 @@
 """The equivariant transformer of its authors, from species to energies and forces; what it gave was kept by ``make_torchmd.py``."""
 
-import pytest
 from ase.build import bulk
-from networks import FLOW, Stored, compared, energy_head, network, table_of
 from torch import Tensor
 
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import GraphModel
+from tests.parity.networks import FLOW, Stored, compared, energy_head, network, table_of
+from tests.parity.rows import Bench, Pairs, Row
 
 CHANNELS, LAYERS, HEADS, RADIAL, CUTOFF, SPECIES = 8, 3, 2, 6, 5.0, 17
 
@@ -62,10 +62,13 @@ def ours(stored: Stored) -> GraphModel:
     return model
 
 
-@pytest.mark.parity("equivariant_transformer", "torchmd-net", "network: states, vectors, energies, forces of crystals")
-def test_the_equivariant_transformer_with_forces_equals_that_of_its_authors() -> None:
+def transformer(bench: Bench) -> Pairs:
     """Three layers; some edges are longer than the cutoff."""
     batch, stored = crystals(), Stored.read("equivariant-transformer-torchmd")
     lengths = edge_vectors(batch).norm(dim=1)
     assert (lengths > CUTOFF).any() and (lengths < CUTOFF).any() and not (batch.senders == batch.receivers).any()
-    compared(ours(stored), batch, stored.outputs("scalars", "vectors", "energy", "forces"))
+    return compared(ours(stored), batch, stored.outputs("scalars", "vectors", "energy", "forces"))
+
+
+LINE = "network: states, vectors, energies, forces of crystals"
+ROWS = [Row("equivariant_transformer", "torchmd-net", LINE, transformer)]

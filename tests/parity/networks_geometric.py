@@ -1,20 +1,18 @@
-"""Whole networks, from node inputs to energies and forces, with the weights of independent implementations."""
+"""Networks of PyTorch Geometric's layers, from node inputs to energies and forces."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from networks import EXACT, FLOW, Stored, compared, energy_head, network, table_of
 from torch import Tensor, nn
 
 from hydragnn.architectures import architecture_of
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import GraphModel, degree_statistics
-
-pytest.importorskip("torch_geometric.nn")
-from convolutions import CONVOLUTIONS
+from tests.parity.networks import NODE_HEAD, compared, energy_head, network, table_of
+from tests.parity.rows import Bench, Pairs, Row
 
 CHANNELS, LAYERS, RADIAL, CUTOFF = 6, 3, 5, 9.0
 
@@ -41,16 +39,15 @@ def gaussians(lengths: Tensor) -> Tensor:
     return torch.cat([GaussianSmearing(0.0, CUTOFF, RADIAL)(lengths), torch.ones(len(lengths), 1)], dim=1)
 
 
-@pytest.mark.parity("schnet", "PyTorch Geometric", "network: energies, forces")
-def test_schnet_with_forces_equals_that_of_pytorch_geometric(batch: GraphBatch) -> None:
+def schnet(bench: Bench) -> Pairs:
     """Their network apart from its activation, the shifted softplus, in the place of which we have SiLU.
 
     No edge is longer than the cutoff, beyond which their envelope rises again.
     """
     from torch_geometric.nn.models.schnet import SchNet
 
+    batch = bench.batch
     cutoff = 16.0
-
     vectors = edge_vectors(batch).requires_grad_()
     theirs = SchNet(
         CHANNELS,
@@ -79,58 +76,7 @@ def test_schnet_with_forces_equals_that_of_pytorch_geometric(batch: GraphBatch) 
     energy = theirs(batch.nodes[ATOMIC_NUMBERS], batch.positions, batch.owner("node")).squeeze(-1)
     (pull,) = torch.autograd.grad(energy.sum(), vectors)
     forces = torch.zeros_like(batch.positions).index_add(0, batch.receivers, pull).index_add(0, batch.senders, -pull)
-    compared(model, batch, {"energy": energy, "forces": forces})
-
-
-def our_painn(batch: GraphBatch, stored: Stored, heads: list[dict[str, Any]]) -> GraphModel:
-    """Our network with their weights, but for heads."""
-    model = ours("painn", batch, heads, {"envelope": "cosine", "norm": "paper"})
-    table_of(model).weight[:100].copy_(stored["weights.embedding.weight"])
-    filters = stored.with_constant("weights.filter_net").chunk(LAYERS)
-    for number, (layer, of_layer) in enumerate(zip(model.encoder.layers, filters)):
-        parts = of_layer.chunk(3)  # of scalars, of directions, of vectors; the last meets zeros in the first layer
-        for linear, part in zip(layer.filters, parts):
-            linear.weight.copy_(part)
-        take, mixing = stored.under(f"weights.interactions.{number}."), stored.under(f"weights.mixing.{number}.")
-        rows = CHANNELS * len(layer.filters)
-        message = layer.message.states
-        take.take(message[0], "interatomic_context_net.0")
-        message[2].weight.copy_(take["interatomic_context_net.1.weight"][:rows])
-        message[2].bias.copy_(take["interatomic_context_net.1.bias"][:rows])
-        v, w = mixing["mu_channel_mix.weight"].chunk(2)  # they measure the first half, we the second
-        layer.update.mix.weight.copy_(torch.cat([w, v]))
-        mixing.take(layer.update.gates[0], "intraatomic_context_net.0")
-        for key in ("weight", "bias"):
-            scalar, vector, product = mixing[f"intraatomic_context_net.1.{key}"].chunk(3)
-            getattr(layer.update.gates[2], key).copy_(torch.cat([scalar, product, vector]))
-    return model
-
-
-@pytest.mark.parity("painn", "schnetpack", "representation: scalars, vectors, their gradient")
-def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> None:
-    stored = Stored.read("painn-schnetpack")
-    model = our_painn(batch, stored, [NODE_HEAD, FLOW])
-    torch.testing.assert_close(edge_vectors(batch), stored["edge_vectors"])
-    vectors = edge_vectors(batch).requires_grad_()
-    graph = model.message_graph(batch, vectors)
-    states = model.encode(batch, graph)
-    torch.testing.assert_close(states[0], stored["scalars"], **EXACT)
-    torch.testing.assert_close(states[1], stored["vectors"], **EXACT)
-    (gradient,) = torch.autograd.grad(states[0].sum() + states[1].square().sum(), vectors)
-    torch.testing.assert_close(gradient, stored["gradient"], **EXACT)
-
-
-@pytest.mark.parity("painn", "schnetpack", "network: energies, forces, stress")
-def test_energies_forces_and_stress_of_painn_equal_those_of_its_authors(batch: GraphBatch) -> None:
-    """As schnetpack's head, its forces and its strain give them."""
-    stored = Stored.read("painn-schnetpack")
-    model = our_painn(batch, stored, [energy_head(CHANNELS // 2, stress="stress"), FLOW])
-    for number, place in enumerate((0, 2)):
-        stored.take(model.heads[0].network[place], f"head.{number}")
-    compared(model, batch, stored.outputs("energy", "forces", "stress"))
-
-
-NODE_HEAD = {"kind": "scalar", "field": "charge", "hidden_dims": []}
+    return compared(model, batch, {"energy": energy, "forces": forces})
 
 
 def without_own_images(batch: GraphBatch) -> GraphBatch:
@@ -168,20 +114,14 @@ COMPARED = {
 }
 
 
-def line_of(case: str) -> tuple[str, str, str]:
-    """Return the line of a case in the table of comparisons."""
-    what = case.partition(",")[0]
-    return what, "PyTorch Geometric", COMPARED.get(what, "network of convolutions")
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.parity(*line_of(case)), id=case) for case in CHAINS]
-)
-def test_networks_equal_those_of_pytorch_geometrics_convolutions(batch: GraphBatch, case: str) -> None:
+def chain(bench: Bench, case: str) -> Pairs:
     """Their layers one after the other, on our first states and before our linear head, give our predictions."""
+    pytest.importorskip("torch_geometric.nn")
+    from tests.parity.convolutions import CONVOLUTIONS
+
     kind, theirs, changes = CHAINS[case]
-    if kind == "gatv2":  # they take edges to oneself away where we have images of oneself
-        batch = without_own_images(batch)
+    # they take edges to oneself away where we have images of oneself
+    batch = without_own_images(bench.batch) if kind == "gatv2" else bench.batch
     model = ours(kind, batch, [NODE_HEAD], changes)
     for name, parameter in model.encoder.named_parameters():
         if (parameter.dim() == 1 and not parameter.any()) or "norm" in name:
@@ -191,4 +131,20 @@ def test_networks_equal_those_of_pytorch_geometrics_convolutions(batch: GraphBat
     for layer in model.encoder.layers:
         states = CONVOLUTIONS[theirs](layer, batch)(states, edge_index(batch), features)
     states = getattr(model.encoder, "norm", nn.Identity())(states)
-    compared(model, batch, {"charge": model.heads[0].network(states).squeeze(-1)})
+    return compared(model, batch, {"charge": model.heads[0].network(states).squeeze(-1)})
+
+
+GEOMETRIC = "PyTorch Geometric"
+ROWS = [
+    Row("schnet", GEOMETRIC, "network: energies, forces", schnet),
+    *(
+        Row(
+            case.partition(",")[0],
+            GEOMETRIC,
+            COMPARED.get(case.partition(",")[0], "network of convolutions"),
+            chain,
+            [(case,)],
+        )
+        for case in CHAINS
+    ),
+]

@@ -7,24 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
-from public_hydragnn import (
-    Checkpoint,
-    Convolution,
-    Graphs,
-    Layer,
-    blind,
-    chained,
-    compared,
-    filled,
-    filled_up,
-    message_graph,
-    put,
-    tanh_network,
-    their_directions,
-    update_of,
-)
 from torch import Tensor, nn
 
 from hydragnn.architectures import GraphSpec, egnn, mfc, painn, sage
@@ -36,6 +19,24 @@ from hydragnn.architectures.gin import GINLayer
 from hydragnn.architectures.painn import PaiNNLayer, PaiNNMessage
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.layers import GaussianBasis, LinearByClass, MessageGraph, RadialFeatures, mlp
+from tests.parity.public_hydragnn import (
+    Checkpoint,
+    Convolution,
+    Graphs,
+    Layer,
+    blind,
+    chained,
+    compared,
+    filled,
+    filled_up,
+    message_graph,
+    put,
+    row_of,
+    tanh_network,
+    their_directions,
+    update_of,
+)
+from tests.parity.rows import Bench, Pairs
 
 
 class Lengths(nn.Module):
@@ -81,38 +82,24 @@ def egnn_layer(checkpoint: Checkpoint, number: int) -> EGNNLayer:
     return layer
 
 
-@pytest.mark.parity("egnn", "public HydraGNN", "networks, at rest and moving: predictions, energies, forces")
-@pytest.mark.parametrize(
-    "checkpoint",
-    [
-        "EGNN_multihead",
-        "EGNN_nolen_atoms3",
-        "EGNN_equivariance",
-        "EGNN_mlip_graphhead",
-        "EGNN_multibranch2",
-        "EGNN_convhead",
-        "EGNN_cond_film",
-    ],
-    indirect=True,
-)
-def test_egnn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def egnn_networks(bench: Bench, name: str) -> Pairs:
     """``residual = false`` and ``movement = "mean"``; it sees lengths as they are and has ReLU."""
-    monkeypatch.setattr(egnn, "silu", torch.relu)
-    monkeypatch.setattr(movement, "silu", torch.relu)
+    checkpoint = Checkpoint.of(bench, name)
+    bench.patch.setattr(egnn, "silu", torch.relu)
+    bench.patch.setattr(movement, "silu", torch.relu)
 
     def layer_of(number: int, width: int) -> Layer:
         layer = egnn_layer(checkpoint, number)
         return filled_up(layer, layer.from_sender.in_features)
 
-    compared(checkpoint, chained(lambda graphs: message_graph(graphs, receivers=0, basis=lengths_alone()), layer_of))
+    return compared(
+        checkpoint, chained(lambda graphs: message_graph(graphs, receivers=0, basis=lengths_alone()), layer_of)
+    )
 
 
-@pytest.mark.parity("schnet", "public HydraGNN", "networks: predictions, energies, forces")
-@pytest.mark.parametrize(
-    "checkpoint", ["SchNet_multihead", "SchNet_convhead", "SchNet_mlip", "SchNet_cond_concat_node"], indirect=True
-)
-def test_schnet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
+def schnet_networks(bench: Bench, name: str) -> Pairs:
     """Gaussians and a cosine; its layers are the sum over neighbours alone, on edges that it found itself, without periodic images."""
+    checkpoint = Checkpoint.of(bench, name)
     cutoff, radial = checkpoint.settings["radius"], checkpoint.settings["num_gaussians"]
 
     def convolutions(graphs: Graphs) -> Convolution:
@@ -140,18 +127,13 @@ def test_schnet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -
 
         return convolution
 
-    compared(checkpoint, convolutions)
+    return compared(checkpoint, convolutions)
 
 
-@pytest.mark.parity(
-    "painn", "public HydraGNN", "networks, with and without edge features: predictions, energies, forces"
-)
-@pytest.mark.parametrize(
-    "checkpoint", ["PAINN_mlip", "PAINN_mlip_fp64", "PAINN_mlip_multibranch2", "PAINN_lengths3"], indirect=True
-)
-def test_painn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def painn_networks(bench: Bench, name: str) -> Pairs:
     """Sines and a cosine, ``directions = "over_length"``, ``tanh_networks`` and ``edge_network``; lengths of vectors are as they are."""
-    monkeypatch.setattr(painn, "directions_of", their_directions)
+    checkpoint = Checkpoint.of(bench, name)
+    bench.patch.setattr(painn, "directions_of", their_directions)
     cutoff, radial = checkpoint.settings["radius"], checkpoint.settings["num_radial"]
 
     def graph_of(graphs: Graphs) -> MessageGraph:
@@ -164,7 +146,7 @@ def test_painn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mo
     def layer_of(number: int, width: int) -> Layer:
         return lambda states, graph: painn_layer(checkpoint, number, graph.basis)(states, graph)  # type: ignore[arg-type]
 
-    compared(checkpoint, chained(graph_of, layer_of))
+    return compared(checkpoint, chained(graph_of, layer_of))
 
 
 def painn_layer(checkpoint: Checkpoint, number: int, basis: RadialFeatures) -> PaiNNLayer:
@@ -189,10 +171,9 @@ def painn_layer(checkpoint: Checkpoint, number: int, basis: RadialFeatures) -> P
     return layer
 
 
-@pytest.mark.parity("gin", "public HydraGNN", "networks: predictions")
-@pytest.mark.parametrize("checkpoint", ["GIN_multihead", "GIN_gaussian_nll"], indirect=True)
-def test_gin_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
+def gin_networks(bench: Bench, name: str) -> Pairs:
     """An epsilon near 100, and ReLU in its network."""
+    checkpoint = Checkpoint.of(bench, name)
 
     def layer_of(number: int, width: int) -> nn.Module:
         weights = checkpoint.of_layer(number)
@@ -203,14 +184,13 @@ def test_gin_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> N
         put(layer.network[2], weights["nn.2.weight"], weights["nn.2.bias"])
         return layer
 
-    compared(checkpoint, chained(blind, layer_of))
+    return compared(checkpoint, chained(blind, layer_of))
 
 
-@pytest.mark.parity("sage", "public HydraGNN", "networks: predictions")
-@pytest.mark.parametrize("checkpoint", ["SAGE_atoms3", "SAGE_convhead"], indirect=True)
-def test_sage_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def sage_networks(bench: Bench, name: str) -> Pairs:
     """Its activation comes after the batch norm."""
-    monkeypatch.setattr(sage, "silu", lambda x: x)
+    checkpoint = Checkpoint.of(bench, name)
+    bench.patch.setattr(sage, "silu", lambda x: x)
 
     def layer_of(number: int, width: int) -> nn.Module:
         weights = checkpoint.of_layer(number)
@@ -220,14 +200,13 @@ def test_sage_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mon
         put(layer.from_mean, weights["lin_l.weight"], weights["lin_l.bias"])
         return layer
 
-    compared(checkpoint, chained(blind, layer_of))
+    return compared(checkpoint, chained(blind, layer_of))
 
 
-@pytest.mark.parity("mfc", "public HydraGNN", "networks: predictions")
-@pytest.mark.parametrize("checkpoint", ["MFC_atoms3"], indirect=True)
-def test_mfc_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def mfc_networks(bench: Bench, name: str) -> Pairs:
     """``max_degree`` is its ``max_neighbours``; its activation comes after the batch norm."""
-    monkeypatch.setattr(mfc, "silu", lambda x: x)
+    checkpoint = Checkpoint.of(bench, name)
+    bench.patch.setattr(mfc, "silu", lambda x: x)
 
     def layer_of(number: int, width: int) -> nn.Module:
         weights, most = checkpoint.of_layer(number), checkpoint.settings["max_neighbours"]
@@ -241,13 +220,12 @@ def test_mfc_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monk
         put(layer.by_degree, torch.cat([torch.cat(own), torch.cat(received)], dim=1), torch.cat(bias))
         return layer
 
-    compared(checkpoint, chained(blind, layer_of))
+    return compared(checkpoint, chained(blind, layer_of))
 
 
-@pytest.mark.parity("cgcnn", "public HydraGNN", "networks: predictions")
-@pytest.mark.parametrize("checkpoint", ["CGCNN_multihead"], indirect=True)
-def test_cgcnn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
+def cgcnn_networks(bench: Bench, name: str) -> Pairs:
     """Without edge features."""
+    checkpoint = Checkpoint.of(bench, name)
 
     def layer_of(number: int, width: int) -> nn.Module:
         weights = checkpoint.of_layer(number)
@@ -257,7 +235,7 @@ def test_cgcnn_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) ->
         put(layer.from_sender, both[:, width:])
         return layer
 
-    compared(checkpoint, chained(blind, layer_of))
+    return compared(checkpoint, chained(blind, layer_of))
 
 
 def take_gatv2(layer: WideLayer, weights: dict[str, Tensor]) -> None:
@@ -270,10 +248,9 @@ def take_gatv2(layer: WideLayer, weights: dict[str, Tensor]) -> None:
     layer.after = nn.Sequential()
 
 
-@pytest.mark.parity("gatv2", "public HydraGNN", "network with wide heads: predictions")
-@pytest.mark.parametrize("checkpoint", ["GAT_lengths3"], indirect=True)
-def test_gatv2_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
+def gatv2_networks(bench: Bench, name: str) -> Pairs:
     """``wide_heads``, ``own_edge = "mean"``, 6 heads and a slope of .05; of images of a node itself, which it does not see, there are no edges."""
+    checkpoint = Checkpoint.of(bench, name)
     settings = GATv2Settings(
         hidden_dim=checkpoint.settings["hidden_dim"],
         num_layers=checkpoint.settings["num_conv_layers"],
@@ -298,4 +275,31 @@ def test_gatv2_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) ->
         layer = network.layers[number]
         return filled_up(layer, layer.from_sender.in_features)  # type: ignore[union-attr,arg-type]
 
-    compared(checkpoint, chained(graph_of, layer_of))
+    return compared(checkpoint, chained(graph_of, layer_of))
+
+
+ROWS = [
+    row_of(
+        "egnn",
+        "networks, at rest and moving: predictions, energies, forces",
+        egnn_networks,
+        "EGNN_multihead EGNN_nolen_atoms3 EGNN_equivariance EGNN_mlip_graphhead EGNN_multibranch2 EGNN_convhead EGNN_cond_film",
+    ),
+    row_of(
+        "schnet",
+        "networks: predictions, energies, forces",
+        schnet_networks,
+        "SchNet_multihead SchNet_convhead SchNet_mlip SchNet_cond_concat_node",
+    ),
+    row_of(
+        "painn",
+        "networks, with and without edge features: predictions, energies, forces",
+        painn_networks,
+        "PAINN_mlip PAINN_mlip_fp64 PAINN_mlip_multibranch2 PAINN_lengths3",
+    ),
+    row_of("gin", "networks: predictions", gin_networks, "GIN_multihead GIN_gaussian_nll"),
+    row_of("sage", "networks: predictions", sage_networks, "SAGE_atoms3 SAGE_convhead"),
+    row_of("mfc", "networks: predictions", mfc_networks, "MFC_atoms3"),
+    row_of("cgcnn", "networks: predictions", cgcnn_networks, "CGCNN_multihead"),
+    row_of("gatv2", "network with wide heads: predictions", gatv2_networks, "GAT_lengths3"),
+]

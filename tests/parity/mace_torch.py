@@ -1,23 +1,22 @@
-"""The whole network of MACE's authors, from species to energies and forces; its weights and outputs were kept by ``make_mace.py``."""
+"""The algebra of e3nn, and the whole network of MACE's authors, from species to energies and forces; its weights and outputs were kept by ``make_mace.py``."""
 
+import math
 from dataclasses import replace
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from networks import Stored, compared, energy_head, network, table_of
 from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.layers import coupling, symmetric_polynomials
+from hydragnn.layers import SphericalHarmonics, coupling, symmetric_polynomials
 from hydragnn.models import GraphModel, degree_statistics
-
-o3 = pytest.importorskip("e3nn.o3")
+from tests.parity.networks import Stored, compared, energy_head, network, table_of
+from tests.parity.rows import Bench, Pairs, Row
 
 CHANNELS, RADIAL, CUTOFF, ELL, CORRELATION, SPECIES, LAYERS, READOUT = 4, 5, 9.0, 2, 3, 5, 3, 3
-DERIVATIVES = {"forces": "forces", "stress": "stress"}
 
 
 class Weights:
@@ -58,7 +57,7 @@ def dense(degree: int, order: int) -> Tensor:
 
 def sign(path: tuple[int, int, int]) -> float:
     """Of their coupling beside ours; their edges point the other way, too."""
-    theirs = o3.wigner_3j(*path, dtype=torch.float64).numpy()
+    theirs = pytest.importorskip("e3nn.o3").wigner_3j(*path, dtype=torch.float64).numpy()
     return float(np.sign((coupling(*path) * theirs).sum())) * (-1) ** path[1]
 
 
@@ -130,40 +129,56 @@ def take(
     take_readouts(model.heads[0].network, stored)
 
 
-def assert_equal(
-    model: GraphModel, batch: GraphBatch, stored: Weights, suffix: str = "", *, derivatives: bool = True
-) -> None:
-    """The energies, forces and stress of our network are theirs."""
-    names = ("energy", *DERIVATIVES) if derivatives else ("energy",)
-    compared(model, batch, {name: stored.values[name + suffix] for name in names})
+def mace(bench: Bench, suffix: str, names: tuple[str, ...], changes: dict[str, Any]) -> Pairs:
+    """Three interactions with scalars and vectors between them, products of several factors, and read-outs of every layer.
+
+    Of Chebyshev polynomials there is the energy alone: theirs have no derivative.
+    """
+    stored, model = Weights(), ours(bench.batch, **changes)
+    if suffix == ".mixed":
+        take(model, stored, correlations=changes["correlation"], network="mixed")
+    else:
+        take(model, stored)
+    return compared(model, bench.batch, {name: stored.values[name + suffix] for name in names})
 
 
-@pytest.mark.parity("mace", "mace-torch", "network: energies, forces, stress")
-def test_mace_with_forces_equals_that_of_its_authors(batch: GraphBatch) -> None:
-    """Three interactions with scalars and vectors between them, products of three factors, and read-outs of every layer."""
-    stored, model = Weights(), ours(batch)
-    take(model, stored)
-    assert_equal(model, batch, stored)
+def harmonics(bench: Bench, degree: int) -> Pairs:
+    o3, vectors = pytest.importorskip("e3nn.o3"), nn.functional.normalize(torch.randn(20, 3))
+    theirs = o3.spherical_harmonics(degree, vectors, normalize=True, normalization="component")
+    yield SphericalHarmonics(4)(vectors)[degree], theirs
 
 
-@pytest.mark.parity("mace", "mace-torch", "network with a correlation per layer: energies, forces, stress")
-def test_layers_with_numbers_of_factors_of_their_own_equal_those_of_its_authors(batch: GraphBatch) -> None:
-    stored, correlations = Weights(), [CORRELATION, 2, 1]
-    model = ours(batch, correlation=correlations)
-    take(model, stored, correlations=correlations, network="mixed")
-    assert_equal(model, batch, stored, ".mixed")
+def couplings(bench: Bench, first: int, second: int) -> Pairs:
+    o3 = pytest.importorskip("e3nn.o3")
+    for third in range(abs(first - second), min(first + second, 6) + 1):
+        ours = torch.from_numpy(coupling(first, second, third))
+        theirs = o3.wigner_3j(first, second, third, dtype=torch.float64) * math.sqrt(2 * third + 1)
+        yield ours * torch.sign((ours * theirs).sum()), theirs
 
 
-@pytest.mark.parity(
-    "mace", "mace-torch", "network with distance transforms and other radial types: energies, forces, stress"
-)
-@pytest.mark.parametrize(
-    ("transform", "radial"), [("agnesi", "bessel"), ("soft", "bessel"), (None, "gaussian"), ("agnesi", "chebyshev")]
-)
-def test_transformed_distances_and_other_radial_types_equal_those_of_its_authors(
-    batch: GraphBatch, transform: str | None, radial: str
-) -> None:
-    """Of Chebyshev polynomials the energy alone: theirs have no derivative."""
-    stored, model = Weights(), ours(batch, distance_transform=transform, radial=radial)
-    take(model, stored)
-    assert_equal(model, batch, stored, f".{str(transform).lower()}.{radial}", derivatives=radial != "chebyshev")
+EVERY = ("energy", "forces", "stress")
+RADIAL_PARTS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
+    (f".{str(transform).lower()}.{radial}", names, {"distance_transform": transform, "radial": radial})
+    for transform, radial, names in (
+        ("agnesi", "bessel", EVERY),
+        ("soft", "bessel", EVERY),
+        (None, "gaussian", EVERY),
+        ("agnesi", "chebyshev", EVERY[:1]),
+    )
+]
+MIXED = [(".mixed", EVERY, {"correlation": [CORRELATION, 2, 1]})]
+OTHERS = "network with distance transforms and other radial types: energies, forces, stress"
+ROWS = [
+    Row("mace", "mace-torch", "network: energies, forces, stress", mace, [("", EVERY, {})]),
+    Row("mace", "mace-torch", "network with a correlation per layer: energies, forces, stress", mace, MIXED),
+    Row("mace", "mace-torch", OTHERS, mace, RADIAL_PARTS),
+    Row("mace", "e3nn", "spherical harmonics of degrees 0 to 4", harmonics, [(d,) for d in range(5)], 1e-12),
+    Row(
+        "mace",
+        "e3nn",
+        "couplings of degrees 0 to 4, but for their sign",
+        couplings,
+        [*product(range(5), repeat=2)],
+        1e-12,
+    ),
+]

@@ -6,12 +6,23 @@ from functools import cache, partial
 
 import pytest
 import torch
-from public_hydragnn import Activation, Checkpoint, Layer, chained, compared, filled_up, message_graph, put
 from torch import Tensor, nn
 
 from hydragnn.architectures import GraphSpec
 from hydragnn.architectures.dimenet import ChainedLayer, DimeNet, DimeNetSettings, Interaction
 from hydragnn.layers import BesselBasis, MessageGraph, RadialFeatures, TripletSumsAtReceivers
+from tests.parity.public_hydragnn import (
+    Activation,
+    Checkpoint,
+    Layer,
+    chained,
+    compared,
+    filled_up,
+    message_graph,
+    put,
+    row_of,
+)
+from tests.parity.rows import Bench, Pairs
 
 theirs = pytest.importorskip("torch_geometric.nn.models.dimenet")
 
@@ -105,10 +116,9 @@ class WithoutReceivers(TripletSumsAtReceivers):
         return first[other], second[other], [values[other] for values in harmonics]
 
 
-@pytest.mark.parity("dimenet", "public HydraGNN", "networks of networks, with its frequencies: predictions")
-@pytest.mark.parametrize("checkpoint", ["DimeNet_multihead", "DimeNet_nolen_atoms3"], indirect=True)
-def test_dimenet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) -> None:
+def dimenet_networks(bench: Bench, name: str) -> Pairs:
     """``messages = "anew"``, ``angle = "at_receiver"`` and ``output_layers = 1``; from its triplets all images of the receiver are left out."""
+    checkpoint = Checkpoint.of(bench, name)
     network = network_of(checkpoint)
 
     def layer_of(number: int, width: int) -> Layer:
@@ -116,4 +126,14 @@ def test_dimenet_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint) 
         return filled_up(layer, layer.before.in_features)  # type: ignore[union-attr,arg-type]
 
     graph_of = partial(message_graph, receivers=1, basis=network.basis)
-    compared(checkpoint, chained(graph_of, layer_of), activates=True)
+    return compared(checkpoint, chained(graph_of, layer_of), activates=True)
+
+
+ROWS = [
+    row_of(
+        "dimenet",
+        "networks of networks, with its frequencies: predictions",
+        dimenet_networks,
+        "DimeNet_multihead DimeNet_nolen_atoms3",
+    ),
+]

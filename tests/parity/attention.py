@@ -1,21 +1,96 @@
-"""Equivariant attention beside its equations written as loops over nodes, images and heads."""
+"""Attention: torch's on every graph or node alone, and the equations of equivariant attention as loops over nodes, images and heads."""
 
 import math
+from collections.abc import Sequence
 from itertools import product
 
-import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydragnn.architectures import GlobalAttentionSettings
+from hydragnn.conformance.cases import make_graph
+from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.wider import wider
-from hydragnn.layers import EquivariantAttention, MessageGraph, States
+from hydragnn.kernels import Topology
+from hydragnn.layers import CrossAttention, EquivariantAttention, FieldTokens, LatentAttention, MessageGraph, States
 from hydragnn.models.wrapping import basis_of_pairs
+from tests.parity.rows import Bench, Pairs, Row
 
 CHANNELS, HEADS, CUTOFF, RADIAL = 6, 2, 4.6, 5
 WIDTH = CHANNELS // HEADS
-EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
+SIZES = [[5, 5, 5], [5, 1, 7, 5], [40, 3, 0, 2, 38, 9], [0, 2, 0]]
+"""Nodes of graphs: equal sizes, similar ones in one bucket, several buckets, graphs without nodes."""
+
+
+def graph_of_sizes(sizes: Sequence[int], vectors: Tensor | None = None) -> MessageGraph:
+    """Graphs of so many nodes, without edges."""
+    counts, none = torch.tensor(sizes), torch.zeros(0, dtype=torch.int64)
+    return MessageGraph(
+        topology=Topology.square(none, none, sum(sizes)),
+        owner=torch.arange(len(sizes)).repeat_interleave(counts),
+        nodes_per_graph=counts,
+        vectors=vectors,
+    )
+
+
+def torch_attention(ours: CrossAttention) -> nn.MultiheadAttention:
+    """Torch's layer with the weights of ours."""
+    theirs, parts = nn.MultiheadAttention(CHANNELS, HEADS, batch_first=True), (ours.queries, ours.keys, ours.values)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+    theirs.out_proj = ours.out
+    return theirs
+
+
+FIELDS = [
+    Field(name="size", on="node", shape=(2,), unit="m"),
+    Field(name="load", on="graph", unit="N"),
+    Field(name="species", on="node", classes=5, dtype="int64"),
+    Field(name="lead", on="graph", unit="s"),
+]
+
+
+def fields(bench: Bench) -> Pairs:
+    """Tokens of the fields that there are: each graph lacks one."""
+    module, lead = FieldTokens(FIELDS, CHANNELS, HEADS, "lead"), torch.tensor([0.3, -0.7])
+    batch = concatenate([make_graph(1, 3), make_graph(2, 4)]).with_fields({"lead": lead}, fields=FIELDS[-1:])
+    batch = batch.with_fields(masks={"size": torch.tensor([True, False]), "species": torch.tensor([False, True])})
+    actual, units = module(batch), module.unit.weight @ module.units.T
+    theirs = torch_attention(module.attention)
+    for node, graph in enumerate(batch.owner("node").tolist()):
+        tokens, numbers = [module.origin], {1: ("load", batch["load"][graph : graph + 1])}
+        if graph == 1:
+            tokens.append(module.node_tables[0].table.weight[batch["species"][node]])
+        else:
+            numbers[0] = ("size", batch["size"][node])
+        for place, (name, values) in numbers.items():
+            for value, row in zip(values, module.names[f"of_{name}"]):
+                slope, offset = (row + units[:, place]).chunk(2)
+                tokens.append(value * slope + offset)
+        rows = torch.stack(tokens).unsqueeze(0)
+        read = theirs(module.query.view(1, 1, -1), rows, rows)[0].flatten()
+        yield actual[node], read + module.lead(lead[graph].view(1))
+
+
+def alone(module: LatentAttention, states: Tensor) -> Tensor:
+    """Both attentions of one graph by torch's layers."""
+    latents = module.latents.unsqueeze(0)
+    latents = latents + torch_attention(module.read)(latents, states.unsqueeze(0), states.unsqueeze(0))[0]
+    latents = module.norms[1](latents + module.network(module.norms[0](latents)))
+    return torch_attention(module.write)(states.unsqueeze(0), latents, latents)[0].squeeze(0)
+
+
+def latents(bench: Bench, derivatives: int, sizes: list[int]) -> Pairs:
+    graph = graph_of_sizes(sizes, torch.randn(0, 3, requires_grad=derivatives == 2))
+    module, states = LatentAttention(CHANNELS, HEADS, 3), torch.randn(sum(sizes), CHANNELS, requires_grad=True)
+    both = module(states, graph), torch.cat([alone(module, part) for part in states.split([n for n in sizes if n])])
+    yield both
+    if derivatives:
+        seed = torch.randn_like(both[0])
+        ours, theirs = (torch.autograd.grad(values, states, seed, retain_graph=True)[0] for values in both)
+        yield ours, theirs
 
 
 def graph_of(batch: GraphBatch, cutoff: float | None) -> MessageGraph:
@@ -111,21 +186,32 @@ def by_loops(layer: EquivariantAttention, states: States, batch: GraphBatch, cut
     return result | {degree: read[degree] @ layer.outs[str(degree)].weight.T for degree in layer.outputs}
 
 
-@pytest.mark.parity("global attention", "its equations as loops", "equivariant attention, degrees 0 to 2, images")
-@pytest.mark.parametrize("cutoff", [CUTOFF, None])
-@pytest.mark.parametrize("taken, given", [({0, 1, 2}, {0, 1, 2}), ({0}, {0, 1}), ({0, 1}, {0}), ({0, 2}, {0, 1, 2})])
-def test_equivariant_attention_equals_its_equations_as_loops(
-    batch: GraphBatch, cutoff: float | None, taken: set[int], given: set[int]
-) -> None:
+def equivariant(bench: Bench, cutoff: float | None, taken: set[int], degrees: set[int]) -> Pairs:
+    """Degrees that come in and go out; scores are capped, too."""
+    batch = bench.batch
     if cutoff is None:
         batch.periodic.fill_(False)
-    layer = EquivariantAttention(CHANNELS, HEADS, RADIAL + 1, inputs=taken, outputs=given)
-    torch.nn.init.normal_(layer.itself)
+    layer = EquivariantAttention(CHANNELS, HEADS, RADIAL + 1, inputs=taken, outputs=degrees)
+    nn.init.normal_(layer.itself)
     states = {0: torch.randn(batch.num_nodes, CHANNELS)}
     states |= {degree: 3 * torch.randn(batch.num_nodes, 2 * degree + 1, CHANNELS) for degree in taken - {0}}
     with torch.no_grad():
-        layer.keys["0"].weight.mul_(20)  # scores that are capped, too
+        layer.keys["0"].weight.mul_(20)
         actual, expected = layer(states, graph_of(batch, cutoff)), by_loops(layer, states, batch, cutoff)
-    assert actual.keys() == given
-    for degree in sorted(given):
-        torch.testing.assert_close(actual[degree], expected[degree], **EXACT)
+    assert actual.keys() == degrees
+    yield from ((actual[degree], expected[degree]) for degree in sorted(degrees))
+
+
+DEGREES = [({0, 1, 2}, {0, 1, 2}), ({0}, {0, 1}), ({0, 1}, {0}), ({0, 2}, {0, 1, 2})]
+THEIRS = "torch.nn.MultiheadAttention"
+ROWS = [
+    Row("field_tokens", THEIRS, "aggregation over fields, some of them missing", fields, tolerance=1e-12),
+    Row("field_tokens", THEIRS, "attention of nodes through latents", latents, [*product(range(3), SIZES)], 1e-12),
+    Row(
+        "global attention",
+        "its equations as loops",
+        "equivariant attention, degrees 0 to 2, images",
+        equivariant,
+        [(cutoff, *degrees) for cutoff in (CUTOFF, None) for degrees in DEGREES],
+    ),
+]

@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from ase import Atoms
 from ase.build import molecule
-from networks import compared, energy_head, network, table_of
 from torch import Tensor, nn
 
 from hydragnn.graphs import from_ase
@@ -13,38 +11,36 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.joining import concatenate
 from hydragnn.layers import bessel_zeros
 from hydragnn.models import GraphModel
-
-dimenet = pytest.importorskip("torch_geometric.nn.models.dimenet")
-utilities = pytest.importorskip("torch_geometric.nn.models.dimenet_utils")
+from tests.parity.networks import compared, energy_head, network, table_of
+from tests.parity.rows import Bench, Pairs, Row
 
 CHANNELS, LAYERS, RADIAL, SPHERICAL, CUTOFF = 10, 2, 4, 4, 5.0
 INNER, BASIS, OUT = 6, 5, 12
 MOLECULES = ("CH3CH2OH", "C6H6", "H2O")
 
 
-@pytest.fixture
-def batch() -> GraphBatch:
+def molecules() -> GraphBatch:
     """Molecules at rest and bent a little: their derivative of an angle is not finite in a straight line."""
-    random = torch.Generator().manual_seed(0)
-
-    def bent(atoms: Atoms) -> Atoms:
+    random, graphs = torch.Generator().manual_seed(0), []
+    for name in MOLECULES:
+        atoms = molecule(name)
         atoms.positions += 0.1 * torch.randn(len(atoms), 3, generator=random).numpy()
-        return atoms
-
-    graphs = [from_ase(bent(molecule(name)), CUTOFF).to(dtype=torch.float64) for name in MOLECULES]
+        graphs.append(from_ase(atoms, CUTOFF).to(dtype=torch.float64))
     batch = concatenate(graphs)
     assert int(batch.topology.degrees.max()) >= 8
     return batch
 
 
-def their_network(batch: GraphBatch, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+def their_network(batch: GraphBatch, patch: pytest.MonkeyPatch) -> nn.Module:
     """Their network on our edges, whose triplets are found by comparing all with all.
 
     They store zeros of Bessel functions in float32; here these have all digits. Their search for neighbours needs another library.
     """
-    monkeypatch.setattr(utilities, "Jn_zeros", lambda n, k: bessel_zeros(n - 1, k))
-    monkeypatch.setattr(dimenet, "radius_graph", lambda *_, **__: torch.stack([batch.senders, batch.receivers]))
-    monkeypatch.setattr(dimenet, "triplets", triplets)
+    dimenet = pytest.importorskip("torch_geometric.nn.models.dimenet")
+    utilities = pytest.importorskip("torch_geometric.nn.models.dimenet_utils")
+    patch.setattr(utilities, "Jn_zeros", lambda n, k: bessel_zeros(n - 1, k))
+    patch.setattr(dimenet, "radius_graph", lambda *_, **__: torch.stack([batch.senders, batch.receivers]))
+    patch.setattr(dimenet, "triplets", triplets)
     return dimenet.DimeNetPlusPlus(
         hidden_channels=CHANNELS,
         out_channels=CHANNELS,
@@ -118,12 +114,10 @@ def copy_weights(model: GraphModel, theirs: nn.Module) -> None:
         copy_output(layer.output, output)
 
 
-@pytest.mark.parity("dimenet", "PyTorch Geometric", "network: energies, forces of molecules")
-def test_energies_and_forces_of_molecules_equal_those_of_pytorch_geometric(
-    batch: GraphBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def dimenet_of_geometric(bench: Bench) -> Pairs:
     """But for our node inputs, which are in our sum over blocks beside what nodes read, and a linear head after it."""
-    theirs, model = their_network(batch, monkeypatch), our_network()
+    batch = molecules()
+    theirs, model = their_network(batch, bench.patch), our_network()
     with torch.no_grad():
         copy_weights(model, theirs)
     positions = batch.positions.clone().requires_grad_()
@@ -134,4 +128,7 @@ def test_energies_and_forces_of_molecules_equal_those_of_pytorch_geometric(
     counts = batch.counts("node").double()
     energies = (states @ linear.weight.T).squeeze(1) + counts * linear.bias
     (gradient,) = torch.autograd.grad(energies.sum(), positions)
-    compared(model, batch, {"energy": energies, "forces": -gradient})
+    return compared(model, batch, {"energy": energies, "forces": -gradient})
+
+
+ROWS = [Row("dimenet", "PyTorch Geometric", "network: energies, forces of molecules", dimenet_of_geometric)]

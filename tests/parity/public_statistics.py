@@ -2,23 +2,7 @@
 
 import math
 
-import pytest
 import torch
-from public_hydragnn import (
-    Checkpoint,
-    Convolution,
-    Graphs,
-    Layer,
-    blind,
-    chained,
-    compared,
-    filled,
-    message_graph,
-    put,
-    tanh_network,
-    their_directions,
-    update_of,
-)
 from torch import Tensor, nn
 
 from hydragnn.architectures import pnaeq
@@ -36,6 +20,23 @@ from hydragnn.layers import (
     paper_statistics,
 )
 from hydragnn.layers.neighbour_statistics import Aggregated
+from tests.parity.public_hydragnn import (
+    Checkpoint,
+    Convolution,
+    Graphs,
+    Layer,
+    blind,
+    chained,
+    compared,
+    filled,
+    message_graph,
+    put,
+    row_of,
+    tanh_network,
+    their_directions,
+    update_of,
+)
+from tests.parity.rows import Bench, Pairs
 
 HYDRAGNN: tuple[Scaler, ...] = ("identity", "amplification", "attenuation", "linear")
 
@@ -68,11 +69,10 @@ def scalers_of(weights: dict[str, Tensor], names: tuple[Scaler, ...] = HYDRAGNN)
     return DegreeScalers(names=names, mean_log_degree=log, mean_degree=lin)
 
 
-@pytest.mark.parity("pna", "public HydraGNN", "networks, with its deviation: predictions")
-@pytest.mark.parametrize("checkpoint", ["PNA_multihead", "PNA_convhead"], indirect=True)
-def test_pna_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def pna_networks(bench: Bench, name: str) -> Pairs:
     """``scalers`` with "linear", and means of degrees that it measured."""
-    monkeypatch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
+    checkpoint = Checkpoint.of(bench, name)
+    bench.patch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
 
     def layer_of(number: int, width: int) -> Layer:
         weights = checkpoint.of_layer(number)
@@ -81,16 +81,13 @@ def test_pna_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monk
         put_pna(layer, weights)
         return lambda states, graph: {0: layer.received(filled(states[0], channels), None, None, graph.topology)}
 
-    compared(checkpoint, chained(blind, layer_of))
+    return compared(checkpoint, chained(blind, layer_of))
 
 
-@pytest.mark.parity("pnaplus", "public HydraGNN", "networks, with its deviation and learned frequencies: predictions")
-@pytest.mark.parametrize("checkpoint", ["PNAPlus_nolen_atoms3", "PNAPlus_lengths3"], indirect=True)
-def test_pnaplus_predicts_what_the_public_hydragnn_does(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def pnaplus_networks(bench: Bench, name: str) -> Pairs:
     """Its exponent is ours less one; its G sees edge features beside a network of the radial functions."""
-    monkeypatch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
+    checkpoint = Checkpoint.of(bench, name)
+    bench.patch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
     cutoff, exponent = checkpoint.settings["radius"], checkpoint.settings["envelope_exponent"] + 1
 
     def convolutions(graphs: Graphs) -> Convolution:
@@ -115,16 +112,15 @@ def test_pnaplus_predicts_what_the_public_hydragnn_does(
 
         return convolution
 
-    compared(checkpoint, convolutions)
+    return compared(checkpoint, convolutions)
 
 
-@pytest.mark.parity("pnaeq", "public HydraGNN", "networks, with its deviation and network of messages: predictions")
-@pytest.mark.parametrize("checkpoint", ["PNAEq_lengths3", "PNAEq_convhead"], indirect=True)
-def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def pnaeq_networks(bench: Bench, name: str) -> Pairs:
     """``tanh_networks``; tanh in the first layer of the network of messages, SiLU in a second one; radial functions that end before they are seen."""
-    monkeypatch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
-    monkeypatch.setattr(pnaeq, "directions_of", their_directions)
-    monkeypatch.setattr(pnaeq, "silu", torch.tanh)
+    checkpoint = Checkpoint.of(bench, name)
+    bench.patch.setattr(neighbour_statistics, "paper_statistics", theirs_of_statistics)
+    bench.patch.setattr(pnaeq, "directions_of", their_directions)
+    bench.patch.setattr(pnaeq, "silu", torch.tanh)
     cutoff, count = checkpoint.settings["radius"], checkpoint.settings["num_radial"]
     basis = RadialFeatures(cutoff, count, "bessel", "cosine", inputs=1)
 
@@ -135,7 +131,7 @@ def test_pnaeq_predicts_what_the_public_hydragnn_does(checkpoint: Checkpoint, mo
     def layer_of(number: int, width: int) -> Layer:
         return lambda states, graph: pnaeq_layer(checkpoint, number, graph)(states, graph)
 
-    compared(checkpoint, chained(graph_of, layer_of))
+    return compared(checkpoint, chained(graph_of, layer_of))
 
 
 class EdgeNetwork(nn.Module):
@@ -181,3 +177,20 @@ def pnaeq_layer(checkpoint: Checkpoint, number: int, graph: MessageGraph) -> PNA
     put(message.from_self, own, weights["post_nns.0.0.bias"])
     put(message.from_statistics, torch.cat(scaled))
     return PNAEqLayer(message, update_of(checkpoint.of_layer(number, 1)), 0.0, tanh_network(checkpoint, number))
+
+
+ROWS = [
+    row_of("pna", "networks, with its deviation: predictions", pna_networks, "PNA_multihead PNA_convhead"),
+    row_of(
+        "pnaplus",
+        "networks, with its deviation and learned frequencies: predictions",
+        pnaplus_networks,
+        "PNAPlus_nolen_atoms3 PNAPlus_lengths3",
+    ),
+    row_of(
+        "pnaeq",
+        "networks, with its deviation and network of messages: predictions",
+        pnaeq_networks,
+        "PNAEq_lengths3 PNAEq_convhead",
+    ),
+]

@@ -1,0 +1,61 @@
+"""Ours give the numbers of independent implementations: one table, one comparison."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydragnn.graphs.batch import GraphBatch
+from tests.benchmarks.harness import NOT_MEASURED
+from tests.parity import (
+    attention,
+    dimenet_geometric,
+    loops,
+    mace_torch,
+    networks_geometric,
+    painn_schnetpack,
+    public_dimenet,
+    public_mace,
+    public_networks,
+    public_statistics,
+    tensornet_torchmd,
+    transformer_torchmd,
+)
+from tests.parity.rows import Bench, Row
+
+MODULES = (
+    *(loops, attention, networks_geometric, dimenet_geometric, painn_schnetpack, tensornet_torchmd),
+    *(transformer_torchmd, mace_torch, public_networks, public_statistics, public_dimenet, public_mace),
+)
+ROWS: list[Row] = [row for module in MODULES for row in module.ROWS]
+CASES = [
+    pytest.param(row, case, id=", ".join([row.what, row.beside, row.compared, *map(str, case)]))
+    for row in ROWS
+    for case in row.cases
+]
+
+
+@pytest.mark.parametrize("row, case", CASES)
+def test_ours_has_the_numbers_of_an_independent_implementation(
+    row: Row, case: tuple[Any, ...], batch: GraphBatch, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    bench = Bench(batch=batch, patch=monkeypatch, real_data=lambda: request.getfixturevalue("real_data"))
+    worst, scale = 0.0, 0.0
+    for ours, theirs in row.pairs(bench, *case):
+        actual, expected = ours.detach(), theirs.detach()
+        largest = float(expected.abs().max())
+        torch.testing.assert_close(actual, expected, rtol=row.tolerance, atol=row.tolerance * min(1.0, largest))
+        difference = float((actual - expected).abs().max())
+        worst, scale = max(worst, difference / largest if largest else difference), max(scale, largest)
+    assert scale > 1e-5  # there is something to compare
+    request.node.user_properties.append(("parity", (row.what, row.beside, row.compared, worst)))
+
+
+def test_every_line_of_the_table_in_the_documents_is_a_comparison(root: Path) -> None:
+    lines = (root / "docs" / "parity.md").read_text().splitlines()
+    table = {
+        tuple(cell.strip(" `") for cell in line.strip("|").split("|")[:3]) for line in lines if line.startswith("| `")
+    }
+    advice = "make it anew: python -m tests.parity --out docs/parity.md"
+    assert table and {line for line in table if line[1] != NOT_MEASURED} <= {row[:3] for row in ROWS}, advice
