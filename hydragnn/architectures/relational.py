@@ -85,22 +85,12 @@ class RelationalLayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Return new states."""
-        return {0: states[0] + self.dropout(self.increment(states[0], graph))}
-
-    def increment(
-        self, states: Float[Tensor, "nodes channels"], graph: MessageGraph
-    ) -> Float[Tensor, "nodes channels"]:
-        """Increment of the states of all nodes of a graph."""
-        states = self.norm(states)
-        edges = graph.once(("keyed", states.dtype), lambda: self.keyed(graph, states.dtype))
+        normed, kinds = self.norm(states[0]), graph.edge_kinds[self.settings.relation]
+        key, dtype, reduce = ("keyed", normed.dtype), normed.dtype, self.settings.reduce
+        edges = graph.once(key, lambda: keyed_edges(graph.topology, kinds, self.relations, reduce, dtype))
         # a row of sums per (receiver, relation), so that all W_r are one matrix: [nodes, relations * channels]
-        sums = gather_multiply_sum(states, edges.weight, edges.topology).reshape(states.shape[0], self.told.in_features)
-        return self.out(silu(self.own(states) + self.told(sums)))
-
-    def keyed(self, graph: MessageGraph, dtype: torch.dtype) -> KeyedEdges:
-        """Return the edges as the layer reads them, with weights in ``dtype``."""
-        relation = graph.edge_kinds[self.settings.relation]
-        return keyed_edges(graph.topology, relation, self.relations, self.settings.reduce, dtype)
+        sums = gather_multiply_sum(normed, edges.weight, edges.topology).reshape(len(normed), self.told.in_features)
+        return {0: states[0] + self.dropout(self.out(silu(self.own(normed) + self.told(sums))))}
 
 
 class Relational(Architecture):
@@ -121,12 +111,8 @@ class Relational(Architecture):
         super().__init__(settings, spec)
         channels, relations = settings.hidden_dim, spec.edge_kinds[settings.relation]
         self.edge_inputs = nn.Linear(spec.edge_width, channels) if spec.edge_width else None
-        self.layers = nn.ModuleList(self.layer(settings, relations, k) for k in range(settings.num_layers))
+        self.layers = nn.ModuleList(RelationalLayer(settings, relations) for _ in range(settings.num_layers))
         self.norm = nn.LayerNorm(channels)
-
-    def layer(self, settings: RelationalSettings, relations: int, number: int) -> RelationalLayer:
-        """Return a new layer."""
-        return RelationalLayer(settings, relations)
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
         """Return inputs plus a map of the mean edge features."""

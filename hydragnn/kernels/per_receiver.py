@@ -15,33 +15,21 @@ def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
     return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
 
 
-def sum_in_order(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """Sum messages at receivers in Triton, edge after edge."""
-    return triton_forms.sum_in_order(messages, segment_order(*segments))
-
-
-def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """Return the row of each edge's receiver."""
-    return received.index_select(0, segments[0])
-
-
 SPREAD_FORMS = {
-    ANYWHERE: spread_to_edges,
+    ANYWHERE: lambda received, segments: received.index_select(0, segments[0]),
     **on_accelerators(lambda received, segments: triton_forms.gather(received, segments[0])),
 }
-SUM_FORMS = forms_of(sum_to_receivers, cpu.sum_to_receivers, sum_in_order)
+SUM_FORMS = forms_of(
+    sum_to_receivers,
+    cpu.sum_to_receivers,
+    lambda messages, segments: triton_forms.sum_in_order(messages, segment_order(*segments)),
+)
 SUMS = Family(
     {
         "sum": FamilyMember(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),
         "spread": FamilyMember(forms=SPREAD_FORMS, derivatives=(("sum", (INCOMING,)),)),
     }
 )
-
-
-def counts_in_order(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
-    """Return incoming edges per node, at least 1, shaped as ``like``."""
-    degrees = segment_order(receivers, num_nodes).offsets.diff().clamp_min(1)
-    return degrees.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def to_winner(u: Tensor, winners: tuple[Tensor, int]) -> Tensor:

@@ -32,14 +32,10 @@ def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
     cached: tuple[int, int, SegmentOrder] | None = _orders.get(receivers)
     if cached is not None and cached[:2] == (num_nodes, receivers._version):
         return cached[2]
-    order = _sorted(receivers, num_nodes)
+    owners, numbers = torch.sort(receivers, stable=True)
+    order = SegmentOrder(numbers, owners, searched_offsets(owners, num_nodes), None)
     remember_order(receivers, num_nodes, order)
     return order
-
-
-def _sorted(receivers: Tensor, num_nodes: int) -> SegmentOrder:
-    owners, order = torch.sort(receivers, stable=True)
-    return SegmentOrder(order, owners, searched_offsets(owners, num_nodes), None)
 
 
 def remember_order(receivers: Tensor, num_nodes: int, order: SegmentOrder) -> None:

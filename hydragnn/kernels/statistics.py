@@ -24,7 +24,7 @@ from hydragnn.kernels.family import (
     is_accelerated,
     on_accelerators,
 )
-from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
+from hydragnn.kernels.per_receiver import SUMS, WINNERS
 from hydragnn.kernels.segment_order import segment_order
 from hydragnn.kernels.triton import reductions as triton_reductions
 from hydragnn.kernels.triton.forms import may_be_long
@@ -91,9 +91,9 @@ COUNTING: Mapping[str, Callable[[Tensor, int], Tensor]] = {
 def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
     if is_accelerated(receivers.device.type):
-        return counts_in_order(receivers, num_nodes, like)
-    # counted in integers: float32 stops counting at 2^24
-    counts = form_on(COUNTING, receivers.device.type)(receivers, num_nodes)
+        counts = segment_order(receivers, num_nodes).offsets.diff()
+    else:  # counted in integers: float32 stops counting at 2^24
+        counts = form_on(COUNTING, receivers.device.type)(receivers, num_nodes)
     return counts.clamp_min(1).to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
@@ -220,7 +220,7 @@ class _StatisticsGradient(Function):
                 v, messages, order, mean, to_variance, tuple(edges)
             )
             return of_messages, None, None, *others, *(None for _ in edges)  # with that of the mean
-        share = 1 / counts_in_order(segments[0], segments[1], mean)
+        share = 1 / counts_of(*segments, mean)
         slope = 2 * share * to_variance
         sums = SUMS("sum", (v,), segments)
         away = messages - SUMS("spread", (mean,), segments)

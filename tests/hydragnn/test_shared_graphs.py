@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,12 +43,10 @@ def crystals() -> GraphBatch:
 
 
 def grains() -> GraphBatch:
-    """A periodic tessellation."""
     return from_voronoi(np.random.default_rng(0).random((30, 3)), box=[1.0, 1.0, 1.0])
 
 
 def mesh() -> GraphBatch:
-    """A mesh of squares."""
     return grid(9).to(dtype=torch.float64)
 
 
@@ -73,21 +72,18 @@ def _any_inner_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "MOSTLY", 0.0)
 
 
-def as_it_is(part: GraphBatch) -> GraphBatch:
-    return part
-
-
 @pytest.mark.usefixtures("_any_inner_edge")
-@pytest.mark.parametrize("change", [as_it_is, in_sections])
+@pytest.mark.parametrize("sections", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("scale", SCALES)
 def test_ranks_that_share_a_graph_have_the_values_and_gradients_of_the_whole(
-    scale: str, size: int, change: Callable[[GraphBatch], GraphBatch]
+    scale: str, size: int, sections: bool
 ) -> None:
     batch, model = (make() for make in SCALES[scale])
     predictions, loss, gradients = loss_and_gradients(model, batch)
     cut = cut_nodes(batch, size)
-    parts = on_parts(batch, cut, size, lambda part: (part, *loss_and_gradients(model, change(part))))
+    work = partial(loss_and_gradients, model)
+    parts = on_parts(batch, cut, size, lambda part: (part, *work(in_sections(part) if sections else part)))
     torch.testing.assert_close(torch.stack([one[2] for one in parts]).sum(), loss, **EXACT)
     for number, gradient in enumerate(gradients):
         torch.testing.assert_close(torch.stack([one[3][number] for one in parts]).sum(0), gradient, **EXACT)

@@ -10,12 +10,11 @@ from hydragnn.graphs.batch import GraphBatch
 from tests.benchmarks.harness import NOT_MEASURED
 from tests.parity import (
     attention,
-    dimenet_geometric,
+    dimenet_networks,
     loops,
     mace_torch,
     networks_geometric,
     painn_schnetpack,
-    public_dimenet,
     public_mace,
     public_networks,
     public_statistics,
@@ -25,8 +24,8 @@ from tests.parity import (
 from tests.parity.rows import Bench, Row
 
 MODULES = (
-    *(loops, attention, networks_geometric, dimenet_geometric, painn_schnetpack, tensornet_torchmd),
-    *(transformer_torchmd, mace_torch, public_networks, public_statistics, public_dimenet, public_mace),
+    *(loops, attention, networks_geometric, dimenet_networks, painn_schnetpack, tensornet_torchmd),
+    *(transformer_torchmd, mace_torch, public_networks, public_statistics, public_mace),
 )
 ROWS: list[Row] = [row for module in MODULES for row in module.ROWS]
 CASES = [
