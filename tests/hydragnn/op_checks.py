@@ -175,6 +175,10 @@ FORMS: Mapping[str, Mapping[str, Form]] = {
 """Ways to compute values by kind of device, of ops that are not made of others."""
 
 
+CALL = "call"
+"""The form that the device of the tensors has."""
+
+
 class OpErrors(NamedTuple):
     """Largest differences, relative to the reference where that exceeds 1."""
 
@@ -196,14 +200,16 @@ class Op(ops.Op):
     ) -> OpErrors:
         """Return the differences from the reference, up to second derivatives.
 
-        With ``form`` only the values of that form are compared. The reference is computed on the CPU in fp64 from the same
+        With ``form`` only the values of that form, or of a ``CALL``, are compared. The reference is computed on the CPU in fp64 from the same
         rounded numbers.
         """
         inputs = case.to(dtype=dtype)
         exact, tried = inputs.to(dtype=torch.float64), inputs.to(device)
         if form is not None:
-            value = self.forms[form](*tried.tensors, *tried.rest)
-            return OpErrors(_difference(_together(value), _together(self.reference(*exact.tensors, *exact.rest))))
+            values = parts_of((self.call if form == CALL else self.forms[form])(*tried.tensors, *tried.rest))
+            expected = parts_of(self.reference(*exact.tensors, *exact.rest))
+            assert [(one.shape, one.dtype) for one in values] == [(one.shape, dtype) for one in expected]
+            return OpErrors(_difference(_together(values), _together(expected)))
         actual, expected = _with_derivatives(self.call, tried), _with_derivatives(self.reference, exact)
         return OpErrors(*(_difference(ours, theirs) for ours, theirs in zip(actual, expected)))
 
@@ -225,9 +231,12 @@ OPS: Mapping[str, Op] = {
 }
 
 
+def parts_of(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _together(value: Tensor | tuple[Tensor, ...]) -> Tensor:
-    values = value if isinstance(value, tuple) else (value,)
-    return torch.cat([part.flatten() for part in values])
+    return torch.cat([part.flatten() for part in parts_of(value)])
 
 
 def _with_derivatives(function: Callable[..., Any], case: Case) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from hydragnn.kernels.family import ANYWHERE, Family, plain_forms
 from hydragnn.kernels.gathered_outer import GATHERED_OUTER
 from hydragnn.kernels.ops import numbers, random_graph
 from hydragnn.kernels.trilinear import PER_CHANNEL
-from tests.hydragnn.op_checks import OPS, Op, case_graphs, graph
+from tests.hydragnn.op_checks import OPS, Op, case_graphs, graph, parts_of
 
 GRAPHS = case_graphs() | {
     "senders backwards": graph(9, 9, [(8 - e % 9, e // 3) for e in range(27)]),
@@ -38,17 +38,13 @@ def without_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     compiled.library.cache_clear()
 
 
-def in_a_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
 def pairs(
     op: Op, one: str, case: Case, other: str = ANYWHERE, of: Case | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each value of one form and of another, or of the reference, of the same case or of one that it is a view of."""
     of = case if of is None else of
     forms = {**op.forms, "reference": op.reference}
-    yield from zip(in_a_tuple(forms[one](*case.tensors, *case.rest)), in_a_tuple(forms[other](*of.tensors, *of.rest)))
+    yield from zip(parts_of(forms[one](*case.tensors, *case.rest)), parts_of(forms[other](*of.tensors, *of.rest)))
 
 
 @built
@@ -133,11 +129,8 @@ def test_gradients_made_in_one_pass_have_the_bits_of_those_made_one_by_one(famil
 def test_in_halves_and_with_two_dtypes_gradients_are_made_one_by_one() -> None:
     """The compiled pass serves neither; what it would give is there all the same, in the dtype of each tensor."""
     edges = GRAPHS["many"]
-    for ours, theirs in (
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-        (torch.float64, torch.float32),
-    ):
+    half, single = torch.bfloat16, torch.float32
+    for ours, theirs in ((half, half), (half, single), (torch.float64, single)):
         x = torch.ones(6, 3, dtype=ours, requires_grad=True)
         weight = torch.ones(20, 3, dtype=theirs, requires_grad=True)
         for_x, for_weight = torch.autograd.grad(gather_multiply_sum(x, weight, edges).sum(), (x, weight))
@@ -178,11 +171,9 @@ def test_statistics_of_one_pass_have_the_bits_of_plain_torch_and_its_derivatives
     op = OPS[name]
     for case, given in op.cases(GRAPHS, width):
         moved = given.to(dtype=torch.float32)
-        values = in_a_tuple(op.call(*moved.tensors, *moved.rest))
+        values = parts_of(op.call(*moved.tensors, *moved.rest))
         with plain_forms():
-            assert all(torch.equal(*pair) for pair in zip(values, in_a_tuple(op.call(*moved.tensors, *moved.rest)))), (
-                case
-            )
+            assert all(torch.equal(*pair) for pair in zip(values, parts_of(op.call(*moved.tensors, *moved.rest)))), case
 
 
 @built
@@ -224,7 +215,9 @@ def test_without_the_library_every_op_equals_its_reference(name: str) -> None:
 
 
 @pytest.mark.usefixtures("without_library")
-def test_without_the_library_one_sentence_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_library_or_with_another_one_sentence_says_so_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     edges = Topology.square(torch.tensor([0]), torch.tensor([0]), 1)
     for _ in range(2):
         assert gather_multiply_sum(torch.ones(1, 1), torch.ones(1, 1), edges).tolist() == [[1.0]]
@@ -232,13 +225,8 @@ def test_without_the_library_one_sentence_says_so_once(capsys: pytest.CaptureFix
         "note: the compiled kernels for CPUs are not built; install the package again where there is a C++ compiler; "
         "plain torch is used instead\n"
     )
-
-
-@pytest.mark.usefixtures("without_library")
-def test_what_is_no_library_or_one_of_another_version_is_not_used(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     compiled.LIBRARY.write_bytes(b"not a library")
+    compiled.library.cache_clear()
     assert compiled.library() is None
     assert "cannot be used" in capsys.readouterr().err
     monkeypatch.undo()

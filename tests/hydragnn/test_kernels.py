@@ -12,7 +12,7 @@ import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
 from hydragnn.kernels import Case, gather_multiply_sum, segment_max, segment_min, segment_variance
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, FamilyMember, plain_forms
-from tests.hydragnn.op_checks import OPS, case_graphs
+from tests.hydragnn.op_checks import OPS, case_graphs, parts_of
 
 GRAPHS = case_graphs()
 every_op = pytest.mark.parametrize("name", OPS)
@@ -59,7 +59,7 @@ def test_a_wrong_value_or_derivative_is_found(name: str) -> None:
 
 
 def _scaled(value: Tensor | tuple[Tensor, ...], factor: float) -> Tensor | tuple[Tensor, ...]:
-    return tuple(part * factor for part in value) if isinstance(value, tuple) else value * factor
+    return tuple(part * factor for part in parts_of(value))
 
 
 def _with_doubled_gradient(value: object) -> object:
@@ -68,8 +68,7 @@ def _with_doubled_gradient(value: object) -> object:
 
 def values_and_gradients(name: str, case: Case) -> list[Tensor]:
     tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
-    value = OPS[name].call(*tensors, *case.rest)
-    values = value if isinstance(value, tuple) else (value,)
+    values = parts_of(OPS[name].call(*tensors, *case.rest))
     return [*values, *torch.autograd.grad([part.square().sum() for part in values], tensors)]
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from ase.build import bulk
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from hydragnn.architectures import architecture_of, architectures
 from hydragnn.architectures.schnet import SchNet
@@ -122,20 +121,6 @@ def test_layers_that_begin_with_inner_edges_learn_what_those_of_the_whole_do(kin
         torch.testing.assert_close(one + other, whole, **EXACT)
 
 
-class Mark(Function):
-    """A note in a log when a gradient passes."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, log: list[str], note: str) -> Tensor:
-        ctx.log, ctx.note = log, note
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.log.append(ctx.note)
-        return gradients[0], None, None
-
-
 class LoggedPeers:
     """Peers that note when exchanges begin and end."""
 
@@ -164,9 +149,9 @@ def test_inner_edges_are_computed_while_rows_travel_both_ways() -> None:
         assert part.halo is not None and part.halo.sections is not None
         inner = len(part.halo.sections.inner_edges)
 
-        def note(layer: nn.Module, inputs: Any, states: dict[int, Tensor]) -> dict[int, Tensor]:
+        def note(layer: nn.Module, inputs: Any, states: dict[int, Tensor]) -> None:
             log.append("inner" if inputs[1].topology.num_edges == inner else "border")
-            return {degree: Mark.apply(values, log, log[-1]) for degree, values in states.items()}
+            states[0].register_hook(lambda _, note=log[-1]: log.append(note))
 
         for layer in model.encoder.layers:
             layer.register_forward_hook(note)
@@ -209,11 +194,9 @@ def test_no_more_than_the_rows_of_the_cut_travel_before_a_layer(heads: list[Mapp
 
 
 def test_a_class_inherits_no_promise_that_its_graphs_may_be_shared() -> None:
-    class Summing(SchNet):
-        """A network whose layers may look at whole graphs."""
+    class Summing(SchNet): ...
 
-    class SummingHead(ScalarHeadSettings):
-        """A head that may, too."""
+    class SummingHead(ScalarHeadSettings): ...
 
     assert not architecture_of("schnet").limit(small_settings("schnet"), "graph")
     assert "cuttable = True" in Summing.limit(small_settings("schnet"), "graph")

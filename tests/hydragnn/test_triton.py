@@ -16,7 +16,7 @@ from hydragnn.kernels.triton import segments as triton_segments
 from hydragnn.kernels.triton import sums as triton_sums
 from hydragnn.kernels.triton.tiles import TILES, tile_shape
 from tests.forked import Forked
-from tests.hydragnn.op_checks import OPS, OpErrors, case_graphs
+from tests.hydragnn.op_checks import OPS, OpErrors, case_graphs, parts_of
 from tests.hydragnn.training.launches import launches_of
 from tests.hydragnn.triton_interpreted import ROOTS, STRIDED
 
@@ -60,9 +60,8 @@ def test_every_op_on_a_gpu_equals_its_reference_and_gives_the_same_bits_again(na
                 rounded = name in ROOTS and dtype != torch.float64
                 assert op.within(OpErrors(errors.forward) if rounded else errors, dtype), (case, dtype)
                 there = given.to("cuda", dtype)
-                first, second = (op.call(*there.tensors, *there.rest) for _ in range(2))
-                for one, other in zip(*(v if isinstance(v, tuple) else (v,) for v in (first, second))):
-                    assert torch.equal(one, other)
+                both = (parts_of(op.call(*there.tensors, *there.rest)) for _ in range(2))
+                assert all(torch.equal(one, other) for one, other in zip(*both))
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -70,8 +69,7 @@ def test_no_op_adds_atomically_on_a_gpu_nor_do_its_derivatives(name: str) -> Non
     def work() -> None:
         for _, case in OPS[name].cases({"random": random_graph(64, 10)}):
             tensors = [tensor.requires_grad_() for tensor in case.tensors]
-            value = OPS[name].call(*tensors, *case.rest)
-            parts = value if isinstance(value, tuple) else (value,)
+            parts = parts_of(OPS[name].call(*tensors, *case.rest))
             first = torch.autograd.grad(sum(part.square().sum() for part in parts), tensors, create_graph=True)
             torch.autograd.grad(sum(part.square().sum() for part in first), tensors, allow_unused=True)
 

@@ -19,7 +19,7 @@ from hydragnn.kernels import Case
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.ops import numbers
 from hydragnn.kernels.triton import launch as triton_launch
-from tests.hydragnn.op_checks import OPS, Op, case_graphs, graph
+from tests.hydragnn.op_checks import CALL, OPS, case_graphs, graph
 
 GRAPHS = case_graphs()
 FEW = graph(3, 3, [((7 * e + e * e) % 3, e // 4) for e in range(8)])
@@ -38,24 +38,6 @@ class Interpreter(triton_launch.KernelLauncher):
 
     def architecture(self, device: torch.device) -> str:
         return "gfx90a"
-
-
-def parts(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def forward(op: Op, case: Case, dtype: torch.dtype) -> float:
-    """The difference of values from the reference in fp64, as a share of its largest number where that exceeds 1."""
-    given = case.to(dtype=dtype)
-    exact = given.to(dtype=torch.float64)
-    worst = 0.0
-    values = parts(op.call(*given.tensors, *given.rest)), parts(op.reference(*exact.tensors, *exact.rest))
-    for ours, theirs in zip(*values):
-        assert ours.shape == theirs.shape and ours.dtype == dtype
-        if theirs.numel():
-            assert ours.isfinite().all()
-            worst = max(worst, float((ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(1)))
-    return worst
 
 
 def in_int32(edges: Topology) -> Topology:
@@ -85,7 +67,7 @@ def corners() -> Iterator[tuple[str, float, float]]:
     """Values where there are no edges, empty rows, or one row with all."""
     for name, op in OPS.items():
         for case, given in op.cases(CORNERS):
-            yield f"{name} {case}", forward(op, given, torch.float64), op.tolerance[torch.float64]
+            yield f"{name} {case}", op.compare(given, form=CALL).forward, op.tolerance[torch.float64]
 
 
 def widths() -> Iterator[tuple[str, float, float]]:
@@ -94,7 +76,11 @@ def widths() -> Iterator[tuple[str, float, float]]:
     for number, (channels, dtype) in enumerate(WIDTHS):
         for name, op in OPS.items():
             for case, given in op.cases({"few": indices[number % 2]}, channels):
-                yield f"{name} {case} {channels} {dtype}", forward(op, given, dtype), op.tolerance[dtype]
+                yield (
+                    f"{name} {case} {channels} {dtype}",
+                    op.compare(given, dtype=dtype, form=CALL).forward,
+                    op.tolerance[dtype],
+                )
 
 
 def long() -> Iterator[tuple[str, float, float]]:
@@ -103,7 +89,7 @@ def long() -> Iterator[tuple[str, float, float]]:
         for name, op in OPS.items():
             for case, given in op.cases({"many": GRAPHS["many"]}):
                 whole = name.startswith("segment") and case == "many, channels"
-                worst = max(op.compare(given)) if whole else forward(op, given, torch.float64)
+                worst = max(op.compare(given, form=None if whole else CALL))
                 yield f"{name} {case}", worst, op.tolerance[torch.float64]
         yield from any_order()
     for split in (triton_launch.LONG, 100):
@@ -111,10 +97,9 @@ def long() -> Iterator[tuple[str, float, float]]:
         with rows_longer_than(split):
             op = OPS["gather_multiply_sum"]
             given = dict(op.cases({"star": star}, 5))["star, channels, weight per channel"].to(dtype=torch.float32)
-            (exact,) = parts(op.reference(*given.to(dtype=torch.float64).tensors, *given.rest))
             first, second = (op.call(*given.tensors, *given.rest) for _ in range(2))
-            difference = (first.double() - exact).abs().max() / exact.abs().max()
-            yield f"star split at {split}", float(difference), op.tolerance[torch.float32]
+            compared = op.compare(given, dtype=torch.float32, form=CALL)
+            yield f"star split at {split}", compared.forward, op.tolerance[torch.float32]
             yield f"star again at {split}", 0.0 if torch.equal(first, second) else 1.0, 0.0
     yield from axes()
 

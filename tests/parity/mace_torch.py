@@ -19,6 +19,18 @@ from tests.parity.rows import Bench, Pairs, Row
 CHANNELS, RADIAL, CUTOFF, ELL, CORRELATION, SPECIES, LAYERS, READOUT = 4, 5, 9.0, 2, 3, 5, 3, 3
 
 
+def blocks(weight: Tensor, inputs: list[int], outputs: int) -> list[Tensor]:
+    """A linear map of irreps, block by block, as weights of ``nn.Linear``."""
+    parts = weight.split([count * outputs for count in inputs])
+    return [part.view(count, outputs).T / count**0.5 for part, count in zip(parts, inputs)]
+
+
+def coupled(path: tuple[int, int, int]) -> float:
+    """The sign of their coupling beside ours."""
+    theirs = pytest.importorskip("e3nn.o3").wigner_3j(*path, dtype=torch.float64)
+    return float(torch.sign((torch.from_numpy(coupling(*path)) * theirs).sum()))
+
+
 class Weights:
     """Their weights, as factors of ours."""
 
@@ -29,9 +41,7 @@ class Weights:
         return self.values[f"weights.{name}"]
 
     def matrices(self, name: str, counts: list[int], outputs: int) -> list[Tensor]:
-        """The blocks of a linear map of irreps, one for each number of inputs, as weights of ``nn.Linear``."""
-        flat = self.weight(name).split([count * outputs for count in counts])
-        return [block.view(count, outputs).T / count**0.5 for block, count in zip(flat, counts)]
+        return blocks(self.weight(name), counts, outputs)
 
     def contraction(self, layer: int, degree: int, correlation: int, network: str) -> Tensor:
         """Weights of our polynomials, ``[species, polynomials x channels]``, of which theirs are combinations."""
@@ -53,12 +63,6 @@ def dense(degree: int, order: int) -> Tensor:
     result = np.zeros((*polynomials.coefficients.shape[:2], len(every)))
     result[:, :, [every.index(monomial) for monomial in polynomials.monomials]] = polynomials.coefficients
     return torch.from_numpy(result)
-
-
-def sign(path: tuple[int, int, int]) -> float:
-    """Of their coupling beside ours; their edges point the other way, too."""
-    theirs = pytest.importorskip("e3nn.o3").wigner_3j(*path, dtype=torch.float64).numpy()
-    return float(np.sign((coupling(*path) * theirs).sum())) * (-1) ** path[1]
 
 
 def ours(batch: GraphBatch, **changes: Any) -> GraphModel:
@@ -88,7 +92,7 @@ def take_layer(model: GraphModel, stored: Weights, number: int, correlation: int
     last = stored.weight(f"{name}.conv_tp_weights.layer3.weight")
     parts = last.split(CHANNELS, dim=1)
     for path, linear, part in zip(message.paths, radial.paths, parts, strict=True):
-        linear.weight.copy_(sign(path) * stored.values["silu"] * part.T / len(part) ** 0.5)
+        linear.weight.copy_(coupled(path) * (-1) ** path[1] * stored.values["silu"] * part.T / len(part) ** 0.5)
     counts = [linear.in_features for linear in message.mix]
     for linear, matrix in zip(message.mix, stored.matrices(f"{name}.linear.weight", counts, CHANNELS)):
         linear.weight.copy_(matrix)

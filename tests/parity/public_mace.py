@@ -6,19 +6,19 @@ It keeps couplings, polynomials and radial constants in single precision, with i
 import math
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from hydragnn.architectures import GraphSpec
 from hydragnn.architectures.base import GraphStatistics
 from hydragnn.architectures.mace import MACE, MACELayer, MACESettings, NodeFilters
-from hydragnn.layers import RadialFeatures, coupling
+from hydragnn.layers import RadialFeatures
+from tests.parity.mace_torch import blocks, coupled
+from tests.parity.networks import Stored
 from tests.parity.public_hydragnn import Checkpoint, Graphs, agree, message_graph, put, row_of, under
 from tests.parity.rows import Bench, Pairs
 
-o3 = pytest.importorskip("e3nn.o3")
-SILU = float(pytest.importorskip("e3nn.math").normalize2mom(nn.functional.silu).cst)
+SILU = float(Stored.read("mace-torch")["silu"])
 ELEMENTS = 118
 
 
@@ -44,17 +44,6 @@ class TheirProducts(nn.Module):
                 values = torch.einsum("nc...i,inc->nc...", values, states)
             total = total + values
         return total.transpose(1, 2)
-
-
-def blocks(weight: Tensor, inputs: list[int], outputs: int) -> list[Tensor]:
-    """A linear map of irreps, block by block, as weights of ``nn.Linear``."""
-    parts = weight.split([count * outputs for count in inputs])
-    return [part.view(count, outputs).T / count**0.5 for part, count in zip(parts, inputs)]
-
-
-def coupled(path: tuple[int, int, int]) -> float:
-    """The sign of their coupling beside ours."""
-    return float(torch.sign((torch.from_numpy(coupling(*path)) * o3.wigner_3j(*path, dtype=torch.float64)).sum()))
 
 
 def network_of(checkpoint: Checkpoint) -> MACE:
