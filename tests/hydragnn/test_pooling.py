@@ -2,18 +2,21 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk
+from ase.calculators.calculator import Calculator
 from torch import Tensor
 
 from hydragnn.architectures import architectures
 from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import CORNERS, small_settings
+from hydragnn.conformance.structures import LAWS
+from hydragnn.ensemble.checking import Subject
 from hydragnn.graphs import (
     CLUSTERS,
     Field,
@@ -25,7 +28,7 @@ from hydragnn.graphs import (
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
 from hydragnn.layers import GraphUNet, MessageGraph, States
-from hydragnn.models import build_model, parse_head
+from hydragnn.models import GraphModel, build_model, parse_head
 from tests.graphs.geometry import cells
 from tests.hydragnn.small import ENERGY, FIELDS, LEVELS, small_model
 
@@ -185,36 +188,36 @@ def test_messages_of_edges_pool_to_means_and_change_as_those_of_coarser_edges_do
     torch.testing.assert_close(found, (expected + 1).sin())
 
 
-@pytest.mark.parametrize("kind", ["painn", "dimenet"])
-def test_what_is_predicted_of_a_crystal_is_predicted_of_it_turned_moved_and_repeated(kind: str) -> None:
-    """The vector field of the turned crystal is turned; atoms that left the cell came back at its other side."""
-    atoms = bulk("Cu", cubic=True).repeat(2)
-    atoms.rattle(0.15, seed=3)
-    vectors = kind == "painn"
-    heads = [ENERGY, *([{"kind": "vector", "field": "forces"}] if vectors else [])]
-    model = small_model(kind, *heads, inputs=LEVELS, num_layers=3, pooling={"levels": 2}, cutoff=3.2).double()
+class OfLevels(Calculator):
+    """A model that pools, with levels that are made for every structure; a vector of every atom stands for its force."""
 
-    def predicted(structure: Atoms) -> tuple[Tensor, Tensor]:
-        graph = with_contracted_levels(from_ase(structure, cutoff=3.2), 2)
-        kinds = torch.from_numpy(np.arange(len(structure)) % 32 % 5)
+    implemented_properties: ClassVar = ["energy", "forces"]
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def calculate(self, atoms: Atoms, properties: Any = (), system_changes: Any = ()) -> None:
+        graph = with_contracted_levels(from_ase(atoms, cutoff=3.2), 2)
+        kinds = torch.from_numpy(atoms.arrays["species"])
         with torch.no_grad():
-            output = model(graph.with_fields({"species": kinds}, fields=[FIELDS["species"]]))
-        return output["energy"].mean / len(structure), output["forces" if vectors else "energy"].mean
+            output = self.model(graph.with_fields({"species": kinds}, fields=[FIELDS["species"]]))
+        vectors = output["forces"].mean.numpy() if "forces" in output else np.zeros((len(atoms), 3))
+        self.results = {"energy": float(output["energy"].mean), "forces": vectors}
 
-    energy, field = predicted(atoms)
-    close = partial(torch.testing.assert_close, expected=energy, rtol=1e-9, atol=0)
-    turned = atoms.copy()
-    turned.rotate(40, (1, 2, 3), rotate_cell=True)
-    turn = torch.from_numpy(np.linalg.lstsq(atoms.cell.array, turned.cell.array, rcond=None)[0])
-    close(predicted(turned)[0])
-    if vectors:
-        torch.testing.assert_close(predicted(turned)[1], field @ turn, rtol=0, atol=1e-11)
-        assert float(field.norm(dim=1).max()) > 1e-5
-    moved = atoms.copy()
-    moved.translate([2.0, 3.1, -1.3])
-    moved.wrap()
-    assert not np.allclose(moved.positions - atoms.positions, [2.0, 3.1, -1.3])
-    close(predicted(moved)[0])
-    close(predicted(atoms.repeat((1, 1, 2)))[0])
-    other = predicted(bulk("Cu", cubic=True).repeat(2))[0]
-    assert abs(float(other / energy - 1)) > 1e-6
+
+@pytest.mark.parametrize("law", ["rotation", "translation", "permutation", "extensivity"])
+@pytest.mark.parametrize("kind", ["painn", "dimenet"])
+def test_laws_hold_of_a_crystal_whose_levels_are_made_anew(kind: str, law: str) -> None:
+    crystal = bulk("Cu", cubic=True).repeat(2)
+    crystal.arrays["species"] = np.arange(len(crystal)) % 5
+    atoms = crystal.copy()
+    atoms.rattle(0.15, seed=3)
+    heads = [ENERGY, *([{"kind": "vector", "field": "forces"}] if kind == "painn" else [])]
+    model = small_model(kind, *heads, inputs=LEVELS, num_layers=3, pooling={"levels": 2}, cutoff=3.2).double()
+    subject = Subject(name=kind, new_calculator=lambda: OfLevels(model), frames=[atoms])
+    verdict, figure, where = LAWS[law].judgement(subject)
+    assert verdict == "passed" and figure is not None and figure < 1e-11, where
+    own, other = subject.results([atoms, crystal])
+    assert abs(other["energy"] / own["energy"] - 1) > 1e-6
+    assert kind != "painn" or np.linalg.norm(own["forces"], axis=1).max() > 1e-5
