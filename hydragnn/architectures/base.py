@@ -433,14 +433,12 @@ def architectures() -> Mapping[str, type[Architecture]]:
 
 
 def _names() -> list[str]:
-    """Return the files of this room that define one each."""
     room = sys.modules[__package__].__path__
     return sorted(info.name for info in pkgutil.iter_modules(room) if info.name not in _NOT_ARCHITECTURES)
 
 
 @cache
 def _in_this_room(kind: str) -> type[Architecture] | None:
-    """Return the architecture of that kind in this room."""
     if kind in _names():
         result = _defined_in(kind)
         if result.kind == kind:

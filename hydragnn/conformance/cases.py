@@ -122,7 +122,6 @@ def _first_graph(seed: int, nodes: int, edges: int | None, self_loop: bool, dim:
 
 
 def no_nodes() -> GraphBatch:
-    """Return a graph without nodes, as a filter may leave one."""
     some = make_graph(9, 1, edges=0)
     return replace(
         some,
@@ -170,7 +169,6 @@ def repeated(cell: GraphBatch, counts: tuple[int, int, int]) -> tuple[int, Graph
 
 
 def in_one_place(distance: float) -> GraphBatch:
-    """Return a graph with two neighbours this far apart."""
     graph = make_graph(0, 6)
     edge = int((graph.senders != graph.receivers).nonzero()[0])
     positions, shifts = graph.positions.clone(), graph.edge_shifts.clone()
@@ -191,7 +189,6 @@ CORNERS: dict[str, Callable[[], GraphBatch]] = {
 
 
 def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
-    """Return settings of a small network."""
     allow_named(kind)
     cls = architecture_of(kind).Settings
     small = {"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": 9.0, "num_radial": 4}
@@ -251,7 +248,6 @@ def shared_model(kind: str, dtype: torch.dtype = torch.float64, *, dim: int = 3,
 
 
 def in_dimension(field: Field, dim: int) -> Field:
-    """Return the field for graphs of this dimension."""
     axes = {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
     return replace(field, shape=(*field.shape[: len(field.shape) - axes], *[dim] * axes))
 
@@ -267,7 +263,6 @@ def loss_of(predictions: dict[str, Distribution]) -> Tensor:
 
 
 def energies_of(model: GraphModel, graphs: Sequence[GraphBatch]) -> list[float]:
-    """Return the energy of each of the batches, from one call."""
     energies = model(concatenate(graphs))["energy"].mean.detach()
     return [float(part.sum()) for part in energies.split([batch.num_graphs for batch in graphs])]
 

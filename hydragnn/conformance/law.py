@@ -63,7 +63,6 @@ class Law:
 
     @property
     def bound(self) -> str:
-        """Return the limit in words."""
         return f"{'>' if self.above else '<='} {self.limit:g} {self.unit}".rstrip()
 
 
@@ -130,7 +129,6 @@ def turned(batch: GraphBatch, determinant: int = 1) -> Change:
 
 
 def moved(batch: GraphBatch) -> Change:
-    """Return graphs elsewhere."""
     return Change(replace(batch, positions=batch.positions + torch.tensor(AWAY[: batch.dim]).to(batch.positions)))
 
 
@@ -149,7 +147,6 @@ def derivative(values: Callable[[Sequence[float]], Sequence[Any]], step: float) 
 
 
 def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
-    """Return the graphs with node ``order[i]`` at place i."""
     place = torch.argsort(order)
     receivers, edges = torch.sort(place[batch.receivers], stable=True)
     return replace(
@@ -163,7 +160,6 @@ def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
 
 
 def mapped(batch: GraphBatch, map_: Tensor) -> GraphBatch:
-    """Return the graphs with every vector times a matrix."""
     whole = torch.block_diag(map_, torch.eye(3 - batch.dim, dtype=map_.dtype))
     return replace(
         batch, positions=batch.positions @ map_, edge_shifts=batch.edge_shifts @ map_, cell=batch.cell @ whole

@@ -28,7 +28,6 @@ class Network:
     settings: ClassVar[dict[str, Any]] = {}
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> GraphModel:
-        """Return a small model of the kind under test."""
         return make_model(self.architecture, seed, dtype, **self.settings)
 
     def shared(self, dtype: torch.dtype = torch.float64) -> GraphModel:
@@ -82,7 +81,6 @@ def values_in(model: GraphModel, predictions: Mapping[str, Distribution]) -> dic
 
 
 def need_forces(model: GraphModel) -> None:
-    """Raise DoesNotApply if the model gives no forces."""
     if "forces" not in model.description.fields:
         raise DoesNotApply(f"{model.description.model.kind} gives no forces with these settings")
 
@@ -120,7 +118,6 @@ def slope_gaps(
 
 
 def directions_like(values: Tensor) -> list[Tensor]:
-    """Return three random directions of length 1."""
     random = torch.Generator().manual_seed(11)
     drawn = [torch.randn(values.shape, dtype=values.dtype, generator=random) for _ in range(3)]
     return [direction / direction.norm() for direction in drawn]
@@ -177,14 +174,12 @@ class ThreadPeers:
         return entries
 
     def swap(self, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Exchange rows with the others at once."""
         self.numbers[1] += len(rows)
         parts = [values.split(list(counts))[self.rank] for _, values, counts in self._all("swap", rows, sent)]
         assert tuple(map(len, parts)) == received
         return lambda: torch.cat(parts)
 
     def total(self, values: Tensor) -> Tensor:
-        """Return the sum over the threads, in the order of ranks."""
         return torch.stack([one for _, one, _ in self._all("total", values, ())]).sum(0)
 
 

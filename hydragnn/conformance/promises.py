@@ -163,12 +163,10 @@ def predictions_follow_turns_mirrors_moves_and_the_order_of_nodes(
 
 
 def _rows(values: Mapping[str, Values], rows: Mapping[str, np.ndarray]) -> dict[str, Values]:
-    """Return the rows of items on these locations."""
     return {key: one._replace(numbers=one.numbers[rows[one.on]]) for key, one in values.items() if one.on in rows}
 
 
 def _unequal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str) -> Figures:
-    """Return the number of tensors with other bits."""
     unlike = [name for name in one if not torch.equal(one[name], other[name])]
     return [(float(len(unlike)), ", ".join([where, *unlike]))]
 

@@ -50,8 +50,6 @@ CRYSTALS: dict[str, Callable[[], Atoms]] = {
 
 
 def _moved(atoms: Atoms, *ways: tuple[float, float, float], begin: float = 0.0) -> Callable[[float], Atoms]:
-    """Return atoms with the first ones displaced by shares of ways."""
-
     def at(share: float) -> Atoms:
         copy = atoms.copy()
         copy.positions[: len(ways)] += (begin + share) * np.asarray(ways)
@@ -85,7 +83,6 @@ def crystals() -> GraphBatch:
 
 @cache
 def points(path: str, shares: tuple[float, ...]) -> GraphBatch:
-    """Return the atoms of a path at these shares, with their neighbours."""
     return concatenate([atoms_graph(PATHS[path](share), CUTOFF) for share in shares])
 
 

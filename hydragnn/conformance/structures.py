@@ -55,7 +55,6 @@ TABLE = read_toml(Path(__file__).with_name("laws.toml"))
 
 
 def law(name: str) -> Callable[[Any], Any]:
-    """Register a function of figures as a law."""
     facts = {**TABLE[name], "failures": tuple(TABLE[name]["failures"])}
     return lambda measure: LAWS.setdefault(name, Law(name=name, measure=measure, **facts)).measure
 
@@ -299,8 +298,6 @@ def _through_the_cutoff(subject: "Subject") -> Figures:
 
 
 def _slope(subject: "Subject", atoms: Atoms, change: Callable[[Atoms, float], None], what: str = "energy") -> Any:
-    """Return the derivative of results along a change."""
-
     def values(steps: Sequence[float]) -> Sequence[Any]:
         frames = [atoms.copy() for _ in steps]
         for frame, step in zip(frames, steps):

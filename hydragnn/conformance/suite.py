@@ -20,8 +20,6 @@ class ArchitectureConformance(Network):
 
 
 def _test_of(law: Law) -> Any:
-    """Return the test of a law in all of its cases."""
-
     def test(self: ArchitectureConformance, case: str) -> None:
         try:
             verdict, figure, where = law.judgement(self, case)

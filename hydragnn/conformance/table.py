@@ -133,7 +133,6 @@ def conformance_table(outcomes: Sequence[PromiseOutcome], *, around: bool = Fals
 
 
 def _count(outcomes: Sequence[PromiseOutcome]) -> str:
-    """Return the numbers of kept, failed and inapplicable promises, in words."""
     passed, failed, others = (
         sum(one.verdict == verdict for one in outcomes) for verdict in ("passed", "failed", "does not apply")
     )
@@ -141,7 +140,6 @@ def _count(outcomes: Sequence[PromiseOutcome]) -> str:
 
 
 def conformance_page(outcomes: Sequence[PromiseOutcome], command: str) -> str:
-    """Return the page with both tables, its command and versions."""
     alone, surrounding = ([o for o in outcomes if bool(o.around) == exists] for exists in (False, True))
     page = (
         f"{TITLE}\n\n"

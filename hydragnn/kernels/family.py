@@ -218,7 +218,6 @@ def add(lhs: Tensor | None, rhs: Tensor | None) -> Tensor | None:
 
 
 def _value(member: FamilyMember) -> Callable[..., Tensor]:
-    """Return the function of a member, by the form of the device."""
     plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
 
     def value(structure: Any, *tensors: Tensor) -> Tensor:
@@ -231,7 +230,6 @@ def _value(member: FamilyMember) -> Callable[..., Tensor]:
 
 
 def _shell(name: str, member: FamilyMember, family: Family) -> type[Function]:
-    """Return the autograd function of a member."""
     value = family._values[name]
     # the derivative of an op that is linear in all its tensors together reads none of them
     keeps = any(argument != INCOMING for _, arguments in member.derivatives for argument in arguments)
@@ -289,8 +287,6 @@ def _along(
 
 
 def _together(name: str, member: FamilyMember, family: Family) -> type[Function]:
-    """Return one autograd function for all derivatives of a member."""
-
     def one_by_one(operands: Sequence[Tensor], structure: Any) -> tuple[Tensor, ...]:
         return tuple(
             form_on(family.members[derivative].forms, tensor.device.type)(
@@ -377,7 +373,6 @@ class Nonlinear:
 
     @cached_property
     def _shell(self) -> type[Function]:
-        """Autograd function of the op."""
         op = self
 
         class OpShell(Function):

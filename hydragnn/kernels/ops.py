@@ -66,12 +66,10 @@ HEADS, PER = 2, get_args(trilinear.Per)
 
 
 def _shared(edges: Topology) -> Topology:
-    """Return the edges with one weight for every two."""
     return edges.sharing(edges.edge_numbers // 2, (edges.num_edges + 1) // 2 + 1)
 
 
 def _sharing(make: Make) -> Make:
-    """The case with edges that share weights."""
     return lambda edges, channels, normal: make(_shared(edges), channels, normal)
 
 
@@ -224,7 +222,6 @@ WITH_HEADS = MESSAGES | {"heads": _of("edges 2 channels", rest="receivers")}
 
 
 def _radial_functions(lengths: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return radial functions and, where they have an end, the envelope."""
     return pointwise.radial_functions(lengths, **options)[: results_of(options)]
 
 

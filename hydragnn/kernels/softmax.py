@@ -40,7 +40,6 @@ def curvature(y: Tensor, u: Tensor, v: Tensor, segments: Segments) -> Tensor:
 
 
 def _row_sums(values: Tensor, segments: Segments) -> Tensor:
-    """Return each edge's row sum, without derivatives."""
     total = form_on(SUM_FORMS, values.device.type)(values, segments)
     return total.index_select(0, segments[0])
 

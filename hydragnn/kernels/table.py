@@ -137,13 +137,11 @@ def _values(x: Tensor, table: FunctionTable) -> list[Tensor]:
 
 
 def _share(ours: Tensor, exact: Tensor, all_exact: Tensor) -> float:
-    """Return the largest difference as a share of the largest value."""
     share = (ours - exact).abs().max() / all_exact.abs().max().clamp_min(1e-300)
     return float(share.nan_to_num(nan=math.inf))
 
 
 def _with_slopes(functions: Functions, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return values and derivatives of all channels at once."""
     with torch.enable_grad():
         at = x.detach().requires_grad_()
         values = list(functions(at))

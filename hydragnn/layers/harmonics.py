@@ -52,7 +52,6 @@ def _complex_coefficient(first: int, second: int, third: int, a: int, b: int) ->
 
 
 def _real_from_complex(degree: int) -> NDArray[np.complex128]:
-    """Return the matrix from complex to real harmonics."""
     rows = np.zeros((2 * degree + 1, 2 * degree + 1), dtype=np.complex128)
     rows[degree, degree] = 1
     for m in range(1, degree + 1):

@@ -225,7 +225,6 @@ class SymmetricContraction(nn.Module):
 
 
 def _weights(kinds: int, channels: int, max_ell: int, degree: int, correlation: int) -> ClassTable:
-    """Return initial weights by kind, polynomial and channel."""
     counts = [len(symmetric_polynomials(max_ell, degree, order).coefficients) for order in range(1, correlation + 1)]
     table = ClassTable(kinds, sum(counts) * channels)
     shares = torch.cat([torch.full((count * channels,), 1 / max(count, 1)) for count in counts])
@@ -235,7 +234,6 @@ def _weights(kinds: int, channels: int, max_ell: int, degree: int, correlation: 
 
 
 def _prefixes(max_ell: int, degrees: Sequence[int], correlation: int) -> list[list[Monomial]]:
-    """Return the monomials that longer ones begin with."""
     result: list[list[Monomial]] = []
     longer: set[Monomial] = set()
     for order in range(correlation, 1, -1):  # from the longest, which decide what shorter ones are needed

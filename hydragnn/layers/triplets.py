@@ -55,7 +55,6 @@ def reverses_of(
 
 
 def _sorted(ends: Int[Tensor, " items"], along: Float[Tensor, " items"]) -> Int[Tensor, " items"]:
-    """The order by ends, then by component."""
     order = torch.argsort(along, stable=True)
     return order.index_select(0, torch.argsort(ends.index_select(0, order), stable=True))
 

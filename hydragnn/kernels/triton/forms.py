@@ -290,7 +290,6 @@ def by_column(topology: Topology, index: Tensor | None, **arrays: Any) -> Summan
 
 
 def _weights_by_column(topology: Topology) -> Tensor:
-    """Return the weight number of every edge, in the order of senders."""
     return topology.by_sender if topology.pair is None else topology.pair.index_select(0, topology.by_sender)
 
 
@@ -428,7 +427,6 @@ def _launch_edges(
     channels: int,
     constants: Mapping[str, Any],
 ) -> None:
-    """Launch a kernel with one result per edge."""
     from hydragnn.kernels.triton import edges as kernels
 
     if not out.numel():
