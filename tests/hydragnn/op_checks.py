@@ -36,7 +36,6 @@ def graph(num_columns: int, num_rows: int, pairs: list[tuple[int, int]]) -> Topo
 
 
 def case_graphs() -> dict[str, Topology]:
-    """Return small graphs with every corner case."""
     return {
         "no edges": graph(3, 3, []),
         "one node": graph(1, 1, [(0, 0)]),
@@ -189,8 +188,6 @@ class OpErrors(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Op(ops.Op):
-    """An op that can be compared with its reference."""
-
     reference: Callable[..., Any]
     forms: Mapping[str, Form]
     tolerance: Mapping[torch.dtype, float]
@@ -214,7 +211,6 @@ class Op(ops.Op):
         return OpErrors(*(_difference(ours, theirs) for ours, theirs in zip(actual, expected)))
 
     def within(self, errors: OpErrors, dtype: torch.dtype = torch.float64) -> bool:
-        """Return True if the op is as exact as its tolerance."""
         return max(errors) <= self.tolerance[dtype]
 
 

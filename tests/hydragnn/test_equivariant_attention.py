@@ -26,7 +26,6 @@ KINDS = ("painn", "tensornet")
 
 
 def attention(cutoff: float | None = None) -> dict[str, Any]:
-    """[model] with attention."""
     return {"global_attention": {"kind": "equivariant", "heads": 2, **({} if cutoff is None else {"cutoff": cutoff})}}
 
 

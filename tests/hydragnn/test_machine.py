@@ -13,8 +13,6 @@ GB = 10**9
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 64 GB of free memory."""
-
     class Memory:
         available = 64 * GB
 

@@ -20,7 +20,6 @@ from tests.hydragnn.small import ENERGY, FIELDS, MOVED, SCALAR, small_model
 
 
 def chain(nodes: int, dim: int) -> GraphBatch:
-    """Nodes in a row, each with its neighbours."""
     pairs = sorted((r, s) for r in range(nodes) for s in (r - 1, r + 1) if 0 <= s < nodes)
     receivers, senders = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.contiguous()
     positions = torch.arange(nodes * dim, dtype=torch.float32).view(nodes, dim).sin()

@@ -122,8 +122,6 @@ def test_layers_that_begin_with_inner_edges_learn_what_those_of_the_whole_do(kin
 
 
 class LoggedPeers:
-    """Peers that note when exchanges begin and end."""
-
     def __init__(self, peers: Peers, log: list[str]) -> None:
         self.peers, self.log, self.rank, self.size, self.total = peers, log, peers.rank, peers.size, peers.total
 
@@ -221,7 +219,6 @@ class SumsOverRanks(nn.Module):
     """A layer that sums over whole graphs by exchanges."""
 
     def forward(self, states: dict[int, Tensor], graph: MessageGraph) -> dict[int, Tensor]:
-        """Add the sum of all nodes."""
         return {0: states[0] + graph.to_nodes(graph.sum_over_nodes(states[0]))}
 
 

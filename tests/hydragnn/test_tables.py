@@ -19,7 +19,6 @@ from tests.hydragnn.alloys import alloys, network_for
 
 
 def waves(x: Tensor) -> Tensor:
-    """Three smooth functions of one number."""
     return torch.stack([torch.sin(3 * x), torch.exp(-x), x * x], dim=-1)
 
 
@@ -101,7 +100,6 @@ def has_tables(model: GraphModel) -> bool:
 
 
 def values_of(model: GraphModel, batch: GraphBatch) -> dict[str, Tensor]:
-    """What the model predicts, in double precision."""
     with torch.no_grad():
         return {name: prediction.mean.double() for name, prediction in model(batch).items()}
 

@@ -35,7 +35,6 @@ def graph_of_sizes(sizes: Sequence[int], vectors: Tensor | None = None) -> Messa
 
 
 def torch_attention(ours: CrossAttention) -> nn.MultiheadAttention:
-    """Torch's layer with the weights of ours."""
     theirs, parts = nn.MultiheadAttention(CHANNELS, HEADS, batch_first=True), (ours.queries, ours.keys, ours.values)
     with torch.no_grad():
         theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
@@ -126,7 +125,6 @@ def harmonics(direction: Tensor, degree: int) -> Tensor:
 
 
 def neighbours(batch: GraphBatch, node: int, cutoff: float | None) -> list[tuple[int, Tensor]]:
-    """Senders and vectors, image by image."""
     owner = batch.owner("node").tolist()
     found = []
     for other in range(batch.num_nodes):

@@ -36,7 +36,6 @@ def gin(residual: Any, batch: GraphBatch) -> nn.Module:
 
 
 def sage(residual: Any, batch: GraphBatch) -> nn.Module:
-    """SAGEConv with means."""
     mine = residual.layer
     theirs = geometric.SAGEConv(mine.from_self.in_features, mine.from_self.out_features, aggr="mean")
     theirs.lin_l.load_state_dict(mine.from_mean.state_dict())
@@ -125,7 +124,6 @@ def pna(mine: Any, batch: GraphBatch) -> nn.Module:
 
 
 def pnaplus(mine: Any, batch: GraphBatch) -> nn.Module:
-    """PNAConv with filters."""
     theirs = pna_convolution(FilteredPNA, mine, batch, filters=mine.filters)
     theirs.edge_encoder = nn.Sequential(mine.from_edge[0], nn.SiLU())
     return around_pna(theirs, mine, mine.from_edge[2].weight)

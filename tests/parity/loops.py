@@ -100,7 +100,6 @@ def egnn(bench: Bench, moves: Literal["no", "sum", "mean"], attention: bool) -> 
 
 
 def summary(messages: list[Tensor]) -> list[Tensor]:
-    """Mean, least, largest and standard deviation of what a node receives."""
     if not messages:
         return [torch.zeros(CHANNELS)] * 3 + [torch.full((CHANNELS,), 1e-5).sqrt()]
     stacked = torch.stack(messages)

@@ -75,7 +75,6 @@ def ours(batch: GraphBatch, **changes: Any) -> GraphModel:
 
 
 def take_layer(model: GraphModel, stored: Weights, number: int, correlation: int, network: str) -> None:
-    """Give one of our layers the weights of theirs."""
     layer, name = model.encoder.layers[number], f"interactions.{number}"
     message, radial = layer.message, layer.message.radial
     degrees = range(len(message.up))

@@ -36,7 +36,6 @@ forces and stress lack what comes from them: the energy alone is kept."""
 
 
 def make_network(correlation: int | list[int] = CORRELATION) -> Any:
-    """The network, with random weights."""
     from e3nn import o3
     from mace.modules import MACE, RealAgnosticResidualInteractionBlock
 
@@ -75,7 +74,6 @@ def polynomials(network: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def output_of(network: Any) -> dict[str, Tensor]:
-    """Energies, forces and stress of two graphs."""
     batch = concatenate([make_graph(1, 5), make_graph(2, 7)])
     lattices = batch.cell.index_select(0, batch.owner("edge"))  # [edges, 3, 3]
     images = torch.linalg.solve(lattices.mT, batch.edge_shifts.unsqueeze(-1)).squeeze(-1).round()
@@ -96,7 +94,6 @@ def output_of(network: Any) -> dict[str, Tensor]:
 
 
 def of_other_radial_parts(network: Any) -> Iterator[tuple[str, Tensor]]:
-    """Energies, forces and stress with other radial parts and the same weights."""
     from mace.modules.blocks import RadialEmbeddingBlock
 
     own = network.radial_embedding
@@ -122,7 +119,6 @@ def of_mixed_correlation(network: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def main() -> None:
-    """Write the file."""
     torch.serialization.add_safe_globals([slice])  # e3nn 0.4.4 reads its constants so
     from e3nn.math import normalize2mom
 

@@ -54,7 +54,6 @@ def with_energy(network: Any, batch: GraphBatch, names: ModuleType) -> dict[str,
 
 
 def main() -> None:
-    """Write the file."""
     torch.manual_seed(0)
     spec = importlib.util.find_spec("schnetpack")
     assert spec is not None and spec.submodule_search_locations, __doc__

@@ -52,7 +52,6 @@ class One(nn.Module):
 
 
 def prepare(network: Any, batch: GraphBatch, ends: tuple[Tensor, Tensor], std: float) -> None:
-    """Give a network our edges, exact centres and random weights."""
     network.distance = Edges(batch, ends)
     network.distance_expansion = network.distance_expansion.double()
     network.distance_expansion.dtype = torch.float64
@@ -81,7 +80,6 @@ def keep(name: str, network: Any, batch: GraphBatch, species: Tensor, channels: 
 
 
 def make_tensornet() -> None:
-    """Write the file of TensorNet."""
     from torchmdnet.models import tensornet
 
     batch = tensors.smaller(concatenate([make_graph(1, 5), make_graph(2, 7)]))
@@ -112,7 +110,6 @@ def make_tensornet() -> None:
 
 
 def make_transformer() -> None:
-    """Write the file of the equivariant transformer."""
     from torchmdnet.models.torchmd_et import TorchMD_ET
 
     batch = transformer.crystals()

@@ -29,7 +29,6 @@ NODE_HEAD = {"kind": "scalar", "field": "charge", "hidden_dims": []}
 
 
 def energy_head(*hidden: int, **derivatives: str) -> dict[str, Any]:
-    """Return a head of an energy with forces."""
     return {"kind": "energy", "field": "energy", "hidden_dims": [*hidden], "forces": "forces", **derivatives}
 
 
@@ -81,11 +80,9 @@ class Stored(dict[str, Tensor]):
         return Stored({key.removeprefix(prefix): value for key, value in self.items() if key.startswith(prefix)})
 
     def outputs(self, *names: str) -> dict[str, Tensor]:
-        """Return some of the outputs."""
         return {name: self[name] for name in names}
 
     def take(self, module: nn.Module, name: str) -> None:
-        """Give a module its weight and bias."""
         module.load_state_dict({key: self[f"{name}.{key}"] for key in ("weight", "bias")})
 
     def with_constant(self, name: str) -> Tensor:

@@ -20,7 +20,6 @@ CHANNELS, LAYERS, RADIAL, CUTOFF = 6, 3, 5, 9.0
 def ours(
     kind: str, batch: GraphBatch, heads: list[dict[str, Any]], changes: dict[str, Any] | None = None
 ) -> GraphModel:
-    """Our network, with ``changes`` of its settings."""
     keys = architecture_of(kind).Settings.model_fields
     table = {"kind": kind, "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
     table |= {"radial": "gaussian", "envelope": "none"}

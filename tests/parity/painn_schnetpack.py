@@ -13,7 +13,6 @@ CHANNELS, LAYERS, RADIAL, CUTOFF = 6, 3, 5, 9.0
 
 
 def ours(stored: Stored, heads: list[dict[str, Any]]) -> GraphModel:
-    """Our network with their weights, but for heads."""
     table = {"kind": "painn", "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
     model = network({**table, "radial": "gaussian", "envelope": "cosine", "norm": "paper"}, heads)
     table_of(model).weight[:100].copy_(stored["weights.embedding.weight"])

@@ -271,7 +271,6 @@ def update_of(weights: dict[str, Tensor]) -> PaiNNUpdate:
 
 
 def row_of(what: str, seen: str, pairs: Callable[[Bench, str], Pairs], checkpoints: str) -> Row:
-    """Return a row with a case for every checkpoint."""
     return Row(what, "public HydraGNN", seen, pairs, [(name,) for name in checkpoints.split()], 5e-11)
 
 

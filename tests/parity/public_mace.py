@@ -47,7 +47,6 @@ class TheirProducts(nn.Module):
 
 
 def network_of(checkpoint: Checkpoint) -> MACE:
-    """Ours, in the form of its settings."""
     given = checkpoint.settings
     transform = given.get("distance_transform")
     table: dict[str, Any] = {"distance_transform": "agnesi"} if transform == "Agnesi" else {}

@@ -16,7 +16,6 @@ def smaller(batch: GraphBatch) -> GraphBatch:
 
 
 def ours(stored: Stored) -> GraphModel:
-    """Our network with their weights."""
     table = {"kind": "tensornet", "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL}
     model = network({**table, "cutoff": CUTOFF, "envelope": "cosine"}, [energy_head(CHANNELS // 2)])
     take_embedding(model, stored)
