@@ -43,12 +43,10 @@ def schnet(bench: Bench) -> Pairs:
 
     No edge is longer than the cutoff, beyond which their envelope rises again.
     """
-    from torch_geometric.nn.models.schnet import SchNet
-
-    batch = bench.batch
+    batch, module = bench.batch, pytest.importorskip("torch_geometric.nn.models.schnet")
     cutoff = 16.0
     vectors = edge_vectors(batch).requires_grad_()
-    theirs = SchNet(
+    theirs = module.SchNet(
         CHANNELS,
         CHANNELS,
         LAYERS,
