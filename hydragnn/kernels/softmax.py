@@ -54,6 +54,10 @@ def _unless_long(plain: Callable[..., Tensor], launched: Callable[..., Tensor]) 
     return form
 
 
+def _of_scores(record: CallRecord, segments: Segments) -> Tensors:
+    return (GRADIENT((record.results[0], record.incoming[0]), segments),)
+
+
 def _of_gradient(record: CallRecord, segments: Segments) -> Tensors:
     (y, u), v = record.tensors, record.incoming[0]
     return CURVATURE((y, u, v), segments), GRADIENT((y, v), segments)
@@ -72,12 +76,7 @@ def _of_curvature(record: CallRecord, segments: Segments) -> Tensors:
 
 
 SOFTMAX_FORMS = forms_of(shares, cpu.softmax, _unless_long(shares, triton_reductions.softmax))
-SOFTMAX = Nonlinear(
-    name="softmax",
-    forms=SOFTMAX_FORMS,
-    gradients=lambda record, segments: (GRADIENT((record.results[0], record.incoming[0]), segments),),
-    keeps_tensors=False,
-)
+SOFTMAX = Nonlinear(name="softmax", forms=SOFTMAX_FORMS, gradients=_of_scores, keeps_tensors=False)
 GRADIENT = Nonlinear(
     name="softmax_gradient",
     forms=forms_of(gradient, cpu.softmax_gradient, _unless_long(gradient, triton_reductions.softmax_gradient)),

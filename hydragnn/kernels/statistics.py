@@ -220,7 +220,7 @@ class _StatisticsGradient(Function):
                 v, messages, order, mean, to_variance, tuple(edges)
             )
             return of_messages, None, None, *others, *(None for _ in edges)  # with that of the mean
-        share = 1 / counts_of(*segments, mean)
+        share = 1 / counts_of(segments[0], segments[1], mean)
         slope = 2 * share * to_variance
         sums = SUMS("sum", (v,), segments)
         away = messages - SUMS("spread", (mean,), segments)
