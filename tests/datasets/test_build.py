@@ -35,6 +35,16 @@ from tests.datasets.conftest import refused
 
 ENERGY = {"name": "energy", "on": "graph", "unit": "eV", "role": "target", "dtype": "float64"}
 FORCES = {"name": "forces", "on": "node", "shape": [3], "parity": "vector", "unit": "eV/Angstrom", "role": "target"}
+STRESS = {"name": "stress", "on": "graph", "shape": [3, 3], "parity": "tensor", "role": "target"}
+VIRIAL = {**STRESS, "key": "virial", "convert": "virial"}
+
+
+def table_of(kind: str, file: str = "a", *fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "files": [file], "fields": [*fields], **more}
+
+
+def ase_table(*fields: dict[str, Any], file: str = "a.xyz", **more: Any) -> dict[str, Any]:
+    return table_of("ase", file, *fields, **{"cutoff": 3.0, **more})
 
 
 def built(folder: Path, **table: Any) -> GraphBatch:
@@ -63,12 +73,11 @@ def structures(count: int = 5) -> list[Atoms]:
 def test_atoms_come_from_any_format_of_ase(name: str, tmp_path: Path) -> None:
     originals = structures()
     ase.io.write(tmp_path / name, originals)
-    actual = built(tmp_path, kind="ase", files=[name], cutoff=4.0, fields=[ENERGY, FORCES])
+    actual = built(tmp_path, **ase_table(ENERGY, FORCES, file=name, cutoff=4.0))
     assert actual["energy"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     forces = np.concatenate([atoms.get_forces() for atoms in originals])
     np.testing.assert_allclose(actual["forces"], forces, atol=1e-6)
-    expected = from_ase(originals[3], 4.0)
-    assert actual.counts("edge")[3] == expected.num_edges
+    assert actual.counts("edge")[3] == from_ase(originals[3], 4.0).num_edges
 
 
 DUMP = """ITEM: TIMESTEP
@@ -85,144 +94,103 @@ ITEM: ATOMS id type {column}x y z
 """
 
 
-@pytest.mark.parametrize("name", ["dump.lammpstrj", "dump.lammpstrj.gz", "cell.lammps-data"])
-def test_types_of_lammps_are_not_taken_for_elements(name: str, tmp_path: Path) -> None:
-    table = {"kind": "ase", "files": [name], "cutoff": 4.0, "fields": []}
-    if name.startswith("cell"):
-        ase.io.write(tmp_path / name, bulk("Cu", cubic=True), masses=False)
-    else:
-        with open_with_compression(str(tmp_path / name), "w") as file:
-            file.write(DUMP.format(column="", first="", second=""))
-    with pytest.raises(
-        InputError, match=f"{name} has types of LAMMPS without their elements, and ASE would read type 1 as H"
-    ):
-        built(tmp_path, **table)
-    if name.startswith("cell"):
-        ase.io.write(tmp_path / name, bulk("Cu", cubic=True), masses=True)
-    else:
-        with open_with_compression(str(tmp_path / name), "w") as file:
-            file.write(DUMP.format(column="element ", first="Cu ", second="Ni "))
-    numbers = built(tmp_path, **table)["atomic_numbers"].tolist()
-    assert numbers == ([29] * 4 if name.startswith("cell") else [29, 28])
+def lammps(path: Path, elements: bool) -> None:
+    if path.suffix == ".lammps-data":
+        ase.io.write(path, bulk("Cu", cubic=True), masses=elements)
+        return
+    column, first, second = ("element ", "Cu ", "Ni ") if elements else ("", "", "")
+    with open_with_compression(str(path), "w") as file:
+        file.write(DUMP.format(column=column, first=first, second=second))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("dump.lammpstrj", [29, 28]), ("dump.lammpstrj.gz", [29, 28]), ("cell.lammps-data", [29] * 4)],
+)
+def test_types_of_lammps_are_not_taken_for_elements(name: str, numbers: list[int], tmp_path: Path) -> None:
+    lammps(tmp_path / name, elements=False)
+    words = f"{name} has types of LAMMPS without their elements, and ASE would read type 1 as H"
+    refused(tmp_path, words, **ase_table(file=name, cutoff=4.0))
+    lammps(tmp_path / name, elements=True)
+    assert built(tmp_path, **ase_table(file=name, cutoff=4.0))["atomic_numbers"].tolist() == numbers
 
 
 def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:
     first, second = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]), Atoms("H", [[0, 0, 0]])
-    first.info["total_energy_mev"] = 1500.0
-    first.info["virial_kbar"] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    first.info |= {"total_energy_mev": 1500.0, "virial_kbar": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
     second.info["total_energy_mev"] = 250.0
     ase.io.write(tmp_path / "a.xyz", [first, second])
-    stress = {"name": "stress", "on": "graph", "shape": [3, 3], "parity": "tensor", "key": "virial_kbar", "scale": -2.0}
-    actual = built(
-        tmp_path,
-        kind="ase",
-        files=["a.xyz"],
-        cutoff=2.0,
-        fields=[{**ENERGY, "key": "total_energy_mev", "scale": 1e-3}, {**stress, "optional": True}],
-    )
+    energy = {**ENERGY, "key": "total_energy_mev", "scale": 1e-3}
+    actual = built(tmp_path, **ase_table(energy, {**STRESS, "key": "virial_kbar", "scale": -2.0, "optional": True}))
     assert actual["energy"].tolist() == [1.5, 0.25]
     assert actual.present("stress").tolist() == [True, False]
     assert actual["stress"][0].tolist() == [[-2, -12, -10], [-12, -4, -8], [-10, -8, -6]]
 
 
-def test_bytes_of_absent_labels_do_not_depend_on_grouping(tmp_path: Path) -> None:
-    crystals = structures()
-    for atoms in crystals[::2]:
-        atoms.info["virial"] = atoms.get_stress(voigt=False)
-    ase.io.write(tmp_path / "v.xyz", crystals)
-    stress = {
-        "name": "stress",
-        "on": "graph",
-        "shape": [3, 3],
-        "parity": "tensor",
-        "key": "virial",
-        "convert": "virial",
-    }
-    table = {
-        "kind": "ase",
-        "files": ["v.xyz"],
-        "cutoff": 3.0,
-        "fields": [{**stress, "role": "target", "optional": True}],
-    }
-    makers = [*makers_of(read_build_settings(table, tmp_path / "BUILD.toml"))]
-    together = made_together(makers)
-    assert together is not None and together.present("stress").tolist() == [True, False, True, False, True]
-    singly = concatenate([make() for make in makers])
-    assert together["stress"].numpy().tobytes() == singly["stress"].numpy().tobytes()
-
-
 def test_virials_become_stress_where_the_build_file_says_so(tmp_path: Path) -> None:
     crystals = structures()
-    stress = {"name": "stress", "on": "graph", "shape": [3, 3], "parity": "tensor", "role": "target", "key": "virial"}
     expected = np.stack([atoms.get_stress(voigt=False) for atoms in crystals])
     for atoms in crystals:
         atoms.info["virial"] = -atoms.get_stress(voigt=False) * atoms.get_volume()
-    ase.io.write(tmp_path / "v.xyz", crystals)
-    table = {"kind": "ase", "files": ["v.xyz"], "cutoff": 3.0}
-    with pytest.raises(InputError, match=r'virial is not yet stress; say convert = "virial"'):
-        built(tmp_path, **table, fields=[stress])
-    actual = built(tmp_path, **table, fields=[{**stress, "convert": "virial"}])
-    np.testing.assert_allclose(actual["stress"], expected, rtol=1e-6)
-    crystals[3].pbc = False
-    ase.io.write(tmp_path / "v.xyz", crystals)
-    with pytest.raises(InputError, match=r"graph 3 of .*v.xyz: a virial in stress becomes no stress"):
-        build_store(
-            read_build_settings({**table, "fields": [{**stress, "convert": "virial"}]}, tmp_path / "BUILD.toml"),
-            tmp_path / "other.h5",
-        )
+    ase.io.write(tmp_path / "a.xyz", crystals)
+    words = 'virial is not yet stress; say convert = "virial"'
+    refused(tmp_path, words, **ase_table({**STRESS, "key": "virial"}))
+    np.testing.assert_allclose(built(tmp_path, **ase_table(VIRIAL))["stress"], expected, rtol=1e-6)
+    for atoms in crystals[1::2]:
+        del atoms.info["virial"]
+    ase.io.write(tmp_path / "a.xyz", crystals)
+    makers = [*makers_of(read_build_settings(ase_table({**VIRIAL, "optional": True}), tmp_path / "BUILD.toml"))]
+    together = made_together(makers)
+    assert together is not None and together.present("stress").tolist() == [True, False, True, False, True]
+    singly = concatenate([make() for make in makers])  # the bytes of absent labels do not depend on grouping
+    assert together["stress"].numpy().tobytes() == singly["stress"].numpy().tobytes()
+    crystals[2].pbc = False
+    ase.io.write(tmp_path / "a.xyz", crystals[::2])
+    with pytest.raises(InputError, match=r"graph 1 of .*a.xyz: a virial in stress becomes no stress"):
+        built(tmp_path, **ase_table(VIRIAL))
 
 
 def test_numbers_of_graphs_that_are_targets_have_sixteen_digits(tmp_path: Path) -> None:
-    atoms = Atoms("Ag", info={"energy": -144000.4567891, "load": 1 / 3})
-    ase.io.write(tmp_path / "a.xyz", [atoms])
+    ase.io.write(tmp_path / "a.xyz", [Atoms("Ag", info={"energy": -144000.4567891, "load": 1 / 3})])
     energy = {"name": "energy", "on": "graph", "role": "target"}
-    table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 2.0}
-    actual = built(tmp_path, **table, fields=[energy, {"name": "load", "on": "graph"}])
-    assert actual["energy"].tolist() == [-144000.4567891]
-    assert actual["load"].dtype == torch.float32
-    rule = open_store(tmp_path / "out.h5").attributes["build"]
-    assert [field.field.dtype for field in settings_of_rule(rule, tmp_path / "a.xyz", "store").fields] == [
-        "float64",
-        "float32",
-    ]
-    build_store(
-        read_build_settings({**table, "fields": [{**energy, "dtype": "float32"}]}, tmp_path / "B.toml"),
-        tmp_path / "f.h5",
-    )
-    rule = open_store(tmp_path / "f.h5").attributes["build"]
-    assert settings_of_rule(rule, tmp_path / "a.xyz", "store").fields[0].field.dtype == "float32"
+    actual = built(tmp_path, **ase_table(energy, {"name": "load", "on": "graph"}))
+    assert actual["energy"].tolist() == [-144000.4567891] and actual["load"].dtype == torch.float32
+
+    def dtypes() -> list[str]:
+        rule = open_store(tmp_path / "out.h5").attributes["build"]
+        return [field.field.dtype for field in settings_of_rule(rule, tmp_path / "a.xyz", "store").fields]
+
+    assert dtypes() == ["float64", "float32"]
+    built(tmp_path, **ase_table({**energy, "dtype": "float32"}))
+    assert dtypes() == ["float32"]
 
 
 def test_a_field_that_no_graph_has_is_an_error(tmp_path: Path) -> None:
     crystals = structures(4)
     crystals[0].info["gap"] = crystals[3].info["gap"] = 0.5
     ase.io.write(tmp_path / "a.xyz", crystals)
-    table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0}
     gap, charge = ({"name": name, "on": "graph", "optional": True} for name in ("gap", "charge"))
-    built(tmp_path, **table, fields=[ENERGY, gap])
+    built(tmp_path, **ase_table(ENERGY, gap))
     rows = {field["name"]: field for field in store_info(tmp_path / "out.h5").to_json()["fields"]}
     counts = {name: (row["present"], row["missing"]) for name, row in rows.items()}
     assert counts == {"atomic_numbers": (4, 0), "energy": (4, 0), "gap": (2, 2)}
-    with pytest.raises(InputError, match="no graph has the field charge"):
-        built(tmp_path, **table, fields=[ENERGY, gap, charge])
-    assert not (tmp_path / "out.h5").exists()
+    refused(tmp_path, "no graph has the field charge", **ase_table(ENERGY, gap, charge))
 
 
+@pytest.mark.parametrize("index", [":", "0:"])
 @pytest.mark.parametrize(
-    ("label", "written"), [("Fe1", "write Fe,"), ("H_a", "write H,"), ("OW", "write O,"), ("26", "write the symbol")]
+    ("label", "sentence"), [("Fe1", "write Fe,"), ("H_a", "write H,"), ("OW", "write O,"), ("26", "write the symbol")]
 )
-def test_a_label_that_is_no_chemical_symbol_is_named(label: str, written: str, tmp_path: Path) -> None:
+def test_a_label_that_is_no_chemical_symbol_is_named(label: str, sentence: str, index: str, tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_text(f"1\n\nFe 0 0 0\n1\n\n{label} 0 0 0\n")
-    message = f"a.xyz: structure 1 has an atom '{label.capitalize()}', which is no chemical symbol; {written}"
-    for index in (":", "0:"):
-        with pytest.raises(InputError, match=message):
-            built(tmp_path, kind="ase", files=["a.xyz"], cutoff=2.0, index=index)
+    words = f"a.xyz: structure 1 has an atom '{label.capitalize()}', which is no chemical symbol; {sentence}"
+    refused(tmp_path, words, **ase_table(index=index))
 
 
 def test_every_tenth_structure_of_several_files(tmp_path: Path) -> None:
     for name in ("b.xyz", "a.xyz"):
         ase.io.write(tmp_path / name, structures(5))
-    actual = built(tmp_path, kind="ase", files=["*.xyz"], cutoff=3.0, index="::2", fields=[ENERGY])
+    actual = built(tmp_path, **ase_table(ENERGY, file="*.xyz", index="::2"))
     assert actual["energy"].tolist() == [0, 2, 4, 0, 2, 4]
 
 
@@ -231,58 +199,48 @@ def test_names_come_from_the_data_else_from_file_and_number(tmp_path: Path) -> N
     originals[1].info["material_id"] = "mp-1"
     originals[2].info |= {"id": 7, "config_type": "bulk"}
     ase.io.write(tmp_path / "a.xyz", originals)
-    atoms = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0}
-    actual = built(tmp_path, **atoms, texts=["config_type"])
+    actual = built(tmp_path, **ase_table(texts=["config_type"]))
     assert list(actual.texts["name"]) == ["a.xyz#0", "mp-1", "7", "a.xyz#3"]
     assert list(actual.texts["config_type"]) == ["", "", "bulk", ""]
-    assert list(built(tmp_path, **atoms, index="1::2").texts["name"]) == ["mp-1", "a.xyz#3"]
-    with pytest.raises(InputError, match=r"a.xyz#0 has no text or whole number materialid for its name"):
-        built(tmp_path, **atoms, name_key="materialid")
-    with pytest.raises(
-        InputError, match=r"no graph has a text config_typ; did you mean config_type\?|no graph has a text"
-    ):
-        built(tmp_path, **atoms, texts=["config_typ", "config_type"])
-    assert not (tmp_path / "out.h5").exists()
+    assert list(built(tmp_path, **ase_table(index="1::2")).texts["name"]) == ["mp-1", "a.xyz#3"]
+    words = "a.xyz#0 has no text or whole number materialid for its name"
+    refused(tmp_path, words, **ase_table(name_key="materialid"))
+    refused(tmp_path, "no graph has a text", **ase_table(texts=["config_typ", "config_type"]))
 
 
-@pytest.mark.parametrize("kind", ["pyg", "npz", "mesh", "grains"])
-def test_every_kind_of_source_names_its_graphs(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        (table_of("pyg", "a.pt"), ["a.pt#0", "a.pt#1"]),
+        (table_of("npz", "a.npz", nodes="n", positions="pos", cutoff=2.0), ["a.npz#0", "a.npz#1"]),
+        (table_of("mesh", "*.vtk", labels="labels.csv"), ["g0.vtk", "g1.vtk"]),
+        (table_of("grains", "grains.csv", edges="contacts.csv", graphs="graphs.csv", undirected=True), ["3", "8"]),
+    ],
+    ids=["pyg", "npz", "mesh", "grains"],
+)
+def test_every_kind_of_source_names_its_graphs(table: dict[str, Any], names: list[str], tmp_path: Path) -> None:
     data = torch_geometric("data").Data
     edges, positions = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0.0, 0, 0], [1, 0, 0]])
     torch.save([data(pos=positions, edge_index=edges, label=f"g{k}", phase="ice") for k in range(2)], tmp_path / "a.pt")
     labels = {"label": np.array(["g0", "g1"]), "phase": np.array(["ice", "ice"])}
     np.savez(tmp_path / "a.npz", n=[2, 2], pos=np.tile(positions, (2, 1)), **labels)
     for k in range(2):
-        triangle = meshio.Mesh([[0, 0], [1, 0], [0, 1]], [("triangle", [[0, 1, 2]])])
-        meshio.write(tmp_path / f"g{k}.vtk", triangle)
+        meshio.Mesh([[0, 0], [1, 0], [0, 1]], [("triangle", [[0, 1, 2]])]).write(tmp_path / f"g{k}.vtk")
     (tmp_path / "labels.csv").write_text("file,label,phase\ng0.vtk,g0,ice\ng1.vtk,g1,ice\n")
     (tmp_path / "grains.csv").write_text("graph\n3\n3\n8\n8\n")
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n3,0,1\n8,0,1\n")
     (tmp_path / "graphs.csv").write_text("graph,label,phase\n3,g0,ice\n8,g1,ice\n")
-    table: dict[str, Any] = {
-        "pyg": {"files": ["a.pt"]},
-        "npz": {"files": ["a.npz"], "nodes": "n", "positions": "pos", "cutoff": 2.0},
-        "mesh": {"files": ["*.vtk"], "labels": "labels.csv"},
-        "grains": {"files": ["grains.csv"], "edges": "contacts.csv", "graphs": "graphs.csv", "undirected": True},
-    }[kind]
-    defaults = {"pyg": "a.pt#0 a.pt#1", "npz": "a.npz#0 a.npz#1", "mesh": "g0.vtk g1.vtk", "grains": "3 8"}
-    assert list(built(tmp_path, kind=kind, **table).texts["name"]) == defaults[kind].split()
-    actual = built(tmp_path, kind=kind, **table, name_key="label", texts=["phase"])
-    assert list(actual.texts["name"]) == ["g0", "g1"]
-    assert list(actual.texts["phase"]) == ["ice", "ice"]
+    assert list(built(tmp_path, **table).texts["name"]) == names
+    texts = built(tmp_path, **table, name_key="label", texts=["phase"]).texts
+    assert [list(texts[key]) for key in ("name", "phase")] == [["g0", "g1"], ["ice", "ice"]]
 
 
 def test_saved_datasets_of_torch_geometric_come_back(tmp_path: Path) -> None:
-    data = torch_geometric("data")
-    crystals = [
-        data.Data(
-            x=torch.full((2 + k, 1), float(k)), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([float(k)])
-        )
-        for k in range(3)
-    ]
+    data, edges = torch_geometric("data"), torch.tensor([[0, 1], [1, 0]])
+    crystals = [data.Data(x=torch.full((2 + k, 1), float(k)), edge_index=edges, y=torch.tensor([k])) for k in range(3)]
     data.InMemoryDataset.save(crystals, tmp_path / "data.pt")
-    fields = [{"name": "x", "on": "node"}, {"name": "y", "on": "graph"}]
-    actual = built(tmp_path, kind="pyg", files=["data.pt"], fields=fields)
+    fields = {"name": "x", "on": "node"}, {"name": "y", "on": "graph"}
+    actual = built(tmp_path, **table_of("pyg", "data.pt", *fields))
     assert actual["x"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
     assert actual["y"].tolist() == [0, 1, 2]
     assert actual.dim == 0
@@ -322,16 +280,9 @@ def test_flat_arrays_with_counts(tmp_path: Path) -> None:
 def test_rectangular_arrays_with_shared_positions_and_edges_from_a_cutoff(tmp_path: Path) -> None:
     grid = np.stack(np.meshgrid(*[np.arange(3.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     np.savez(tmp_path / "a.npz", pos=grid, charge=np.arange(54.0).reshape(2, 27), energy=[1.0, 2.0])
-    actual = built(
-        tmp_path,
-        kind="npz",
-        files=["a.npz"],
-        positions="pos",
-        cutoff=1.1,
-        cell=[3.0, 3.0, 3.0],
-        periodic=True,
-        fields=[{"name": "charge", "on": "node"}, {"name": "energy", "on": "graph"}],
-    )
+    fields = {"name": "charge", "on": "node"}, {"name": "energy", "on": "graph"}
+    box = {"cell": [3.0, 3.0, 3.0], "periodic": True}
+    actual = built(tmp_path, **table_of("npz", "a.npz", *fields, positions="pos", cutoff=1.1, **box))
     assert actual.counts("edge").tolist() == [27 * 6, 27 * 6]
     assert actual["charge"].tolist() == list(range(54))
     torch.testing.assert_close(edge_vectors(actual).norm(dim=1), torch.ones(2 * 27 * 6, dtype=torch.float64))
@@ -352,54 +303,41 @@ def test_meshes_with_nodal_fields_and_a_table_of_labels(tmp_path: Path) -> None:
 
 
 def test_a_store_of_meshes_remembers_how_another_file_becomes_a_graph_without_labels(tmp_path: Path) -> None:
-    points = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]])
-    cells = [("triangle", [[0, 1, 2], [0, 2, 3]])]
+    points, cells = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]]), [("triangle", [[0, 1, 2], [0, 2, 3]])]
     meshio.Mesh(points, cells, point_data={"T": np.arange(4.0)}).write(tmp_path / "mesh.vtu")
     (tmp_path / "labels.csv").write_text("file,energy\nmesh.vtu,2.5\n")
-    fields = [{"name": "temperature", "on": "node", "key": "T", "scale": 2.0}, {"name": "energy", "on": "graph"}]
-    table = {"laplacian_encoding": 2, "labels": "labels.csv", "fields": fields}
-    built(tmp_path, kind="mesh", files=["*.vtu"], **table)
+    fields = {"name": "temperature", "on": "node", "key": "T", "scale": 2.0}, {"name": "energy", "on": "graph"}
+    built(tmp_path, **table_of("mesh", "*.vtu", *fields, laplacian_encoding=2, labels="labels.csv"))
     rule = open_store(tmp_path / "out.h5").attributes["build"]
     assert rule["kind"] == "mesh" and not {"files", "labels"} & rule.keys()
     meshio.Mesh(2 * points, cells, point_data={"T": 5 + np.arange(4.0)}).write(tmp_path / "new[1].vtu")
     settings = settings_of_rule(rule, tmp_path / "new[1].vtu", "the store")
-    (graph,) = graphs_of(for_prediction(settings, {"temperature", "laplacian_encoding"}))
-    assert graph["temperature"].tolist() == [10, 12, 14, 16] and set(graph.fields) == {
-        "temperature",
-        "laplacian_encoding",
-    }
+    needed = {"temperature", "laplacian_encoding"}
+    (graph,) = graphs_of(for_prediction(settings, needed))
+    assert graph["temperature"].tolist() == [10, 12, 14, 16] and set(graph.fields) == needed
     with pytest.raises(InputError, match="no energy for the graph field energy"):
         [*graphs_of(settings)]
 
 
 def test_grain_tables(tmp_path: Path) -> None:
-    (tmp_path / "grains.csv").write_text(
-        "graph,x,y,phi,size\n7,0,0,0.1,5\n7,1,0,0.2,6\n3,0,0,0.3,7\n7,2,0,0.4,8\n3,1,1,0.5,9\n"
-    )
+    rows = "7,0,0,0.1,5\n7,1,0,0.2,6\n3,0,0,0.3,7\n7,2,0,0.4,8\n3,1,1,0.5,9\n"
+    (tmp_path / "grains.csv").write_text(f"graph,x,y,phi,size\n{rows}")
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver,area\n7,0,1,2.0\n3,0,1,4.0\n7,1,2,3.0\n")
     (tmp_path / "micro.csv").write_text("graph,stiffness\n7,70.0\n3,30.0\n")
-    actual = built(
-        tmp_path,
-        kind="grains",
-        files=["grains.csv"],
-        edges="contacts.csv",
-        graphs="micro.csv",
-        positions=["x", "y"],
-        undirected=True,
-        fields=[
-            {"name": "texture", "on": "node", "shape": [2], "key": ["phi", "size"]},
-            {"name": "area", "on": "edge"},
-            {"name": "stiffness", "on": "graph", "role": "target"},
-        ],
+    fields = (
+        {"name": "texture", "on": "node", "shape": [2], "key": ["phi", "size"]},
+        {"name": "area", "on": "edge"},
+        {"name": "stiffness", "on": "graph", "role": "target"},
     )
+    more = {"edges": "contacts.csv", "graphs": "micro.csv", "positions": ["x", "y"], "undirected": True}
+    actual = built(tmp_path, **table_of("grains", "grains.csv", *fields, **more))
     assert actual.counts("node").tolist() == [2, 3]
     assert actual["stiffness"].tolist() == [30.0, 70.0]
     torch.testing.assert_close(actual["texture"][:, 0], torch.tensor([0.3, 0.5, 0.1, 0.2, 0.4]))
     contacts = {(int(s), int(r), float(a)) for s, r, a in zip(actual.senders, actual.receivers, actual["area"])}
     assert contacts == {(0, 1, 4.0), (1, 0, 4.0), (2, 3, 2.0), (3, 2, 2.0), (3, 4, 3.0), (4, 3, 3.0)}
-    assert "build" not in open_store(tmp_path / "out.h5").attributes, (
-        "one file is not enough to tell how grains become graphs"
-    )
+    # one file is not enough to tell how grains become graphs
+    assert "build" not in open_store(tmp_path / "out.h5").attributes
 
 
 SIDES: dict[str, tuple[list[list[int]], bool | None, list[list[int]] | str]] = {
@@ -438,14 +376,6 @@ def test_pairs_are_taken_as_they_are_listed_and_never_doubled(kind: str, case: s
         assert sorted(zip(actual.senders.tolist(), actual.receivers.tolist())) == sorted(map(tuple, expected))
 
 
-def ase_table(*fields: dict[str, Any], file: str = "a", **more: Any) -> dict[str, Any]:
-    return {"kind": "ase", "files": [file], "cutoff": 3.0, "fields": [*fields], **more}
-
-
-def table_of(kind: str, file: str = "a", *fields: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "files": [file], "fields": [*fields], **more}
-
-
 SETTINGS = {
     "unknown kind": ({"kind": "asee"}, "kind = 'asee' is no kind of source; did you mean ase?"),
     "no kind": ({}, "kind = None is no kind of source; add one of ase, grains"),
@@ -454,15 +384,9 @@ SETTINGS = {
     "missing key": (table_of("ase"), "missing key cutoff; add it"),
     "negative cutoff": (ase_table(cutoff=-1.0), "cutoff"),
     "impossible field": (ase_table({**FORCES, "shape": []}), "a vector needs a last axis"),
-    "a field twice": (
-        ase_table(ENERGY, FORCES, {**ENERGY, "key": "E0"}),
-        "the field energy is declared 2 times; keep one",
-    ),
-    "a virial that is no tensor": (ase_table({**ENERGY, "convert": "virial"}), "a virial is a 3 x 3 tensor of a graph"),
-    "several keys where one is read": (
-        ase_table({**ENERGY, "key": ["E0", "E1"]}),
-        "field energy: this source takes one key per field, not 2; declare a field for each",
-    ),
+    "a field twice": (ase_table(ENERGY, FORCES, ENERGY), "the field energy is declared 2 times; keep one"),
+    "no tensor": (ase_table({**ENERGY, "convert": "virial"}), "a virial is a 3 x 3 tensor of a graph"),
+    "several keys": (ase_table({**ENERGY, "key": ["a", "b"]}), "this source takes one key per field, not 2; declare"),
     "a column of structures": (ase_table({**ENERGY, "column": 1}), "field energy: column is for npz"),
     "cutoff without positions": (table_of("npz", cutoff=1.0), "give positions and no edges"),
 }
@@ -499,52 +423,35 @@ def bad_files(folder: Path) -> None:
 
 
 CHARGE, SIZE = {"name": "q", "on": "node"}, {"name": "size", "on": "node"}
-FILES = {
-    "missing file": (ase_table(file="nothing.xyz"), "nothing.xyz: no such file"),
-    "duplicate atoms": (ase_table(file="twins.xyz"), "twins.xyz, structure 1: nodes 0 and 1"),
-    "missing label": (
-        ase_table(ENERGY, file="plain.xyz"),
-        "plain.xyz, structure 0: no energy for the field energy",
-    ),
-    "two energies": (
-        ase_table(ENERGY, file="double.xyz"),
-        "double.xyz: structure 1 has several values of energy in its second line: -1.5, 2; keep one",
-    ),
-    "two energies, every second structure": (
-        ase_table(ENERGY, file="double.xyz", index="::2"),
-        "structure 1 has several values of energy",
-    ),
-    "not atoms": (ase_table(file="text.xyz"), "structure 0 cannot be read by ASE"),
-    "cut off": (ase_table(file="cut.xyz"), "structure 0 cannot be read by ASE"),
-    "an empty line": (ase_table(file="two.xyz"), "an empty line stands before it"),
-    "python objects": (table_of("npz", "objects.npz", nodes="n"), "save plain number arrays"),
-    "cut off npz": (table_of("npz", "zip.npz", nodes="n"), "zip.npz as npz"),
-    "counts that do not add up": (
-        table_of("npz", "counts.npz", CHARGE, nodes="n", positions="x"),
-        "q has 5 rows where 4 nodes were counted",
-    ),
-    "array not there": (table_of("npz", "counts.npz", nodes="natoms"), "has no natoms; it has n, x, q"),
-    "edge out of range": (
-        table_of("npz", "edges.npz", CHARGE, nodes="n", edges="e", edge_counts="m", undirected=False),
-        "edges.npz, graph 1, receivers: node index 7 is out of range",
-    ),
-    "code in a torch file": (table_of("pyg", "bomb.pt"), "code from files is not run"),
-    "not a list of data": (table_of("pyg", "dict.pt"), "dict.pt holds dict, not a list"),
-    "cut off torch file": (table_of("pyg", "cut.pt"), "cut.pt"),
-    "not a mesh": (table_of("mesh", "noise.msh"), "noise.msh cannot be read by meshio"),
-    "text in a number column": (
-        table_of("grains", "grains.csv", SIZE, edges="contacts.csv"),
-        "grains.csv, line 3: the column size holds 'oops', which is no number; repair it, or remove the row",
-    ),
-    "contacts without grains": (
-        table_of("grains", "grains.csv", edges="contacts.csv"),
-        "contacts.csv: graph 9 has rows here but no nodes",
-    ),
-    "ragged table": (table_of("grains", "ragged.csv", edges="contacts.csv"), "ragged.csv, line 2: 1 values"),
-}
+EDGES = {"nodes": "n", "edges": "e", "edge_counts": "m", "undirected": False}
+SEVERAL = "double.xyz: structure 1 has several values of energy in its second line: -1.5, 2; keep one"
+OOPS = "grains.csv, line 3: the column size holds 'oops', which is no number; repair it, or remove the row"
+RANGE = "edges.npz, graph 1, receivers: node index 7 is out of range"
+FILES = [
+    (ase_table(file="nothing.xyz"), "nothing.xyz: no such file"),
+    (ase_table(file="twins.xyz"), "twins.xyz, structure 1: nodes 0 and 1"),
+    (ase_table(ENERGY, file="plain.xyz"), "plain.xyz, structure 0: no energy for the field energy"),
+    (ase_table(ENERGY, file="double.xyz"), SEVERAL),
+    (ase_table(ENERGY, file="double.xyz", index="::2"), "structure 1 has several values of energy"),
+    (ase_table(file="text.xyz"), "structure 0 cannot be read by ASE"),
+    (ase_table(file="cut.xyz"), "structure 0 cannot be read by ASE"),
+    (ase_table(file="two.xyz"), "an empty line stands before it"),
+    (table_of("npz", "objects.npz", nodes="n"), "save plain number arrays"),
+    (table_of("npz", "zip.npz", nodes="n"), "zip.npz as npz"),
+    (table_of("npz", "counts.npz", CHARGE, nodes="n", positions="x"), "q has 5 rows where 4 nodes were counted"),
+    (table_of("npz", "counts.npz", nodes="natoms"), "has no natoms; it has n, x, q"),
+    (table_of("npz", "edges.npz", CHARGE, **EDGES), RANGE),
+    (table_of("pyg", "bomb.pt"), "code from files is not run"),
+    (table_of("pyg", "dict.pt"), "dict.pt holds dict, not a list"),
+    (table_of("pyg", "cut.pt"), "cut.pt"),
+    (table_of("mesh", "noise.msh"), "noise.msh cannot be read by meshio"),
+    (table_of("grains", "grains.csv", SIZE, edges="contacts.csv"), OOPS),
+    (table_of("grains", "grains.csv", edges="contacts.csv"), "contacts.csv: graph 9 has rows here but no nodes"),
+    (table_of("grains", "ragged.csv", edges="contacts.csv"), "ragged.csv, line 2: 1 values"),
+]
 
 
-@pytest.mark.parametrize(("table", "message"), FILES.values(), ids=FILES)
+@pytest.mark.parametrize(("table", "message"), FILES, ids=[message for _, message in FILES])
 def test_a_bad_file_is_named_and_leaves_no_store(table: dict[str, Any], message: str, tmp_path: Path) -> None:
     bad_files(tmp_path)
     refused(tmp_path, message, **table)
@@ -552,13 +459,7 @@ def test_a_bad_file_is_named_and_leaves_no_store(table: dict[str, Any], message:
 
 
 def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> None:
-    table = {
-        "kind": "ase",
-        "files": ["acac/train_*.xyz.gz"],
-        "index": "::100",
-        "cutoff": 5.0,
-        "fields": [ENERGY, FORCES],
-    }
+    table = ase_table(ENERGY, FORCES, file="acac/train_*.xyz.gz", index="::100", cutoff=5.0)
     reports: list[int] = []
     build_store(read_build_settings(table, real_data / "BUILD.toml"), tmp_path / "acac.bp", progress=reports.append)
     store = open_store(tmp_path / "acac.bp")
@@ -569,14 +470,13 @@ def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> N
 
 
 def test_structural_encodings_are_asked_for_in_the_build_file(tmp_path: Path) -> None:
-    ase.io.write(tmp_path / "structures.xyz", structures())
-    table = {"kind": "ase", "files": ["structures.xyz"], "cutoff": 4.0}
-    actual = built(tmp_path, **table, laplacian_encoding=2, random_walk_encoding=3)
-    expected = with_encodings(from_ase(structures()[3], 4.0), {"laplacian_encoding": 2, "random_walk_encoding": 3})
-    third = actual.select([3])
-    assert actual.fields["random_walk_encoding"].role == "input"
-    torch.testing.assert_close(third["laplacian_encoding"], expected["laplacian_encoding"])
-    torch.testing.assert_close(third["random_walk_encoding"], expected["random_walk_encoding"])
+    ase.io.write(tmp_path / "a.xyz", structures())
+    widths = {"laplacian_encoding": 2, "random_walk_encoding": 3}
+    actual = built(tmp_path, **ase_table(cutoff=4.0, **widths))
+    expected = with_encodings(from_ase(structures()[3], 4.0), widths)
+    for name in widths:
+        assert actual.fields[name].role == "input"
+        torch.testing.assert_close(actual.select([3])[name], expected[name])
 
 
 class Rereads(OwnBuild):
@@ -590,16 +490,13 @@ class Rereads(OwnBuild):
         yield lambda: graph_from_arrays([[float(text), 0.0]], [], [])
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "x",
-            r"graph 1: the source .* raised ValueError: could not convert string to float: 'x' \(test_build.py, line \d+\)",
-        ),
-        ("listing", r"before graph 1: the source .* raised KeyError: 'column' \(test_build.py, line \d+\)"),
-    ],
-)
+RAISED = {
+    "x": r"graph 1: the source .* raised ValueError: could not convert string to float: 'x' \(test_build.py, line \d+\)",
+    "listing": r"before graph 1: the source .* raised KeyError: 'column' \(test_build.py, line \d+\)",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), RAISED.items(), ids=RAISED)
 def test_whatever_a_source_of_your_own_raises_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.dat").write_text(text)
     settings = Rereads(kind="tests:Rereads", files=[str(tmp_path / "a.dat")])
@@ -609,21 +506,23 @@ def test_whatever_a_source_of_your_own_raises_is_one_sentence(text: str, words: 
 
 
 @pytest.mark.parametrize(
-    ("table", "line", "cell"),
-    [("graphs", "8,", "nothing; fill it in"), ("contacts", "8,0,zero", "'zero', which is no number; repair it")],
+    ("file", "line", "words"),
+    [
+        ("graphs", "8,", "the column strain holds nothing; fill it in, or remove the row"),
+        ("contacts", "8,0,zero", "the column receiver holds 'zero', which is no number; repair it, or remove the row"),
+    ],
 )
 def test_a_cell_that_is_no_number_is_named_by_file_line_and_column(
-    table: str, line: str, cell: str, tmp_path: Path
+    file: str, line: str, words: str, tmp_path: Path
 ) -> None:
     (tmp_path / "grains.csv").write_text("graph\n3\n3\n8\n8\n")
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n3,0,1\n\n8,0,1\n")
     (tmp_path / "graphs.csv").write_text("graph,strain\n3,0.1\n\n8,0.2\n")
-    path = tmp_path / f"{table}.csv"
+    path = tmp_path / f"{file}.csv"
     path.write_text("\n".join([*path.read_text().split("\n")[:3], line, ""]))
-    fields = [{"name": "strain", "on": "graph", "role": "target"}]
-    column = "strain" if table == "graphs" else "receiver"
-    with pytest.raises(InputError, match=rf"{table}.csv, line 4: the column {column} holds {cell}, or remove the row"):
-        built(tmp_path, kind="grains", files=["grains.csv"], edges="contacts.csv", graphs="graphs.csv", fields=fields)
+    more = {"edges": "contacts.csv", "graphs": "graphs.csv"}
+    strain = {"name": "strain", "on": "graph", "role": "target"}
+    refused(tmp_path, f"{file}.csv, line 4: {words}", **table_of("grains", "grains.csv", strain, **more))
 
 
 VEC_CELL = "2\nno lattice\nCu 0 0 0\nCu 1.8 1.8 0\nVEC1 3.6 0 0\nVEC2 0 3.6 0\nVEC3 0 0 3.6\n"
@@ -632,12 +531,10 @@ VEC_CELL = "2\nno lattice\nCu 0 0 0\nCu 1.8 1.8 0\nVEC1 3.6 0 0\nVEC2 0 3.6 0\nV
 @pytest.mark.parametrize("name", ["mixed.xyz", "mixed.extxyz.gz"])
 def test_extended_xyz_is_divided_as_ase_divides_it(tmp_path: Path, name: str) -> None:
     ase.io.write(tmp_path / "plain.xyz", structures(2), format="extxyz")
-    text = VEC_CELL + (tmp_path / "plain.xyz").read_text() + VEC_CELL + "\n\n"
-    opened = gzip.open if name.endswith(".gz") else open
-    with opened(tmp_path / name, "wt") as file:
-        file.write(text)
-    actual = built(tmp_path, kind="ase", files=[name], cutoff=3.0)
+    with (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "wt") as file:
+        file.write(VEC_CELL + (tmp_path / "plain.xyz").read_text() + VEC_CELL + "\n\n")
+    actual = built(tmp_path, **ase_table(file=name))
     expected = [from_ase(atoms, 3.0) for atoms in ase.io.read(tmp_path / name, ":")]
-    assert actual.num_graphs == len(expected) == 4
+    assert actual.counts("node").tolist() == [graph.num_nodes for graph in expected] and len(expected) == 4
     assert actual.counts("edge").tolist() == [graph.num_edges for graph in expected]
     assert torch.equal(actual.cell, torch.cat([graph.cell for graph in expected]))

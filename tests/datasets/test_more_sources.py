@@ -5,6 +5,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ase.build import bulk
 from meshio.xdmf import TimeSeriesWriter
 from PIL import Image
 
+import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import open_store
 from hydragnn.graphs import GraphBatch, edge_vectors, from_ase
@@ -25,6 +27,8 @@ from tests.datasets.conftest import built, refused
 
 X = {"name": "x", "on": "node"}
 Y = {"name": "y", "on": "graph", "role": "target", "dtype": "float32"}
+ANGLE = {"name": "angle", "on": "node"}
+ATOMS: dict[str, Any] = {"kind": "ase", "cutoff": 3.0, "fields": []}
 
 
 def pairs(graph: GraphBatch) -> set[tuple[int, int]]:
@@ -35,30 +39,25 @@ def test_tables_of_nodes_and_edges_name_nodes_by_id(tmp_path: Path) -> None:
     (tmp_path / "joints.csv").write_text("graph,joint,x,px\na,007,0.5,0\na,7,1.5,1\nb,007,2.5,0\nb,9,,1\nb,c,4.5,2\n")
     (tmp_path / "bars.csv").write_text("graph,from,to,area\na,007,7,2\nb,c,9,3\nb,9,007,4\n")
     (tmp_path / "trusses.csv").write_text("graph,y\nb,2\na,\n")
-    table = {
-        "kind": "tables",
-        "files": ["joints.csv"],
-        "edges": "bars.csv",
-        "graphs": "trusses.csv",
-        "node_id": "joint",
-        "ends": ["from", "to"],
-        "undirected": True,
-        "fields": [
-            {**X, "role": "target", "optional": True},
-            {"name": "p", "on": "node", "key": "px"},
-            {"name": "area", "on": "edge"},
-            {**Y, "optional": True},
-        ],
-    }
-    graphs = built(tmp_path, **table)
+    target = {"role": "target", "optional": True}
+    fields = [
+        {**X, **target},
+        {"name": "p", "on": "node", "key": "px"},
+        {"name": "area", "on": "edge"},
+        {**Y, **target},
+    ]
+    files = {"kind": "tables", "files": ["joints.csv"], "edges": "bars.csv"}
+    more = {"graphs": "trusses.csv", "node_id": "joint", "ends": ["from", "to"], "undirected": True, "fields": fields}
+    graphs = built(tmp_path, **files, **more)
     assert pairs(graphs) == {(0, 1), (1, 0), (4, 3), (3, 4), (3, 2), (2, 3)} and list(graphs.names) == ["a", "b"]
     assert graphs.labelled("x").tolist() == [True, True, True, False, True] and graphs["x"][4] == 4.5
     assert graphs.present("y").tolist() == [False, True] and sorted(graphs["area"].tolist()) == [2, 2, 3, 3, 4, 4]
     (tmp_path / "bars.csv").write_text("graph,from,to,area\na,007,8,2\n")
-    refused(tmp_path, "bars.csv, graph a: an edge names the node 8, which its graph does not have", **table)
+    words = "bars.csv, graph a: an edge names the node 8, which its graph does not have"
+    refused(tmp_path, words, **files, **more)
     (tmp_path / "joints.csv").write_text("x\n1\n2\n3\n")
     (tmp_path / "bars.csv").write_text("sender,receiver\n0,1\n1,0\n1,2\n2,1\n")
-    one = built(tmp_path, kind="tables", files=["joints.csv"], edges="bars.csv", fields=[X])
+    one = built(tmp_path, **files, fields=[X])
     assert pairs(one) == {(0, 1), (1, 0), (1, 2), (2, 1)} and one["x"].tolist() == [1, 2, 3]
 
 
@@ -90,16 +89,13 @@ NETWORK = {
 @pytest.mark.parametrize("suffix", ["graphml", "json"])
 def test_graphs_of_networkx_come_from_files_that_run_no_code(suffix: str, tmp_path: Path) -> None:
     for number, graph in enumerate(networks()):
+        file = tmp_path / f"g{number}.{suffix}"
         if suffix == "graphml":
-            networkx.write_graphml(graph, tmp_path / f"g{number}.graphml")
+            networkx.write_graphml(graph, file)
         else:
-            table = networkx.node_link_data(graph, edges=("edges", "links")[number])
-            (tmp_path / f"g{number}.json").write_text(json.dumps(table))
+            file.write_text(json.dumps(networkx.node_link_data(graph, edges=("edges", "links")[number])))
     graphs = built(tmp_path, files=[f"*.{suffix}"], **NETWORK)
-    assert pairs(graphs) == {(0, 1), (1, 0), (1, 2), (2, 1), (4, 3)} and list(graphs.names) == [
-        "path",
-        f"g1.{suffix}#0",
-    ]
+    assert list(graphs.names) == ["path", f"g1.{suffix}#0"]
     weights = dict(zip(zip(graphs.senders.tolist(), graphs.receivers.tolist()), graphs["w"].tolist()))
     assert weights == {(0, 1): 0.5, (1, 0): 0.5, (1, 2): 1.5, (2, 1): 1.5, (4, 3): 2.5}
     assert graphs.labelled("x").tolist() == [True, True, False, True, True] and graphs["y"].tolist() == [1, 2]
@@ -107,25 +103,27 @@ def test_graphs_of_networkx_come_from_files_that_run_no_code(suffix: str, tmp_pa
 
 
 def test_graphs_of_networkx_in_memory_are_a_store(tmp_path: Path) -> None:
-    import hydragnn
-
     info = hydragnn.build_store(NETWORK, tmp_path / "n.h5", data=iter(networks()))
     assert info.graphs == 2 and info.labels["x"] == (4, 1)
-    for data, words in {
-        (3,): "data, graph 0: a int is no graph of networkx",
-        (networkx.path_graph(2),): "edge 0 to 1 has no w; it has nothing",
-        (networkx.Graph([(0, 0)], y="high"),): "edge 0 to 0 has no w",
-    }.items():
-        with pytest.raises(InputError, match=words):
-            hydragnn.build_store(NETWORK, tmp_path / "no.h5", data=[*data])
-    with pytest.raises(InputError, match="the graph has y = \\['high'\\], not numbers"):
-        hydragnn.build_store(
-            {"kind": "networkx", "fields": [Y]}, tmp_path / "no.h5", data=[networkx.Graph([(0, 1)], y="high")]
-        )
-    with pytest.raises(InputError, match="3 is no list, data set or generator"):
-        hydragnn.build_store(NETWORK, tmp_path / "no.h5", data=3)
-    with pytest.raises(InputError, match="kind = 'ase' takes files"):
-        hydragnn.build_store({"kind": "ase", "cutoff": 3.0}, tmp_path / "no.h5", data=[bulk("Cu")])
+
+
+LABELLED = {"kind": "networkx", "fields": [Y]}
+IN_MEMORY: list[tuple[dict[str, Any], Any, str]] = [
+    (NETWORK, [3], "data, graph 0: a int is no graph of networkx"),
+    (NETWORK, [networkx.path_graph(2)], "edge 0 to 1 has no w; it has nothing"),
+    (NETWORK, [networkx.Graph([(0, 0)], y="high")], "edge 0 to 0 has no w"),
+    (LABELLED, [networkx.Graph([(0, 1)], y="high")], "the graph has y = ['high'], not numbers"),
+    (NETWORK, 3, "3 is no list, data set or generator"),
+    ({"kind": "ase", "cutoff": 3.0}, [bulk("Cu")], "kind = 'ase' takes files"),
+]
+
+
+@pytest.mark.parametrize(("table", "data", "words"), IN_MEMORY, ids=[words for *_, words in IN_MEMORY])
+def test_data_in_memory_that_are_no_graphs_are_refused(
+    table: dict[str, Any], data: Any, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        hydragnn.build_store(table, tmp_path / "no.h5", data=data)
 
 
 def monty(atoms: Any) -> dict[str, Any]:
@@ -138,39 +136,35 @@ def monty(atoms: Any) -> dict[str, Any]:
     return {"@module": "pymatgen.core.structure", "@class": "Structure", "lattice": lattice, "sites": sites}
 
 
-@pytest.mark.parametrize("form", ["matbench", "records", "by name", "structure"])
+FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "matbench": lambda one, other: {
+        "index": ["mb-1", "mb-2"],
+        "columns": ["structure", "gap pbe"],
+        "data": [[one, 5.0], [other, None]],
+    },
+    "records": lambda one, other: [
+        {"structure": one, "gap pbe": 5.0, "material_id": "mb-1"},
+        {"structure": other, "material_id": "mb-2"},
+    ],
+    "by name": lambda one, other: {"mb-1": {"structure": one, "gap pbe": 5.0}, "mb-2": other},
+    "structure": lambda one, other: one,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_json_of_pymatgen_and_matbench_has_the_structures_of_ase(form: str, tmp_path: Path) -> None:
     crystals = [bulk("NaCl", "rocksalt", a=5.6), bulk("Cu", cubic=True)]
-    one, other = map(monty, crystals)
-    value = {
-        "matbench": {
-            "index": ["mb-1", "mb-2"],
-            "columns": ["structure", "gap pbe"],
-            "data": [[one, 5.0], [other, None]],
-        },
-        "records": [
-            {"structure": one, "gap pbe": 5.0, "material_id": "mb-1"},
-            {"structure": other, "material_id": "mb-2"},
-        ],
-        "by name": {"mb-1": {"structure": one, "gap pbe": 5.0}, "mb-2": other},
-        "structure": one,
-    }[form]
     with gzip.open(tmp_path / "bench.json.gz", "wt") as file:
-        json.dump(value, file)
+        json.dump(FORMS[form](*map(monty, crystals)), file)
     gap = {"name": "gap", "on": "graph", "role": "target", "key": "gap pbe", "optional": True}
     spin = {"name": "magmom", "on": "node", "role": "target"}
-    table = {
-        "kind": "ase",
-        "files": ["bench.json.gz"],
-        "cutoff": 3.5,
-        "fields": [spin] if form == "structure" else [gap, spin],
-    }
-    graphs = built(tmp_path, **table)
+    table = {"kind": "ase", "files": ["bench.json.gz"], "cutoff": 3.5}
+    graphs = built(tmp_path, **table, fields=[spin] if form == "structure" else [gap, spin])
     expected = from_ase(crystals[0], 3.5)
     assert graphs.counts("edge")[0] == expected.num_edges and graphs["magmom"][:2].tolist() == [0, 1]
     np.testing.assert_allclose(graphs.positions[:2], expected.positions, atol=1e-9)
     assert graphs["atomic_numbers"][:2].tolist() == [11, 17]
-    last = built(tmp_path, **{**table, "index": "-1", "fields": [spin]})
+    last = built(tmp_path, **table, index="-1", fields=[spin])
     assert len(last) == 1 and last.num_nodes == (2 if form == "structure" else 4)
     if form != "structure":
         assert list(graphs.names) == ["mb-1", "mb-2"] and graphs.present("gap").tolist() == [True, False]
@@ -188,39 +182,29 @@ def run(path: Path, frames: int) -> None:
             )
 
 
+U = {"name": "u", "on": "node"}
+
+
 def test_frames_of_a_time_series_are_graphs_with_the_next_one_as_target(tmp_path: Path) -> None:
     for number, frames in enumerate([4, 3]):
         run(tmp_path / f"run{number}.xdmf", frames)
-    u = {"name": "u", "on": "node"}
     following = {"name": "next", "on": "node", "shape": [2], "role": "target", "key": "v", "column": [0, 1], "step": 1}
     time = {"name": "time", "on": "graph", "role": "auxiliary"}
-    graphs = built(tmp_path, kind="mesh", files=["run*.xdmf"], fields=[u, following, time])
+    graphs = built(tmp_path, kind="mesh", files=["run*.xdmf"], fields=[U, following, time])
     assert list(graphs.names) == ["run0.xdmf#0", "run0.xdmf#1", "run0.xdmf#2", "run1.xdmf#0", "run1.xdmf#1"]
     assert list(graphs.texts["run"]) == ["run0.xdmf"] * 3 + ["run1.xdmf"] * 2
-    assert graphs["u"].reshape(5, 4)[:, 0].tolist() == [0, 1, 2, 0, 1] and graphs["time"].tolist() == [
-        0,
-        0.5,
-        1,
-        0,
-        0.5,
-    ]
+    assert graphs["u"].reshape(5, 4)[:, 0].tolist() == [0, 1, 2, 0, 1]
+    assert graphs["time"].tolist() == [0, 0.5, 1, 0, 0.5]
     np.testing.assert_array_equal(graphs["next"][:, 0], graphs["u"] + 1)
     np.testing.assert_array_equal(graphs["next"][:, 1], -graphs["u"] - 1)
     assert pairs(graphs.select([0])) == {(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0), (2, 3), (3, 2), (0, 3), (3, 0)}
-    cells = built(tmp_path, kind="mesh", files=["run1.xdmf"], cell_centred=True, fields=[{**u, "key": "c", "step": -1}])
+    cells = built(tmp_path, kind="mesh", files=["run1.xdmf"], cell_centred=True, fields=[{**U, "key": "c", "step": -1}])
     assert list(cells.names) == ["run1.xdmf#1", "run1.xdmf#2"] and cells["u"].tolist() == [0, 1, 1, 2]
-    refused(
-        tmp_path,
-        "run0.xdmf#0: no w for the node field w",
-        kind="mesh",
-        files=["run0.xdmf"],
-        fields=[{"name": "w", "on": "node"}],
-    )
-    meshio.write(
-        tmp_path / "one.vtu",
-        meshio.Mesh(np.array([[0.0, 0], [1, 0], [0, 1]]), [("triangle", [[0, 1, 2]])], {"u": np.ones(3)}),
-    )
-    refused(tmp_path, "one.vtu is no time series", kind="mesh", files=["one.vtu"], fields=[{**u, "step": 1}])
+    words = "run0.xdmf#0: no w for the node field w"
+    refused(tmp_path, words, kind="mesh", files=["run0.xdmf"], fields=[{"name": "w", "on": "node"}])
+    triangle = [[0.0, 0], [1, 0], [0, 1]], [("triangle", [[0, 1, 2]])], {"u": np.ones(3)}
+    meshio.Mesh(*triangle).write(tmp_path / "one.vtu")
+    refused(tmp_path, "one.vtu is no time series", kind="mesh", files=["one.vtu"], fields=[{**U, "step": 1}])
 
 
 IMAGE = np.array([[5, 5, 9], [5, 2, 9]], dtype=np.int32)
@@ -235,21 +219,10 @@ def test_grains_of_an_image_are_nodes_with_size_and_shared_area(suffix: str, per
         Image.fromarray(IMAGE.astype(np.uint8)).save(tmp_path / f"i.{suffix}")
     (tmp_path / "grains.csv").write_text("file,grain,angle\nother.npy,5,0\ni,9,90\ni,2,20\ni,5,50\n")
     (tmp_path / "strength.csv").write_text("file,y\ni,4.5\n")
-    graph = built(
-        tmp_path,
-        kind="voxels",
-        files=["i.*"],
-        spacing=2.0,
-        periodic=periodic,
-        grains="grains.csv",
-        labels="strength.csv",
-        fields=[{"name": "angle", "on": "node"}, Y],
-    )
-    assert (
-        graph["volume"].tolist() == [4, 12, 8]
-        and graph["angle"].tolist() == [20, 50, 90]
-        and graph["y"].tolist() == [4.5]
-    )
+    image = {"kind": "voxels", "files": ["i.*"], "spacing": 2.0, "periodic": periodic}
+    graph = built(tmp_path, **image, grains="grains.csv", labels="strength.csv", fields=[ANGLE, Y])
+    values = {name: graph[name].tolist() for name in ("volume", "angle", "y")}
+    assert values == {"volume": [4, 12, 8], "angle": [20, 50, 90], "y": [4.5]}
     areas = np.zeros((3, 3))
     np.add.at(areas, (graph.senders.numpy(), graph.receivers.numpy()), graph["area"].numpy())
     faces = [[0, 4, 2], [4, 0, 2], [2, 2, 0]]  # grain 2 meets 5 above and left, and 9 right
@@ -262,11 +235,23 @@ def test_grains_of_an_image_are_nodes_with_size_and_shared_area(suffix: str, per
 def test_labels_of_grains_may_be_missing(tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", IMAGE)
     (tmp_path / "g.csv").write_text("grain,angle\n5,1\n9,\n2,3\n")
-    angle = {"name": "angle", "on": "node", "role": "target", "optional": True}
+    angle = {**ANGLE, "role": "target", "optional": True}
     graph = built(tmp_path, kind="voxels", files=["i.npy"], grains="g.csv", fields=[angle])
     assert graph.labelled("angle").tolist() == [True, True, False] and graph["angle"][:2].tolist() == [3, 1]
     pores = built(tmp_path, kind="voxels", files=["i.npy"], background=9)
     assert pores["volume"].tolist() == [1, 3] and pairs(pores) == {(0, 1), (1, 0)}
+
+
+WITH_ANGLE = {"fields": [ANGLE], "grains": "g.csv"}
+NO_GRAINS: list[tuple[dict[str, Any], str]] = [
+    ({"files": ["rgb.png"]}, "rgb.png holds colours"),
+    ({"files": ["f.npy"]}, "f.npy: float64 image"),
+    ({"files": ["bad.tif"]}, "bad.tif cannot be read as an image"),
+    ({"files": ["v.jpg"]}, "v.jpg is no image of grains"),
+    ({"files": ["i.npy"], "fields": [ANGLE]}, "no value for the field angle; name a table"),
+    ({"files": ["i.npy"], **WITH_ANGLE}, "have other grains: grain 2 is in one of them alone"),
+    ({"files": ["i.npy", "v.tif"], **WITH_ANGLE}, "g.csv has no file; it has angle, grain"),
+]
 
 
 def test_pages_of_an_image_are_its_first_axis_and_wrong_images_are_sentences(tmp_path: Path) -> None:
@@ -275,25 +260,12 @@ def test_pages_of_an_image_are_its_first_axis_and_wrong_images_are_sentences(tmp
     graph = built(tmp_path, kind="voxels", files=["v.tif"])
     assert graph.dim == 3 and graph["volume"].tolist() == [6, 6] and graph["area"].tolist() == [6, 6]
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "rgb.png")
+    pages[0].save(tmp_path / "v.jpg")
     np.save(tmp_path / "f.npy", IMAGE / 2)
     np.save(tmp_path / "i.npy", IMAGE)
     (tmp_path / "g.csv").write_text("grain,angle\n5,0\n9,1\n")
-    angle = {"name": "angle", "on": "node"}
     (tmp_path / "bad.tif").write_text("no image")
-    for table, words in [
-        ({"files": ["rgb.png"]}, "rgb.png holds colours"),
-        ({"files": ["f.npy"]}, "f.npy: float64 image"),
-        ({"files": ["bad.tif"]}, "bad.tif cannot be read as an image"),
-        ({"files": ["i.npy"], "fields": [angle]}, "no value for the field angle; name a table"),
-        (
-            {"files": ["i.npy"], "fields": [angle], "grains": "g.csv"},
-            "have other grains: grain 2 is in one of them alone",
-        ),
-        (
-            {"files": ["i.npy", "v.tif"], "fields": [angle], "grains": "g.csv"},
-            "g.csv has no file; it has angle, grain",
-        ),
-    ]:
+    for table, words in NO_GRAINS:
         refused(tmp_path, words, kind="voxels", **table)
 
 
@@ -324,23 +296,23 @@ def test_points_of_a_grid_have_the_neighbours_that_are_declared(
     assert graphs.positions[1].tolist() == [0.0, 0.5] if len(axes) == 2 else [0.0, 0.0, 0.5]
 
 
+NO_GRIDS: list[tuple[dict[str, Any], str]] = [
+    ({"grid": 6}, "with grid = 6 they are [graphs, x, y, z, ...] of one size"),
+    ({"periodic": [True]}, "the grid has 2 axes; give one positive spacing and periodic, or one per axis"),
+    ({"fields": [X, {"name": "z", "on": "node"}]}, "node fields lie on the grids"),
+    ({"fields": [X, {"name": "e", "on": "edge", "key": "x"}]}, "the edge field e cannot go with edges from a cutoff"),
+    ({"positions": "x"}, "grid makes nodes, edges and cell"),
+    ({"grid": None}, "spacing acts only with grid"),
+]
+
+
 def test_a_periodic_grid_goes_on_at_the_other_side(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", x=np.arange(12.0).reshape(1, 3, 4), z=np.zeros((1, 4, 3)))
     table = {"kind": "npz", "files": ["g.npz"], "spacing": [1.0, 2.0], "grid": 4, "fields": [X]}
     graph = built(tmp_path, **table, periodic=[True, False])
     assert graph.num_edges == 2 * (3 * 4 + 3 * 3) and (8, 0) in pairs(graph) and (3, 0) not in pairs(graph)
     assert sorted({*edge_vectors(graph).norm(dim=1).tolist()}) == [1.0, 2.0]
-    for wrong, words in [
-        ({"grid": 6}, "with grid = 6 they are [graphs, x, y, z, ...] of one size"),
-        ({"periodic": [True]}, "the grid has 2 axes; give one positive spacing and periodic, or one per axis"),
-        ({"fields": [X, {"name": "z", "on": "node"}]}, "node fields lie on the grids"),
-        (
-            {"fields": [X, {"name": "e", "on": "edge", "key": "x"}]},
-            "the edge field e cannot go with edges from a cutoff or grid",
-        ),
-        ({"positions": "x"}, "grid makes nodes, edges and cell"),
-        ({"grid": None}, "spacing acts only with grid"),
-    ]:
+    for wrong, words in NO_GRIDS:
         refused(tmp_path, words, **{**table, **wrong})
 
 
@@ -348,8 +320,7 @@ def test_structures_of_one_name_in_several_folders_have_names_of_their_own(tmp_p
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         ase.io.write(tmp_path / folder / "POSCAR", bulk("Cu"), format="vasp")
-    graphs = built(tmp_path, kind="ase", files=["*/POSCAR"], cutoff=3.0)
-    assert list(graphs.names) == ["a/POSCAR#0", "b/POSCAR#0"]
+    assert list(built(tmp_path, **ATOMS, files=["*/POSCAR"]).names) == ["a/POSCAR#0", "b/POSCAR#0"]
 
 
 def test_the_examples_of_the_page_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,58 +351,28 @@ def test_graphs_of_tables_are_told_apart_by_text_and_loops_stay_single(tmp_path:
 
 
 AB = {"name": "ab", "on": "edge", "shape": [2], "parity": "vector", "key": ["a", "b"]}
-TWO_WAYS = {
-    "a column twice": ("graph,x,x\n0,1,2\n", "graph,sender,receiver\n", {}, "nodes.csv has several columns x"),
-    "one direction": (
-        "x\n1\n2\n3\n",
-        "sender,receiver\n0,1\n1,0\n1,2\n",
-        {},
-        "the pair 1, 2 is listed in one direction",
-    ),
-    "every pair once": (
-        "x\n1\n2\n",
-        "sender,receiver\n0,1\n",
-        {},
-        "every pair is listed in one direction; say undirected = true",
-    ),
-    "a negative node": ("x\n1\n2\n", "sender,receiver\n0,-1\n", {"undirected": True}, "-1"),
-    "vectors of edges": (
+BOTH = {"undirected": True}
+CELL = {"kind": "npz", "files": ["c.npz"], "positions": "pos", "cutoff": 0.9, "cell": "cell", "periodic": True}
+ENDS = "sender,receiver\n"
+TWO_WAYS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("graph,x,x\n0,1,2\n", f"graph,{ENDS}", {}, "nodes.csv has several columns x"),
+    ("x\n1\n2\n3\n", f"{ENDS}0,1\n1,0\n1,2\n", {}, "the pair 1, 2 is listed in one direction"),
+    ("x\n1\n2\n", f"{ENDS}0,1\n", {}, "every pair is listed in one direction; say undirected = true"),
+    ("x\n1\n2\n", f"{ENDS}0,-1\n", BOTH, "-1"),
+    (
         "x\n1\n2\n",
         "sender,receiver,a,b\n0,1,1,2\n",
-        {"undirected": True, "fields": [AB]},
-        "ab is a vector of edges, and the reverse of an edge may have it turned round or not",
+        {**BOTH, "fields": [AB]},
+        "ab is a vector of edges, and the reverse",
     ),
-    "columns of two lengths": ("", "sender,receiver\n", {"files": ["a.npz"]}, "a.npz: columns of different lengths"),
-    "a node listed twice": (
-        "",
-        "",
-        {"kind": "networkx", "files": ["g.json"], "edges": None},
-        "the node 1 is listed twice",
-    ),
-    "a site of two elements": (
-        "",
-        "",
-        {"kind": "ase", "files": ["a.json"], "edges": None, "fields": [], "cutoff": 3.0},
-        "site 0 is occupied by",
-    ),
-    "a cell of three graphs": (
-        "",
-        "",
-        {
-            "kind": "npz",
-            "files": ["c.npz"],
-            "positions": "pos",
-            "cutoff": 0.9,
-            "cell": "cell",
-            "periodic": True,
-            "edges": None,
-        },
-        "cell of shape (3, 3) is one cell, or the lengths of three boxes",
-    ),
-}
+    ("", ENDS, {"files": ["a.npz"]}, "a.npz: columns of different lengths"),
+    ("", "", {"kind": "networkx", "files": ["g.json"], "edges": None}, "the node 1 is listed twice"),
+    ("", "", {**ATOMS, "files": ["a.json"], "edges": None}, "site 0 is occupied by"),
+    ("", "", {**CELL, "edges": None}, "cell of shape (3, 3) is one cell, or the lengths of three boxes"),
+]
 
 
-@pytest.mark.parametrize(("nodes", "edges", "more", "words"), TWO_WAYS.values(), ids=TWO_WAYS)
+@pytest.mark.parametrize(("nodes", "edges", "more", "words"), TWO_WAYS, ids=[words for *_, words in TWO_WAYS])
 def test_files_that_could_be_read_in_two_ways_are_refused(
     nodes: str, edges: str, more: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
@@ -446,23 +387,16 @@ def test_files_that_could_be_read_in_two_ways_are_refused(
     refused(tmp_path, words, **{key: value for key, value in table.items() if value is not None})
 
 
-def test_images_of_one_name_have_rows_of_their_own_and_lossy_ones_are_refused(tmp_path: Path) -> None:
-    image = np.arange(4).reshape(2, 2)
+def test_images_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
     for folder in ("d1", "d2"):
         (tmp_path / folder).mkdir()
-        np.save(tmp_path / folder / "v.npy", image)
-    rows = [
-        f"{folder}/v.npy,{grain},{10 * place + grain}"
-        for place, folder in enumerate(("d1", "d2"))
-        for grain in range(4)
-    ]
+        np.save(tmp_path / folder / "v.npy", np.arange(4).reshape(2, 2))
+    rows = [f"d{place}/v.npy,{grain},{10 * place + grain}" for place in (1, 2) for grain in range(4)]
     (tmp_path / "grains.csv").write_text("\n".join(["file,grain,x", *rows]))
     table = {"kind": "voxels", "files": ["d1", "d2"], "grains": "grains.csv", "fields": [X]}
-    assert built(tmp_path, **table)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert built(tmp_path, **table)["x"].tolist() == [10, 11, 12, 13, 20, 21, 22, 23]
     (tmp_path / "grains.csv").write_text("\n".join(["file,grain,x", *(f"v.npy,{grain},1" for grain in range(4))]))
     refused(tmp_path, "grains.csv and d1/v.npy have other grains", **table)
-    Image.fromarray(image.astype(np.uint8)).save(tmp_path / "v.jpg")
-    refused(tmp_path, "v.jpg is no image of grains", kind="voxels", files=["v.jpg"], fields=[])
 
 
 def structure(**changes: Any) -> dict[str, Any]:
@@ -470,29 +404,25 @@ def structure(**changes: Any) -> dict[str, Any]:
     return {"@class": "Structure", "lattice": {"matrix": (np.eye(3) * 3.6).tolist()}, "sites": sites, **changes}
 
 
-@pytest.mark.parametrize(
-    "value, words",
-    [
-        (
-            [{"initial": structure(), "final": structure()}],
-            "structure 0 has several structures, initial, final; keep one",
-        ),
-        (
-            {"index": [0], "columns": ["structure"], "data": [[structure()]] * 2},
-            "index, columns and data have different lengths",
-        ),
-        (
-            {"index": [0], "columns": ["structure", "y"], "data": [[structure()]]},
-            "index, columns and data have different lengths",
-        ),
-        (structure(lattice={"a": 3.6, "b": 3.6, "c": 3.6}), "structure 0 has no matrix of a cell with a volume"),
-        (structure(lattice={"matrix": [[1, 0, 0], [2, 0, 0], [0, 0, 1]]}), "has no matrix of a cell with a volume"),
-        (structure(sites=[]), "structure 0 has no sites"),
-    ],
-)
+def columns(*names: str, rows: int = 1) -> dict[str, Any]:
+    return {"index": [0], "columns": names, "data": [[structure()]] * rows}
+
+
+FLAT = {"matrix": [[1, 0, 0], [2, 0, 0], [0, 0, 1]]}
+NO_STRUCTURE: list[tuple[Any, str]] = [
+    ([{"initial": structure(), "final": structure()}], "structure 0 has several structures, initial, final; keep one"),
+    (columns("structure", rows=2), "index, columns and data have different lengths"),
+    (columns("structure", "y"), "index, columns and data have different lengths"),
+    (structure(lattice={"a": 3.6, "b": 3.6, "c": 3.6}), "structure 0 has no matrix of a cell with a volume"),
+    (structure(lattice=FLAT), "has no matrix of a cell with a volume"),
+    (structure(sites=[]), "structure 0 has no sites"),
+]
+
+
+@pytest.mark.parametrize("value, words", NO_STRUCTURE)
 def test_json_that_is_no_whole_structure_is_refused(value: Any, words: str, tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps(value))
-    refused(tmp_path, words, kind="ase", files=["s.json"], cutoff=4.0, fields=[])
+    refused(tmp_path, words, **ATOMS, files=["s.json"])
 
 
 GRID = """<Grid Name="{frame}" GridType="Uniform"><Time Value="{time}"/>
@@ -501,43 +431,44 @@ GRID = """<Grid Name="{frame}" GridType="Uniform"><Time Value="{time}"/>
 <Attribute Name="u" AttributeType="Scalar" Center="Node"><DataItem DataType="Float" Dimensions="4" Format="XML" Precision="8">1 2 3 4</DataItem></Attribute></Grid>"""
 
 
-def moving(path: Path, scales: list[float], times: list[float], cells: list[str]) -> None:
+COLLECTION = """<Xdmf Version="3.0"><Domain><Grid Name="t" GridType="Collection" CollectionType="Temporal">
+{}</Grid></Domain></Xdmf>"""
+SQUARE = "0 1 2 0 2 3"
+NEXT = {"name": "next", "on": "node", "role": "target", "key": "u", "step": 1}
+
+
+def moving(path: Path, scales: list[float], times: list[float], cells: list[str]) -> dict[str, Any]:
     """Write frames with points and cells of their own, as ParaView does."""
     frames = []
     for frame, (scale, time, triangles) in enumerate(zip(scales, times, cells)):
         points = " ".join(str(scale * one) for one in (0, 0, 1, 0, 1, 1, 0, 1))
         count = len(triangles.split()) // 3
         frames.append(GRID.format(frame=frame, time=time, count=count, cells=triangles, points=points))
-    path.write_text(
-        '<Xdmf Version="3.0"><Domain><Grid Name="t" GridType="Collection" CollectionType="Temporal">'
-        + "".join(frames)
-        + "</Grid></Domain></Xdmf>"
-    )
+    path.write_text(COLLECTION.format("".join(frames)))
+    return {"kind": "mesh", "files": [path.name]}
 
 
 def test_meshes_that_move_or_change_are_read_frame_by_frame(tmp_path: Path) -> None:
-    fields = [{"name": "u", "on": "node"}, {"name": "next", "on": "node", "role": "target", "key": "u", "step": 1}]
-    moving(tmp_path / "a.xdmf", [1, 2, 3], [0, 1, 2], ["0 1 2 0 2 3"] * 3)
-    graphs = built(tmp_path, kind="mesh", files=["a.xdmf"], fields=fields)
+    table = moving(tmp_path / "a.xdmf", [1, 2, 3], [0, 1, 2], [SQUARE] * 3)
+    graphs = built(tmp_path, **table, fields=[U, NEXT])
     np.testing.assert_array_equal(graphs.positions[4:], 2 * graphs.positions[:4])
-    moving(tmp_path / "b.xdmf", [1, 1], [0, 1], ["0 1 2 0 2 3", "0 1 3 1 2 3"])
-    assert pairs(built(tmp_path, kind="mesh", files=["b.xdmf"], fields=fields[:1])) >= {(0, 2), (5, 7)}
-    refused(tmp_path, "b.xdmf#0: the frame +1 later has another mesh", kind="mesh", files=["b.xdmf"], fields=fields)
+    table = moving(tmp_path / "b.xdmf", [1, 1], [0, 1], [SQUARE, "0 1 3 1 2 3"])
+    assert pairs(built(tmp_path, **table, fields=[U])) >= {(0, 2), (5, 7)}
+    refused(tmp_path, "b.xdmf#0: the frame +1 later has another mesh", **table, fields=[U, NEXT])
 
 
 @pytest.mark.parametrize("times", [[2, 0, 1], [0, 0, 1], [0, 1, 5]])
 def test_steps_are_of_equal_time_or_the_model_reads_the_time(times: list[float], tmp_path: Path) -> None:
-    moving(tmp_path / "a.xdmf", [1] * 3, times, ["0 1 2 0 2 3"] * 3)
-    fields = [{"name": "u", "on": "node"}, {"name": "next", "on": "node", "role": "target", "key": "u", "step": 1}]
-    refused(tmp_path, "a.xdmf: frames are not equally spaced in time", kind="mesh", files=["a.xdmf"], fields=fields)
+    table = moving(tmp_path / "a.xdmf", [1] * 3, times, [SQUARE] * 3)
+    refused(tmp_path, "a.xdmf: frames are not equally spaced in time", **table, fields=[U, NEXT])
     time = [{"name": "now", "on": "graph", "key": "time"}, {"name": "then", "on": "graph", "key": "time", "step": 1}]
-    graphs = built(tmp_path, kind="mesh", files=["a.xdmf"], fields=fields + time)
+    graphs = built(tmp_path, **table, fields=[U, NEXT, *time])
     assert graphs["now"].tolist() == times[:2] and graphs["then"].tolist() == times[1:]
-    lead = {"name": "lead", "on": "graph", "key": "lead_time", "step": 1}
+    lead = {**table, "fields": [U, NEXT, {"name": "lead", "on": "graph", "key": "lead_time", "step": 1}]}
     if min(np.diff(times)) > 0:
-        assert built(tmp_path, kind="mesh", files=["a.xdmf"], fields=[*fields, lead])["lead"].tolist() == [1, 4]
+        assert built(tmp_path, **lead)["lead"].tolist() == [1, 4]
     else:
-        refused(tmp_path, "leads to no later frame", kind="mesh", files=["a.xdmf"], fields=[*fields, lead])
+        refused(tmp_path, "leads to no later frame", **lead)
 
 
 @pytest.mark.parametrize("pages", ["one by one", "in time"])
@@ -580,4 +511,4 @@ def test_folders_have_dots_and_brackets(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     ase.io.write(folder / "b [1].xyz", bulk("Cu"))
     for files in (["data.v2"], ["data.v2/b [1].xyz"], ["data.v2/*.xyz"]):
-        assert len(built(tmp_path / "d [x] *", kind="ase", files=files, cutoff=3.0, fields=[])) == 1
+        assert len(built(tmp_path / "d [x] *", **ATOMS, files=files)) == 1
