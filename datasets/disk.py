@@ -286,17 +286,14 @@ class DiskStore(Access):
         For what is kept outside it: a fingerprint is what a manifest claims, and another store may claim the same.
         InputError where a file is gone.
         """
-        files = [
-            *(path / MANIFEST for path in self.paths),
-            *(file for part in self.parts for file in part_files(part.path).values()),
-        ]
+        files = [path / MANIFEST for path in self.paths]
+        files += [file for part in self.parts for file in part_files(part.path).values()]
         try:
             stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; copy the whole store again") from error
-        return digest(
-            {"place": [str(path.resolve()) for path in self.paths], "files": stamps, "fingerprint": self.fingerprint}
-        )
+        place = [str(path.resolve()) for path in self.paths]
+        return digest({"place": place, "files": stamps, "fingerprint": self.fingerprint})
 
     def __len__(self) -> int:
         return self.manifest.graphs
@@ -312,9 +309,8 @@ class DiskStore(Access):
     @property
     def direct(self) -> bool:
         """True for graphs copied out of the system's cache of files."""
-        return all(
-            part.reader.direct for part in self.parts[: None if len(self.paths) > 1 else 1]
-        )  # one engine per store
+        parts = self.parts if len(self.paths) > 1 else self.parts[:1]  # one engine per store
+        return all(part.reader.direct for part in parts)
 
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
@@ -435,14 +431,11 @@ def joined_attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     """
     first = attributes[0]
     shared = {key: value for key, value in first.items() if all(key in one and one[key] == value for one in attributes)}
-    files = (
-        {"files": [file for one in attributes for file in one["files"]]}
-        if all("files" in one for one in attributes)
-        else {}
-    )
-    rest = [{key: value for key, value in one.items() if key not in {*shared, *files}} for one in attributes]
+    if all("files" in one for one in attributes):
+        shared |= {"files": [file for one in attributes for file in one["files"]]}
+    rest = [{key: value for key, value in one.items() if key not in shared} for one in attributes]
     close = {CLOSE_NUCLEI: True} if any(one.get(CLOSE_NUCLEI) for one in attributes) else {}
-    return {**shared, **files, **close, **({"merged": rest} if any(rest) else {})}
+    return {**shared, **close, **({"merged": rest} if any(rest) else {})}
 
 
 def open_store(path: StorePlace | str | Sequence[Path | str]) -> DiskStore:

@@ -87,7 +87,8 @@ def fit_normalisation(
     references: dict[str, dict[int, float]] = {}
     for field in inputs:
         if not field.classes:
-            scales[field.name] = _scale(survey, _known(fields_by_name, field.name))
+            field = _known(fields_by_name, field.name)
+            scales[field.name] = _scale_of(survey.summary(field), field)
     for target in targets:
         field = _known(fields_by_name, target.field.name)
         if target.references:
@@ -101,7 +102,7 @@ def fit_normalisation(
             factors = label_factors(field, fields, store.attributes, store.dim)
             scales |= _extensive_scales(survey, field, fields, factors, references.get(field.name, {}))
         else:
-            scales[field.name] = _scale(survey, field, centred=target.centred)
+            scales[field.name] = _scale_of(survey.summary(field), field, centred=target.centred)
     for total in {target.total for target in targets if target.total is not None}:
         scales |= _scales_with_total(scales, total, [target.field for target in targets if target.total == total])
     return Normalisation(scales=scales, references=references)
@@ -128,10 +129,6 @@ def _known(fields_by_name: dict[str, Field], name: str) -> Field:
 def joint_scale(summaries: Sequence[FieldSummary], field: Field) -> Scale:
     """Return the scale of an input that several data sets share."""
     return _scale_of(merge_summaries(summaries), field)
-
-
-def _scale(survey: Survey, field: Field, *, centred: bool = True) -> Scale:
-    return _scale_of(survey.summary(field), field, centred=centred)
 
 
 def _scale_of(summary: FieldSummary, field: Field, *, centred: bool = True) -> Scale:
@@ -231,7 +228,8 @@ def _extensive_scales(
 ) -> dict[str, Scale]:
     """Return one std for an energy and its derivatives, in their units."""
     if "forces" in derived:
-        std = _scale(survey, derived["forces"], centred=False).std[0] / factors["forces"]
+        forces = derived["forces"]
+        std = _scale_of(survey.summary(forces), forces, centred=False).std[0] / factors["forces"]
     else:
         std = _rms_per_node(survey, field, references)
     std = std if std > 0 else 1.0

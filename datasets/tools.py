@@ -24,7 +24,7 @@ from hydragnn.datasets.fit import precision_notes
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import StoreManifest, checksum, cutoff_of, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
-from hydragnn.datasets.part_texts import TextsReader, texts_path
+from hydragnn.datasets.part_texts import texts_path
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.labels import parted_settings
 from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked, stored_label
@@ -138,9 +138,7 @@ def store_notes(store: DiskStore) -> tuple[str, ...]:
 
 
 def _notes(store: DiskStore, defects: Defects) -> tuple[str, ...]:
-    return tuple(
-        defect.sentence(name, len(store), stored_label(store, defect.first)) for name, defect in defects.items()
-    )
+    return tuple(one.sentence(name, len(store), stored_label(store, one.first)) for name, one in defects.items())
 
 
 def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
@@ -148,14 +146,11 @@ def present_graphs(store: GraphStore, field: Field) -> NDArray[np.bool_]:
     disk = disk_store(store)
     if disk is None:
         return store.column(field.name).present
-    return np.concatenate(
-        [
-            part.rows(mask_name(field), 0, part.info.graphs) != 0
-            if field.name in part.info.masked
-            else np.ones(part.info.graphs, dtype=np.bool_)
-            for part in disk.parts
-        ]
-    )
+    present = [np.ones(part.info.graphs, dtype=np.bool_) for part in disk.parts]
+    for own, part in zip(present, disk.parts):
+        if field.name in part.info.masked:
+            own[:] = part.rows(mask_name(field), 0, part.info.graphs) != 0
+    return np.concatenate(present)
 
 
 def label_numbers(store: DiskStore, field: Field) -> tuple[int, int]:
@@ -348,15 +343,11 @@ def _broken_files(part: PartFile) -> Iterator[str]:
             yield str(error)
 
 
-def _names_from(texts: TextsReader, start: int, rows: Int64[ndarray, " rows"]) -> list[str]:
-    return texts.read(NAME, rows + start)
-
-
 def _check_content(
     part: PartFile, manifest: StoreManifest, first: int, nearest: dict[str, tuple[float, int]]
 ) -> tuple[NDArray[Any], list[str], list[tuple[Defects, int]]]:
     """Return digests, faults and oddities of a part's graphs; add nearest nuclei."""
-    cutoff = cutoff_of(manifest.attributes)
+    cutoff, angstrom = cutoff_of(manifest.attributes), angstrom_of(manifest.attributes, manifest.fields)
     defects: list[tuple[Defects, int]] = []
     collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
     for start in range(0, part.info.graphs, BLOCK):
@@ -371,15 +362,10 @@ def _check_content(
                 problems.append(f"{where}: {changed_sentence(first + start + int(different[0]))}")
             batch = gather(flat, np.arange(stop - start))
             if part.texts is not None:
-                read = partial(_names_from, part.texts, start)
-                batch = batch.with_texts({NAME: Texts.unread(read, stop - start)})
+                names = Texts.unread(partial(part.texts.read, NAME), part.info.graphs)
+                batch = batch.with_texts({NAME: names.select(slice(start, stop))})
             check_structure(batch)
-            wrong = graph_problems(
-                batch,
-                range(first + start, first + stop),
-                cutoff=cutoff,
-                angstrom=angstrom_of(manifest.attributes, manifest.fields),
-            )
+            wrong = graph_problems(batch, range(first + start, first + stop), cutoff=cutoff, angstrom=angstrom)
             problems += [f"{part.path}, {problem}" for problem in list(wrong.values())[:LISTED]]
             if len(wrong) > LISTED:
                 problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")

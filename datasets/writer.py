@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartWriter, engine_named, engine_of, part_name
 from hydragnn.datasets.manifest import (
     MANIFEST,
+    FileChecksum,
     PartInfo,
     StoreManifest,
     checksum,
@@ -40,15 +40,6 @@ BLOCK_BYTES = 1 << 26
 UNFINISHED_MANIFEST = rf"\.{re.escape(MANIFEST)}\.\d+\.tmp"
 UNFINISHED_PART = r"\.?(\d+\.)?part-\d{5,}\.\w+(\.texts\.gz)?(\.json)?(\.\d+\.tmp)?"
 """Names of files that a writer makes before the store is complete."""
-
-
-@dataclass(slots=True)
-class _Block:
-    """Graphs that wait to be written, and how many bytes they take."""
-
-    waiting: list[FlatGraphs]
-    graphs: int = 0
-    bytes: int = 0
 
 
 class StoreWriter:
@@ -88,7 +79,8 @@ class StoreWriter:
         self.name = part_name(part or 0, self.backend)
         self._temporary = path / f".{os.getpid()}.{self.name}"
         self._texts = TextsWriter(texts_path(self._temporary))
-        self._block = _Block(waiting=[])
+        self._waiting: list[FlatGraphs] = []
+        self._waiting_bytes = 0
         self._blocks: list[tuple[int, int, int]] = []
         self._stored: dict[str, list[int]] = {}
         self._masked: set[str] = set()
@@ -133,18 +125,17 @@ class StoreWriter:
 
     def _add(self, flat: FlatGraphs, defects: dict[str, Defect]) -> None:
         self._defects = joined_defects([(self._defects, 0), (defects, self.graphs)])
-        self._block.waiting.append(flat)
-        self._block.graphs += len(flat)
-        self._block.bytes += sum(array.nbytes for array in flat.arrays.values())
+        self._waiting.append(flat)
+        self._waiting_bytes += sum(array.nbytes for array in flat.arrays.values())
         self.graphs += len(flat)
-        if self._block.graphs >= BLOCK_GRAPHS or self._block.bytes >= BLOCK_BYTES:
+        if self.graphs - self._rows["graph"] >= BLOCK_GRAPHS or self._waiting_bytes >= BLOCK_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._block.waiting:
+        if not self._waiting:
             return
-        flat = join(self._block.waiting)
-        self._block = _Block(waiting=[])
+        flat = join(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
         digests = graph_digests(flat)
         arrays = _disk_arrays(flat, digests, self._rows)
         number = len(self._blocks)
@@ -177,17 +168,20 @@ class StoreWriter:
     def _finish_part(self) -> PartInfo:
         """Close the part, flush it to disk and give it its name."""
         final = self.path / self.name
-        files, texts = {}, None
+        files: dict[str, FileChecksum] = {}
+        texts = None
         if self._engine is not None:
             engine, self._engine = self._engine, None
             engine.close()
             for file in part_files(self._temporary).values():
                 _flush_file(file)
-            names = part_files(self._temporary)
-            files = {
-                self.name if name == self._temporary.name else name: checksum(file) for name, file in names.items()
-            }
-            texts = self._finish_texts(texts_path(final))
+            for name, file in part_files(self._temporary).items():
+                files[self.name if name == self._temporary.name else name] = checksum(file)
+            if self._texts.graphs:
+                _flush_file(self._texts.path)
+                own = {"graphs": self._texts.graphs, "members": self._texts.members}
+                texts = TextsInfo(**own, blake2b=checksum(self._texts.path).blake2b)
+                self._texts.path.rename(texts_path(final))
             self._temporary.rename(final)
             flush_directory(self.path)
         return PartInfo(
@@ -207,15 +201,6 @@ class StoreWriter:
             defects=self._defects,
             missing=self._missing,
         )
-
-    def _finish_texts(self, final: Path) -> TextsInfo | None:
-        """Flush and rename the file of texts; None where there are none."""
-        if not self._texts.graphs:
-            return None
-        _flush_file(self._texts.path)
-        content = checksum(self._texts.path)
-        self._texts.path.rename(final)
-        return TextsInfo(graphs=self._texts.graphs, members=self._texts.members, blake2b=content.blake2b)
 
     def close(self) -> None:
         """Complete the part or the store; InputError without graphs or space."""
@@ -262,10 +247,7 @@ class StoreWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        self.close() if kind is None else self.abort()
 
 
 def _disk_arrays(flat: FlatGraphs, digests: Array, rows: dict[str, int]) -> dict[str, Array]:

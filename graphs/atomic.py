@@ -81,15 +81,13 @@ def from_ase(
     senders, receivers, shifts = search(positions, cell, periodic, cutoff, max_neighbours, name=name)
     optional = set(optional)
     labels = labels_of(atoms, fields, keys or {}, optional, name)
+    on_nodes = {field.name: value for field, value in labels if field.on == "node"}
     graph = graph_from_arrays(
         positions,
         senders,
         receivers,
         fields=[ATOMIC_NUMBERS_FIELD, *(field for field, _ in labels)],
-        nodes={
-            ATOMIC_NUMBERS: np.asarray(atoms.numbers),
-            **{field.name: value for field, value in labels if field.on == "node"},
-        },
+        nodes={ATOMIC_NUMBERS: np.asarray(atoms.numbers), **on_nodes},
         graphs={field.name: value for field, value in labels if field.on == "graph"},
         edge_shifts=shifts @ cell,
         cell=np.asarray(atoms.cell.array, dtype=np.float64),
@@ -176,22 +174,16 @@ def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
     stored, own = _stored_label(atoms, field, key, name), value_on(atoms, field, key)
     if field.shape == (3, 3):
         stored, own = (None if value is None else _as_tensor(np.asarray(value)) for value in (stored, own))
-    # values agree up to the digits of a text file
-    if (
-        stored is not None
-        and own is not None
-        and not (np.shape(stored) == np.shape(own) and np.allclose(stored, own, rtol=1e-6, atol=1e-8, equal_nan=True))
+    both = stored is not None and own is not None  # values agree up to the digits of a text file
+    if both and not (
+        np.shape(stored) == np.shape(own) and np.allclose(stored, own, rtol=1e-6, atol=1e-8, equal_nan=True)
     ):
         raise InputError(
             f"{name} has two values of {key} that differ: one among the results of its calculator, one in {_place(field)}; remove one"
         )
     value = own if stored is None else stored
-    if (
-        value is not None
-        and key == "stress"
-        and field.shape == (3, 3)
-        and not (np.any(atoms.pbc) and np.linalg.det(atoms.cell.array))
-    ):
+    is_stress = value is not None and key == "stress" and field.shape == (3, 3)
+    if is_stress and not (np.any(atoms.pbc) and np.linalg.det(atoms.cell.array)):
         raise InputError(
             f"{name} has a stress and no volume (no periodic axis, or a cell vector of length zero); give its cell, or take the "
             f"stress out of the structure and list {field.name} as optional"
@@ -208,13 +200,20 @@ def _stored_label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
     results = getattr(atoms.calc, "results", {})
     if not results:
         return None
+    from ase.calculators.singlepoint import SinglePointCalculator
     from ase.io.extxyz import REV_PROPERTY_NAME_MAP  # half a second, which runs need not wait for
 
     also = REV_PROPERTY_NAME_MAP.get(key, key) if field.on == "node" else key
     stored = next((known for known in (key, also) if known in results), None)
     if stored is None:
         return None
-    value = _stored_result(atoms, stored)
+    # ASE compares the structure with the calculator's copy of it, within 1e-15, for every result; the same bits tell it in a tenth of the time
+    known = type(atoms.calc) is SinglePointCalculator and _is_same(atoms.calc.atoms, atoms)
+    if known or isinstance(atoms.calc, ReadResults):
+        value = atoms.calc.results[stored]
+        value = value.copy() if isinstance(value, np.ndarray) else value
+    else:
+        value = atoms.calc.get_property(stored, atoms, allow_calculation=False)
     if value is None:
         raise InputError(
             f"{name}: the stored {key} belongs to other positions than these; recompute it, or set atoms.calc = None"
@@ -226,20 +225,6 @@ def value_on(atoms: Atoms, field: Field, key: str) -> Any:
     """Return what the structure, without its calculator, holds for a field."""
     value = (atoms.arrays if field.on == "node" else atoms.info).get(key)
     return number_in(value) if isinstance(value, str) else value
-
-
-def _stored_result(atoms: Atoms, key: str) -> Any:
-    """Return a stored result; None where the structure was changed since.
-
-    ASE compares the structure with the calculator's copy of it, within 1e-15, for every result; the same bits tell it in a tenth of the time.
-    """
-    from ase.calculators.singlepoint import SinglePointCalculator
-
-    known = type(atoms.calc) is SinglePointCalculator and _is_same(atoms.calc.atoms, atoms)
-    if known or isinstance(atoms.calc, ReadResults):
-        value = atoms.calc.results[key]
-        return value.copy() if isinstance(value, np.ndarray) else value
-    return atoms.calc.get_property(key, atoms, allow_calculation=False)
 
 
 def _is_same(one: Atoms, other: Atoms) -> bool:

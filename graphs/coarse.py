@@ -273,9 +273,8 @@ def between_middles(
     of_edge = owner.index_select(0, topology.receivers)
     longest = longest_of(vectors, finer.owner.index_select(0, receivers), finer.graphs)
     coarse_longest = longest_of(coarse, of_edge, finer.graphs)
-    scale = (
-        (longest / coarse_longest.clamp_min(torch.finfo(coarse_longest.dtype).tiny)).clamp_max(1.0).unsqueeze(1)
-    )  # [graphs, 1]
+    ratio = longest / coarse_longest.clamp_min(torch.finfo(coarse_longest.dtype).tiny)
+    scale = ratio.clamp_max(1.0).unsqueeze(1)  # [graphs, 1]
     return coarse * scale.index_select(0, of_edge), middles * scale.index_select(0, owner)
 
 

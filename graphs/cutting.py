@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.halo import Halo, Peers, Sections
-from hydragnn.graphs.topology import Topology
+from hydragnn.graphs.topology import Topology, counted_offsets
 
 UNEVEN = 1.1
 """Largest share of a rank, over the mean, with which graphs stay whole."""
@@ -166,7 +166,9 @@ def part_of_rank(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], peers: 
     of = rank_of_node.index_select(0, nodes)
     leaving, arriving = nodes[of == peers.rank], nodes[to == peers.rank]
     arriving = arriving[torch.argsort(of[to == peers.rank], stable=True)]  # in the order of the ranks that send them
-    rows = rows_of_part(batch, mine, arriving)
+    rows = torch.cat([mine.nonzero().squeeze(1), arriving.sort().values])
+    if batch.num_graphs > 1:  # graph by graph, copies last
+        rows = rows[torch.argsort(batch.owner("node")[rows], stable=True)]
     number = torch.full((batch.num_nodes,), -1).index_copy(0, rows, torch.arange(len(rows)))
     halo = Halo(
         peers=peers,
@@ -184,8 +186,8 @@ def part_of_rank(batch: GraphBatch, rank_of_node: Int[Tensor, " nodes"], peers: 
         positions=batch.positions[rows],
         topology=Topology.square(number[batch.senders[edges]], number[batch.receivers[edges]], len(rows)),
         edge_shifts=batch.edge_shifts[edges],
-        node_offsets=_offsets(batch.owner("node")[rows], batch.num_graphs),
-        edge_offsets=_offsets(batch.owner("edge")[edges], batch.num_graphs),
+        node_offsets=counted_offsets(batch.owner("node")[rows], batch.num_graphs),
+        edge_offsets=counted_offsets(batch.owner("edge")[edges], batch.num_graphs),
         nodes={name: value[rows] for name, value in batch.nodes.items()},
         edges={name: value[edges] for name, value in batch.edges.items()},
         halo=halo,
@@ -216,21 +218,6 @@ def sections_of(part: GraphBatch) -> Sections | None:
         copies=number[halo.rows],
         results=is_border[nodes].nonzero().squeeze(1),
     )
-
-
-def rows_of_part(
-    batch: GraphBatch, mine: Bool[Tensor, " nodes"], copies: Int[Tensor, " copies"]
-) -> Int[Tensor, " rows"]:
-    """Return the nodes of a part, graph by graph, copies last."""
-    owned = mine.nonzero().squeeze(1)
-    rows = torch.cat([owned, copies.sort().values])
-    if batch.num_graphs <= 1:
-        return rows
-    return rows[torch.argsort(batch.owner("node")[rows], stable=True)]
-
-
-def _offsets(owner: Tensor, graphs: int) -> Int[Tensor, " graphs_plus_one"]:
-    return torch.nn.functional.pad(torch.bincount(owner, minlength=graphs).cumsum(0), (1, 0))
 
 
 def _counts(ranks: Tensor, size: int) -> tuple[int, ...]:

@@ -58,7 +58,16 @@ def from_voronoi(
     >>> from_voronoi([[0.25, 0.5], [0.75, 0.5]], [1.0, 1.0], periodic=False)["volume"]
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    points, lengths, flags = _seeds(seeds, box, periodic, name)
+    points, lengths = np.array(seeds, dtype=np.float64), np.array(box, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] not in (2, 3) or not len(points):
+        raise InputError(f"{name}: seeds of shape {points.shape} are not [cells, 2] or [cells, 3]; give at least one")
+    if lengths.shape != (points.shape[1],) or not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise InputError(f"{name}: box {box} is not {points.shape[1]} positive edge lengths; give one per axis")
+    if not np.isfinite(points).all():
+        raise InputError(f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or inf; remove it")
+    flags = _axes(periodic, points.shape[1], name)
+    points = np.where(flags, points % lengths, points)
+    points = np.where(flags & (points >= lengths), 0.0, points)
     cells = _voronoi_cells(points, lengths, flags, name)
     return graph_from_arrays(
         points,
@@ -74,20 +83,6 @@ def from_voronoi(
         optional=optional,
         name=name,
     )
-
-
-def _seeds(seeds: Any, box: Any, periodic: Axes, name: str) -> tuple[ndarray, ndarray, ndarray]:
-    points = np.array(seeds, dtype=np.float64)
-    lengths = np.array(box, dtype=np.float64)
-    if points.ndim != 2 or points.shape[1] not in (2, 3) or not len(points):
-        raise InputError(f"{name}: seeds of shape {points.shape} are not [cells, 2] or [cells, 3]; give at least one")
-    if lengths.shape != (points.shape[1],) or not (np.isfinite(lengths) & (lengths > 0)).all():
-        raise InputError(f"{name}: box {box} is not {points.shape[1]} positive edge lengths; give one per axis")
-    if not np.isfinite(points).all():
-        raise InputError(f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or inf; remove it")
-    flags = _axes(periodic, points.shape[1], name)
-    points = np.where(flags, points % lengths, points)
-    return np.where(points >= lengths, np.where(flags, 0.0, points), points), lengths, flags
 
 
 def _axes(periodic: Axes, dim: int, name: str) -> ndarray:
@@ -122,7 +117,13 @@ def from_labels(
     >>> from_labels([[7, 7, 9], [7, 7, 9]])["volume"]
     tensor([4., 2.], dtype=torch.float64)
     """
-    image, steps, flags = _image(voxels, spacing, periodic, name)
+    image = np.asarray(voxels)
+    if image.dtype.kind not in "iu" or image.ndim not in (2, 3) or not image.size:
+        raise InputError(f"{name}: {image.dtype} image of shape {image.shape}; give integer labels on 2 or 3 axes")
+    steps = np.array([spacing] * image.ndim if np.ndim(spacing) == 0 else spacing, dtype=np.float64)
+    if steps.shape != (image.ndim,) or not (np.isfinite(steps) & (steps > 0)).all():
+        raise InputError(f"{name}: spacing {spacing} is not {image.ndim} positive lengths; give one, or one per axis")
+    flags = _axes(periodic, image.ndim, name)
     grain = grain_numbers(image, background)
     count = int(grain.max()) + 1
     if count == 0:
@@ -159,17 +160,6 @@ def grain_numbers(voxels: Any, background: int | None = None) -> Int[ndarray, "*
         return number
     hole = int(np.searchsorted(labels, background))
     return np.where(number == hole, -1, number - (number > hole))
-
-
-def _image(voxels: Any, spacing: Any, periodic: Axes, name: str) -> tuple[ndarray, ndarray, ndarray]:
-    image = np.asarray(voxels)
-    if image.dtype.kind not in "iu" or image.ndim not in (2, 3) or not image.size:
-        raise InputError(f"{name}: {image.dtype} image of shape {image.shape}; give integer labels on 2 or 3 axes")
-    steps = np.broadcast_to(np.asarray(spacing, dtype=np.float64), (image.ndim,)) if np.ndim(spacing) == 0 else None
-    steps = np.array(spacing, dtype=np.float64) if steps is None else steps
-    if steps.shape != (image.ndim,) or not (np.isfinite(steps) & (steps > 0)).all():
-        raise InputError(f"{name}: spacing {spacing} is not {image.ndim} positive lengths; give one, or one per axis")
-    return image, np.array(steps), _axes(periodic, image.ndim, name)
 
 
 def _centroids(
@@ -240,6 +230,7 @@ class _Cells:
     normals: Float[ndarray, "faces dim"]  # unit vectors out of the receiver
     volumes: Float[ndarray, " cells"]  # areas in two dimensions
     walls: Float[ndarray, "cells sides"]  # area on the low and high side of each axis
+    reach: float  # distance of the farthest corner from its seed
 
 
 def _voronoi_cells(
@@ -256,8 +247,8 @@ def _voronoi_cells(
         points, owner, image, wall = _ghosts(seeds, box, periodic, margin)
         complete = margin > 2 * float(box.max())
         cells = _faces(points, owner, image, wall, seeds, box)
-        if cells is not None and (complete or 2 * cells[1] <= margin):
-            return cells[0]
+        if cells is not None and (complete or 2 * cells.reach <= margin):
+            return cells
         if complete:
             raise InputError(f"{name}: the Voronoi cells of the seeds do not close; check seeds and box")
         margin *= 2
@@ -286,31 +277,29 @@ def _ghosts(
     """Return seeds, images and mirrors near the box, with walls (else -1)."""
     count, dim = seeds.shape
     index = np.arange(count)
-    points, owner, image, wall = [seeds], [index], [np.zeros((count, dim), dtype=np.int64)], [np.full(count, -1)]
+    none = (0,) * dim
+    found = [(seeds, index, none, -1)]  # points, their seeds, image and wall
     for offset in product(*[(-1, 0, 1) if flag else (0,) for flag in periodic]):
         moved = seeds + np.array(offset) * box
         near = ((moved > -margin) & (moved < box + margin)).all(axis=1)
         if any(offset):
-            points.append(moved[near])
-            owner.append(index[near])
-            image.append(np.tile(np.array(offset, dtype=np.int64), (int(near.sum()), 1)))
-            wall.append(np.full(int(near.sum()), -1))
+            found.append((moved[near], index[near], offset, -1))
     for axis in np.flatnonzero(~periodic):
         for side, plane in enumerate((0.0, box[axis])):
             near = np.abs(seeds[:, axis] - plane) < margin
             moved = seeds[near].copy()
             moved[:, axis] = 2 * plane - moved[:, axis]
-            points.append(moved)
-            owner.append(index[near])
-            image.append(np.zeros((int(near.sum()), dim), dtype=np.int64))
-            wall.append(np.full(int(near.sum()), 2 * axis + side))
-    return np.concatenate(points), np.concatenate(owner), np.concatenate(image), np.concatenate(wall)
+            found.append((moved, index[near], none, 2 * axis + side))
+    points, owner, image, wall = zip(*found)
+    counts = [*map(len, owner)]
+    images = np.repeat(np.array(image, dtype=np.int64), counts, axis=0)
+    return np.concatenate(points), np.concatenate(owner), images, np.repeat(np.array(wall), counts)
 
 
 def _faces(
     points: ndarray, owner: ndarray, image: ndarray, wall: ndarray, seeds: ndarray, box: ndarray
-) -> tuple[_Cells, float] | None:
-    """Return faces and the farthest corner; None where a cell is open."""
+) -> _Cells | None:
+    """Return the faces; None where a cell is open."""
     from scipy.spatial import QhullError, Voronoi
 
     count, dim = seeds.shape
@@ -333,28 +322,11 @@ def _faces(
         else _polygon_areas(flat, face, points[pairs[:, 1]] - points[pairs[:, 0]])
     )
     inside = np.where(pairs[:, 0] < count, pairs[:, 0], pairs[:, 1])
-    reach = float(np.linalg.norm(flat - points[inside][face], axis=1).max())
-    return _directed(points, owner, image, wall, pairs, areas, box, count), reach
-
-
-def _directed(
-    points: ndarray,
-    owner: ndarray,
-    image: ndarray,
-    wall: ndarray,
-    pairs: ndarray,
-    areas: ndarray,
-    box: ndarray,
-    count: int,
-) -> _Cells:
-    receivers = np.concatenate([pairs[:, 0], pairs[:, 1]])
-    others = np.concatenate([pairs[:, 1], pairs[:, 0]])
-    area = np.concatenate([areas, areas])
-    real = receivers < count
-    receivers, others, area = receivers[real], others[real], area[real]
+    ends, area = np.concatenate([pairs, pairs[:, ::-1]]), np.concatenate([areas, areas])
+    real = ends[:, 0] < count
+    (receivers, others), area = ends[real].T, area[real]
     across = points[others] - points[receivers]
     distance = np.linalg.norm(across, axis=1)
-    dim = points.shape[1]
     volumes = np.bincount(receivers, weights=area * distance / 2 / dim, minlength=count)
     walls = np.zeros((count, 2 * dim))
     at_wall = (wall[others] >= 0) & (owner[others] == receivers)
@@ -368,6 +340,7 @@ def _directed(
         normals=across[shared] / distance[shared, None],
         volumes=volumes,
         walls=walls,
+        reach=float(np.linalg.norm(flat - points[inside][face], axis=1).max()),
     )
 
 

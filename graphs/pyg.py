@@ -4,19 +4,18 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, columns_of
 from hydragnn.graphs.joining import unbatch
-from hydragnn.graphs.problems import GEOMETRY
+from hydragnn.graphs.problems import GEOMETRY, ITEMS
 from hydragnn.graphs.texts import NAME, NAME_KEYS, name_among
 from hydragnn.graphs.validate import AGREES, graph_from_arrays, node_indices, numbers_of
 
@@ -51,14 +50,8 @@ TURNED = ("edge_cell_shift", "edge_cell_shifts")
 """Attributes beside which row 0 of ``edge_index`` receives."""
 
 LENGTHS = (
-    "edge_length",
-    "edge_lengths",
-    "edge_len",
-    "edge_dist",
-    "edge_distance",
-    "edge_distances",
-    "distances",
-    "bond_dist",
+    *("edge_length", "edge_lengths", "edge_len", "edge_dist", "edge_distance", "edge_distances"),
+    *("distances", "bond_dist"),
 )
 VECTORS = ("edge_vec", "edge_vectors", "edge_vector", "bond_vec", "distance_vec", "_Rij")
 MAYBE_LENGTHS = ("edge_attr", "edge_weight")
@@ -104,58 +97,29 @@ def from_pyg(
     >>> from_pyg(data, [Field(name="y", on="graph", role="target")])["y"]
     tensor([2.])
     """
-    absent, keys = set(optional), keys or {}
-    declared, values = _values_of(data, fields, keys, columns or {}, absent, name)
-    geometry = _geometry_of(data, name, cutoff=cutoff, known={keys.get(f.name, f.name) for f in declared})
-    positions = geometry.positions
-    if positions is None:
-        count = data.num_nodes
-        if count is None:
-            raise InputError(f"{name}: the data has neither nodes nor positions; set pos, x or num_nodes")
-        positions = torch.zeros(count, 0)
-    graph = graph_from_arrays(
-        positions,
-        geometry.edge_index[0],
-        geometry.edge_index[1],
-        fields=declared,
-        nodes=values["node"],
-        edges=values["edge"],
-        graphs=values["graph"],
-        edge_shifts=geometry.shifts,
-        cell=geometry.cell,
-        periodic=geometry.periodic,
-        optional=absent,
-        name=name,
-    )
-    own = name_among({key: data[key] for key in NAME_KEYS if key in data})
-    return graph.with_texts({NAME: [own]}) if own else graph
-
-
-def _values_of(
-    data: Data,
-    fields: Iterable[Field],
-    keys: Mapping[str, str],
-    columns: Mapping[str, int | list[int]],
-    optional: Collection[str],
-    name: str,
-) -> tuple[list[Field], dict[str, dict[str, Tensor]]]:
-    """Return the fields that the data have, and their values by location."""
+    absent, keys, columns = set(optional), keys or {}, columns or {}
     declared: list[Field] = []
-    values: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    values: dict[str, dict[str, Tensor]] = {"nodes": {}, "edges": {}, "graphs": {}}
     for field in fields:
-        value = data.get(keys.get(field.name, field.name))
-        if value is None and field.name in optional:
+        key, where = keys.get(field.name, field.name), f"{name}, field {field.name}"
+        value = data.get(key)
+        if value is None and field.name in absent:
             continue
         if value is None:
-            key = keys.get(field.name, field.name)
             raise InputError(f"{name}: the data has no attribute {key}; {nearest(key, list(data.keys()))}")
         declared.append(field)
-        where = f"{name}, field {field.name}"
         value = numbers_of(value, where)
-        if field.name in columns:
-            value = columns_of(value, columns[field.name], where)
-        values[field.on][field.name] = _shaped(value, field)
-    return declared, values
+        value = columns_of(value, columns[field.name], where) if field.name in columns else value
+        values[ITEMS[field.on]][field.name] = _shaped(value, field)
+    geometry = _geometry_of(data, name, cutoff=cutoff, known={keys.get(f.name, f.name) for f in declared})
+    if geometry["positions"] is None:
+        if data.num_nodes is None:
+            raise InputError(f"{name}: the data has neither nodes nor positions; set pos, x or num_nodes")
+        geometry["positions"] = torch.zeros(data.num_nodes, 0)
+    given: dict[str, Any] = geometry | values
+    graph = graph_from_arrays(**given, fields=declared, optional=absent, name=name)
+    own = name_among({key: data[key] for key in NAME_KEYS if key in data})
+    return graph.with_texts({NAME: [own]}) if own else graph
 
 
 def to_pyg(batch: GraphBatch, *, whole: bool = False) -> list[Data]:
@@ -206,23 +170,12 @@ def _shaped(value: Tensor, field: Field) -> Tensor:
     return value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Geometry:
-    """Geometry of one graph; a shift moves the sender."""
-
-    positions: Tensor | None
-    edge_index: Int[Tensor, "2 edges"]
-    shifts: Tensor | None
-    cell: Tensor | None
-    periodic: Tensor | bool | None
-
-
 _Reading = tuple[Float[Tensor, "edges dim"], Float[Tensor, " edges"]]
 """Reading of an attribute: shifts of senders, and edge lengths."""
 
 
-def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: Collection[str] = ()) -> _Geometry:
-    """Return positions and images of data, whichever program wrote it.
+def _geometry_of(data: Data, name: str, *, cutoff: float | None, known: Collection[str]) -> dict[str, Any]:
+    """Return geometry as arguments of ``graph_from_arrays``, whichever program wrote it.
 
     Attributes are recognised by name. Whether a shift is a length or counts cell vectors, and which end it moves, is what
     the program of that name means if the lengths of edges agree: with lengths or vectors stored beside, with ``cutoff``, or else
@@ -248,7 +201,8 @@ def _geometry_of(data: Data, name: str, *, cutoff: float | None = None, known: C
         shifts = _shifts(data, positions, edge_index, cell, cutoff, known, name)
     if flags is None and cell is not None:
         periodic = None if shifts is None else _crossed(shifts, _square(cell, shifts.shape[1]))
-    return _Geometry(positions=positions, edge_index=edge_index, shifts=shifts, cell=cell, periodic=periodic)
+    ends = dict(zip(("senders", "receivers"), edge_index))
+    return {"positions": positions, **ends, "edge_shifts": shifts, "cell": cell, "periodic": periodic}
 
 
 def _tensor(value: Any) -> Tensor | None:

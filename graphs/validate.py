@@ -190,9 +190,8 @@ def validate(batch: GraphBatch, first: int = 0, *, cutoff: float | None = None, 
     1
     """
     check_structure(batch)
-    for problem in graph_problems(
-        batch, range(first, first + batch.num_graphs), cutoff=cutoff, angstrom=angstrom
-    ).values():
+    numbers = range(first, first + batch.num_graphs)
+    for problem in graph_problems(batch, numbers, cutoff=cutoff, angstrom=angstrom).values():
         raise InputError(problem)
     return batch
 

@@ -106,16 +106,10 @@ def load_pyg(path: Path) -> list[Any]:
     except (OSError, RuntimeError, EOFError, KeyError) as error:
         raise InputError(f"{path} cannot be read by torch.load ({error}); was it cut off?") from error
     if isinstance(loaded, tuple) and len(loaded) >= 2 and isinstance(loaded[0], dict):
-        return _separate(data.Data.from_dict(loaded[0]), loaded[1])
+        separate, collated = torch_geometric("data.separate").separate, data.Data.from_dict(loaded[0])
+        count = len(next(iter(loaded[1].values()))) - 1
+        return [separate(type(collated), collated, index, loaded[1], decrement=False) for index in range(count)]
     graphs = [loaded] if isinstance(loaded, data.Data | hetero) else loaded
     if not isinstance(graphs, list) or not all(isinstance(graph, data.Data | hetero) for graph in graphs):
         raise InputError(f"{path} holds {type(loaded).__name__}, not a list of torch_geometric Data; save such a list")
     return graphs
-
-
-def _separate(collated: Any, slices: Any) -> list[Any]:
-    from hydragnn.graphs.pyg import torch_geometric
-
-    separate = torch_geometric("data.separate").separate
-    count = len(next(iter(slices.values()))) - 1
-    return [separate(type(collated), collated, index, slices, decrement=False) for index in range(count)]
