@@ -149,24 +149,18 @@ def predicted(model: Path) -> str:
     return bits([found.status, found.domain, found.domain_scores, moment.mean, moment.std, moment.lower, moment.upper])
 
 
-def trained(config: Any, run: Path, *, resume: bool) -> str:
-    """What training comes to, but for its time."""
-    record = train(config, run, resume=resume)
+def trained_on(run: Path, store: Path | None = None) -> str:
+    """What the rest of an interrupted training comes to, but for its time."""
+    config = config_of(run.parent)
+    data = config.data.model_copy(update={"store": store or config.data.store})
+    record = train(config.model_copy(update={"data": data}), run, resume=store is None)
     return bits([record.curves, record.best, record.trivial, (run / "model" / "weights.safetensors").read_bytes()])
-
-
-def trained_on(run: Path) -> str:
-    """What the rest of an interrupted training comes to."""
-    return trained(config_of(run.parent), run, resume=True)
 
 
 def trained_anew(store: Path) -> str:
     """What training on a store comes to."""
-    config = config_of(store.parent)
-    run = store.parent / "new"
-    shutil.rmtree(run, ignore_errors=True)
-    data = config.data.model_copy(update={"store": store})
-    return trained(config.model_copy(update={"data": data}), run, resume=False)
+    shutil.rmtree(store.parent / "new", ignore_errors=True)
+    return trained_on(store.parent / "new", store)
 
 
 def status_of(campaign: Path) -> str:
@@ -271,10 +265,7 @@ def test_flips_over_all_kinds_of_files_are_never_silent(left: Path, tmp_path: Pa
         file.write_bytes(content)
         said = outcomes(left / name)
         refused[kind] += "" in said
-        silent += [
-            (kind, place, door.__name__)
-            for door, before, after in zip(DOORS[name], expected[name], said)
-            if after not in ("", before)
-        ]
+        doors = zip(DOORS[name], expected[name], said)
+        silent += [(kind, place, door.__name__) for door, before, after in doors if after not in ("", before)]
     assert not silent, silent
     assert sum(refused.values()) > FLIPS / 2 and len(kinds) > 50

@@ -5,8 +5,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +15,7 @@ import torch
 
 import hydragnn.datasets.writer
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import (
-    GraphStore,
-    MemoryStore,
-    StoreWriter,
-    check_store,
-    convert_store,
-    finish_store,
-    open_store,
-)
+from hydragnn.datasets import GraphStore, MemoryStore, StoreWriter, check_store, convert_store, finish_store, open_store
 from hydragnn.graphs import Field, GraphBatch, Topology, concatenate
 
 STRUCTURE = ("positions", "senders", "receivers", "edge_shifts", "cell", "periodic", "node_offsets", "edge_offsets")
@@ -41,16 +33,15 @@ def field_values(field: Field, items: int, rng: np.random.Generator) -> torch.Te
 def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int, periodic: bool = False) -> GraphBatch:
     rng = np.random.default_rng(seed)
     items = {"node": nodes, "edge": edges, "graph": 1}
-    values: dict[str, dict[str, torch.Tensor]] = {"node": {}, "edge": {}, "graph": {}}
-    for field in fields:
-        values[field.on][field.name] = field_values(field, items[field.on], rng)
-    flags = torch.tensor([[periodic, False, periodic and dim == 3]])
+    drawn = {field.name: field_values(field, items[field.on], rng) for field in fields}
+    flags, apart = (
+        torch.tensor([[periodic, False, periodic and dim == 3]]),
+        np.arange(nodes)[:, None] * np.eye(3)[1, :dim] * 5,
+    )
     side = 5.0 + rng.random()
     images = rng.integers(-1, 2, (edges, dim)) * flags[0, :dim].numpy()
     return GraphBatch(
-        positions=torch.from_numpy(
-            rng.standard_normal((nodes, dim)) + 5.0 * np.arange(nodes)[:, None] * np.eye(3)[1, :dim]
-        ),
+        positions=torch.from_numpy(rng.standard_normal((nodes, dim)) + apart),
         topology=Topology.square(
             torch.from_numpy(rng.integers(0, nodes, edges)),
             torch.from_numpy(np.sort(rng.integers(0, nodes, edges))),
@@ -61,11 +52,7 @@ def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int
         periodic=flags,
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edges]),
-        fields={field.name: field for field in fields},
-        nodes=values["node"],
-        edges=values["edge"],
-        graphs=values["graph"],
-    )
+    ).with_fields(drawn, fields=fields)
 
 
 NUMBERS = Field(name="atomic_numbers", on="node", classes=119, dtype="int64")
@@ -140,16 +127,15 @@ def small_blocks() -> Iterator[None]:
 def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
     """The graphs in a store on disk, by one writer or by several."""
     everything = concatenate(graphs)
-    fields = list(everything.fields.values())
+    fields, more = list(everything.fields.values()), {"dim": everything.dim, "attributes": {"unit": "Angstrom"}}
     if not parts:
-        with StoreWriter(path, fields, dim=everything.dim, attributes={"unit": "Angstrom"}) as writer:
+        with StoreWriter(path, fields, **more) as writer:
             for start in range(0, len(graphs), 3):
                 writer.write(concatenate(graphs[start : start + 3]))
         return open_store(path)
     for part in reversed(range(parts)):
-        share = graphs[part * len(graphs) // parts : (part + 1) * len(graphs) // parts]
-        with StoreWriter(path, fields, dim=everything.dim, attributes={"unit": "Angstrom"}, part=part) as writer:
-            for graph in share:
+        with StoreWriter(path, fields, **more, part=part) as writer:
+            for graph in graphs[part * len(graphs) // parts : (part + 1) * len(graphs) // parts]:
                 writer.write(graph)
     finish_store(path, parts)
     return open_store(path)
@@ -267,19 +253,21 @@ def test_hdf5_and_adios2_hold_the_same_bits_and_pass_their_check(corner: str, tm
     assert_same(first.read(order), second.read(order))
 
 
-@contextmanager
-def child() -> Iterator[int]:
-    """A forked process; the block runs in it when the number is 0."""
+def child(run: Callable[[], object]) -> int:
+    """The number of a forked process that does this."""
     number = os.fork()
     if number:
-        yield number
-        return
+        return number
     code = 1
     try:
-        yield 0
+        run()
         code = 0
     finally:
         os._exit(code)
+
+
+def write_fingerprint(path: Path, graphs: Sequence[int], answer: Path) -> None:
+    answer.write_text(MemoryStore(open_store(path).read(graphs)).fingerprint)
 
 
 @pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
@@ -288,13 +276,10 @@ def test_three_writers_parts_are_read_by_two_ranks(suffix: str, tmp_path: Path) 
     written(graphs, path, parts=3)
     everything = MemoryStore(graphs)
     for rank in range(2):
-        share = range(rank, len(graphs), 2)
-        with child() as number:
-            if number == 0:
-                (tmp_path / "answer").write_text(MemoryStore(open_store(path).read(share)).fingerprint)
-            else:
-                assert os.waitpid(number, 0)[1] == 0
-        assert (tmp_path / "answer").read_text() == MemoryStore(everything.read(share)).fingerprint
+        share, answer = range(rank, len(graphs), 2), tmp_path / "answer"
+        number = child(partial(write_fingerprint, path, share, answer))
+        assert os.waitpid(number, 0)[1] == 0
+        assert answer.read_text() == MemoryStore(everything.read(share)).fingerprint
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["one writer", "three writers"])
@@ -307,15 +292,12 @@ def test_a_killed_writer_leaves_a_readable_store_or_a_clear_error(suffix: str, p
     duration = time.monotonic() - start
     rng = np.random.default_rng(11)
     endings = []
-    for moment in [0.0, *rng.uniform(0, 1.2, 4)]:  # the first is killed before it has done anything
+    for moment in [0.0, *rng.uniform(0, 1.2, 3)]:  # the first is killed before it has done anything
         path = tmp_path / f"{moment:.4f}{suffix}"
-        with child() as number:
-            if number == 0:
-                written(graphs, path, parts)
-            else:
-                time.sleep(moment * duration)
-                os.kill(number, signal.SIGKILL)
-                os.waitpid(number, 0)
+        number = child(partial(written, graphs, path, parts))
+        time.sleep(moment * duration)
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
         try:
             assert open_store(path).fingerprint == expected
             assert check_store(path) == []

@@ -27,6 +27,7 @@ from tests.forked import Forked
 
 STORES = ("rings.h5", "rings.bp")
 FOLDERS = (*STORES, "run", "campaign", "ensemble")
+Ends = Callable[[list[object]], int]
 
 
 class Payload:
@@ -83,7 +84,7 @@ def commands(kind: str, folder: Path) -> Iterator[list[object]]:
 
 
 @pytest.fixture
-def ends_well(call: Callable[..., tuple[int, str, str]]) -> Callable[[list[object]], int]:
+def ends_well(call: Callable[..., tuple[int, str, str]]) -> Ends:
     """Calls the command line; anything but success or one sentence on what is wrong fails the test. Gives the exit code."""
 
     def calling(words: list[object]) -> int:
@@ -106,7 +107,7 @@ def files_of(kind: str, folder: Path) -> list[Path]:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_a_payload_in_any_file_of_a_folder_never_runs(
-    kind: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]
+    kind: str, received: Path, tmp_path: Path, ends_well: Ends
 ) -> None:
     marker, sound = tmp_path / "ran", tmp_path / "sound"
     payload = pickle.dumps(Payload(marker))
@@ -159,7 +160,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_runs_no_code_of_installed_modules_that_it_names(
-    name: str, received: Path, site: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]
+    name: str, received: Path, site: Path, tmp_path: Path, ends_well: Ends
 ) -> None:
     kind, file, section = NAMES[name]
     value = json.loads((received / file).read_text())
@@ -270,8 +271,9 @@ HOSTILE: tuple[Any, ...] = (None, -1, 10**30, "x", "../../x", [], [[1]], {}, {"a
 PROGRAM = "</text><script>alert(1)</script>"
 
 
-def with_each(table: dict[str, Any], values: Sequence[Any]) -> list[Any]:
-    """The same JSON object with each of its members replaced in turn by each of the values."""
+def with_each(path: Path, values: Sequence[Any]) -> list[Any]:
+    """A JSON object with each of its members replaced in turn by each of the values."""
+    table = json.loads(path.read_text())
     return [{**table, key: value} for key in table for value in values]
 
 
@@ -283,23 +285,18 @@ def write_value(path: Path, value: Any) -> None:
         path.write_text(json.dumps(value))
 
 
-FILES = (
-    ("run", "model/model.json"),
-    ("run", "record.json"),
-    ("campaign", "campaign.json"),
-    ("campaign", "trials/0000/record.json"),
-    ("ensemble", "ensemble.json"),
-    ("ensemble", "evaluation.json"),
-)
+FILES = {"run": "model/model.json record.json", "campaign": "campaign.json trials/0000/record.json"}
+FILES["ensemble"] = "ensemble.json evaluation.json"
+each_file = pytest.mark.parametrize("kind, file", [(kind, file) for kind in FILES for file in FILES[kind].split()])
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("kind, file", FILES)
+@each_file
 def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
-    kind: str, file: str, received: Path, ends_well: Callable[[list[object]], int]
+    kind: str, file: str, received: Path, ends_well: Ends
 ) -> None:
     path = received / kind / file
-    changed = [*with_each(json.loads(path.read_text()), HOSTILE), [], "x", None, 3]
+    changed = [*with_each(path, HOSTILE), [], "x", None, 3]
     for value in random.Random(0).sample(changed, 12):
         write_value(path, value)
         for words in commands(kind, received):
@@ -314,12 +311,10 @@ def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
             ends_well(words)
 
 
-@pytest.mark.parametrize("kind, file", FILES)
-def test_a_program_in_json_is_none_in_a_report(
-    kind: str, file: str, received: Path, ends_well: Callable[[list[object]], int]
-) -> None:
+@each_file
+def test_a_program_in_json_is_none_in_a_report(kind: str, file: str, received: Path, ends_well: Ends) -> None:
     path = received / kind / file
-    for value in random.Random(0).sample(with_each(json.loads(path.read_text()), [PROGRAM]), 3):
+    for value in random.Random(0).sample(with_each(path, [PROGRAM]), 3):
         write_value(path, value)
         ends_well(["report", received / kind, "--out", received / "report.html"])
         if (received / "report.html").exists():
@@ -327,25 +322,12 @@ def test_a_program_in_json_is_none_in_a_report(
             (received / "report.html").unlink()
 
 
-ATOMS = (
-    "a.traj",
-    "a.db",
-    "a.json",
-    "a.xyz",
-    "a.extxyz",
-    "a.cif",
-    "a.bundle",
-    "a.py",
-    "a.pckl",
-    "POSCAR",
-    "a.gpw",
-    "a.nc",
-)
+ATOMS = "a.traj a.db a.json a.xyz a.extxyz a.cif a.bundle a.py a.pckl POSCAR a.gpw a.nc"
 
 
-@pytest.mark.parametrize("name", ATOMS)
+@pytest.mark.parametrize("name", ATOMS.split())
 def test_structures_and_data_from_strangers_are_no_programs(
-    name: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]
+    name: str, received: Path, tmp_path: Path, ends_well: Ends
 ) -> None:
     marker = tmp_path / "ran"
     (tmp_path / name).write_bytes(pickle.dumps(Payload(marker), protocol=0))

@@ -1,6 +1,7 @@
 """Graphs of an ADIOS2 store are read in any order with the bits that were written."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +20,12 @@ def graph(number: int, *, labelled: bool) -> GraphBatch:
     """A ring of 2 to 6 nodes; a periodic one has shifts."""
     rng, nodes, periodic = np.random.default_rng(number), 2 + number % 5, number >= 40
     ends = np.arange(nodes)
-    return graph_from_arrays(
-        rng.normal(size=(nodes, 3)),
-        ends,
-        (ends + 1) % nodes,
-        fields=[CHARGE, WEIGHT] if labelled else [CHARGE],
-        nodes={"charge": rng.normal(size=nodes).astype(np.float32)},
-        graphs={"weight": rng.normal()} if labelled else {},
-        edge_shifts=9.0 * rng.integers(-1, 2, (nodes, 3)) if periodic else None,
-        cell=9.0 * np.eye(3) if periodic else None,
-        periodic=periodic,
-    )
+    more: dict[str, Any] = {"fields": [CHARGE], "nodes": {"charge": rng.normal(size=nodes).astype(np.float32)}}
+    if labelled:
+        more |= {"fields": [CHARGE, WEIGHT], "graphs": {"weight": rng.normal()}}
+    if periodic:
+        more |= {"edge_shifts": 9.0 * rng.integers(-1, 2, (nodes, 3)), "cell": 9.0 * np.eye(3), "periodic": True}
+    return graph_from_arrays(rng.normal(size=(nodes, 3)), ends, (ends + 1) % nodes, **more)
 
 
 @pytest.fixture

@@ -24,13 +24,22 @@ FIELDS = (Field(name="size", on="node"),)
 ARRAY = "positions"
 
 
+def written(path: Path, *texts: dict[str, list[str]]) -> Path:
+    with StoreWriter(path, FIELDS, dim=3) as writer:
+        for own in texts:
+            graph = graph_from_arrays(np.eye(3), [0, 1], [1, 2], fields=FIELDS, nodes={"size": np.ones(3)})
+            writer.write(graph.with_texts(own))
+    return path
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    path = tmp_path / "given.h5"
-    with StoreWriter(path, FIELDS, dim=3) as writer:
-        for _ in range(3):
-            writer.write(graph_from_arrays(np.eye(3), [0, 1], [1, 2], fields=FIELDS, nodes={"size": np.ones(3)}))
-    return path
+    return written(tmp_path / "given.h5", {}, {}, {})
+
+
+@pytest.fixture
+def named_store(tmp_path: Path) -> Path:
+    return written(tmp_path / "named.h5", *({"name": [f"graph-{number}"]} for number in range(3)))
 
 
 def external(file: h5py.File, secret: Path) -> None:
@@ -68,23 +77,21 @@ def test_a_store_does_not_read_other_files_of_whoever_opens_it(
     assert check_store(store)
 
 
-def moved_out(store: Path, name: str, target: Path) -> None:
+def moved_out(store: Path, target: Path, link: Path | str, name: str = "part-00000.h5") -> None:
     (store / name).rename(target)
-    (store / name).symlink_to(target)
+    (store / name).symlink_to(link)
+
+
+def through_a_folder(store: Path, other: Path) -> None:
+    (store / "away").symlink_to(other)
+    moved_out(store, other / "part-00000.h5", "away/part-00000.h5")
 
 
 OUT: dict[str, Callable[[Path, Path], None]] = {
-    "an absolute link": lambda store, other: moved_out(store, "part-00000.h5", other / "a.h5"),
-    "a relative link": lambda store, other: (
-        (store / "part-00000.h5").rename(other / "a.h5"),
-        (store / "part-00000.h5").symlink_to("../other/a.h5"),
-    )[0],
-    "a link through a folder": lambda store, other: (
-        (store / "part-00000.h5").rename(other / "part-00000.h5"),
-        (store / "away").symlink_to(other),
-        (store / "part-00000.h5").symlink_to("away/part-00000.h5"),
-    )[0],
-    "texts": lambda store, other: moved_out(store, "part-00000.h5.texts.gz", other / "a.gz"),
+    "an absolute link": lambda store, other: moved_out(store, other / "a.h5", other / "a.h5"),
+    "a relative link": lambda store, other: moved_out(store, other / "a.h5", "../other/a.h5"),
+    "a link through a folder": through_a_folder,
+    "texts": lambda store, other: moved_out(store, other / "a.gz", other / "a.gz", "part-00000.h5.texts.gz"),
 }
 
 
@@ -101,19 +108,9 @@ def test_a_part_that_is_a_link_out_of_its_store_is_refused(
 
 def test_links_inside_a_store_and_to_a_whole_store_are_followed(named_store: Path, tmp_path: Path) -> None:
     (named_store / "disk").mkdir()
-    moved_out(named_store, "part-00000.h5", named_store / "disk" / "part.h5")
+    moved_out(named_store, named_store / "disk" / "part.h5", named_store / "disk" / "part.h5")
     (tmp_path / "link.h5").symlink_to(named_store)
     assert len(open_store(tmp_path / "link.h5").read([0, 2])) == 2
-
-
-@pytest.fixture
-def named_store(tmp_path: Path) -> Path:
-    path = tmp_path / "named.h5"
-    with StoreWriter(path, FIELDS, dim=3) as writer:
-        for number in range(3):
-            graph = graph_from_arrays(np.eye(3), [0, 1], [1, 2], fields=FIELDS, nodes={"size": np.ones(3)})
-            writer.write(graph.with_texts({"name": [f"graph-{number}"]}))
-    return path
 
 
 NO_TEXTS = {

@@ -37,6 +37,12 @@ def built(folder: Path, **table: Any) -> DiskStore:
     return open_store(folder / "out.h5")
 
 
+def refused(folder: Path, sentence: str, **table: Any) -> None:
+    with pytest.raises(InputError, match=sentence) as caught:
+        built(folder, **table)
+    assert "\n" not in str(caught.value) and not (folder / "out.h5").exists()
+
+
 def table(folder: Path, *lines: str) -> str:
     (folder / "gaps.csv").write_text("\n".join(lines))
     return "gaps.csv"
@@ -62,9 +68,8 @@ def test_labels_are_joined_by_id_and_those_that_are_missing_stay_so(folder: Path
     labels = table(folder, "id,band_gap,kind,a,b", "mp-2,0.5,1,1,2", "mp-0,,0,,4", "mp-1,1.5,,5,6", "other,9,9,9,9")
     kind = {"name": "kind", "on": "graph", "role": "target", "classes": 2, "dtype": "int64", "optional": True}
     pair = {"name": "pair", "on": "graph", "role": "target", "shape": [2], "key": ["a", "b"], "optional": True}
-    store = built(
-        folder, files=["all.xyz"], labels=labels, fields=[{**GAP, "optional": True, "scale": 2.0}, kind, pair]
-    )
+    gap = {**GAP, "optional": True, "scale": 2.0}
+    store = built(folder, files=["all.xyz"], labels=labels, fields=[gap, kind, pair])
     batch = store.read(range(4))
     assert list(batch.names) == ["mp-0", "mp-1", "mp-2", "mp-3"]
     assert batch.present("gap").tolist() == [False, True, True, False] and batch["gap"].tolist()[1:3] == [3.0, 1.0]
@@ -84,24 +89,21 @@ def test_names_of_rows_keep_their_zeros(column: str, folder: Path) -> None:
 def test_files_of_one_name_do_not_share_a_row(folder: Path) -> None:
     (folder / "more").mkdir()
     ase.io.write(folder / "more" / "Cu.cif", bulk("Cu", a=3.9))
-    lines = [f"{metal},1" for metal in METALS]
-    with pytest.raises(InputError, match=r"cifs/Cu.cif and .*more/Cu.cif have the same name"):
-        built(folder, files=["cifs", "more"], labels=table(folder, "file,band_gap", *lines))
+    labels = table(folder, "file,band_gap", *(f"{metal},1" for metal in METALS))
+    refused(folder, "cifs/Cu.cif and .*more/Cu.cif have the same name", files=["cifs", "more"], labels=labels)
+
+
+SITES = {"kind": "npz", "files": ["sites.npz"], "nodes": "counts", "fields": [{"name": "x", "on": "node"}, GAP]}
+
+
+def sites(folder: Path, **arrays: Any) -> None:
+    np.savez(folder / "sites.npz", counts=np.array([1, 1]), x=np.array([0.5, 1.0]), **arrays)
 
 
 def test_arrays_have_tables_of_labels_too_and_are_counted(folder: Path) -> None:
-    np.savez(folder / "sites.npz", counts=np.array([1, 1]), x=np.array([0.5, 1.0]), name=np.array(["left", "right"]))
+    sites(folder, name=np.array(["left", "right"]))
     labels = table(folder, "name,band_gap", "right,1.0", "left,2.0")
-    fields = [{"name": "x", "on": "node"}, GAP]
-    settings = {
-        "kind": "npz",
-        "files": ["sites.npz"],
-        "nodes": "counts",
-        "name_key": "name",
-        "fields": fields,
-        "labels": labels,
-    }
-    parsed = read_build_settings(settings, folder / "BUILD.toml")
+    parsed = read_build_settings({**SITES, "name_key": "name", "labels": labels}, folder / "BUILD.toml")
     assert [graph["gap"].item() for graph in graphs_of(parsed)] == [2.0, 1.0]
     assert first_and_count(parsed, makers_of(parsed))[1] == 2
 
@@ -123,32 +125,27 @@ def test_a_row_labels_one_graph_of_a_file(folder: Path) -> None:
     last = built(folder, files=["both.xyz"], index="-1:", labels=table(folder, "file,band_gap", "both.xyz,2"))
     assert last.read(range(1))["gap"].tolist() == [2.0]
     shutil.rmtree(folder / "out.h5")
-    with pytest.raises(
-        InputError,
-        match="has several graphs, and its row would label all of them",
-    ):
-        built(folder, files=["both.xyz"], labels="gaps.csv")
+    refused(folder, "has several graphs, and its row would label all of them", files=["both.xyz"], labels="gaps.csv")
 
 
-ONE_ROW = {
-    "two suffixes": (("y.cif", "y.xyz"), ("y,1",), "are both y"),
-    "compressed": (("y.cif", "y.cif.gz"), ("y.cif,1",), "are both y.cif"),
-    "a frame": (("y.cif", "y.xyz"), ("y#0,1", "y.xyz#0,2"), "are both y"),
-    "compressed twice": (("y.cif.gz", "y.cif.xz"), ("y,1",), "are both y"),
-    "two rows": (("y.cif.gz",), ("y,1", "y.cif.gz,2"), "y.cif.gz#0 has several rows, y and y.cif.gz; keep one"),
-    "suffix and none": (("y.cif.bz2",), ("y,1", "y.cif,2"), "y.cif.bz2#0 has several rows, y and y.cif; keep one"),
-    "frame and file": (("y.xyz",), ("y.xyz#0,1", "y.xyz,2"), "y.xyz#0 has several rows"),
-}
+ONE_ROW: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
+    (("y.cif", "y.xyz"), ("y,1",), "are both y"),
+    (("y.cif", "y.cif.gz"), ("y.cif,1",), "are both y.cif"),
+    (("y.cif", "y.xyz"), ("y#0,1", "y.xyz#0,2"), "are both y"),
+    (("y.cif.gz", "y.cif.xz"), ("y,1",), "are both y"),
+    (("y.cif.gz",), ("y,1", "y.cif.gz,2"), "y.cif.gz#0 has several rows, y and y.cif.gz; keep one"),
+    (("y.cif.bz2",), ("y,1", "y.cif,2"), "y.cif.bz2#0 has several rows, y and y.cif; keep one"),
+    (("y.xyz",), ("y.xyz#0,1", "y.xyz,2"), "y.xyz#0 has several rows"),
+]
 
 
-@pytest.mark.parametrize("case", ONE_ROW)
-def test_a_row_serves_one_file_and_a_file_has_one_row(case: str, folder: Path) -> None:
-    files, lines, sentence = ONE_ROW[case]
+@pytest.mark.parametrize(("files", "lines", "sentence"), ONE_ROW)
+def test_a_row_serves_one_file_and_a_file_has_one_row(
+    files: tuple[str, ...], lines: tuple[str, ...], sentence: str, folder: Path
+) -> None:
     for file in files:
         ase.io.write(folder / file, bulk("Cu"))
-    with pytest.raises(InputError, match=f"{sentence}.*"):
-        built(folder, files=[*files], labels=table(folder, "file,band_gap", *lines))
-    assert not (folder / "out.h5").exists()
+    refused(folder, sentence, files=[*files], labels=table(folder, "file,band_gap", *lines))
 
 
 @pytest.mark.parametrize("row", ["y", "y.cif", "y.cif.{0}", "folder/y.cif.{0}"])
@@ -166,17 +163,15 @@ def test_two_graphs_of_one_name_do_not_share_a_label_and_ids_join_by_file(folder
     for frame in frames:
         frame.info["id"] = "mp-1.5"
     ase.io.write(folder / "two.xyz", frames)
-    with pytest.raises(InputError, match=r"one row labels both mp-1.5 \(graph 0\) and mp-1.5 \(graph 1\)"):
-        built(folder, files=["two.xyz"], labels=table(folder, "id,band_gap", "mp-1.5,1"))
-    with pytest.raises(InputError, match="one row labels both"):
-        built(folder, files=["two.xyz"], labels=table(folder, "file,band_gap", "two,1"))
-    with pytest.raises(InputError, match=r"no row whose column id is mp-1\.5"):
-        built(folder, files=["two.xyz"], labels=table(folder, "id,band_gap", "mp-1,1"))
-    assert not (folder / "out.h5").exists()
+    for header, row, words in (
+        ("id", "mp-1.5,1", r"one row labels both mp-1.5 \(graph 0\) and mp-1.5 \(graph 1\)"),
+        ("file", "two,1", "one row labels both"),
+        ("id", "mp-1,1", r"no row whose column id is mp-1\.5"),
+    ):
+        refused(folder, words, files=["two.xyz"], labels=table(folder, f"{header},band_gap", row))
     ase.io.write(folder / "one.xyz", frames[0])
-    assert (
-        built(folder, files=["one.xyz"], labels=table(folder, "file,band_gap", "one,1")).read([0])["gap"].item() == 1.0
-    )
+    store = built(folder, files=["one.xyz"], labels=table(folder, "file,band_gap", "one,1"))
+    assert store.read([0])["gap"].item() == 1.0
 
 
 IDS = ("010", "10", "1e5", "T", "1.10", "1.1", "=1+1", "'=1+1", "-5", "a  b", "+7", "@x", "\u202eb", "9" * 25)
@@ -198,44 +193,28 @@ def test_ids_of_tables_are_their_letters(column: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.array([1.0, 2.5]), np.array([True, False]), np.array([1e5, np.inf])])
 def test_texts_that_are_numbers_or_truth_values_are_refused(value: Any, folder: Path) -> None:
-    np.savez(folder / "sites.npz", counts=np.array([1, 1]), x=np.array([0.5, 1.0]), run=value)
-    settings = {"kind": "npz", "files": ["sites.npz"], "nodes": "counts", "fields": [{"name": "x", "on": "node"}]}
-    with pytest.raises(InputError, match=r"run = .* is no text or whole number; write it as text"):
-        built(folder, **settings, cutoff=None, texts=["run"])
+    sites(folder, run=value)
+    settings = {**SITES, "fields": SITES["fields"][:1], "cutoff": None, "texts": ["run"]}
+    refused(folder, r"run = .* is no text or whole number; write it as text", **settings)
 
 
-WRONG: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
-    "a row that lacks": (
-        ("file,band_gap", "Cu,1", "Ag,2", "Au,3"),
-        {},
-        "gaps.csv: no row whose column file is Pt.cif; add one, or set",
-    ),
-    "two rows for one": (
-        ("file,band_gap", "Cu,1", "Cu,2"),
-        {},
-        "gaps.csv has several rows whose column file is Cu; keep one",
-    ),
-    "no names": (("structure,band_gap", "Cu,1"), {}, "gaps.csv has no column that names graphs; call it file"),
-    "another column": (
-        ("file,gap", "Cu,1"),
-        {},
-        "gaps.csv has none of band_gap; it has file, gap; name its columns in key",
-    ),
-    "an empty cell": (("file,band_gap", "Cu,"), {}, "gaps.csv, line 2: the column band_gap holds nothing; fill it in"),
-    "a word": (
-        ("file,band_gap", "Cu,wide"),
-        {},
-        "gaps.csv, line 2: the column band_gap holds 'wide', which is no number",
-    ),
-    "semicolons": (("file;band_gap", "Cu;1,5"), {}, "gaps.csv separates columns by ';'; separate them by commas"),
-    "a column without a name": (("file,band_gap,", "Cu,1,"), {}, "gaps.csv has no header; name every column"),
-    "no table": ((), {"labels": "none.csv"}, "cannot read .*none.csv"),
-}
+ONE = "file,band_gap"
+WRONG: list[tuple[tuple[str, ...], str]] = [
+    ((ONE, "Cu,1", "Ag,2", "Au,3"), "gaps.csv: no row whose column file is Pt.cif; add one, or set"),
+    ((ONE, "Cu,1", "Cu,2"), "gaps.csv has several rows whose column file is Cu; keep one"),
+    (("structure,band_gap", "Cu,1"), "gaps.csv has no column that names graphs; call it file"),
+    (("file,gap", "Cu,1"), "gaps.csv has none of band_gap; it has file, gap; name its columns in key"),
+    ((ONE, "Cu,"), "gaps.csv, line 2: the column band_gap holds nothing; fill it in"),
+    ((ONE, "Cu,wide"), "gaps.csv, line 2: the column band_gap holds 'wide', which is no number"),
+    (("file;band_gap", "Cu;1,5"), "gaps.csv separates columns by ';'; separate them by commas"),
+    ((f"{ONE},", "Cu,1,"), "gaps.csv has no header; name every column"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_tables_that_do_not_fit_get_one_sentence(case: str, folder: Path) -> None:
-    lines, settings, sentence = WRONG[case]
-    with pytest.raises(InputError, match=sentence) as caught:
-        built(folder, **{"labels": table(folder, *lines), **settings})
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("lines", "sentence"), WRONG)
+def test_tables_that_do_not_fit_get_one_sentence(lines: tuple[str, ...], sentence: str, folder: Path) -> None:
+    refused(folder, sentence, labels=table(folder, *lines))
+
+
+def test_a_table_that_is_not_there_gets_one_sentence(folder: Path) -> None:
+    refused(folder, "cannot read .*none.csv", labels="none.csv")

@@ -48,12 +48,11 @@ def test_an_epoch_taken_up_in_the_middle_ends_the_same(store: MemoryStore, budge
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("ranks", [2, 3, 11])
 def test_the_ranks_together_hold_the_global_batch(store: MemoryStore, ranks: int, window: int | None) -> None:
-    alone = Loader(store, np.arange(60), BUDGETS["graphs"], seed=1, window=window)
-    shares = [
-        labels(Loader(store, np.arange(60), BUDGETS["graphs"], seed=1, rank=r, ranks=ranks, window=window), 0)
-        for r in range(ranks)
-    ]
-    for step, (count, energies) in enumerate(labels(alone, 0)):
+    def energies_of(**rank: int) -> list[tuple[int, list[float]]]:
+        return labels(Loader(store, np.arange(60), BUDGETS["graphs"], seed=1, window=window, **rank), 0)
+
+    shares = [energies_of(rank=rank, ranks=ranks) for rank in range(ranks)]
+    for step, (count, energies) in enumerate(energies_of()):
         together = [energy for share in shares for energy in share[step][1]]
         assert sorted(together) == sorted(energies)
         assert all(share[step][0] == count == len(energies) for share in shares)
@@ -64,13 +63,9 @@ def test_ranks_share_work_of_which_nodes_have_what_is_said(store: MemoryStore) -
     assert loader.costs.tolist() == (store.sizes().edges + 3 * store.sizes().nodes).tolist()
 
 
-def test_without_shuffling_graphs_come_in_their_order(store: MemoryStore) -> None:
-    loader = Loader(store, np.array([5, 3, 9]), Budget(max_graphs=2), shuffle=False)
+def test_without_shuffling_graphs_come_in_their_order_with_the_asked_fields_alone(store: MemoryStore) -> None:
+    loader = Loader(store, np.array([5, 3, 9]), Budget(max_graphs=2), shuffle=False, fields=["energy"])
     assert [batch.tolist() for batch in loader.batches(7)] == [[5, 3], [9]]
-
-
-def test_only_the_asked_fields_are_in_the_batches(store: MemoryStore) -> None:
-    loader = Loader(store, np.arange(60), BUDGETS["graphs"], fields=["energy"])
     assert all(list(batch.fields) == ["energy"] for _, batch in loader.epoch(0))
 
 

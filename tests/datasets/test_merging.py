@@ -42,9 +42,8 @@ def test_merged_and_joined_stores_have_the_graphs_of_both(
     parts = [write("a.h5", range(20)), write(f"b{suffix}", range(20, 60), files="b.xyz")]
     info = hydragnn.merge_stores(parts, tmp_path / "c.h5")
     joined, merged = open_store(parts), open_store(tmp_path / "c.h5")
-    assert (
-        info.graphs == 60 and not any("copies" in note for note in info.notes) and check_store(tmp_path / "c.h5") == []
-    )
+    assert info.graphs == 60 and check_store(tmp_path / "c.h5") == []
+    assert not any("copies" in note for note in info.notes)
     assert joined.fingerprint == merged.fingerprint == store.fingerprint
     assert joined.attributes == merged.attributes == {"cutoff": 50.0, "files": ["a.xyz", "b.xyz"]}
     picked = [59, 3, 20, 3]
@@ -76,11 +75,10 @@ def test_stores_of_other_kinds_are_not_joined(write: Write, store: MemoryStore, 
     before = {file.name: file.read_bytes() for file in first.iterdir()}
     graph = store.read([0])
     unit = {**graph.fields, "energy": replace(graph.fields["energy"], unit="Ry")}
-    with StoreWriter(tmp_path / "ry.h5", [*unit.values()], dim=3, attributes={"cutoff": 50.0}) as writer:
-        writer.write(replace(graph, fields=unit))
     more = graph.with_fields({"spin": torch.ones(1)}, fields=[Field(name="spin", on="graph")])
-    with StoreWriter(tmp_path / "spin.h5", [*more.fields.values()], dim=3, attributes={"cutoff": 50.0}) as writer:
-        writer.write(more)
+    for name, one in (("ry.h5", replace(graph, fields=unit)), ("spin.h5", more)):
+        with StoreWriter(tmp_path / name, [*one.fields.values()], dim=3, attributes={"cutoff": 50.0}) as writer:
+            writer.write(one)
     for other, words in {
         write("far.h5", range(20, 40), cutoff=60.0): "cutoff is 50.0 and 60.0",
         tmp_path / "ry.h5": "the field energy is in one of them alone, or has another shape, unit, role or dtype",
@@ -113,9 +111,8 @@ def test_a_training_on_two_stores_is_that_on_the_merged_one(write: Write, tmp_pa
         for name, stores in {"one": str(tmp_path / "c.h5"), "two": [*map(str, parts)]}.items()
     ]
     assert records[0].data_hash == records[1].data_hash and records[0].curves == records[1].curves
-    assert (tmp_path / "one/model/weights.safetensors").read_bytes() == (
-        tmp_path / "two/model/weights.safetensors"
-    ).read_bytes()
+    one, two = ((tmp_path / name / "model/weights.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
     counts = [len(hydragnn.predict(tmp_path / "two", stores)) for stores in (parts, tmp_path / "c.h5")]
     assert counts == [60, 60]
     for stores, words in {(parts[0], parts[0]): "names each of them once", (): "give at least one"}.items():

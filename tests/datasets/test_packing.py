@@ -64,11 +64,9 @@ def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(
     assert len(shares) == ranks
     assert sorted(np.concatenate(shares).tolist()) == sorted(batch.tolist())
     costs = graph_costs(sizes, batch)
+    longest = max(int(graph_costs(sizes, share).sum()) for share in shares)
     # any list schedule ends at most one job after the mean (Graham 1966), and longest first never beats the largest job
-    assert (
-        max(int(graph_costs(sizes, share).sum()) for share in shares)
-        <= costs.sum() / ranks + costs.max() * (1 - 1 / ranks) + 1e-9
-    )
+    assert longest <= costs.sum() / ranks + costs.max() * (1 - 1 / ranks) + 1e-9
     for share in shares:
         positions = [batch.tolist().index(number) for number in share.tolist()]
         assert positions == sorted(positions)
@@ -107,9 +105,7 @@ def test_shares_stay_balanced_with_many_ranks_and_with_some_graphs_that_are_much
 def test_a_graph_larger_than_the_budget_says_how_much_it_needs(what: str, limit: int) -> None:
     sizes = sizes_of([(3, 10), (9, 31), (2, 5)])
     settings = Budget(**{f"max_{what}": limit})
-    with pytest.raises(
-        InputError,
-        match=f"graph 1 has {limit + 1} {what}, more than the budget of {limit}; raise batch.max_{what} to at least {limit + 1}",
-    ):
+    words = f"graph 1 has {limit + 1} {what}, more than the budget of {limit}; raise batch.max_{what} to at least {limit + 1}"
+    with pytest.raises(InputError, match=words):
         pack(sizes, np.array([0, 1, 2]), settings)
     assert len(pack(sizes, np.array([0, 2]), settings)) == 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Never
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -33,25 +33,15 @@ GRAPHS = 200
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> BuildSettings:
-    folder = tmp_path_factory.mktemp("sources")
-    rng = np.random.default_rng(0)
+    folder, rng = tmp_path_factory.mktemp("sources"), np.random.default_rng(0)
     for file in range(2):
-        structures = []
-        for number in range(GRAPHS // 2):
-            atoms = Atoms("CO2", positions=rng.random((3, 3)) + 2 * np.eye(3))
-            atoms.info["label"] = float(file * GRAPHS + number)
-            atoms.info["config_type"] = "gas" if number % 2 else "liquid"
-            if number == 3:
-                atoms.info["material_id"] = "mp-3"
-            structures.append(atoms)
+        structures = [Atoms("CO2", positions=rng.random((3, 3)) + 2 * np.eye(3)) for _ in range(GRAPHS // 2)]
+        for number, atoms in enumerate(structures):
+            atoms.info |= {"label": float(file * GRAPHS + number), "config_type": ("liquid", "gas")[number % 2]}
+        structures[3].info["material_id"] = "mp-3"
         write(folder / f"{file}.xyz", structures)
-    table = {
-        "kind": "ase",
-        "files": ["*.xyz"],
-        "cutoff": 3.0,
-        "texts": ["config_type"],
-        "fields": [{"name": "label", "on": "graph", "dtype": "float64", "role": "target"}],
-    }
+    fields = [{"name": "label", "on": "graph", "dtype": "float64", "role": "target"}]
+    table = {"kind": "ase", "files": ["*.xyz"], "cutoff": 3.0, "texts": ["config_type"], "fields": fields}
     return read_build_settings(table, folder / "BUILD.toml")
 
 
@@ -73,10 +63,8 @@ def test_several_processes_build_the_store_of_one(settings: BuildSettings, tmp_p
 
 
 def test_a_structure_that_cannot_be_read_leaves_no_store(settings: BuildSettings, tmp_path: Path) -> None:
-    for name in ("0.xyz", "1.xyz"):
-        source = next(path for path in Path(settings.files[0]).parent.glob(name))
-        text = source.read_text()
-        (tmp_path / name).write_text(text.replace("label=250.0", "other=250.0"))
+    for source in Path(settings.files[0]).parent.glob("*.xyz"):
+        (tmp_path / source.name).write_text(source.read_text().replace("label=250.0", "other=250.0"))
     broken = settings.model_copy(update={"files": [str(tmp_path / "*.xyz")]})
     with pytest.raises(InputError, match=r"1.xyz, structure 50.*label"):
         build_with_workers(broken, tmp_path / "store.bp", 2)
@@ -90,7 +78,6 @@ def test_a_structure_that_cannot_be_read_leaves_no_store(settings: BuildSettings
 KILLED = """
 import json, sys
 from pathlib import Path
-from typing import Never
 from hydragnn.datasets import read_build_settings
 from hydragnn.distributed.building import build_with_workers
 if __name__ == "__main__":
@@ -144,10 +131,7 @@ def test_ctrl_c_is_for_the_process_that_began_and_not_for_those_that_it_starts()
 def test_ctrl_c_before_the_first_graph_leaves_no_folder(
     settings: BuildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(settings: BuildSettings) -> Never:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(building, "makers_of", interrupted)
+    monkeypatch.setattr(building, "makers_of", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         build_with_workers(settings, tmp_path / "store.h5", 2)
     assert not (tmp_path / "store.h5").exists()
@@ -189,15 +173,10 @@ def test_a_place_is_free_again_once_its_writer_has_given_up(settings: BuildSetti
 
 def test_a_program_whose_calls_every_worker_would_repeat_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_text(4 * "2\n\nC 0 0 0\nC 0 0 1.2\n")
-    program = """
-import hydragnn
-table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0, "fields": []}
-hydragnn.build_store(table, "a.h5", workers=2)
-"""
-    (tmp_path / "program.py").write_text(program)
-    result = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    table = {"kind": "ase", "files": ["a.xyz"], "cutoff": 3.0, "fields": []}
+    (tmp_path / "program.py").write_text(f"import hydragnn\nhydragnn.build_store({table}, 'a.h5', workers=2)\n")
+    words = [sys.executable, "program.py"]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     assert 'workers = 2 read the program again; put this call under if __name__ == "__main__":' in result.stderr
     assert not (tmp_path / "a.h5").exists()

@@ -1,6 +1,6 @@
 """Data of torch_geometric: packed attributes, data sets in memory, several kinds of nodes and edges."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,9 @@ def build(tmp_path: Path) -> Build:
 
 def packed(count: int = 3) -> list[Any]:
     """Graphs of two nodes with seven labels in one row, as in QM9."""
-    data = torch_geometric("data")
-    y = torch.arange(7.0)[None]
-    return [
-        data.Data(
-            x=torch.arange(6.0).reshape(2, 3) + 10 * number,
-            edge_index=EDGES,
-            y=y + 100 * number,
-            charges=torch.tensor([1.0, 2.0]),
-        )
-        for number in range(count)
-    ]
+    x, y = torch.arange(6.0).reshape(2, 3), torch.arange(7.0)[None]
+    more = {"edge_index": EDGES, "charges": torch.tensor([1.0, 2.0])}
+    return [torch_geometric("data").Data(x=x + 10 * k, y=y + 100 * k, **more) for k in range(count)]
 
 
 PACKED = [
@@ -61,12 +53,9 @@ def test_columns_of_packed_attributes_become_fields(build: Build, tmp_path: Path
     assert graphs["gap"].tolist() == [3, 103, 203] and graphs["pair"].tolist() == [[0, 6], [100, 106], [200, 206]]
     assert graphs["kind"].tolist() == [0, 3, 10, 13, 20, 23] and graphs["rest"][1].tolist() == [4, 5]
     assert graphs["charge"].tolist() == [1, 2] * 3
-    for change, words in {
-        ("column", 7): "there is no column 7 in values of shape",
-        ("key", "z"): "the data has no attribute z",
-    }.items():
+    for change, words in (({"column": 7}, "there is no column 7 in values of shape"), ({"key": "z"}, "no attribute z")):
         with pytest.raises(InputError, match=words):
-            build([{**PACKED[0], change[0]: change[1]}])
+            build([PACKED[0] | change])
 
 
 def test_data_sets_and_generators_in_memory_are_stores(build: Build) -> None:
@@ -82,10 +71,7 @@ def test_data_sets_and_generators_in_memory_are_stores(build: Build) -> None:
             super().__init__()
             self.data, self.slices = self.collate(packed())
 
-    def generator() -> Iterator[Any]:
-        yield from packed()
-
-    stores = [build(PACKED, data) for data in (packed(), Many(), InMemory(), generator())]
+    stores = [build(PACKED, data) for data in (packed(), Many(), InMemory(), iter(packed()))]
     assert all(np.array_equal(store["gap"], [3, 103, 203]) for store in stores)
     assert list(stores[0].names) == ["data#0", "data#1", "data#2"]
     for data, words in {(): "no graphs in there", (3,): "data, graph 0: a int is no Data of torch_geometric"}.items():
@@ -122,11 +108,8 @@ def test_kinds_of_nodes_are_an_input_and_kinds_of_edges_relations(build: Build, 
     units = one.fields["node_kind"].unit, one.fields["relation"].unit  # which tell other kinds apart
     assert units == ("author, paper", "author writes paper, paper cites paper")
     assert one.labelled("y").tolist() == [False, True, True] and one["total"].tolist() == [3.0]
-    assert (
-        one.fields["node_kind"].classes == 2
-        and one.fields["relation"].classes == 2
-        and one.fields["relation"].role == "input"
-    )
+    kind, relation = one.fields["node_kind"], one.fields["relation"]
+    assert (kind.classes, relation.classes, relation.role) == (2, 2, "input")
 
 
 def test_kinds_that_do_not_fit_together_are_sentences(build: Build) -> None:
@@ -137,11 +120,9 @@ def test_kinds_that_do_not_fit_together_are_sentences(build: Build) -> None:
     bare = papers()
     del bare["author"].x
     bare["author"].num_nodes = 1
+    shapes = r"graph 0, x: the shapes are \{'author': \(3,\), 'paper': \(2,\)\} by kind, and zeros beside the shorter"
     for data, words in [
-        (
-            [papers(width=3)],
-            r"graph 0, x: the shapes are \{'author': \(3,\), 'paper': \(2,\)\} by kind, and zeros beside the shorter",
-        ),
+        ([papers(width=3)], shapes),
         ([papers(), other], "graph 1 has the kinds"),
         ([bare], "graph 0, x: author lacks it; add it"),
         ([masked], "graph 0 has train_mask; say node_split"),
@@ -162,6 +143,9 @@ def plain(**changes: Any) -> Any:
     return torch_geometric("data").Data(**{key: value for key, value in values.items() if value is not None})
 
 
+CRYSTAL = {"pos": torch.rand(2, 3), "cell": 4 * torch.eye(3)}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -175,8 +159,8 @@ def plain(**changes: Any) -> Any:
         ({"y": {"gap": 1.5}}, "object values are not numbers"),
         ({"pos": "xyz"}, "pos: texts such as"),
         ({"pos": torch.rand(2, 3), "cell": "abc"}, "cell: texts such as"),
-        ({"pos": torch.rand(2, 3), "cell": 4 * torch.eye(3), "pbc": torch.tensor([True, False])}, "one flag per axis"),
-        ({"pos": torch.rand(2, 3), "cell": 4 * torch.eye(3), "pbc": torch.tensor([1, 0.5, 0])}, "one flag per axis"),
+        ({**CRYSTAL, "pbc": torch.tensor([True, False])}, "one flag per axis"),
+        ({**CRYSTAL, "pbc": torch.tensor([1, 0.5, 0])}, "one flag per axis"),
     ],
 )
 def test_attributes_that_are_no_numbers_are_refused_in_a_sentence(
@@ -192,17 +176,12 @@ def test_a_python_float_keeps_its_digits(build: Build) -> None:
     assert graphs["y"].item() == energy
 
 
-def test_a_single_graph_in_the_place_of_a_list_is_refused(build: Build) -> None:
+def test_a_single_graph_and_a_relation_without_edges_are_refused(build: Build) -> None:
     pair = torch_geometric("data").HeteroData()
     pair["a"].x = torch.ones(2)
     for single in (plain(), {"first": plain()}, pair):
         with pytest.raises(InputError, match="put a single graph in a list"):
             build(PLAIN, data=single)
-
-
-def test_a_relation_without_edges_is_named(build: Build) -> None:
-    pair = torch_geometric("data").HeteroData()
-    pair["a"].x = torch.ones(2)
     pair["a", "to", "a"].weight = torch.ones(1)
     with pytest.raises(InputError, match="has no edge_index"):
         build(PLAIN, data=[pair])

@@ -11,7 +11,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, Split, SplitSettings, make_split
 from hydragnn.datasets.copies import copy_labels
 from hydragnn.datasets.split import LABELS, copies_across, reduced_compositions, sentence_on_copies
-from hydragnn.graphs import GraphBatch
+from hydragnn.graphs import GraphBatch, graph_from_arrays
 
 
 def check_complete(split: Split, graphs: int) -> None:
@@ -45,10 +45,6 @@ def test_the_seed_decides_and_nothing_else(store: MemoryStore, settings: SplitSe
     assert first.train.tolist() != other.train.tolist()
 
 
-def test_fractions_are_kept(store: MemoryStore) -> None:
-    assert make_split(store, SplitSettings(train=0.7, valid=0.2)).counts == parts_of(42, 12, 0, 6)
-
-
 def test_equal_compositions_stay_together_whatever_the_size_of_the_cell(graph: Callable[..., GraphBatch]) -> None:
     cells = MemoryStore([graph(nodes, 0, seed=1, species=(z,)) for z in (1, 6, 8, 26) for nodes in (1, 2, 4)])
     assert len(np.unique(reduced_compositions(cells), axis=0)) == 4
@@ -57,36 +53,29 @@ def test_equal_compositions_stay_together_whatever_the_size_of_the_cell(graph: C
     assert all(set(part // 3 * 3) == set(part[::3]) for part in (split.train, split.valid, split.test))
 
 
-def test_given_parts_are_taken_as_they_are(graph: Callable[..., GraphBatch]) -> None:
-    store = MemoryStore([graph(seed=k, label=k % 3) for k in range(9)])
-    split = make_split(store, SplitSettings(kind="given", field="label"))
-    assert [part.tolist() for part in (split.train, split.valid, split.test)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-
-
 def test_the_test_part_may_be_empty_only_where_nothing_remains_for_it(graph: Callable[..., GraphBatch]) -> None:
-    store = MemoryStore([graph(seed=k) for k in range(4)])
+    sixty, store = MemoryStore([graph(seed=k) for k in range(60)]), MemoryStore([graph(seed=k) for k in range(4)])
+    assert make_split(sixty, SplitSettings(train=0.7, valid=0.2)).counts == parts_of(42, 12, 0, 6)
     assert make_split(store, SplitSettings(train=0.5, valid=0.5)).counts == parts_of(2, 2, 0, 0)
     with pytest.raises(InputError, match="the test part of the random split is empty"):
         make_split(store, SplitSettings(train=0.5, valid=0.49))
 
 
-BAD = {
-    "validation empty": (SplitSettings(train=0.98, valid=0.001), "valid part of the random split is empty"),
-    "groups too few": (
-        SplitSettings(kind="group", field="label", train=0.95, valid=0.01),
-        "valid part of the group split is empty.*more groups",
-    ),
-    "unknown field": (SplitSettings(kind="group", field="grain"), "the store has no field or text grain; valid: "),
-    "node field": (SplitSettings(kind="group", field="forces"), "lives on nodes"),
-    "not 0 to 3": (
-        SplitSettings(kind="given", field="label"),
-        "one of 0 .train., 1 .validation., 2 .test., 3 .calibration.",
-    ),
-    "calibration empty": (SplitSettings(calibration=0.001), "calibration part.*calibration = 0.001.; give it a larger"),
-}
+def by_label(kind: str, **more: float) -> SplitSettings:
+    return SplitSettings(kind=kind, field="label", **more)
 
 
-@pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
+BAD = [
+    (SplitSettings(train=0.98, valid=0.001), "valid part of the random split is empty"),
+    (by_label("group", train=0.95, valid=0.01), "valid part of the group split is empty.*more groups"),
+    (SplitSettings(kind="group", field="grain"), "the store has no field or text grain; valid: "),
+    (SplitSettings(kind="group", field="forces"), "lives on nodes"),
+    (by_label("given"), "one of 0 .train., 1 .validation., 2 .test., 3 .calibration."),
+    (SplitSettings(calibration=0.001), "calibration part.*calibration = 0.001.; give it a larger"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD, ids=[message for _, message in BAD])
 def test_a_split_that_cannot_be_made_says_why(store: MemoryStore, settings: SplitSettings, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_split(store, settings)
@@ -107,11 +96,8 @@ def test_calibration_takes_from_the_test_part_only(
 
 
 def test_groups_that_calibrate_are_whole(store: MemoryStore) -> None:
-    split = make_split(store, APART["group"])
-    labels = store.column("label").values
-    assert not set(labels[split.calibration].tolist()) & set(
-        labels[np.setdiff1d(range(60), split.calibration)].tolist()
-    )
+    calibration, labels = make_split(store, APART["group"]).calibration, store.column("label").values
+    assert not {*labels[calibration]} & {*labels[np.setdiff1d(range(60), calibration)]}
 
 
 @pytest.mark.parametrize(("graphs", "calibrating"), [(39, 0), (40, 20), (41, 20)])
@@ -123,10 +109,15 @@ def test_half_of_the_rest_calibrates_from_40_graphs_on(
     assert make_split(store, settings).counts == parts_of(5, 5, calibrating, graphs - calibrating)
 
 
-def test_a_given_part_calibrates_where_it_is_named(graph: Callable[..., GraphBatch]) -> None:
-    store = MemoryStore([graph(seed=k, label=k % 4) for k in range(12)])
-    settings = SplitSettings(kind="given", field="label")
-    assert make_split(store, settings).calibration.tolist() == [3, 7, 11]
+def test_given_parts_are_taken_as_they_are_and_one_calibrates_where_it_is_named(
+    graph: Callable[..., GraphBatch],
+) -> None:
+    store, settings = MemoryStore([graph(seed=k, label=k % 4) for k in range(12)]), by_label("given")
+    split = make_split(store, settings)
+    parts = [part.tolist() for part in (split.train, split.valid, split.test, split.calibration)]
+    assert parts == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+    three = make_split(MemoryStore([graph(seed=k, label=k % 3) for k in range(9)]), settings)
+    assert (three.test.tolist(), three.calibration.tolist()) == ([2, 5, 8], [])
     with pytest.raises(InputError, match=r"0 .train., 1 .validation., 2 .test. per graph"):
         make_split(store, settings.model_copy(update={"calibration": 0.0}))
     with pytest.raises(InputError, match=r"takes no fraction.*the number 3 in label"):
@@ -143,13 +134,11 @@ def test_fractions_beyond_the_whole_are_refused() -> None:
 
 
 def test_a_missing_label_is_named(graph: Callable[..., GraphBatch]) -> None:
-    from hydragnn.graphs.validate import graph_from_arrays
-
-    store = MemoryStore([graph(), graph_from_arrays([[0.0, 0.0, 0.0]], [], [])])
+    bare = graph_from_arrays([[0.0, 0.0, 0.0]], [], [])
     with pytest.raises(InputError, match="graph 1 has no label"):
-        make_split(store, SplitSettings(kind="group", field="label"))
+        make_split(MemoryStore([graph(), bare]), by_label("group"))
     with pytest.raises(InputError, match="no field atomic_numbers"):
-        make_split(MemoryStore([graph_from_arrays([[0.0, 0.0, 0.0]], [], [])]), SplitSettings(kind="composition"))
+        make_split(MemoryStore([bare]), SplitSettings(kind="composition"))
 
 
 def with_copies(graph: Callable[..., GraphBatch]) -> MemoryStore:

@@ -2,7 +2,6 @@
 
 import shutil
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,27 +61,15 @@ def test_blocks_of_other_lengths_are_refused(path: Path) -> None:
             open_store(path).sizes()
 
 
-def rewritten(path: Path, change: Callable[[h5py.File], None]) -> Path:
-    """The HDF5 store with its part changed and a manifest that fits the file."""
-    part = path / "part-00000.h5"
-    with h5py.File(part, "r+") as file:
-        change(file)
-    whole = checksum(part)
-    edit_manifest(
-        path,
-        lambda table: table["parts"][0]["files"].update({part.name: {"bytes": whole.bytes, "blake2b": whole.blake2b}}),
-    )
-    return path
-
-
-def bad_graphs(file: h5py.File) -> None:
-    for graph in range(10, 35):
-        file["positions"][int(file["node_stops"][graph - 1])] = np.inf
-
-
 @pytest.mark.parametrize("path", [".h5"], indirect=True)
 def test_the_check_names_graphs_by_their_numbers_and_counts_the_rest(path: Path, tmp_path: Path) -> None:
-    rewritten(path, bad_graphs)
+    part = path / "part-00000.h5"
+    with h5py.File(part, "r+") as file:
+        for graph in range(10, 35):
+            file["positions"][int(file["node_stops"][graph - 1])] = np.inf
+    whole = checksum(part)
+    own = {part.name: {"bytes": whole.bytes, "blake2b": whole.blake2b}}
+    edit_manifest(path, lambda table: table["parts"][0]["files"].update(own))
     problems = check_store(path)
     named = [problem for problem in problems if "positions: inf in row 0" in problem]
     assert [f"graph {number}, positions" in problem for number, problem in zip(range(10, 20), named)] == [True] * 10

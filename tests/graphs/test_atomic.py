@@ -1,5 +1,6 @@
 """Structures: parity with ASE's neighbour list, symmetries, labels and their units."""
 
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
@@ -139,18 +140,14 @@ def test_stress_is_the_strain_derivative_of_the_energy_per_volume() -> None:
     assert float(stress[0, 0]) == pytest.approx(slope, rel=1e-4)
 
 
-def test_labels_come_from_info_and_arrays_under_other_names() -> None:
+def test_labels_come_from_info_and_arrays_under_other_names_and_optional_ones_may_be_absent() -> None:
     atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
     atoms.info["REF_energy"] = -31.0
     atoms.arrays["F"] = np.ones((2, 3))
     graph = from_ase(atoms, 2.0, fields=[ENERGY, FORCES], keys={"energy": "REF_energy", "forces": "F"})
     assert float(graph["energy"]) == -31.0
     assert graph["forces"].sum() == 6.0
-
-
-def test_an_optional_label_may_be_absent() -> None:
-    graph = from_ase(Atoms("H"), 2.0, fields=[ENERGY], optional=["energy"])
-    assert list(graph.fields) == [ATOMIC_NUMBERS]
+    assert list(from_ase(Atoms("H"), 2.0, fields=[ENERGY], optional=["energy"]).fields) == [ATOMIC_NUMBERS]
 
 
 COLUMNS = """2
@@ -192,43 +189,29 @@ def stressed(**changes: Any) -> Atoms:
 
 
 HYDROGEN = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
+BOTTOM = Atoms("H2", [[0, 0, 0], [5, 0, 0]], cell=[5, 5, 5], pbc=True)
 VOLUMELESS = {"fields": [STRESS], "optional": ["stress"]}
-WRONG = {
-    "no atoms": (lambda: Atoms(), {}, "no atoms"),
-    "duplicate atoms": (lambda: Atoms("H3", [[0, 0, 0], [1, 1, 1], [0, 0, 1e-6]]), {}, "nodes 0 and 2 are"),
-    "duplicate through the cell": (
-        lambda: Atoms("H2", [[0, 0, 0], [5, 0, 0]], cell=[5, 5, 5], pbc=True),
-        {},
-        "remove the duplicate",
-    ),
-    "NaN": (lambda: changed(HYDROGEN.copy(), positions=[[0, 0, 0], [np.nan] * 3]), {}, "NaN or infinite"),
-    "a calculator without results": (
-        lambda: changed(bulk("Cu"), EMT()),
-        {"fields": [ENERGY]},
-        "no energy for the field energy",
-    ),
-    "labels of other positions": (
-        lambda: changed(HYDROGEN.copy(), SinglePointCalculator(HYDROGEN, energy=-31.0), positions=np.eye(2, 3)),
-        {"fields": [ENERGY]},
-        "other positions",
-    ),
-    "a stress of a molecule in a box": (lambda: stressed(pbc=False), VOLUMELESS, "has a stress and no volume"),
-    "a stress of a slab without third vector": (
-        lambda: stressed(cell=[3.6, 3.6, 0], pbc=(True, True, False)),
-        VOLUMELESS,
-        "has a stress and no volume",
-    ),
-    "periodic without a vector": (lambda: Atoms("H", cell=[5, 5, 0], pbc=True), {}, "periodic along c"),
-    "flat cell": (lambda: Atoms("H", cell=[[1, 0, 0], [2, 0, 0], [0, 0, 3]], pbc=True), {}, "singular"),
-    "no cutoff": (lambda: Atoms("H"), {"cutoff": 0.0}, "not a positive length"),
-    "NaN cutoff": (lambda: Atoms("H"), {"cutoff": float("nan")}, "not a positive length"),
-    "no neighbours allowed": (lambda: Atoms("H"), {"max_neighbours": 0}, "at least 1"),
-    "missing forces": (lambda: Atoms("H"), {"fields": [FORCES]}, "no forces .* atoms.arrays has numbers, positions"),
-}
+FLAT = [[1, 0, 0], [2, 0, 0], [0, 0, 3]]
+MOVED = SinglePointCalculator(HYDROGEN, energy=-31.0)
+WRONG: list[tuple[Callable[[], Atoms], dict[str, Any], str]] = [
+    (lambda: Atoms(), {}, "no atoms"),
+    (lambda: Atoms("H3", [[0, 0, 0], [1, 1, 1], [0, 0, 1e-6]]), {}, "nodes 0 and 2 are"),
+    (lambda: BOTTOM, {}, "remove the duplicate"),  # through the cell
+    (lambda: changed(HYDROGEN.copy(), positions=[[0, 0, 0], [np.nan] * 3]), {}, "NaN or infinite"),
+    (lambda: changed(bulk("Cu"), EMT()), {"fields": [ENERGY]}, "no energy for the field energy"),
+    (lambda: changed(HYDROGEN.copy(), MOVED, positions=np.eye(2, 3)), {"fields": [ENERGY]}, "other positions"),
+    (lambda: stressed(pbc=False), VOLUMELESS, "has a stress and no volume"),
+    (lambda: stressed(cell=[3.6, 3.6, 0], pbc=(True, True, False)), VOLUMELESS, "has a stress and no volume"),
+    (lambda: Atoms("H", cell=[5, 5, 0], pbc=True), {}, "periodic along c"),
+    (lambda: Atoms("H", cell=FLAT, pbc=True), {}, "singular"),
+    (lambda: Atoms("H"), {"cutoff": 0.0}, "not a positive length"),
+    (lambda: Atoms("H"), {"cutoff": float("nan")}, "not a positive length"),
+    (lambda: Atoms("H"), {"max_neighbours": 0}, "at least 1"),
+    (lambda: Atoms("H"), {"fields": [FORCES]}, "no forces .* atoms.arrays has numbers, positions"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case: str) -> None:
-    make, arguments, message = WRONG[case]
+@pytest.mark.parametrize(("make", "arguments", "message"), WRONG, ids=[message for *_, message in WRONG])
+def test_what_is_wrong_is_named(make: Callable[[], Atoms], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_ase(make(), **{"cutoff": 3.0, **arguments})

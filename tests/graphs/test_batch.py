@@ -1,6 +1,7 @@
 """A batch owns what follows from it: nothing derived outlives the edges, and any graphs can be taken out of it."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from hydragnn.kernels import gather_multiply_sum, scatter_multiply_sum
 from tests.graphs.geometry import assert_same
 
 SIZES = (3, 1, 4, 2)
+VOLUME = Field(name="volume", on="graph")
 FIELDS = [
     Field(name="mass", on="node"),
     Field(name="force", on="node", shape=(2,), parity="vector", role="target"),
@@ -74,15 +76,10 @@ def test_owners_and_counts_follow_replaced_offsets() -> None:
     other = replace(batch, node_offsets=torch.tensor([0, 1, 4, 8, 10]))
     assert other.counts("node").tolist() == [1, 3, 4, 2]
     assert other.owner("node").tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 3, 3]
-    assert batch.owner("graph").tolist() == [0, 1, 2, 3]
-    assert batch.counts("graph").tolist() == [1, 1, 1, 1]
+    assert (batch.owner("graph").tolist(), batch.counts("graph").tolist()) == ([0, 1, 2, 3], [1] * 4)
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [[0], [1], [1, 2], [3, 0], [2, 2, 0], [0, 1, 2, 3], []],
-    ids=["first", "without energy", "run", "turned", "twice", "all", "none"],
-)
+@pytest.mark.parametrize("numbers", [[0], [1], [1, 2], [3, 0], [2, 2, 0], [0, 1, 2, 3], []], ids=str)
 def test_selected_graphs_are_those_graphs_in_that_order(numbers: list[int]) -> None:
     batch = mixed()
     selected = batch.select(numbers)
@@ -109,43 +106,40 @@ def test_consecutive_graphs_are_views() -> None:
 def test_graphs_are_selected_by_a_tensor_of_flags() -> None:
     batch = mixed()
     assert_same(batch.select(batch.present("energy")), batch.select([0, 2, 3]))
-    with pytest.raises(InputError, match="flags for 4 graphs"):
-        batch.select(torch.tensor([True]))
 
 
-@pytest.mark.parametrize("numbers", [[4], [-1], [0, 7]])
-def test_a_graph_that_there_is_not_cannot_be_selected(numbers: list[int]) -> None:
-    with pytest.raises(InputError, match="of a batch of 4; use 0 to 3"):
-        mixed().select(numbers)
+REFUSED: list[tuple[Callable[[GraphBatch], object], str]] = [
+    (lambda batch: batch.select(torch.tensor([True])), "flags for 4 graphs"),
+    (lambda batch: batch.select([4]), "of a batch of 4; use 0 to 3"),
+    (lambda batch: batch.select([-1]), "of a batch of 4; use 0 to 3"),
+    (lambda batch: batch.select([0, 7]), "of a batch of 4; use 0 to 3"),
+    (lambda batch: batch.with_fields({"volume": torch.ones(4)}), "values of volume, which is no field of the batch"),
+    (lambda batch: batch.with_fields(fields=[VOLUME]), "field volume is declared but has no tensor"),
+    (lambda batch: batch.with_fields({"force": torch.ones(10, 3)}), r"field force: shape \(10, 3\) is not \(10, 2\)"),
+    (lambda batch: batch.with_fields(drop=["gap"]), "the batch has no field gap"),
+    (lambda batch: batch.with_texts({"name": ["one"]}), "name: .* for 4 graphs; give a list with one text per graph"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_graphs_and_fields_that_cannot_be_are_refused(call: Callable[[GraphBatch], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(mixed())
 
 
 def test_fields_are_replaced_added_and_dropped_with_their_tensors_and_masks() -> None:
     batch = mixed()
-    volume = Field(name="volume", on="graph")
-    changed = batch.with_fields(
-        {"mass": batch["mass"] * 2, "volume": torch.ones(4)}, fields=[volume], drop=["length", "energy"]
-    )
+    values = {"mass": batch["mass"] * 2, "volume": torch.ones(4)}
+    changed = batch.with_fields(values, fields=[VOLUME], drop=["length", "energy"])
     assert set(changed.fields) == {"mass", "force", "volume"}
     assert torch.equal(changed["mass"], batch["mass"] * 2)
     assert torch.equal(changed["force"], batch["force"])
     assert not changed.edges and not changed.masks
-    assert changed.fields["volume"] == volume and changed.present("volume").all()
+    assert changed.fields["volume"] == VOLUME and changed.present("volume").all()
     assert torch.equal(batch.with_fields({"energy": batch["energy"] + 1}).present("energy"), batch.present("energy"))
     moved = batch.with_fields({"energy": torch.ones(10)}, fields=[Field(name="energy", on="node")])
     assert "energy" not in moved.graphs and moved.present("energy").all()
     validate(moved)
-
-
-def test_fields_that_cannot_be_are_refused() -> None:
-    batch = mixed()
-    with pytest.raises(InputError, match="values of volume, which is no field of the batch"):
-        batch.with_fields({"volume": torch.ones(4)})
-    with pytest.raises(InputError, match="field volume is declared but has no tensor"):
-        batch.with_fields(fields=[Field(name="volume", on="graph")])
-    with pytest.raises(InputError, match=r"field force: shape \(10, 3\) is not \(10, 2\)"):
-        batch.with_fields({"force": torch.ones(10, 3)})
-    with pytest.raises(InputError, match="the batch has no field gap"):
-        batch.with_fields(drop=["gap"])
 
 
 def test_items_of_graphs_without_a_label_are_absent() -> None:
@@ -201,13 +195,8 @@ def test_names_stay_with_their_graphs() -> None:
     assert list(picked.names or ()) == ["third", "first", "third"]
     assert [list(one.names or ()) for one in unbatch(batch)] == [["first"], [""], ["third"]]
     assert graph(2).names is None
-    assert [graph_label(batch, position, 10 + position) for position in range(3)] == [
-        "graph 'first'",
-        "graph 11",
-        "graph 'third'",
-    ]
-    with pytest.raises(InputError, match=r"name: .* for 3 graphs; give a list with one text per graph"):
-        batch.with_texts({"name": ["one"]})
+    labels = [graph_label(batch, position, 10 + position) for position in range(3)]
+    assert labels == ["graph 'first'", "graph 11", "graph 'third'"]
 
 
 def test_names_are_read_when_they_are_asked_for_and_not_before() -> None:

@@ -59,18 +59,15 @@ def test_counts_are_those_of_networkx_and_of_sets() -> None:
     assert joined_defects(parts) == whole
 
 
+WATER, KINDS = molecule("H2O"), {"fields": [KIND], "edges": {"kind": [0, 1, 0, 1]}}
 ORDINARY: dict[str, Callable[[], GraphBatch]] = {
     "crystal": lambda: from_ase(bulk("Cu", cubic=True), 3.0),
     "one atom per cell": lambda: from_ase(bulk("Fe"), 4.0),
     "molecule": lambda: from_ase(molecule("CH3CH2OH"), 5.0),
     "lone atom": lambda: from_ase(Atoms("Cu"), 5.0),
     "slab": lambda: from_ase(fcc111("Cu", (2, 2, 3), vacuum=8.0), 3.0),
-    "two molecules far apart": lambda: from_ase(
-        molecule("H2O") + Atoms(molecule("H2O").numbers, molecule("H2O").positions + 20), 4.0
-    ),
-    "relations": lambda: graph_from_arrays(
-        np.eye(2), [0, 0, 1, 1], [1, 1, 0, 0], fields=[KIND], edges={"kind": [0, 1, 0, 1]}
-    ),
+    "two molecules far apart": lambda: from_ase(WATER + Atoms(WATER.numbers, WATER.positions + 20), 4.0),
+    "relations": lambda: graph_from_arrays(np.eye(2), [0, 0, 1, 1], [1, 1, 0, 0], **KINDS),
 }
 
 

@@ -2,6 +2,7 @@
 
 from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from ase import Atoms
 from ase.build import bulk
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs import skin as module
 from hydragnn.graphs.atomic import REACH, neighbour_list
 from hydragnn.graphs.skin import DeviceSearch, SkinList
 from tests.graphs.test_skin import CUTOFF, same_edges, sheared, slab, strained, vibrating
@@ -41,16 +41,11 @@ def searching_there() -> SkinList:
     return skin
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the searches on the host."""
-    calls: list[str] = []
-
-    def search(*arguments: Any, name: str = "structure") -> Any:
-        calls.append(name)
-        return neighbour_list(*arguments, name=name)
-
-    monkeypatch.setattr(module, "neighbour_list", search)
-    return calls
+def counted(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The searches on the host."""
+    search = Mock(side_effect=neighbour_list)
+    monkeypatch.setattr("hydragnn.graphs.skin.neighbour_list", search)
+    return search
 
 
 @pytest.mark.parametrize("way", ["crystal", "changing cell", "slab", "triclinic", "outside its cell"])
@@ -64,7 +59,7 @@ def test_successive_structures_are_searched_on_the_device_but_for_the_first_two(
     course["triclinic"] = strained(sheared(), 60, 0.01)
     for atoms in course.get(way, vibrating(copper, 60, 0.03)):
         same_edges(skin, atoms)
-    assert skin.searches >= 4 and len(on_host) == 2 and skin.searches_there
+    assert skin.searches >= 4 and on_host.call_count == 2 and skin.searches_there
 
 
 def test_atoms_that_jump_onto_each_other_are_refused_and_another_structure_begins_on_the_host(
@@ -73,7 +68,7 @@ def test_atoms_that_jump_onto_each_other_are_refused_and_another_structure_begin
     skin, on_host, copper = searching_there(), counted(monkeypatch), bulk("Cu", cubic=True)
     for atoms in chain(vibrating(copper, 30, 0.05), [Atoms("Cu2", [(0, 0, 0), (2, 0, 0)])]):
         same_edges(skin, atoms)
-    assert len(on_host) == 3 < skin.searches
+    assert on_host.call_count == 3 < skin.searches
     with pytest.raises(InputError, match="remove the duplicate"):
         skin.edges(np.zeros((2, 3)), np.eye(3), np.zeros(3, dtype=bool), CUTOFF)
 

@@ -66,28 +66,27 @@ def test_every_graph_of_a_batch_is_encoded_on_its_own() -> None:
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_lone_nodes_have_zeros(name: str) -> None:
+    """Encodings of no width and repeated ones are refused."""
     assert encoded(name, graph_from_arrays(np.zeros((1, 2)), [], []), 3).tolist() == [[0.0, 0.0, 0.0]]
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_encodings_of_no_width_and_repeated_ones_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="at least 1"):
         encoded(name, cells(3), -1)
     with pytest.raises(InputError, match="already has"):
         encoded(name, with_encodings(cells(3), {name: 1}), 1)
 
 
+SHAPES = {
+    "no two nodes are alike": np.stack([cells(12).senders, cells(12).receivers]),
+    "ring": np.stack([np.arange(12), (np.arange(12) + 1) % 12]),
+    "chain": np.stack([np.arange(11), np.arange(1, 12)]),
+}
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
-@pytest.mark.parametrize("shape", ["no two nodes are alike", "ring", "chain"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_encodings_follow_the_nodes_whatever_their_order_but_for_eigenvectors_of_graphs_with_a_symmetry(
     name: str, shape: str
 ) -> None:
-    around, any_cells = np.arange(12), cells(12)
-    pairs = {
-        "no two nodes are alike": np.stack([any_cells.senders, any_cells.receivers]),
-        "ring": np.stack([around, (around + 1) % 12]),
-        "chain": np.stack([around[:-1], around[1:]]),
-    }[shape]
+    pairs = SHAPES[shape]
     senders, receivers = np.concatenate([pairs, pairs[::-1]], axis=1)
     place = np.random.default_rng(0).permutation(12)  # where each node of the first listing stands in the second
     one, other = (

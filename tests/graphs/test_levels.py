@@ -1,6 +1,8 @@
 """Levels of graphs: nested clusters by contraction and by hand, and what cannot be one."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -32,15 +34,10 @@ def without_positions(graph: GraphBatch) -> GraphBatch:
     return graph_from_arrays(np.zeros((graph.num_nodes, 0)), graph.senders, graph.receivers)
 
 
-def sizes(graph: GraphBatch, level: int) -> list[int]:
-    return sorted(torch.bincount(graph[CLUSTERS][:, level]).tolist())
+GRAPHS = {"cells": cells(60), "contacts": without_positions(cells(60)), "grid": grid(9), "periodic": cells(60, True)}
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [cells(60), without_positions(cells(60)), grid(9), cells(60, periodic=True)],
-    ids=["cells", "contacts", "grid", "periodic"],
-)
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_contraction_is_a_maximal_matching_of_neighbours(graph: GraphBatch) -> None:
     numbers = with_contracted_levels(graph, 1)[CLUSTERS][:, 0].numpy()
     edges = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
@@ -75,29 +72,25 @@ def test_coincident_nodes_are_joined_first() -> None:
     assert with_contracted_levels(graph, 1)[CLUSTERS].ravel().tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "clusters, words",
-    [
-        (np.zeros((4, 1)), "float64"),
-        (np.zeros((3, 1), dtype=int), "4 nodes"),
-        (np.zeros(4, dtype=int), "shape [4]"),
-        (np.zeros((4, 0), dtype=int), "levels"),
-        (np.full((4, 1), -1), "numbered from 0"),
-        (np.full((4, 1), 2**31), "numbered from 0"),
-        (np.array([[0, 0], [0, 1], [1, 2], [2, 2]]), "a cluster of level 1 lies in two clusters of level 2"),
-    ],
-)
-def test_clusters_that_are_none_are_refused(clusters: np.ndarray, words: str) -> None:
-    with pytest.raises(InputError) as caught:
-        with_clusters(grid(2), clusters)
-    assert words in str(caught.value)
+WRONG = [
+    (with_clusters, grid(2), np.zeros((4, 1)), "float64"),
+    (with_clusters, grid(2), np.zeros((3, 1), dtype=int), "4 nodes"),
+    (with_clusters, grid(2), np.zeros(4, dtype=int), "shape .4."),
+    (with_clusters, grid(2), np.zeros((4, 0), dtype=int), "levels"),
+    (with_clusters, grid(2), np.full((4, 1), -1), "numbered from 0"),
+    (with_clusters, grid(2), np.full((4, 1), 2**31), "numbered from 0"),
+    (with_clusters, grid(2), np.array([[0, 0], [0, 1], [1, 2], [2, 2]]), "a cluster of level 1 lies in two clusters"),
+    (with_contracted_levels, cells(30), 0, "0 levels"),
+    (with_contracted_levels, with_contracted_levels(cells(30), 1), 1, "already has the field clusters"),
+]
 
 
-def test_levels_that_cannot_be_made_are_refused() -> None:
-    with pytest.raises(InputError, match="0 levels"):
-        with_contracted_levels(cells(30), 0)
-    with pytest.raises(InputError, match="already has the field clusters"):
-        with_contracted_levels(with_contracted_levels(cells(30), 1), 1)
+@pytest.mark.parametrize(("make", "graph", "levels", "words"), WRONG, ids=[words for *_, words in WRONG])
+def test_levels_that_cannot_be_are_refused(
+    make: Callable[..., Any], graph: GraphBatch, levels: Any, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        make(graph, levels)
 
 
 @pytest.mark.parametrize("by", ["voxels", "mesh levels"])
@@ -151,15 +144,13 @@ def test_pairs_of_a_crystal_are_contracted_to_the_middle_of_their_closest_images
     assert level.vectors is not None
     found = [(*pair, *vector) for pair, vector in zip(ends, (level.vectors / scale).tolist())]
     assert len(found) == len(expected)
-    np.testing.assert_allclose(
-        sorted(np.round(found, 5).tolist()), sorted(np.round([*expected], 5).tolist()), atol=2e-5
-    )
+    ours, theirs = (sorted(np.round([*edges], 5).tolist()) for edges in (found, expected))
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def test_a_supercell_is_contracted_as_its_cell() -> None:
-    one, two = (
-        with_contracted_levels(from_ase(atoms, cutoff=3.2), 2) for atoms in (crystal(2), crystal(2).repeat((1, 2, 1)))
-    )
+    structures = crystal(2), crystal(2).repeat((1, 2, 1))
+    one, two = (with_contracted_levels(from_ase(atoms, cutoff=3.2), 2) for atoms in structures)
     for finer, coarser in zip(levels_of(one, 2), levels_of(two, 2), strict=True):
         assert coarser.topology.num_rows == 2 * finer.topology.num_rows
         assert finer.vectors is not None and coarser.vectors is not None

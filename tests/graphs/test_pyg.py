@@ -28,6 +28,7 @@ Data = torch_geometric("data").Data
 X = Field(name="x", on="node", shape=(2,))
 Y = Field(name="y", on="graph", role="target")
 WEIGHT = Field(name="edge_attr", on="edge")
+EDGES = torch.tensor([[0, 1], [1, 0]])
 
 
 def test_a_batch_comes_back_from_torch_geometric_bit_for_bit() -> None:
@@ -52,14 +53,8 @@ def test_messages_flow_as_in_torch_geometric() -> None:
 
 
 def test_scalars_kept_as_columns_and_graph_labels_kept_as_rows_are_accepted() -> None:
-    data = Data(
-        pos=torch.zeros(2, 3),
-        x=torch.ones(2, 2),
-        y=torch.tensor([[3.0]]),
-        edge_index=torch.tensor([[0, 1], [1, 0]]),
-        edge_attr=torch.tensor([[1.0], [2.0]]),
-    )
-    graph = validate(from_pyg(data, [X, Y, WEIGHT]))
+    more = {"y": torch.tensor([[3.0]]), "edge_index": EDGES, "edge_attr": torch.tensor([[1.0], [2.0]])}
+    graph = validate(from_pyg(Data(pos=torch.zeros(2, 3), x=torch.ones(2, 2), **more), [X, Y, WEIGHT]))
     assert graph["y"].tolist() == [3.0]
     assert graph["edge_attr"].tolist() == [2.0, 1.0]
 
@@ -103,29 +98,24 @@ def data_like(program: str, a: Atoms, edges: Edges) -> Any:
     """Return the graph in the names, signs, units and dtypes of a program."""
     i, j, images, vectors = edges
     cell, shifts, lengths = a.cell.array, images @ a.cell.array, np.linalg.norm(vectors, axis=1)
-    pos, ends, whole, fractions = {"pos": a.positions}, {"edge_index": [i, j]}, cell[None], images.astype(float)
+    pos, ends, back, whole, fractions = {"pos": a.positions}, [i, j], [j, i], cell[None], images.astype(float)
+    crystal = {"frac_coords": a.get_scaled_positions(wrap=False)}
+    own = {**pos, "edge_index": ends, "cell": cell, "pbc": a.pbc.astype(np.int32)}
+    small = {"cell": whole.astype(np.float32), "distances": lengths.astype(np.float32), "natoms": [len(a)]}
     parts: dict[str, dict[str, Any]] = {
-        "hydragnn": {**pos, **ends, "edge_shifts": shifts, "cell": cell, "pbc": a.pbc.astype(np.int32)},
-        # the same names with the other sign: lengths tell
-        "turned": {**pos, **ends, "edge_shifts": -shifts, "cell": cell, "pbc": a.pbc.astype(np.int32)},
-        "mace": {"positions": a.positions, **ends, "shifts": shifts, "unit_shifts": images, "cell": cell},
-        "nequip": {**pos, **ends, "edge_cell_shift": images.astype(np.float32), "cell": whole, "pbc": a.pbc[None]},
-        "fairchem": {
-            "pos": a.positions.astype(np.float32),
-            "edge_index": [j, i],
-            "cell_offsets": images,
-            "cell": whole.astype(np.float32),
-            "natoms": [len(a)],
-            "distances": lengths.astype(np.float32),
+        "hydragnn": {**own, "edge_shifts": shifts},
+        "turned": {**own, "edge_shifts": -shifts},  # the same names with the other sign: lengths tell
+        "mace": {"positions": a.positions, "edge_index": ends, "shifts": shifts, "unit_shifts": images, "cell": cell},
+        "nequip": {**own, "edge_cell_shift": images.astype(np.float32), "cell": whole, "pbc": a.pbc[None]},
+        "fairchem": {**small, "pos": a.positions.astype(np.float32), "edge_index": back, "cell_offsets": images},
+        "sevenn": {
+            **pos,
+            "edge_index": ends,
+            "pbc_shift": fractions,
+            "cell_lattice_vectors": cell,
+            "edge_vec": vectors,
         },
-        "sevenn": {**pos, **ends, "pbc_shift": fractions, "cell_lattice_vectors": cell, "edge_vec": vectors},
-        "matgl": {
-            "frac_coords": a.get_scaled_positions(wrap=False),
-            **ends,
-            "pbc_offset": images,
-            "lattice": whole,
-            "bond_dist": lengths,
-        },
+        "matgl": {**crystal, "edge_index": ends, "pbc_offset": images, "lattice": whole, "bond_dist": lengths},
         "schnetpack": {
             "_positions": a.positions,
             "_idx_i": i,
@@ -134,13 +124,8 @@ def data_like(program: str, a: Atoms, edges: Edges) -> Any:
             "_cell": whole,
             "_pbc": a.pbc,
         },
-        "e3nn": {**pos, **ends, "edge_shift": fractions, "lattice": whole},
-        "cdvae": {
-            "frac_coords": a.get_scaled_positions(wrap=False),
-            "edge_index": [j, i],
-            "to_jimages": images,
-            "cell": cell,
-        },
+        "e3nn": {**pos, "edge_index": ends, "edge_shift": fractions, "lattice": whole},
+        "cdvae": {**crystal, "edge_index": back, "to_jimages": images, "cell": cell},
     }
     return data_of(**parts[program])
 
@@ -180,17 +165,13 @@ def test_cells_and_flags_may_have_any_usual_form() -> None:
         data = data_like("hydragnn", atoms, edges)
         data.pbc, data.cell = torch.as_tensor(pbc), torch.as_tensor(atoms.cell.array[None])
         assert from_pyg(data).periodic[0].tolist() == [True, True, False]
-    molecule = data_like(
-        "hydragnn",
-        Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]),
-        (np.array([0, 1]), np.array([1, 0]), np.zeros((2, 3)), edges[3][:2]),
-    )
-    assert not from_pyg(molecule).periodic.any()
+    ends = np.array([0, 1]), np.array([1, 0]), np.zeros((2, 3)), edges[3][:2]
+    assert not from_pyg(data_like("hydragnn", Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]), ends)).periodic.any()
 
 
 def lengths_of(data: Any) -> torch.Tensor:
     i, j = data.edge_index
-    return (data.pos[j] - data.pos[i] + data.edge_shifts).norm(dim=1)
+    return (data.pos[j] - data.pos[i] + data.edge_shifts).norm(dim=1)[:, None]
 
 
 def bare_data(atoms: Atoms) -> Any:
@@ -203,11 +184,8 @@ def changed(**values: Any) -> Any:
     atoms = bent_crystal()
     data = data_like("hydragnn", atoms, neighbor_list("ijSD", atoms, 3.3))
     for key, value in values.items():
-        if value is None:
-            del data[key]
-        else:
-            data[key] = value(data)
-    return data
+        data[key] = None if value is None else value(data)
+    return Data(**{key: value for key, value in data.to_dict().items() if value is not None})
 
 
 FORMS: dict[str, Callable[[Any], Any]] = {
@@ -238,53 +216,42 @@ def test_a_cell_is_only_a_box_where_the_data_say_so() -> None:
     assert not from_pyg(apart).periodic.any()
 
 
-NOT_UNDERSTOOD: dict[str, tuple[Callable[[], Any], str]] = {
-    "an unknown image": (
-        lambda: changed(bond_image=lambda d: d.edge_shifts, edge_shifts=None),
+NO_READING, NO_ATTRIBUTE = "no reading of {} gives edges that agree with {}", "by {}, and no attribute says through"
+NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
+    (
+        {"bond_image": lambda d: d.edge_shifts, "edge_shifts": None},
         "graph 3: the attribute bond_image seems to say how the graph is periodic",
     ),
-    "no whole cell vectors": (
-        lambda: changed(edge_shifts=lambda d: d.edge_shifts * 0.7),
-        "edge_shifts are not zero but they are no whole numbers of cell vectors",
+    ({"edge_shifts": lambda d: d.edge_shifts * 0.7}, "edge_shifts are not zero but they are no whole numbers of cell"),
+    ({"cell": None, "pbc": None}, "edge_shifts are not zero but there is no cell"),
+    (
+        {"edge_length": lambda d: torch.full((len(d.edge_shifts),), 2.0)},
+        NO_READING.format("edge_shifts", "edge_length"),
     ),
-    "no cell": (lambda: changed(cell=None, pbc=None), "edge_shifts are not zero but there is no cell"),
-    "other lengths": (
-        lambda: changed(edge_length=lambda d: torch.full((len(d.edge_shifts),), 2.0)),
-        "no reading of edge_shifts gives edges that agree with edge_length",
+    (
+        {"unit_shifts": lambda d: torch.zeros_like(d.edge_shifts)},
+        NO_READING.format("unit_shifts", "the declared cutoff of 3.3"),
     ),
-    "two shifts": (
-        lambda: changed(unit_shifts=lambda d: torch.zeros_like(d.edge_shifts)),
-        "no reading of unit_shifts gives edges that agree with the declared cutoff of 3.3",
-    ),
-    "lengths through images beside no shift, cell or flags": (
-        lambda: bare_data(bulk("NaCl", "rocksalt", a=5.6, cubic=True)),
-        "long by its positions and .* by edge_weight, and no attribute says through which images",
-    ),
-    "lengths through images beside a cell": (
-        lambda: changed(edge_attr=lambda d: lengths_of(d)[:, None], edge_shifts=None, pbc=None),
-        "long by its positions and .* by edge_attr, and no attribute says through which images",
-    ),
-    "turned shifts": (
-        lambda: changed(edge_shifts=lambda d: d.edge_shifts.T),
-        "edge_shifts of shape .* is not .edges, 3",
-    ),
-    "flags in a text": (lambda: changed(pbc=lambda d: "TTF"), "pbc = 'TTF' is not one flag per axis"),
-    "no shifts": (
-        lambda: changed(edge_shifts=None),
-        "where an image is .* away, and nothing says through which images",
-    ),
-    "a cell alone": (
-        lambda: changed(edge_shifts=None, pbc=None),
+    ({"edge_attr": lengths_of, "edge_shifts": None, "pbc": None}, NO_ATTRIBUTE.format("edge_attr")),
+    ({"edge_shifts": lambda d: d.edge_shifts.T}, "edge_shifts of shape .* is not .edges, 3"),
+    ({"pbc": lambda d: "TTF"}, "pbc = 'TTF' is not one flag per axis"),
+    ({"edge_shifts": None}, "where an image is .* away, and nothing says through which images"),
+    (
+        {"edge_shifts": None, "pbc": None},
         "graph 3 has a cell and does not say which axes repeat; give periodic .pbc in Data of torch_geometric",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", NOT_UNDERSTOOD)
-def test_images_that_are_not_understood_are_refused_by_name(case: str) -> None:
-    make, message = NOT_UNDERSTOOD[case]
+@pytest.mark.parametrize(("changes", "message"), NOT_UNDERSTOOD, ids=[message for _, message in NOT_UNDERSTOOD])
+def test_images_that_are_not_understood_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        from_pyg(make(), cutoff=3.3, name="graph 3")
+        from_pyg(changed(**changes), cutoff=3.3, name="graph 3")
+
+
+def test_lengths_through_images_beside_no_shift_cell_or_flags_are_refused() -> None:
+    with pytest.raises(InputError, match=f"long by its positions and .* {NO_ATTRIBUTE.format('edge_weight')}"):
+        from_pyg(bare_data(bulk("NaCl", "rocksalt", a=5.6, cubic=True)))
 
 
 def test_two_attributes_that_disagree_are_refused() -> None:
@@ -295,7 +262,6 @@ def test_two_attributes_that_disagree_are_refused() -> None:
         from_pyg(data)
 
 
-EDGES = torch.tensor([[0, 1], [1, 0]])
 POS, THREE = torch.zeros(2, 3), {"x": torch.ones(3, 2)}
 WRONG: dict[str, tuple[dict[str, Any], list[Field], str]] = {
     "missing attribute": (THREE, [X, Y], "graph 7: .* no attribute y"),
@@ -311,9 +277,8 @@ WRONG: dict[str, tuple[dict[str, Any], list[Field], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case: str) -> None:
-    values, fields, message = WRONG[case]
+@pytest.mark.parametrize(("values", "fields", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_named(values: dict[str, Any], fields: list[Field], message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_pyg(Data(**values), fields, name="graph 7")
 

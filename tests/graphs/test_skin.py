@@ -85,18 +85,17 @@ def test_edges_are_the_same_tensors_while_no_pair_comes_or_goes() -> None:
     assert [topology.num_edges for topology, _ in courses] == [2, 2, 0, 0, 2]
 
 
-@pytest.mark.parametrize(
-    "course",
-    [
-        vibrating(bulk("Cu", cubic=True).repeat(2), 60, 0.01),
-        vibrating(bulk("Cu"), 30, 0.02),
-        strained(bulk("Cu", cubic=True).repeat(2), 60, 0.003),
-        strained(slab(), 40, 0.003),
-        strained(sheared(), 40, 0.003),
-        meeting(200),
-    ],
-    ids=["crystal", "one atom", "changing cell", "slab", "triclinic", "molecules that meet"],
-)
+COURSES = {
+    "crystal": vibrating(bulk("Cu", cubic=True).repeat(2), 60, 0.01),
+    "one atom": vibrating(bulk("Cu"), 30, 0.02),
+    "changing cell": strained(bulk("Cu", cubic=True).repeat(2), 60, 0.003),
+    "slab": strained(slab(), 40, 0.003),
+    "triclinic": strained(sheared(), 40, 0.003),
+    "molecules that meet": meeting(200),
+}
+
+
+@pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 def test_every_list_is_that_of_a_fresh_search_and_few_are_searched(course: Iterator[Atoms]) -> None:
     skin, of_tensors = SkinList(), SkinList()
     edges = []
@@ -107,11 +106,16 @@ def test_every_list_is_that_of_a_fresh_search_and_few_are_searched(course: Itera
     assert len(edges) < 100 or len(set(edges)) > 3  # molecules: pairs came and went
 
 
-def test_pairs_come_and_go_without_a_search() -> None:
-    skin, edges = SkinList(), set()
-    for length in (3.1, 3.19, 3.21, 3.3, 3.19):  # an atom crosses the cutoff of 3.2 by less than half a skin
-        edges.add(same(skin, Atoms("Cu2", [(0, 0, 0), (length, 0, 0)])))
+def pair(length: float) -> Atoms:
+    return Atoms("Cu2", [(0, 0, 0), (length, 0, 0)])
+
+
+def test_pairs_come_and_go_without_a_search_and_one_at_the_cutoff_is_left_to_it() -> None:
+    skin = SkinList()  # an atom crosses the cutoff of 3.2 by less than half a skin
+    edges = {same(skin, pair(length)) for length in (3.1, 3.19, 3.21, 3.3, 3.19)}
     assert (skin.searches, edges) == (1, {0, 2})
+    for length in np.nextafter(CUTOFF, [0.0, CUTOFF, 9.0]):
+        same(skin, pair(length))
 
 
 def test_another_structure_is_searched_anew() -> None:
@@ -128,12 +132,6 @@ def test_another_structure_is_searched_anew() -> None:
         same(skin, squeezed)
 
 
-def test_a_pair_at_the_cutoff_is_left_to_the_search() -> None:
-    skin = SkinList()
-    for length in np.nextafter(CUTOFF, [0.0, CUTOFF, 9.0]):
-        same(skin, Atoms("Cu2", [(0, 0, 0), (length, 0, 0)]))
-
-
 def test_the_nearest_neighbours_alone_are_those_of_a_fresh_search() -> None:
     skin = SkinList()
     for atoms in vibrating(bulk("Cu", cubic=True), 5, 0.02):
@@ -143,6 +141,6 @@ def test_the_nearest_neighbours_alone_are_those_of_a_fresh_search() -> None:
 
 def test_atoms_that_meet_are_refused_between_searches() -> None:
     skin = SkinList()
-    same(skin, Atoms("Cu2", [(0, 0, 0), (0.2, 0, 0)]))
+    same(skin, pair(0.2))
     with pytest.raises(InputError, match="apart; remove the duplicate"):
-        from_ase(Atoms("Cu2", [(0, 0, 0), (0.0001, 0, 0)]), CUTOFF, neighbours=skin)
+        from_ase(pair(0.0001), CUTOFF, neighbours=skin)

@@ -21,6 +21,7 @@ FIELDS = [
     Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
     Field(name="tag", on="node", classes=4, dtype="int64"),
 ]
+OPTIONS: dict[str, Any] = {"fields": FIELDS, "optional": [one.name for one in FIELDS]}
 MOLECULES = ("H2O", "CH4", "C6H6", "CH3CH2OH", "H2O", "O2")
 
 
@@ -42,10 +43,8 @@ def structures() -> list[Atoms]:
     """Molecules, some of one size, clusters beyond the size where all pairs are looked at, crystals, a slab, a wire and far atoms."""
     some = [molecule(name) for name in MOLECULES] + [Atoms("He")]
     some += [bulk("Cu", "fcc", a=3.6), bulk("NaCl", "rocksalt", a=5.6, cubic=True), bulk("Fe", "bcc", a=2.9).repeat(3)]
-    some += [
-        fcc111("Al", (2, 2, 3), vacuum=6.0),
-        Atoms("C2", [[0, 0, 0], [0, 0, 1.3]], cell=[0, 0, 2.6], pbc=[False, False, True]),
-    ]
+    wire = Atoms("C2", [[0, 0, 0], [0, 0, 1.3]], cell=[0, 0, 2.6], pbc=[False, False, True])
+    some += [fcc111("Al", (2, 2, 3), vacuum=6.0), wire]
     cluster = bulk("Cu", "fcc", a=3.6, cubic=True).repeat(3)
     cluster.pbc = False
     unwrapped = bulk("Cu", "fcc", a=3.6, cubic=True)
@@ -56,10 +55,9 @@ def structures() -> list[Atoms]:
 @pytest.mark.parametrize("more", [{}, {"max_neighbours": 6}], ids=["all neighbours", "six neighbours"])
 @pytest.mark.parametrize("cutoff", [1.5, 5.0])
 def test_graphs_made_together_are_those_made_one_by_one(cutoff: float, more: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"cutoff": cutoff, "fields": FIELDS, "optional": [one.name for one in FIELDS], **more}
-    batch = from_ase_together(structures(), **options)
+    batch = from_ase_together(structures(), cutoff, **OPTIONS, **more)
     assert batch is not None
-    assert_same(batch, concatenate([from_ase(atoms, **options) for atoms in structures()]))
+    assert_same(batch, concatenate([from_ase(atoms, cutoff, **OPTIONS, **more) for atoms in structures()]))
 
 
 def test_the_shell_of_a_grid_is_there_as_a_whole() -> None:
@@ -87,7 +85,6 @@ FAULTY: dict[str, Callable[[], Atoms]] = {
 
 @pytest.mark.parametrize("kind", FAULTY)
 def test_what_is_wrong_with_one_structure_is_left_to_the_way_that_names_it(kind: str) -> None:
-    options: dict[str, Any] = {"cutoff": 3.0, "fields": FIELDS, "optional": [one.name for one in FIELDS]}
-    assert from_ase_together([molecule("H2O"), FAULTY[kind]()], **options) is None
+    assert from_ase_together([molecule("H2O"), FAULTY[kind]()], 3.0, **OPTIONS) is None
     with pytest.raises(InputError):
-        from_ase(FAULTY[kind](), **options)
+        from_ase(FAULTY[kind](), 3.0, **OPTIONS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,9 @@ LENGTH = Field(name="length", on="edge", dtype="float64")
 PULL = Field(name="pull", on="node", shape=(3,), parity="vector", role="target")
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 def triangle(**changes: object) -> GraphBatch:
-    arguments: dict[str, object] = {
+    arguments: dict[str, Any] = {
         "positions": np.eye(3),
         "senders": [0, 1, 2],
         "receivers": [2, 0, 1],
@@ -31,32 +30,24 @@ def triangle(**changes: object) -> GraphBatch:
         "edges": {"length": [0.2, 0.0, 0.1]},
         "graphs": {"energy": -1.5},
         "name": "triangle",
+        **changes,
     }
-    arguments.update(changes)
-    positions, senders, receivers = (arguments.pop(key) for key in ("positions", "senders", "receivers"))
-    return graph_from_arrays(positions, senders, receivers, **arguments)
+    return graph_from_arrays(*map(arguments.pop, ("positions", "senders", "receivers")), **arguments)
 
 
-def test_edges_are_sorted_by_receiver_and_their_fields_follow() -> None:
+def test_edges_are_sorted_by_receiver_and_fields_follow_in_their_declared_dtype() -> None:
     graph = triangle()
     assert graph.receivers.tolist() == [0, 1, 2]
     assert graph.senders.tolist() == [1, 2, 0]
     assert graph["length"].tolist() == [0.0, 0.1, 0.2]
+    dtypes = {"mass": torch.float32, "kind": torch.int64, "length": torch.float64, "energy": torch.float64}
+    assert {name: graph[name].dtype for name in graph.fields} == dtypes and graph["energy"].shape == (1,)
     assert validate(graph) is graph
-
-
-def test_fields_come_in_their_declared_dtype() -> None:
-    graph = triangle()
-    assert graph["mass"].dtype == torch.float32
-    assert graph["kind"].dtype == torch.int64
-    assert graph["energy"].dtype == torch.float64 and graph["energy"].shape == (1,)
 
 
 def test_numpy_tensors_and_lists_make_the_same_graph() -> None:
     as_lists = triangle(positions=np.eye(3).tolist())
-    as_tensors = triangle(
-        positions=torch.eye(3, dtype=torch.float32), senders=torch.tensor([0, 1, 2], dtype=torch.int32)
-    )
+    as_tensors = triangle(positions=torch.eye(3), senders=torch.tensor([0, 1, 2], dtype=torch.int32))
     assert torch.equal(as_lists.positions, as_tensors.positions)
     assert torch.equal(as_lists.senders, as_tensors.senders)
 
@@ -68,12 +59,11 @@ def test_the_graph_does_not_share_memory_with_the_arrays_it_came_from() -> None:
     assert graph.positions.max() == 1.0
 
 
-@unhurried
-@given(
-    st.integers(1, 12).flatmap(
-        lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=40))
-    )
-)
+ENDS = st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(*[st.integers(0, n - 1)] * 2))))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(ENDS)
 def test_sorting_is_stable_and_loses_no_edge(case: tuple[int, list[tuple[int, int]]]) -> None:
     count, pairs = case
     senders, receivers = [s for s, _ in pairs], [r for _, r in pairs]
@@ -87,24 +77,20 @@ def test_sorting_is_stable_and_loses_no_edge(case: tuple[int, list[tuple[int, in
     assert all(a < b for a, b, r, q in zip(order, order[1:], graph.receivers, graph.receivers[1:]) if r == q)
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pytest.param(lambda: graph_from_arrays(np.zeros((1, 3)), [], []), id="lone node"),
-        pytest.param(lambda: graph_from_arrays(np.zeros((4, 2)), [], []), id="no edges"),
-        pytest.param(lambda: graph_from_arrays(np.zeros((1, 2)), [0], [0]), id="self loop"),
-        pytest.param(lambda: graph_from_arrays(np.zeros((4, 2)), [0, 1, 2, 3], [1, 0, 3, 2]), id="two components"),
-        pytest.param(
-            lambda: graph_from_arrays(None, [0], [1], fields=[MASS], nodes={"mass": [1.0, 2.0]}), id="no geometry"
-        ),
-        pytest.param(lambda: triangle(cell=[2.0, 2.0, 2.0], periodic=True), id="periodic box"),
-        pytest.param(
-            lambda: triangle(cell=np.diag([2.0, 2.0, 0.0]), periodic=[True, True, False]), id="mixed periodicity"
-        ),
-    ],
-)
-def test_legal_corners_pass(graph: Callable) -> None:
-    assert validate(graph()).num_graphs == 1
+LEGAL: dict[str, Callable[[], GraphBatch]] = {
+    "lone node": lambda: graph_from_arrays(np.zeros((1, 3)), [], []),
+    "no edges": lambda: graph_from_arrays(np.zeros((4, 2)), [], []),
+    "self loop": lambda: graph_from_arrays(np.zeros((1, 2)), [0], [0]),
+    "two components": lambda: graph_from_arrays(np.zeros((4, 2)), [0, 1, 2, 3], [1, 0, 3, 2]),
+    "no geometry": lambda: graph_from_arrays(None, [0], [1], fields=[MASS], nodes={"mass": [1.0, 2.0]}),
+    "periodic box": lambda: triangle(cell=[2.0, 2.0, 2.0], periodic=True),
+    "mixed periodicity": lambda: triangle(cell=np.diag([2.0, 2.0, 0.0]), periodic=[True, True, False]),
+}
+
+
+@pytest.mark.parametrize("make", LEGAL.values(), ids=LEGAL)
+def test_legal_corners_pass(make: Callable[[], GraphBatch]) -> None:
+    assert validate(make()).num_graphs == 1
 
 
 def test_a_two_dimensional_cell_has_its_area_as_volume() -> None:
@@ -147,13 +133,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case: str) -> None:
-    changes, message = WRONG[case]
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         triangle(**changes)
-    assert "triangle" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "triangle" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_vector_has_as_many_components_as_space_has_dimensions() -> None:
@@ -161,31 +145,22 @@ def test_a_vector_has_as_many_components_as_space_has_dimensions() -> None:
         graph_from_arrays(np.zeros((1, 2)), [], [], fields=[PULL], nodes={"pull": np.zeros((1, 3))})
 
 
-BROKEN = {
-    "offsets end early": (lambda b: {"node_offsets": torch.tensor([0, 3, 5])}, "node_offsets do not run"),
-    "NaN of one graph": (
-        lambda b: {"graphs": {"energy": torch.tensor([1.0, torch.nan]).double()}},
-        "graph 1, field energy",
-    ),
-    "wrong dtype": (
-        lambda b: {"nodes": {**b.nodes, "mass": b["mass"].double()}},
-        "float64 values but float32 declared",
-    ),
-    "wrong length": (lambda b: {"nodes": {**b.nodes, "mass": b["mass"][:5]}}, "field mass: shape"),
-    "undeclared": (lambda b: {"graphs": {**b.graphs, "gap": torch.zeros(2)}}, "tensor gap on graphs has no Field"),
-    "missing": (lambda b: {"graphs": {}}, "field energy is declared but no tensor"),
-    "mask without a field": (lambda b: {"masks": {"gap": torch.ones(2, dtype=torch.bool)}}, "mask gap"),
-    "int32 indices": (lambda b: {"topology": replace(b.topology, senders=b.senders.int())}, "senders: int32"),
-    "topology of other nodes": (
-        lambda b: {"topology": Topology.square(b.senders, b.receivers, 7)},
-        "topology has 7 senders and 7 receivers for 6 nodes",
-    ),
-}
+SEVEN = "topology has 7 senders and 7 receivers for 6 nodes"
+BROKEN: list[tuple[Callable[[GraphBatch], dict[str, Any]], str]] = [
+    (lambda b: {"node_offsets": torch.tensor([0, 3, 5])}, "node_offsets do not run"),
+    (lambda b: {"graphs": {"energy": torch.tensor([1.0, torch.nan]).double()}}, "graph 1, field energy"),
+    (lambda b: {"nodes": {**b.nodes, "mass": b["mass"].double()}}, "float64 values but float32 declared"),
+    (lambda b: {"nodes": {**b.nodes, "mass": b["mass"][:5]}}, "field mass: shape"),
+    (lambda b: {"graphs": {**b.graphs, "gap": torch.zeros(2)}}, "tensor gap on graphs has no Field"),
+    (lambda b: {"graphs": {}}, "field energy is declared but no tensor"),
+    (lambda b: {"masks": {"gap": torch.ones(2, dtype=torch.bool)}}, "mask gap"),
+    (lambda b: {"topology": replace(b.topology, senders=b.senders.int())}, "senders: int32"),
+    (lambda b: {"topology": Topology.square(b.senders, b.receivers, 7)}, SEVEN),
+]
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_damaged_batch_is_named(case: str) -> None:
-    changes, message = BROKEN[case]
+@pytest.mark.parametrize(("changes", "message"), BROKEN, ids=[message for _, message in BROKEN])
+def test_a_damaged_batch_is_named(changes: Callable[[GraphBatch], dict[str, Any]], message: str) -> None:
     batch = concatenate([triangle(), triangle()])
     with pytest.raises(InputError, match=message):
         validate(replace(batch, **changes(batch)))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hydragnn.conformance.cases import no_nodes
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs.search import pairs_within
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.graphs.wider import wider
 
@@ -43,8 +45,9 @@ def graph(name: str) -> GraphBatch:
     return from_ase(STRUCTURES[name](), 2.0)
 
 
-def rows(receivers: torch.Tensor, senders: torch.Tensor, vectors: torch.Tensor) -> list[tuple[float, ...]]:
-    return sorted(zip(receivers.tolist(), senders.tolist(), *(vectors.detach().round(decimals=6) + 0.0).T.tolist()))
+def rows(pairs: GraphBatch) -> list[tuple[float, ...]]:
+    vectors = edge_vectors(pairs).round(decimals=6) + 0.0
+    return sorted(zip(pairs.receivers.tolist(), pairs.senders.tolist(), *vectors.T.tolist()))
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -57,7 +60,7 @@ def test_pairs_within_a_cutoff_are_those_of_loops_over_images(name: str) -> None
             vector = atoms.positions[sender] + np.array(image) @ atoms.cell.array - atoms.positions[receiver]
             if np.linalg.norm(vector) < CUTOFF and (receiver != sender or any(image)):
                 expected.append((receiver, sender, *(vector.round(6) + 0.0).tolist()))
-    actual = rows(pairs.receivers, pairs.senders, edge_vectors(pairs))
+    actual = rows(pairs)
     assert len(actual) == len(expected)
     np.testing.assert_allclose(np.array(actual).reshape(-1, 5), np.array(sorted(expected)).reshape(-1, 5), atol=2e-6)
     assert (pairs.receivers.diff() >= 0).all()
@@ -85,18 +88,9 @@ def test_without_a_cutoff_every_node_has_all_others_of_its_graph() -> None:
 
 
 def test_points_of_a_plane_have_pairs_through_its_periodic_boundary() -> None:
-    plane = graph_from_arrays(
-        [[0.1, 0.5], [0.9, 0.5]],
-        [],
-        [],
-        cell=[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
-        periodic=[True, False, False],
-    )
-    assert rows(*ends(wider(plane, 0.3))) == [(0, 1, -0.2, 0.0), (1, 0, 0.2, 0.0)]
-
-
-def ends(pairs: GraphBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return pairs.receivers, pairs.senders, edge_vectors(pairs)
+    box = {"cell": np.diag([1.0, 0.0, 0.0]), "periodic": [True, False, False]}
+    plane = graph_from_arrays([[0.1, 0.5], [0.9, 0.5]], [], [], **box)
+    assert rows(wider(plane, 0.3)) == [(0, 1, -0.2, 0.0), (1, 0, 0.2, 0.0)]
 
 
 def test_vectors_follow_positions_and_cell() -> None:
@@ -110,16 +104,13 @@ def test_vectors_follow_positions_and_cell() -> None:
 
 
 def test_pairs_are_searched_once_for_a_batch_and_anew_where_its_nodes_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydragnn.graphs import wider as module
-
-    searches = []
-    search = module.pairs_within
-    monkeypatch.setattr(module, "pairs_within", lambda *given: searches.append(1) or search(*given))
+    search = Mock(side_effect=pairs_within)
+    monkeypatch.setattr("hydragnn.graphs.wider.pairs_within", search)
     batch = graph("molecule")
     first, second = wider(batch, 2.0), wider(batch, 2.0)
-    assert torch.equal(first.senders, second.senders) and len(searches) == 1
+    assert torch.equal(first.senders, second.senders) and search.call_count == 1
     assert wider(replace(batch, positions=batch.positions * 9), 2.0).num_edges == 0
-    assert len(searches) == 2
+    assert search.call_count == 2
 
 
 def test_all_pairs_of_a_periodic_graph_are_refused() -> None:
