@@ -98,26 +98,19 @@ class GatherPlan:
         # numbers that are out of range, as a store from elsewhere may have them, must not become others on the way
         most = nodes.total + max(int(senders.max(initial=0)), int(receivers.max(initial=0)))
         base = node_offsets[:-1].astype(np.int32 if most < 2**31 else np.int64).repeat(edges.counts)
-        senders, receivers = senders + base, receivers + base
+        sender, receiver = (torch.from_numpy((one + base).astype(np.int64, copy=False)) for one in (senders, receivers))
 
         def on(location: Location) -> dict[str, torch.Tensor]:
             return {name: tensors[array_name(field)] for name, field in self.fields.items() if field.on == location}
 
         masks = {name: arrays[mask_name(self.fields[name])].take(indices) for name in self.masked}
         for name, field in self.fields.items():
-            if (
-                field.role == "target"
-                and name not in masks
-                and _lacks_labels(tensors[array_name(field)].numpy(), field)
-            ):
+            values = tensors[array_name(field)].numpy()
+            if field.role == "target" and name not in masks and _lacks_labels(values, field):
                 masks[name] = np.ones(len(indices), dtype=np.bool_)  # a mask says that some labels are missing
         return GraphBatch(
             positions=tensors["positions"],
-            topology=Topology.square(
-                torch.from_numpy(senders.astype(np.int64, copy=False)),
-                torch.from_numpy(receivers.astype(np.int64, copy=False)),
-                nodes.total,
-            ),
+            topology=Topology.square(sender, receiver, nodes.total),
             edge_shifts=tensors["edge_shifts"],
             cell=tensors["cell"],
             periodic=tensors["periodic"],

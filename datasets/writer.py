@@ -179,8 +179,8 @@ class StoreWriter:
                 files[self.name if name == self._temporary.name else name] = checksum(file)
             if self._texts.graphs:
                 _flush_file(self._texts.path)
-                own = {"graphs": self._texts.graphs, "members": self._texts.members}
-                texts = TextsInfo(**own, blake2b=checksum(self._texts.path).blake2b)
+                whole = checksum(self._texts.path)
+                texts = TextsInfo(graphs=self._texts.graphs, members=self._texts.members, blake2b=whole.blake2b)
                 self._texts.path.rename(texts_path(final))
             self._temporary.rename(final)
             flush_directory(self.path)

@@ -289,7 +289,7 @@ def _ghosts(
             near = np.abs(seeds[:, axis] - plane) < margin
             moved = seeds[near].copy()
             moved[:, axis] = 2 * plane - moved[:, axis]
-            found.append((moved, index[near], none, 2 * axis + side))
+            found.append((moved, index[near], none, 2 * int(axis) + side))
     points, owner, image, wall = zip(*found)
     counts = [*map(len, owner)]
     images = np.repeat(np.array(image, dtype=np.int64), counts, axis=0)

@@ -169,14 +169,7 @@ def _searched(
     senders, receivers, images = neighbour_list(positions, completed, periodic, cutoff, max_neighbours)
     shifts = np.asarray(images @ completed, dtype=np.float64)
     if periodic.any() and np.abs(positions).max() >= TURNS * np.abs(cell).max():
-        ends = torch.from_numpy(senders), torch.from_numpy(receivers)
-        moved = into_cell(
-            torch.from_numpy(positions.copy()),
-            *ends,
-            torch.from_numpy(shifts),
-            torch.from_numpy(cell),
-            torch.from_numpy(periodic),
-        )
+        moved = into_cell(*map(torch.from_numpy, (positions.copy(), senders, receivers, shifts, cell, periodic)))
         positions, shifts = (tensor.numpy() for tensor in moved)
     return positions, (senders, receivers, shifts)
 

@@ -15,7 +15,7 @@ from hydragnn.base.files import alone_in_folder, knows_locks, lock_file, unlock_
 from tests.nolock import without_locks
 
 BUILD = """
-import sys
+import sqlite3, sys
 from pathlib import Path
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import build_store, open_store, read_build_settings
@@ -24,6 +24,8 @@ from rings import write_rings
 folder = Path(sys.argv[1])
 write_rings(folder / "s.h5", 8)
 print(len(open_store(folder / "s.h5")))
+connect = sqlite3.connect  # which ASE lets wait for a lock, twenty seconds
+sqlite3.connect = lambda name, **more: connect(name, **more | {"timeout": 0.1})
 settings = read_build_settings({"kind": "ase", "files": ["d.db"], "cutoff": 5.0}, folder / "BUILD.toml")
 try:
     build_store(settings, folder / "d.h5")
