@@ -350,6 +350,7 @@ def _check_content(
     cutoff, angstrom = cutoff_of(manifest.attributes), angstrom_of(manifest.attributes, manifest.fields)
     defects: list[tuple[Defects, int]] = []
     collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
+    names = Texts.unread(partial(part.texts.read, NAME), part.info.graphs) if part.texts is not None else None
     for start in range(0, part.info.graphs, BLOCK):
         stop = min(start + BLOCK, part.info.graphs)
         where = f"{part.path}, graphs {first + start} to {first + stop - 1}"
@@ -361,8 +362,7 @@ def _check_content(
             if len(different):
                 problems.append(f"{where}: {changed_sentence(first + start + int(different[0]))}")
             batch = gather(flat, np.arange(stop - start))
-            if part.texts is not None:
-                names = Texts.unread(partial(part.texts.read, NAME), part.info.graphs)
+            if names is not None:
                 batch = batch.with_texts({NAME: names.select(slice(start, stop))})
             check_structure(batch)
             wrong = graph_problems(batch, range(first + start, first + stop), cutoff=cutoff, angstrom=angstrom)

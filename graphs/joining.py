@@ -31,18 +31,9 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
     tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     masks: dict[str, Tensor] = {}
     for name, field in fields.items():
-        values, present = [], []
-        for batch in batches:
-            if name in batch.fields:
-                values.append(batch[name])
-                present.append(batch.present(name))
-            else:
-                shape, device = (batch.num_items(field.on), *field.shape), batch.device
-                values.append(torch.zeros(shape, dtype=field.torch_dtype, device=device))
-                present.append(torch.zeros(batch.num_graphs, dtype=torch.bool, device=device))
-        tensors[field.on][name] = torch.cat(values)
+        tensors[field.on][name] = torch.cat([_values_or_zeros(batch, field) for batch in batches])
         if any(name in batch.masks or name not in batch.fields for batch in batches):
-            masks[name] = torch.cat(present)
+            masks[name] = torch.cat([_presence(batch, name) for batch in batches])
     return GraphBatch(
         positions=torch.cat([b.positions for b in batches]),
         topology=Topology.square(
@@ -103,6 +94,18 @@ def repeated(batch: GraphBatch, copies: int) -> GraphBatch:
 def _joined_offsets(offsets: list[Tensor], bases: list[int]) -> Tensor:
     shifted = [offset[1:] + base for offset, base in zip(offsets, bases)]
     return torch.cat([offsets[0][:1], *shifted])
+
+
+def _values_or_zeros(batch: GraphBatch, field: Field) -> Tensor:
+    if field.name in batch.fields:
+        return batch[field.name]
+    return torch.zeros(batch.num_items(field.on), *field.shape, dtype=field.torch_dtype, device=batch.device)
+
+
+def _presence(batch: GraphBatch, name: str) -> Tensor:
+    if name in batch.fields:
+        return batch.present(name)
+    return torch.zeros(batch.num_graphs, dtype=torch.bool, device=batch.device)
 
 
 def unbatch(batch: GraphBatch) -> list[GraphBatch]:
