@@ -20,6 +20,8 @@ def test_the_longest_row_and_column_are_counted_and_the_count_moves_with_the_edg
         topology = random_edges(rows, edges)
         ends = topology.receivers, topology.senders
         assert topology.longest == tuple(int(torch.bincount(end, minlength=1).max()) for end in ends)
+    topology = random_edges(3, 60)
+    assert topology.longest is not None
     moved = topology.mapped(torch.clone)
     assert moved._longest == topology.longest and topology.sharing(topology.edge_numbers, 60)._longest
     assert replace(topology, senders=topology.senders[:0], receivers=topology.receivers[:0])._longest is None

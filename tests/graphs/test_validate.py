@@ -32,7 +32,7 @@ def triangle(**changes: object) -> GraphBatch:
         "name": "triangle",
         **changes,
     }
-    return graph_from_arrays(*map(arguments.pop, ("positions", "senders", "receivers")), **arguments)
+    return graph_from_arrays(**arguments)
 
 
 def test_edges_are_sorted_by_receiver_and_fields_follow_in_their_declared_dtype() -> None:
