@@ -155,14 +155,9 @@ def test_the_scheduler_is_told_how_far_attempts_have_come_where_they_can_change_
     assert run_search(settings(nodes_per_trial=sizes, trials=3), out, launcher=launcher).status == "finished"
     shown = events_of(out, Progressed)
     assert bool(shown) == told and {event.epochs for event in shown} <= {0.5}
-
-
-def test_a_trial_larger_than_the_allocation_is_refused_before_anything_is_written(
-    settings: Settings, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=r"nodes_per_trial = 3, but the allocation has 2 node\(s\)"):
-        run_search(settings(nodes_per_trial=3), tmp_path / "c", launcher=Instant("n1", "n2"))
-    assert not (tmp_path / "c").exists()
+    with pytest.raises(InputError, match=r"nodes_per_trial = 4, but the allocation has 3 node\(s\)"):
+        run_search(settings(nodes_per_trial=4), tmp_path / "larger", launcher=launcher)
+    assert not (tmp_path / "larger").exists()
 
 
 def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_it(

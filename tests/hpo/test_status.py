@@ -95,23 +95,20 @@ def test_a_bad_node_is_named(folder: Path, player: Any) -> None:
     assert seen == {"n3"}
 
 
-def test_a_machine_in_trouble_is_told_with_since_when_and_how_often(folder: Path) -> None:
+def test_a_machine_in_trouble_is_told_with_since_when_and_how_often_and_how_wrong_the_cost_model_is(
+    folder: Path,
+) -> None:
     follower = Follower(folder)
     follower.update()
-    assert follower.status().trouble is None
-    state = follower.builder.state
+    status, state = follower.status(), follower.builder.state
+    assert status.trouble is None
+    assert status.costs.measured > 20
+    assert 0.02 < (status.costs.error or 0.0) < 0.5  # the planted law has ten per cent of noise
     state.trouble = Trouble(number=2, since=50.0, until=80.0)
     assert follower.status().trouble == {"number": 2, "since": 50.0, "until": 80.0}
     state.trouble = Trouble(number=2)
     assert follower.status().trouble == {"number": 2, "since": None, "until": None}
     json.dumps(follower.status().to_json(), allow_nan=False)
-
-
-def test_the_cost_model_says_how_wrong_it_is(folder: Path) -> None:
-    costs = campaign_status(folder).costs
-    assert costs.measured > 20
-    assert costs.error is not None
-    assert 0.02 < costs.error < 0.5  # the planted law has ten per cent of noise, which nothing can predict
 
 
 def test_a_journal_is_followed_while_it_grows_and_a_torn_line_waits(folder: Path) -> None:
@@ -199,12 +196,8 @@ def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
         "trial 2: hidden_dim=8 learning_rate=0.01",
         "SIGINT: 1 trial(s) save their state",
     ]
-
-
-def test_a_stop_is_told_also_while_no_trial_runs() -> None:
     state = State()
     after(state, 0.0, EVENTS[0][0])
-    assert not state.running
     assert event_line(state, Stopping(reason="SIGTERM")) == "SIGTERM: no trial is running"
 
 
@@ -219,20 +212,18 @@ def test_on_a_terminal_the_table_shows_progress_and_speed(tmp_path: Path) -> Non
     assert "best 0.75 (trial 0)" in text
 
 
-def on_nodes() -> list[tuple[Event, float]]:
-    """Two trials on three nodes, of which one is lost."""
-    return [
-        (Opened(plan=Plan(trials=2, rungs=(1, 3)), slots=("n1", "n2", "n3")), 0.0),
-        (Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0),
-        (Proposed(trial=1, values={"model.hidden_dim": 64}), 0.0),
-        (Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", suspects=("n1",)), 10.0),
-        (Probed(node="n1", healthy=False), 10.0),
-        (Reached(trial=1, attempt=1, epochs=1, value=0.5, seconds=18.0), 20.0),
-    ]
+ON_NODES: list[tuple[Event, float]] = [
+    (Opened(plan=Plan(trials=2, rungs=(1, 3)), slots=("n1", "n2", "n3")), 0.0),
+    (Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0),
+    (Proposed(trial=1, values={"model.hidden_dim": 64}), 0.0),
+    (Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", suspects=("n1",)), 10.0),
+    (Probed(node="n1", healthy=False), 10.0),
+    (Reached(trial=1, attempt=1, epochs=1, value=0.5, seconds=18.0), 20.0),
+]
 
 
 def test_beyond_one_machine_the_summary_counts_nodes_and_goodput(tmp_path: Path) -> None:
-    lines = shown(tmp_path, on_nodes()).splitlines()
+    lines = shown(tmp_path, ON_NODES).splitlines()
     assert lines[0] == "2 trials on 3 node(s), rungs 1, 3"
     # n2 trained 18 s for trial 1, trial 0 runs again on n3 since 10 s: 28 of 60 node-seconds
     assert "1 node busy, 1 idle, 1 quarantined; goodput 47 %" in lines[-1]
@@ -319,15 +310,6 @@ def test_attempts_and_faults_have_their_time(
     assert [3600 * row.node_hours for row in rows] == pytest.approx([row[5] for row in faults])
 
 
-def test_node_hours_are_what_was_allocated_and_its_uses() -> None:
-    reached = (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))
-    hours = timeline_after(OPENED, PROPOSED, reached).node_hours()
-    assert hours.allocated == pytest.approx(60 / 3600)
-    assert hours.overhead == pytest.approx(6 / 3600)
-    assert hours.idle == pytest.approx(30 / 3600)
-    assert hours.goodput == pytest.approx(24 / 60)
-
-
 def test_sessions_may_divide_their_nodes_into_other_numbers_of_slots() -> None:
     """Four trials on a node, then one on another: both nodes are full, and no more than that."""
     plan = Plan(trials=5, rungs=(2, 4))
@@ -359,10 +341,14 @@ def test_who_sees_a_resumed_controller_alone_counts_its_time_alone() -> None:
     assert later.timeline().node_hours().goodput == pytest.approx(1.0)
 
 
-def test_running_attempts_count_until_proven_otherwise() -> None:
+def test_node_hours_are_what_was_allocated_and_its_uses_and_running_attempts_count_until_proven_otherwise() -> None:
     assert TimelineBuilder().timeline() == Timeline() and Timeline().node_hours().goodput is None
     builder = timeline_builder([OPENED, PROPOSED])
     assert builder.timeline().node_hours().goodput is None
+    reached = (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))
+    hours = timeline_after(OPENED, PROPOSED, reached).node_hours()
+    seconds = [3600 * part for part in (hours.allocated, hours.useful, hours.overhead, hours.idle)]
+    assert seconds == pytest.approx([60, 24, 6, 30]) and hours.goodput == pytest.approx(24 / 60)
     hours = builder.timeline(now=200.0).node_hours()
     assert (hours.useful, hours.goodput) == (pytest.approx(100 / 3600), pytest.approx(0.5))
 
