@@ -200,9 +200,8 @@ def train(
 ) -> RunRecord:
     """Train one model into the folder ``out``, or resume an interrupted run.
 
-    ``config`` may be the folder of a run, which resumes there, or its ``config.json``.
-
-    ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
+    ``config`` may be the folder of a run, which resumes there, or its ``config.json``. ``memory`` (``"4 GB"``) is what a rank may take;
+    it goes before ``batch.memory`` of the configuration.
     """
     _allow_code(allow_code)
     source = config
@@ -248,8 +247,6 @@ def search(
     allow_code: AllowCode = (),
 ) -> "CampaignStatus":
     """Run the campaign of a CAMPAIGN.toml or its table; return its status.
-
-    ``store`` is where its data lie now, instead of where the table says.
 
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
@@ -401,11 +398,9 @@ def build_ensemble(
     Gives its evaluation. Of a campaign ``top_k`` (5) best trials are chosen; with ``train``, ``final_seeds`` or
     ``epochs`` they are first trained anew, all at once. Given runs all become members, and none of
     these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
-    Validation graphs set weights of members per field.
-    ``false_alarms`` is the share of graphs like those of training that may be flagged (docs/domain.md).
-    ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
-    ``baselines`` names functions ``package.module:name`` that return calculators of ASE, which are evaluated beside the simple predictors.
-    Their modules are in ``allow_code`` (docs/foreign.md).
+    Validation graphs set weights of members per field; ``false_alarms`` is about the domain (docs/domain.md). With ``store``, where the
+    data of the runs lie now, their configurations name this place. ``baselines`` names functions ``package.module:name`` that return
+    calculators of ASE (docs/foreign.md), which are evaluated beside the simple predictors; their modules are in ``allow_code``.
     """
     _allow_code(allow_code)
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
@@ -569,9 +564,9 @@ def report(
     store: Store = None,
     allow_code: AllowCode = (),
 ) -> Path:
-    """Write the HTML report of a folder and return its path.
+    """Write a report as one self-contained HTML page; return its path.
 
-    ``store`` is where the data lie now, if they were moved; InputError where other graphs are there.
+    Data, search, members, parity, calibration, worst cases, how to reproduce. InputError where other graphs are in ``store``.
     """
     _allow_code(allow_code)
     check_kind(as_path(source), *MADE_BY)

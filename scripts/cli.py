@@ -215,14 +215,6 @@ def predict(values: Values, as_json: bool) -> None:
     leave(3 if result and result.failed == result.graphs > 0 else 0)
 
 
-def report(values: Values, as_json: bool) -> None:
-    """Write a report as one self-contained HTML page.
-
-    Data, search, members, parity, calibration, worst cases, how to reproduce.
-    """
-    show({"report": str(api.report(**values))}, as_json)
-
-
 def _plan(values: Values, as_json: bool) -> None:
     from hydragnn.distributed import leave
 
@@ -247,7 +239,7 @@ command(app, api.status, "status", status)
 command(app, api.build_ensemble, "ensemble", ensemble, device=True)
 command(app, api.predict, "predict", predict, required=["out"], device=True)
 command(app, api.export, "export", required=["to"])
-command(app, api.report, "report", report)
+command(app, api.report, "report", lambda values, as_json: show({"report": str(api.report(**values))}, as_json))
 command(app, api.doctor, "doctor")
 command(app, check, "check", device=True)
 command(app, conformance, "conformance")

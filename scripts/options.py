@@ -83,20 +83,14 @@ def command(
     arguments: dict[str, inspect.Parameter] = {}
     for key, one in own.items():
         if key in objects:
-            arguments |= {
-                name: _option(part, False) for name, part in inspect.signature(one.annotation).parameters.items()
-            }
+            parts = inspect.signature(one.annotation).parameters
+            arguments |= {name: _option(part, False) for name, part in parts.items()}
         elif get_origin(one.annotation) is Annotated:
             arguments[key] = _option(one, key in required)
     further = [one for one in inspect.signature(run).parameters.values() if one.kind is one.KEYWORD_ONLY] if run else []
-    place, last = (
-        [*arguments, ahead_of].index(ahead_of),
-        [("device", Device, "")] * device + [("as_json", AsJson, False)],
-    )
-    end = [
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=start, annotation=kind)
-        for key, kind, start in last
-    ]
+    place, form = [*arguments, ahead_of].index(ahead_of), inspect.Parameter.KEYWORD_ONLY
+    end = [inspect.Parameter("device", form, default="", annotation=Device)] * device
+    end += [inspect.Parameter("as_json", form, default=False, annotation=AsJson)]
 
     def callback(**values: Any) -> None:
         as_json = values.pop("as_json")

@@ -49,7 +49,7 @@ def collect(source: Path, *, store: Path | None = None) -> Facts:
         resolved = with_store(resolved, store, next(filter(None, hashes), ""))
     data, problem = _data(resolved, ensemble, facts.manifest)
     best = searched.best if searched else None
-    record = run or (searched.records.get(best.number) if searched and best else None)
+    record = run or (searched.best_record if searched else None)
     if not facts.evaluation.parts and record is not None:
         units = {own.name: own.unit for own in data.store.fields()} if data else units_of_branches(resolved)
         facts = replace(facts, evaluation=run_evaluation(record, units))

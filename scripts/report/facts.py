@@ -213,6 +213,11 @@ class Campaign:
         """Return the trial with the smallest objective."""
         return next(iter(self.ranked), None)
 
+    @property
+    def best_record(self) -> RunRecord | None:
+        """Return the record of the best trial."""
+        return self.records.get(self.best.number) if self.best else None
+
 
 def failure_kind(trial: TrialHistory) -> str:
     """Return the kind of failure that ended a trial; empty for others."""

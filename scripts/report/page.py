@@ -17,7 +17,6 @@ from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.base.places import text_of
 from hydragnn.base.shown import visible
 from hydragnn.ensemble import Manifest, TargetEvaluation
-from hydragnn.record import RunRecord
 from hydragnn.scripts.report import data, errors, node_time, search, training, uncertainty, where
 from hydragnn.scripts.report.collect import collect, ensemble_facts
 from hydragnn.scripts.report.facts import Facts, best_baseline, better_baseline, error, is_categorical, metric, ratio
@@ -94,21 +93,16 @@ def _commands(facts: Facts, name: str) -> list[str]:
 
 def _ensemble_commands(ensemble: Manifest, config: str, branch: str) -> list[str]:
     """Return the commands of an ensemble from a campaign, or from runs."""
-    members = ensemble.members
-    if ensemble.selection.get("campaign") or not config:
-        return [f"hydragnn ensemble CAMPAIGN {_choice(ensemble, len(members))}{branch} --out ENSEMBLE"]
+    members, selection = ensemble.members, ensemble.selection
+    if selection.get("campaign") or not config:
+        named = {"--final-seeds": "final_seeds", "--epochs": "final_epochs"}
+        options = [f" {option} {selection[key]}" for option, key in named.items() if selection.get(key)]
+        choice = f"--top-k {selection.get('k', len(members))}{''.join(options)}"
+        return [f"hydragnn ensemble CAMPAIGN {choice}{branch} --out ENSEMBLE"]
     runs = [shlex.quote(member.name) for member in members]
     first = f"hydragnn train {config} --out {runs[0]}"
     others = "  # the others as members/*/config.json of the ensemble say" if len(runs) > 1 else ""
     return [first + others, f"hydragnn ensemble {' '.join(runs)}{branch} --out ENSEMBLE"]
-
-
-def _choice(ensemble: Manifest, members: int) -> str:
-    """Return the options of ``hydragnn ensemble`` that chose these members."""
-    selection = ensemble.selection
-    named = {"--final-seeds": "final_seeds", "--epochs": "final_epochs"}
-    options = [f"{option} {selection[key]}" for option, key in named.items() if selection.get(key)]
-    return " ".join([f"--top-k {selection.get('k', members)}", *options])
 
 
 def _without_none(value: Any) -> Any:
@@ -120,21 +114,12 @@ def _without_none(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _record(facts: Facts) -> RunRecord | None:
-    """Return the record of the run, first member or best trial."""
-    if facts.run is not None:
-        return facts.run
-    if facts.members:
-        return next(iter(facts.members.values()))
-    best = facts.campaign.best if facts.campaign else None
-    return facts.campaign.records.get(best.number) if facts.campaign and best else None
-
-
 def _provenance(facts: Facts) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if facts.data is not None:
         rows += [("store", text_of(facts.data.path)), ("store fingerprint", facts.data.store.fingerprint)]
-    record = _record(facts)
+    members, campaign = list(facts.members.values()), facts.campaign
+    record = facts.run or next(iter(members), campaign.best_record if campaign else None)
     if record is not None:
         if facts.data is None or record.data_hash != facts.data.store.fingerprint:
             rows.append(("data hash at training", record.data_hash))
@@ -142,12 +127,11 @@ def _provenance(facts: Facts) -> list[tuple[str, str]]:
         rows.append(("training seed", str(record.seed)))
         rows += [(name, version) for name, version in record.versions.items()]
         rows += [(key.replace("_", " "), text(value)) for key, value in record.hardware.items()]
-    members = list(facts.members.values())
     sentences = dict.fromkeys(one for each in (record, *members) if each is not None for one in each.continued)
     rows.append(("continued, unlike one run of this configuration", "; ".join(sentences)))
     hashes = dict.fromkeys(member.config_hash for member in members) if len(members) > 1 else ()
     rows.append(("members' configurations", ", ".join(hashes)))
-    seconds = [record.cost.cpu_seconds for record in facts.campaign.records.values()] if facts.campaign else []
+    seconds = [record.cost.cpu_seconds for record in campaign.records.values()] if campaign else []
     rows.append(("CPU time of the search", f"{sum(seconds) / 60:.1f} min" * bool(seconds)))
     return [(key, value) for key, value in rows if value]
 

@@ -10,7 +10,7 @@ from scipy.special import ndtri
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import ClassPoints, Facts, Part, Points, Values, is_categorical, metric
-from hydragnn.scripts.report.words import measured, percent, pretty_unit, with_unit
+from hydragnn.scripts.report.words import measured, pretty_unit, with_unit
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 BINS = 10
@@ -246,11 +246,11 @@ def flags_table(facts: Facts) -> Table:
     domain = facts.evaluation.domain
     by_detector, allowed = domain["flagged_by_detector"], domain["false_alarms"]
     expected = domain.get("expected", allowed)
-    columns = {name: lambda part, name=name: percent(by_detector[part][name]) for name in domain["detectors"]}
-    few = f" Held-out graphs are so few that about {percent(expected)} are flagged."
+    columns = {name: lambda part, name=name: f"{100 * by_detector[part][name]:.1f}" for name in domain["detectors"]}
+    few = f" Held-out graphs are so few that about {100 * expected:.1f} are flagged."
     return table_of(
         domain["flagged"],
-        {"part": str, "flagged": lambda part: percent(domain["flagged"][part]), **columns},
-        f"Graphs outside the training domain, in percent. Thresholds allow {percent(allowed)} in validation and parts like it; "
+        {"part": str, "flagged": lambda part: f"{100 * domain['flagged'][part]:.1f}", **columns},
+        f"Graphs outside the training domain, in percent. Thresholds allow {100 * allowed:.1f} in validation and parts like it; "
         "detectors overlap." + few * (expected > allowed),
     )

@@ -26,7 +26,7 @@ from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import COLUMN, Figure, Panel, Section, Table, picture, table_of
 from hydragnn.scripts.report.data_facts import graph_ranks
 from hydragnn.scripts.report.facts import Data, Facts, Part, PartGraphs, Points, Values, metric, model_scores
-from hydragnn.scripts.report.words import measured, per_node, percent, thousands, with_unit
+from hydragnn.scripts.report.words import measured, per_node, thousands, with_unit
 from hydragnn.training.baselines import VOLUME
 
 FIELDS = 4  # with pictures; the page grows by less than 0.5 MB with each
@@ -91,7 +91,7 @@ def field_maps(facts: Facts) -> Iterator[Figure]:
             title, draw = f"{field} of the {label} graph", partial(draw_maps, view, scales, points.unit)
             note = f"{facts.name_of(number) or f'graph {number}'}: RMSE "
             note += with_unit(measured(errors.rmse[rank]), points.unit, "{0}\u00a0{1}")
-            note += f", relative L2 {percent(errors.relative[rank])}\u00a0%" if own.species is None else ""
+            note += f", relative L2 {100 * errors.relative[rank]:.1f}\u00a0%" if own.species is None else ""
             svg = picture(f"map-{name}-{label}", title, draw, height=size, dpi=PIXELS)
             panels.append(Panel(svg=svg, label=label, note=note))
         norm = "" if signed else "; of several components the norm is shown"
@@ -216,10 +216,10 @@ def groups_table(facts: Facts, part: Part, field: str) -> Table | None:
     if covered is not None:
         name = f"in {facts.evaluation.nominal * 100:.0f} % interval"
         inside = [covered[rows][np.isfinite(covered[rows])] for _, _, rows in groups]
-        columns[name] = lambda n: percent(float(inside[n].mean())) + " %" if len(inside[n]) else "–"
+        columns[name] = lambda n: f"{100 * inside[n].mean():.1f} %" if len(inside[n]) else "–"
     graphs = [np.unique(points.graph[rows]).tolist() for _, _, rows in groups]
     if outside:
-        columns["outside domain"] = lambda n: percent(sum(bool(outside[g]) for g in graphs[n]) / len(graphs[n])) + " %"
+        columns["outside domain"] = lambda n: f"{100 * np.mean([bool(outside[g]) for g in graphs[n]]):.1f} %"
     columns["values"] = lambda n: thousands(len(groups[n][2]))
     columns["graphs"] = lambda n: thousands(len(graphs[n]))
     caption = f"{with_unit(field, points.unit)}: errors by group; the bar is the MAE."

@@ -49,15 +49,6 @@ def share(value: float) -> str:
     return f"{value + 0.0:.3f}".replace("-0.000", "0.000").replace("-", "−") if math.isfinite(value) else "–"
 
 
-def percent(value: float) -> str:
-    """Return a share as a number of percents.
-
-    >>> percent(0.015)
-    '1.5'
-    """
-    return f"{100 * value:.1f}"
-
-
 def thousands(count: int) -> str:
     """Return a count with its thousands set apart.
 

@@ -166,8 +166,7 @@ def test_runs_that_do_not_fit_together_are_refused(call: Call, runs: list[Path],
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["spin", "taken"]
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["_parts", "_save_arrays"])
+@pytest.mark.parametrize(("moment", "kind"), [("_parts", signal.SIGINT), ("_save_arrays", signal.SIGTERM)])
 def test_a_signal_leaves_nothing_and_the_same_command_begins_again(
     moment: str, kind: signal.Signals, call: Call, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,8 +213,10 @@ def test_every_command_opens_the_same_folders(name: str, made: Path, store: Path
         assert model.names == Ensemble.load(f"{folder}/").names
     means = hydragnn.predict(folder, store)["moment"]["mean"]
     assert means == pytest.approx(model.predict(open_store(store))["moment"]["mean"])
-    code, out, errors = call("check", folder, "--json")
-    assert code in (0, 1) and json.loads(out), errors  # a trained-for-one-epoch member may be a copy of another
+    words = ["--json"] * (name != "run")
+    code, out, errors = call("check", folder, *words)
+    assert code in (0, 1), errors  # a trained-for-one-epoch member may be a copy of another
+    assert json.loads(out) if words else "permutation passed" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("name", ["none", "run/config.json", "run/checkpoints", "campaign/trials"])

@@ -25,6 +25,8 @@ def test_every_table_of_settings_is_a_section() -> None:
     roots = (RunConfig, BranchedConfig, SearchSettings, JobSettings, *sources().values())
     names = {name for one in _tables(*roots) for name in one.model_fields}
     assert names - known <= {*RunConfig.model_fields, "branches", "kind", "type"}
+    types = [key.type for section in sections() for key in keys_of(section)]
+    assert not [one for one in types if "FieldInfo" in one or "Annotated" in one]  # as they are declared
 
 
 KEYS = "parallel [parallel] parallel.micro_batches branches.1.weight branches.0.data.store search.space.choices branches split.group start.replay simulate"
@@ -33,8 +35,3 @@ KEYS = "parallel [parallel] parallel.micro_batches branches.1.weight branches.0.
 @pytest.mark.parametrize("key", KEYS.split())
 def test_a_key_of_any_section_has_a_text(key: str) -> None:
     assert all(one.meaning or one.key.endswith("kind") for one in explained(key))
-
-
-def test_no_type_shows_how_it_is_declared() -> None:
-    types = [key.type for section in sections() for key in keys_of(section)]
-    assert not [one for one in types if "FieldInfo" in one or "Annotated" in one]

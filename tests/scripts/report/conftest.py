@@ -212,11 +212,11 @@ def write_ensemble(folder: Path, store: Path) -> Path:
     """Three members with errors, spreads and intervals that obey the law of total variance."""
     generator = np.random.default_rng(11)
     arrays: dict[str, Any] = {}
-    parts: dict[str, dict[str, TargetEvaluation]] = {}
+    parts: dict[str, dict[str, TargetEvaluation]] = {"valid": {}, "test": {}}
     for part, graphs in {"valid": np.arange(24), "test": np.arange(100, 148)}.items():
         for field, per_graph in (("energy", 1), ("forces", 60), ("charge", 20)):
             scores, rows = _evaluated(field, np.repeat(graphs, per_graph), generator)
-            parts.setdefault(part, {})[field] = scores
+            parts[part][field] = scores
             arrays |= {f"{part}/{field}/{name}": value for name, value in rows.items()}
     places = {name: f"members/{number}" for number, name in enumerate(NAMES)}
     equal: Any = {"weight": 1 / 3, "checksums": {}, "summary": {}}
@@ -264,7 +264,6 @@ def _evaluated(
         upper=mean + width,
         members=members,
     )
-    trivial = estimate.scores(np.zeros(rows), labels)
-    simple = {name: {key: value * share for key, value in trivial.items()} for name, share in SIMPLE.items()}
-    scores = estimate.evaluation(labels, np.ones(rows, int), NAMES, trivial, simple if field == "energy" else {})
-    return scores, estimate.rows(labels, graph)
+    trivial, shares = estimate.scores(np.zeros(rows), labels), SIMPLE if field == "energy" else {}
+    simple = {name: {key: value * share for key, value in trivial.items()} for name, share in shares.items()}
+    return estimate.evaluation(labels, np.ones(rows, int), NAMES, trivial, simple), estimate.rows(labels, graph)
