@@ -70,9 +70,9 @@ def best_shapes(batches: Sequence[Shape]) -> tuple[Shape, ...]:
     groups = [rows]
     parts = [_best_parts(rows, weights)]
     while len(groups) < MOST_SHAPES:
-        after = sum(len(group) * _covers(group)[-1] for group in groups)
+        remaining = sum(len(group) * _covers(group)[-1] for group in groups)
         saved, number = max((saved, number) for number, (saved, _) in enumerate(parts))
-        if max(after * weights) <= 1 + GROWTH or saved <= 0:
+        if max(remaining * weights) <= 1 + GROWTH or saved <= 0:
             break
         pair = parts[number][1]
         groups[number : number + 1] = pair
@@ -212,8 +212,8 @@ def as_padded(batch: GraphBatch) -> GraphBatch:
     topology.index_arrays.update({name: arrays[name] for name in sorted(arrays)})
     object.__setattr__(topology, "_longest", batch.topology.longest)
     result = replace(batch, topology=topology)
-    known = [key for key in batch._derived if key[0] not in OF_SIZES]
-    result._derived.update({key: batch._derived[key] for key in sorted(known)})
+    keys = [key for key in batch._derived if key[0] not in OF_SIZES]
+    result._derived.update({key: batch._derived[key] for key in sorted(keys)})
     return result
 
 
@@ -263,12 +263,12 @@ def _padded_levels(
 def _padded_level(level: Level, edges: int, all_nodes: int, all_edges: int, graphs: int, extent: float) -> Level:
     """Return the level of a graph that now has more edges."""
     device, nodes = level.owner.device, level.leaving.num_rows
-    coarse, clusters, kept = level.topology.num_edges, len(level.owner), len(level.merging.finer)
+    coarse, clusters, num_edges = level.topology.num_edges, len(level.owner), len(level.merging.finer)
     all_coarse = padded_size(coarse + 1)
     all_clusters = padded_size(_rows_for(clusters, coarse, all_coarse))
     parent = torch.cat([level.parent, spread_over(all_nodes - nodes, clusters, all_clusters, device)])
     loops = spread_over(all_coarse - coarse, clusters, all_clusters, device)
-    more = padded_size(kept) - kept
+    more = padded_size(num_edges) - num_edges
     counts = torch.nn.functional.pad(level.nodes_per_graph, (0, graphs - len(level.nodes_per_graph)))
     counts[len(level.nodes_per_graph)] = all_clusters - clusters
     kinds = {name: _longer(value, all_coarse - coarse) for name, value in level.edge_kinds.items()}

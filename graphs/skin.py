@@ -135,9 +135,9 @@ class SkinList:
         if count is None:
             return neighbour_list(positions, cell, periodic, cutoff, name=name)
         assert self._list is not None
-        kept = _numbers_of(self._list.within, count)
+        rows = _numbers_of(self._list.within, count)
         senders, receivers, shifts = (
-            tensor.index_select(0, kept).cpu().numpy()
+            tensor.index_select(0, rows).cpu().numpy()
             for tensor in (self._list.senders, self._list.receivers, self._list.shifts)
         )
         return senders, receivers, shifts
@@ -175,11 +175,11 @@ class SkinList:
         None where the search itself has to be asked.
         """
         places = torch.from_numpy(positions).to(self.device) if places is None else places
-        covered, apart = self._covers(positions, cell, periodic, cutoff)
+        covered, separate = self._covers(positions, cell, periodic, cutoff)
         if not covered:
             self.searches += 1
-            found = self._found(positions, places, cell, periodic, cutoff + self.skin, name, apart=apart)
-            self._list = self._searched(found, positions, places, cell, periodic, cutoff)
+            all_pairs = self._found(positions, places, cell, periodic, cutoff + self.skin, name, separate=separate)
+            self._list = self._searched(all_pairs, positions, places, cell, periodic, cutoff)
         listed, limit = self._list, cutoff * REACH
         assert listed is not None
         same = np.array_equal(cell, listed.present)
@@ -209,37 +209,37 @@ class SkinList:
         reach: float,
         name: str,
         *,
-        apart: bool,
+        separate: bool,
     ) -> Pairs:
-        """Return all pairs within ``reach``, from the device if atoms are ``apart``."""
-        there = None
-        self._compared = self._compared and apart  # anew for another structure
-        if self.searches_there and apart and is_compact(positions, cell, periodic, reach * REACH, name):
+        """Return all pairs within ``reach``, from the device if atoms are ``separate``."""
+        on_device = None
+        self._compared = self._compared and separate  # anew for another structure
+        if self.searches_there and separate and is_compact(positions, cell, periodic, reach * REACH, name):
             try:
                 if self._search is None or self._search.cutoff != reach * REACH:
                     self._search = DeviceSearch(reach * REACH)
-                there = self._search(places, cell, periodic)
+                on_device = self._search(places, cell, periodic)
             except (RuntimeError, OSError) as error:
                 self._stay_on_host(str(error))
-        if there is not None and self._compared:
-            return there
+        if on_device is not None and self._compared:
+            return on_device
         senders, receivers, shifts = neighbour_list(positions, cell, periodic, reach, name=name)
-        here = tuple(torch.from_numpy(one).to(self.device) for one in (senders, receivers, shifts))
-        if there is not None:
-            self._compared = all(map(torch.equal, here, there))
+        on_host = tuple(torch.from_numpy(one).to(self.device) for one in (senders, receivers, shifts))
+        if on_device is not None:
+            self._compared = all(map(torch.equal, on_host, on_device))
             if not self._compared:
                 self._stay_on_host("its pairs are not those of the host")
-        return here[0], here[1], here[2]
+        return on_host[0], on_host[1], on_host[2]
 
     def _stay_on_host(self, reason: str) -> None:
         self.searches_there, self._search = False, None
         print_note(f"neighbours are searched on the CPU, not on {self.device}: {reason}")
 
     def _searched(
-        self, found: Pairs, positions: ndarray, places: Tensor, cell: ndarray, periodic: Any, cutoff: float
+        self, all_pairs: Pairs, positions: ndarray, places: Tensor, cell: ndarray, periodic: Any, cutoff: float
     ) -> _Listed:
         """Return what is remembered of all pairs within cutoff + skin."""
-        reach, (senders, receivers, shifts) = cutoff + self.skin, found
+        reach, (senders, receivers, shifts) = cutoff + self.skin, all_pairs
         if shifts.is_cpu:
             offsets = torch.from_numpy(shifts.numpy() @ cell)  # the bits of a graph from atoms
         else:
@@ -289,9 +289,9 @@ class SkinList:
             moved = positions - listed.positions @ deformation
         farthest = 2 * float(np.sqrt(np.square(moved).sum(axis=1).max()))
         limit = cutoff * REACH
-        apart = least * listed.shortest - farthest > CLOSEST
+        separate = least * listed.shortest - farthest > CLOSEST
         sure = most * (limit - self.skin) + farthest < limit - UNSURE
-        return apart and sure and listed.reach * least - farthest > limit + UNSURE, apart
+        return separate and sure and listed.reach * least - farthest > limit + UNSURE, separate
 
 
 def _numbers_of(mask: Tensor, count: int) -> Int[Tensor, " {count}"]:
@@ -303,13 +303,13 @@ def _numbers_of(mask: Tensor, count: int) -> Int[Tensor, " {count}"]:
 
 def _edges_of(listed: _Listed, count: int) -> tuple[Topology, Tensor]:
     """Return the marked pairs as edges, with their order by sender."""
-    kept = _numbers_of(listed.within, count)
+    rows = _numbers_of(listed.within, count)
     topology = Topology.square(
-        listed.senders.index_select(0, kept), listed.receivers.index_select(0, kept), len(listed.positions)
+        listed.senders.index_select(0, rows), listed.receivers.index_select(0, rows), len(listed.positions)
     )
     # what a stable sort gives, from that of all pairs
     own = _numbers_of(listed.within.index_select(0, listed.by_sender), count)
     number = listed.within.cumsum(0) - 1
     topology.index_arrays["sorted_senders"] = listed.sorted_senders.index_select(0, own)
     topology.index_arrays["by_sender"] = number.index_select(0, listed.by_sender.index_select(0, own))
-    return topology, listed.offsets.index_select(0, kept)
+    return topology, listed.offsets.index_select(0, rows)

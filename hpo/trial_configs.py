@@ -188,7 +188,7 @@ def _refuse(what: str, problem: str, space: Space, path: str) -> None:
     if not problem:
         return
     unknown = UNKNOWN_KEY.search(problem)
-    if unknown and not any(f"{known}.".startswith(f"{unknown[1]}.") for known in space.parameters):
+    if unknown and not any(f"{name}.".startswith(f"{unknown[1]}.") for name in space.parameters):
         raise InputError(problem)  # the base's own, whatever the values
     hint = "; a parameter that only some choices know needs when = {...}" if unknown else ""
     raise InputError(f"{what} part in no valid run: {problem}{'' if space.parameters[path].when else hint}")
@@ -205,11 +205,11 @@ def _combinations_of_kinds(space: Space) -> list[Point]:
 
 def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
     """Values of the parameters above ``path`` that make it active."""
-    given: Point = {}
+    values: Point = {}
     for parent, condition in space.parameters[path].when.items():
         options = allowed_values(condition)
-        given |= {**_conditions(space, parent, rng), parent: options[int(rng.integers(len(options)))]}
-    return given
+        values |= {**_conditions(space, parent, rng), parent: options[int(rng.integers(len(options)))]}
+    return values
 
 
 def _check_paths(settings: CampaignSettings, space: Space) -> None:

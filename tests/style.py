@@ -19,7 +19,7 @@ LIMITS = {
     "openings": 1.0,
     "openings of fields": 1.0,
     "long first lines": 2.5,
-    "participles": 0.35,
+    "participles": 0.3,
     "former words": 25.0,
 }
 """Percent of docstrings, of those of fields and constants, of docstrings and of names; number of names."""

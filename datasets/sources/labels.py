@@ -91,9 +91,9 @@ class Labels:
         """Return the fault of a row with several graphs; else empty."""
         if NAME in self.texts or NAME not in texts or not any(field.role == "target" for field in self.fields):
             return ""
-        names, seen = texts[NAME][::parts], dict[int | None, tuple[int, str]]()
+        names, graph_of = texts[NAME][::parts], dict[int | None, tuple[int, str]]()
         for number, (name, file) in enumerate(zip(names, texts.get(FILE, Texts([""] * parts * len(names)))[::parts])):
-            first, other = seen.setdefault(row := self.row_of(name, file), (number, name))
+            first, other = graph_of.setdefault(row := self.row_of(name, file), (number, name))
             if row is not None and first != number:
                 return f"{self.path}: one row labels both {other} (graph {first}) and {name} (graph {number}); give each graph a row and a name of its own"
         return ""
@@ -154,10 +154,10 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
 def _check_files(settings: BuildSettings, rows: Collection[str]) -> None:
     """Raise InputError for two files that a row could be for."""
     named = {*rows, *(row.rpartition("#")[0] for row in rows)}
-    seen: dict[str, Path] = {}
+    path_of: dict[str, Path] = {}
     for path in [] if getattr(settings, "_objects", None) is not None else find_files(getattr(settings, "files", [])):
         for alias in sorted(aliases(path.name) & named | {path.name}):
-            if (other := seen.setdefault(alias, path)) != path:
+            if (other := path_of.setdefault(alias, path)) != path:
                 what = "have the same name" if other.name == path.name else f"are both {alias}"
                 raise InputError(
                     f"{other} and {path} {what}, so that {settings.labels} cannot tell them apart; rename one"

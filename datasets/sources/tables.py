@@ -123,16 +123,16 @@ def _places(ids: Array, names: Array, where: str) -> Array:
 
 
 def _join(tables: list[Table], files: list[Path]) -> Table:
-    names, seen = set(tables[0]), dict[str, Path]()
+    names, file_of = set(tables[0]), dict[str, Path]()
     for table, file in zip(tables, files):
         if set(table) != names:
             raise InputError(f"{files[0]} and {file} have different columns; give them the same header")
         own = {str(one).strip() for one in table.get("graph", ())}
-        if both := next((label for label in own if label in seen), None):
+        if both := next((label for label in own if label in file_of), None):
             raise InputError(
-                f"graph {both} has rows in {seen[both]} and in {file}; name the graphs of each file otherwise"
+                f"graph {both} has rows in {file_of[both]} and in {file}; name the graphs of each file otherwise"
             )
-        seen |= dict.fromkeys(own, file)
+        file_of |= dict.fromkeys(own, file)
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 

@@ -27,11 +27,11 @@ def ahead(
     if device.type not in AHEAD:
         yield from items
         return
-    made = _made_on_gpu if device.type == "cuda" else lambda items, _: next(((item, None) for item in items), None)
+    make = _made_on_gpu if device.type == "cuda" else lambda items, _: next(((item, None) for item in items), None)
     with ThreadPoolExecutor(1, "batches") as thread:
-        upcoming = thread.submit(made, items, device)
+        upcoming = thread.submit(make, items, device)
         while (result := upcoming.result()) is not None:
-            (item, event), upcoming = result, thread.submit(made, items, device)
+            (item, event), upcoming = result, thread.submit(make, items, device)
             if event is not None:
                 computing = torch.get_device_module(device).current_stream(device)
                 computing.wait_event(event)
@@ -58,13 +58,13 @@ def download(values: Tensor) -> Callable[[], list[float]]:
     """Return a function that waits for these values alone."""
     if values.device.type != "cuda":
         return values.tolist
-    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    here.copy_(values, non_blocking=True)
-    there: Any = torch.cuda.current_stream(values.device).record_event()
+    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    copy.copy_(values, non_blocking=True)
+    event: Any = torch.cuda.current_stream(values.device).record_event()
 
     def read() -> list[float]:
-        there.synchronize()
-        return here.tolist()
+        event.synchronize()
+        return copy.tolist()
 
     return read
 
