@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import check_inside, digest, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import check_inside, digest, file_errors, read_sealed, write_atomically, write_sealed
 from hydragnn.base.imports import NotAllowed
 from hydragnn.base.limits import check_readable
 from hydragnn.base.settings import first_problem
@@ -204,8 +204,5 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file; InputError where there is none."""
     check_readable(path)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; copy the whole folder again") from error
+    with file_errors(f"cannot read {path}", "copy the whole folder again"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,7 +3,7 @@
 In an ensemble by cross-validation, graphs calibrate only members that have not seen them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,16 +17,14 @@ from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, ev
 from hydragnn.ensemble.building.held_out import Fold, Parts, Setup
 from hydragnn.ensemble.building.training_domain import (
     calibrating_p_values,
-    detectors_of_members,
     distance_of,
     flag_evaluation,
     part_doubts,
     part_scores,
-    reference_detectors,
     training_domain,
 )
 from hydragnn.ensemble.building.weights import fitted_weights
-from hydragnn.ensemble.domain import Domain, DomainScores, cross_fitted_domain
+from hydragnn.ensemble.domain import Domain, Doubts
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.cross_validation import shares
 from hydragnn.ensemble.estimates.calibration.protocol import NO_GROWTH, AnyCalibration, Distance
@@ -70,7 +68,12 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
         calibrations[target.name] = estimates_of(target).calibration(
             target, valid.labelled(target, "valid"), own or None, ensemble.weights_of(target.name), setup.nominal
         )
-    domain = training_domain(setup, [valid, *([separate] if separate else [])], calibrations)
+    held_out = [
+        (one.graphs, part_doubts(ensemble.targets, one, ensemble.weights_of, calibrations))
+        for one in (valid, separate)
+        if one is not None
+    ]
+    domain, _ = training_domain(setup, split.train, held_out)
     every: Parts = {"valid": (store, valid), **parts}
     scores = {
         part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in every.items()
@@ -134,7 +137,14 @@ def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
         )
         for target in ensemble.targets
     }
-    domain, scores = cross_domain(setup, of_every_fold, calibrations)
+    alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
+
+    def doubts(one: FoldOutputs) -> Doubts:
+        own = one.fold.members
+        return part_doubts(ensemble.targets, one.outputs, lambda name: shares(ensemble.weights_of(name), own), alone)
+
+    everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
+    domain, scores = training_domain(setup, everything, [(one.fold.graphs, doubts(one)) for one in of_every_fold])
     of_parts = {
         part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in parts.items()
     }
@@ -238,40 +248,6 @@ def held_out_evaluation(
         rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
         arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
     return metrics, arrays
-
-
-def cross_domain(
-    setup: Setup, folds: Sequence[FoldOutputs], calibrations: Mapping[str, AnyCalibration]
-) -> tuple[Domain, DomainScores]:
-    """Return the domain of all training graphs, with scores across folds."""
-    ensemble, store = setup.ensemble, setup.store
-
-    def weights_among(members: Sequence[int]) -> Callable[[str], Float[Array, " some"]]:
-        return lambda field: shares(ensemble.weights_of(field), members)
-
-    alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
-    held_out = [
-        (
-            one.fold.graphs,
-            part_doubts(
-                ensemble.targets,
-                one.outputs,
-                weights_among(one.fold.members),
-                alone,
-            ),
-        )
-        for one in folds
-    ]
-    everything = np.setdiff1d(np.arange(len(store)), setup.split.test)
-    return cross_fitted_domain(
-        store,
-        everything,
-        held_out,
-        ensemble.inputs,
-        ensemble.needed(store),
-        [*reference_detectors(ensemble, store, everything), *detectors_of_members(ensemble)],
-        setup.false_alarms,
-    )
 
 
 def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:

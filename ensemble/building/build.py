@@ -17,6 +17,7 @@ from hydragnn.base.errors import Busy, InputError, Interrupted, nearest, print_n
 from hydragnn.base.files import (
     check_utf8,
     empty_folders_removed,
+    file_errors,
     is_free,
     kind_of_folder,
     lock_file,
@@ -49,6 +50,7 @@ from hydragnn.runs.folder import is_data, trained_config
 from hydragnn.runs.signals import STOPPING, raise_signals
 
 LOCK = ".lock"
+SPACE = "free space or choose another place"
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
 
 
@@ -280,7 +282,7 @@ def in_making(out: Path) -> Iterator[Path]:
     """
     making = out.with_name(f".{out.name}.making")
     held: int | None = None
-    try:
+    with file_errors(f"cannot write {out}", SPACE):
         making.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):  # where the file system knows no locks
             held = lock_file(making / LOCK)
@@ -289,10 +291,6 @@ def in_making(out: Path) -> Iterator[Path]:
         for entry in making.iterdir():  # of a process that was killed
             if entry.name != LOCK:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    except OSError as error:
-        raise InputError(
-            f"cannot write {out}: {error.strerror or error}; free space or choose another place"
-        ) from error
     try:
         yield making
     finally:
@@ -311,7 +309,7 @@ def _write(
     check: Callable[[], None],
 ) -> None:
     """Fill the folder and rename it to ``out``, unless ``check`` raises."""
-    try:
+    with file_errors(f"cannot write {out}", SPACE):
         entries: list[MemberEntry] = []
         for run, entry in zip(runs, manifest.members, strict=True):
             folder = making / entry.folder
@@ -327,10 +325,6 @@ def _write(
         check_out(out)
         (making / LOCK).unlink(missing_ok=True)
         rename_all({making: out})
-    except OSError as error:
-        raise InputError(
-            f"cannot write {out}: {error.strerror or error}; free space or choose another place"
-        ) from error
 
 
 def _save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

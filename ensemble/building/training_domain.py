@@ -57,16 +57,14 @@ def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
     return Ensemble(members, ensemble.manifest, ensemble.digest)
 
 
-def training_domain(setup: Setup, held_out: Sequence[MemberOutputs], calibrations: Calibrations) -> Domain:
-    """Return the domain of the training part, with scores of held-out parts."""
-    ensemble, store, split = setup.ensemble, setup.store, setup.split
-    of_members = [*reference_detectors(ensemble, store, split.train), *detectors_of_members(ensemble)]
-    of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights_of, calibrations) for outputs in held_out]
-    doubts = joined_doubts(of_parts)
-    graphs = np.concatenate([outputs.graphs for outputs in held_out])
-    return fitted_domain(
-        store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members, setup.false_alarms
-    )
+def training_domain(
+    setup: Setup, train: Int[np.ndarray, " train"], held_out: Sequence[tuple[Int[np.ndarray, " graphs"], Doubts]]
+) -> tuple[Domain, DomainScores]:
+    """Return the domain of the graphs ``train``, with scores of held-out graphs."""
+    ensemble, store = setup.ensemble, setup.store
+    of_members = [*reference_detectors(ensemble, store, train), *detectors_of_members(ensemble)]
+    needed = ensemble.needed(store)
+    return fitted_domain(store, train, held_out, ensemble.inputs, needed, of_members, setup.false_alarms)
 
 
 def reference_detectors(ensemble: Ensemble, store: GraphStore, train: Int[np.ndarray, " train"]) -> list[Detector]:
@@ -155,12 +153,3 @@ def part_doubts(
     owners = {target.name: outputs.positions(target) for target in targets}
     on_nodes = [target.name for target in targets if target.field.on == "node"]
     return doubts_of(items, owners, on_nodes, outputs.outcomes, weights)
-
-
-def joined_doubts(parts: Sequence[Doubts]) -> Doubts:
-    """Return doubts about consecutive graphs as one."""
-    of_graphs, of_nodes = (
-        {name: np.concatenate([mapping[name] for mapping in mappings]) for name in mappings[0]}
-        for mappings in ([one.of_graphs for one in parts], [one.of_nodes for one in parts])
-    )
-    return Doubts(of_graphs=of_graphs, of_nodes=of_nodes)

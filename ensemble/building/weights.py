@@ -129,7 +129,7 @@ def errors_of(evidence: Mapping[str, CandidateEvidence], weights: Shares) -> dic
 def errors_alone(evidence: Mapping[str, CandidateEvidence]) -> dict[str, Float[Array, "members rows"]]:
     """Return the errors of every member alone."""
     return {
-        name: np.stack([one.row_errors(alone) for alone in np.eye(one.candidates)]) for name, one in evidence.items()
+        name: np.stack([one.row_errors(alone) for alone in np.eye(len(one.values))]) for name, one in evidence.items()
     }
 
 

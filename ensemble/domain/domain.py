@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import file_errors
 from hydragnn.base.limits import check_readable
 from hydragnn.ensemble.domain.detector import Array, Detector, GraphView, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
@@ -247,10 +248,8 @@ def _own(tensors: Mapping[str, Array], detector: str) -> dict[str, Array]:
 
 def _tensors(path: Path, expected: str) -> dict[str, Array]:
     check_readable(path)
-    try:
+    with file_errors(f"cannot read {path}", "copy the whole folder again"):
         content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; copy the whole folder again") from error
     if hashlib.sha256(content).hexdigest() != expected:
         raise InputError(f"{path} differs from what was saved; copy the whole folder again")
     try:

@@ -3,19 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.domain.detector import (
-    Array,
-    Channel,
-    Detector,
-    Doubts,
-    GraphView,
-    Numbers,
-    length_scale,
-    species_field,
-)
+from hydragnn.ensemble.domain.detector import Channel, Detector, Doubts, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
 from hydragnn.ensemble.domain.kinds import ContactsFit, KindsFit
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
@@ -28,89 +19,51 @@ REFERENCES = 2048
 """Training graphs, at equal steps, whose final states are fitted; kinds and distances are of all."""
 
 Graphs = Int[np.ndarray, " graphs"]
-Shown = tuple[Float[Array, "graphs channels"], Float[Array, "nodes node_channels"], Int[np.ndarray, " nodes"]]
-"""Values of graphs (NaN where invalid) and of nodes of valid ones, and the position of each node's graph."""
 
 
 def fitted_domain(
     store: GraphStore,
     train: Int[np.ndarray, " train"],
-    held_out: Graphs,
-    inputs: Sequence[Field],
-    read: Sequence[str],
-    doubts: Doubts,
-    of_members: Sequence[Detector],
-    false_alarms: float = FALSE_ALARMS,
-) -> Domain:
-    """Return detectors of the training part with scores of held-out graphs.
-
-    ``inputs`` are fields of members, ``read`` the names of all fields to read; detectors ``of_members`` use doubts alone.
-    """
-    scale = _scale(store, train, read)
-    detectors = _detectors(store, train, inputs, read, scale, of_members)
-    if not detectors:
-        return Domain()
-    return _domain(detectors, _shown(detectors, store, held_out, read, scale, doubts), scale, false_alarms)
-
-
-def cross_fitted_domain(
-    store: GraphStore,
-    train: Int[np.ndarray, " train"],
-    held_out: Sequence[tuple[Numbers, Doubts]],
+    held_out: Sequence[tuple[Graphs, Doubts]],
     inputs: Sequence[Field],
     read: Sequence[str],
     of_members: Sequence[Detector],
     false_alarms: float = FALSE_ALARMS,
 ) -> tuple[Domain, DomainScores]:
-    """Return the domain, and scores where folds hold out every graph.
+    """Return the domain of the graphs ``train``, and scores of held-out graphs; NaN for invalid ones.
 
-    Detectors are fitted on all graphs ``train``. Scores of held-out graphs come from detectors fitted without a fold, on the graphs of that
-    fold, with doubts of the members that held them out. Scores are NaN for graphs that are not valid.
+    ``inputs`` are fields of members, ``read`` the names of all fields to read; detectors ``of_members`` use doubts alone. Graphs
+    are held out in parts, each with the doubts of the members that have not seen it. Where training graphs are among them, their scores come from detectors fitted without
+    that part.
     """
     scale = _scale(store, train, read)
     detectors = _detectors(store, train, inputs, read, scale, of_members)
     if not detectors:
         nothing = np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
         return Domain(), Domain().scores_of_values(nothing)
-    shown: list[Shown] = []
+    channels, node_channels = channels_of(detectors), node_channels_of(detectors)
+    every = np.full((sum(len(graphs) for graphs, _ in held_out), len(channels)), np.nan)
+    nodes, owners = [np.zeros((0, len(node_channels)))], [np.zeros(0, dtype=np.int64)]
     first = 0
     for graphs, doubts in held_out:
-        without = _detectors(store, np.setdiff1d(train, graphs), inputs, read, scale, of_members)
-        if channels_of(without) == channels_of(detectors):
-            values, nodes, owners = _shown(without, store, graphs, read, scale, doubts)
-            shown.append((values, nodes, first + owners))
-        else:  # a field occurs in this fold alone
-            blank = _shown(detectors, store, graphs[:0], read, scale, doubts)
-            shown.append((np.full((len(graphs), blank[0].shape[1]), np.nan), *blank[1:]))
+        own, rest = detectors, np.setdiff1d(train, graphs)
+        if len(rest) < len(train):
+            own = _detectors(store, rest, inputs, read, scale, of_members)
+        if channels_of(own) == channels:  # else a field occurs in this part alone
+            for rows, view in views(store, graphs, read, scale, doubts):
+                every[first + rows] = values_of(own, view)
+                nodes.append(node_values_of(own, view))
+                owners.append(first + np.repeat(rows, np.diff(view.node_rows)))
         first += len(graphs)
-    every, of_nodes, owners_of = (np.concatenate(parts) for parts in zip(*shown, strict=True))
-    domain = _domain(detectors, (every, of_nodes, owners_of), scale, false_alarms)
-    return domain, domain.scores_of_values(every)
-
-
-def _shown(
-    detectors: Sequence[Detector], store: GraphStore, graphs: Graphs, read: Sequence[str], scale: float, doubts: Doubts
-) -> Shown:
-    values = np.full((len(graphs), len(channels_of(detectors))), np.nan)
-    nodes = [np.zeros((0, len(node_channels_of(detectors))))]
-    owners = [np.zeros(0, dtype=np.int64)]
-    for rows, view in views(store, graphs, read, scale, doubts):
-        values[rows] = values_of(detectors, view)
-        nodes.append(node_values_of(detectors, view))
-        owners.append(np.repeat(rows, np.diff(view.node_rows)))
-    return values, np.concatenate(nodes), np.concatenate(owners)
-
-
-def _domain(detectors: tuple[Detector, ...], shown: Shown, scale: float, false_alarms: float) -> Domain:
-    values, nodes, owners = shown
-    values = values[~np.isnan(values).all(axis=1)]
-    return Domain(
+    values = every[~np.isnan(every).all(axis=1)]
+    domain = Domain(
         detectors=detectors,
-        rarity=fitted_rarity(values, channels_of(detectors), false_alarms),
-        expected_alarms=expected_alarms(values, channels_of(detectors), false_alarms),
-        of_nodes=fitted_rarity(nodes, node_channels_of(detectors), false_alarms, owners),
+        rarity=fitted_rarity(values, channels, false_alarms),
+        expected_alarms=expected_alarms(values, channels, false_alarms),
+        of_nodes=fitted_rarity(np.concatenate(nodes), node_channels, false_alarms, np.concatenate(owners)),
         scale=scale,
     )
+    return domain, domain.scores_of_values(every)
 
 
 def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " references"]:

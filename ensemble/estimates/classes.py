@@ -107,22 +107,6 @@ class ClassEstimate(Estimate):
         )
 
     @classmethod
-    def blank(cls, target: Target, members: int, items: int) -> "ClassEstimate":
-        """Return NaN for all items, without labels and with empty sets."""
-        per_class = np.full((items, *target.field.shape, target.field.classes), np.nan)
-        alone = np.full((items, *target.field.shape), np.nan)
-        return ClassEstimate(
-            target=target,
-            probability=per_class,
-            label=np.full(alone.shape, -1),
-            set=np.zeros(per_class.shape, dtype=np.uint8),
-            entropy=alone,
-            epistemic=alone,
-            aleatoric=alone,
-            members=np.broadcast_to(per_class, (members, *per_class.shape)),
-        )
-
-    @classmethod
     def calibration(
         cls, target: Target, valid: Labelled, separate: Labelled | None, weights: Weights, nominal: float
     ) -> ClassCalibration:
@@ -157,7 +141,7 @@ class ClassEstimate(Estimate):
     def evidence(cls, target: Target, labels: Labels, members: Members) -> CandidateEvidence:
         """Return labels and the members' probabilities."""
         every = member_probabilities(members).reshape(len(members), -1, target.field.classes)
-        return ClassEvidence(target=labels.ravel().astype(np.int64), probabilities=every)
+        return ClassEvidence(target=labels.ravel().astype(np.int64), values=every)
 
     @classmethod
     def columns(cls, target: Target, quantity: str) -> list[str]:
@@ -214,25 +198,16 @@ class ClassEstimate(Estimate):
 class ClassEvidence(CandidateEvidence):
     """Predictions of all candidates for labelled rows of one categorical field."""
 
-    target: Int[np.ndarray, " rows"]
-    probabilities: Float[Array, "candidates rows classes"]
-
-    @property
-    def candidates(self) -> int:
-        """Return the number of candidates."""
-        return len(self.probabilities)
-
     def row_errors(self, weights: Weights) -> Float[Array, " rows"]:
         """Return the Brier score of every row."""
-        mixed = np.tensordot(weights, self.probabilities, axes=1)
+        mixed = np.tensordot(weights, self.values, axes=1)
         of_label = mixed[np.arange(len(self.target)), self.target]
         return np.asarray((mixed**2).sum(axis=1) - 2.0 * of_label + 1.0)
 
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the probabilities, taken as numbers."""
-        truth = np.eye(self.probabilities.shape[2])[self.target].ravel()
-        means = self.probabilities.reshape(self.candidates, -1)
-        return NumberEvidence(target=truth, means=means).diversity(weights)
+        truth = np.eye(self.values.shape[2])[self.target].ravel()
+        return NumberEvidence(target=truth, values=self.values.reshape(len(self.values), -1)).diversity(weights)
 
 
 def member_probabilities(members: Members) -> Float[Array, "members items *shape_and_classes"]:

@@ -99,13 +99,13 @@ class TargetEvaluation:
         return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(comparisons)})" if comparisons else "")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CandidateEvidence(ABC):
     """Predictions of all candidates for labelled rows of one field."""
 
-    @property
-    @abstractmethod
-    def candidates(self) -> int:
-        """Return the number of candidates."""
+    target: Array
+    """The label of every row."""
+    values: Float[Array, "candidates rows ..."]
 
     @abstractmethod
     def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
@@ -181,9 +181,10 @@ class Estimate(ABC):
         """Return the quantities that are unknown for so many members."""
 
     @classmethod
-    @abstractmethod
     def blank(cls, target: Target, members: int, items: int) -> "Estimate":
         """Return the estimate of items that could not be predicted."""
+        nothing = [target.distribution.blank(target.field, items)] * members
+        return cls.of(target, nothing, np.full(members, 1 / members), None, np.zeros(items, dtype=np.int64))
 
     @classmethod
     def join_parts(cls, parts: Sequence[Any]) -> "Estimate":

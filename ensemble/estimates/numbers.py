@@ -101,13 +101,6 @@ class NumberEstimate(Estimate):
         return frozenset(name for name, is_known in facts.items() if not is_known)
 
     @classmethod
-    def blank(cls, target: Target, members: int, items: int) -> "NumberEstimate":
-        """Return NaN for all items."""
-        nan = np.full((items, *target.field.shape), np.nan)
-        every = np.broadcast_to(nan, (members, *nan.shape))
-        return NumberEstimate(target=target, members=every, **dict.fromkeys(QUANTITIES, nan))
-
-    @classmethod
     def calibration(
         cls, target: Target, valid: Labelled, separate: Labelled | None, weights: Weights, nominal: float
     ) -> Calibration:
@@ -180,7 +173,7 @@ class NumberEstimate(Estimate):
         scale = np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(scale.max() or 1.0)
         return NumberEvidence(
             target=(labels / scale).ravel()[known],
-            means=(member_means(members) / scale).reshape(len(members), -1)[:, known],
+            values=(member_means(members) / scale).reshape(len(members), -1)[:, known],
         )
 
     @classmethod
@@ -234,22 +227,14 @@ class NumberEstimate(Estimate):
 class NumberEvidence(CandidateEvidence):
     """Predictions of all candidates for labelled rows of one numeric field."""
 
-    target: Float[Array, " rows"]
-    means: Float[Array, "candidates rows"]
-
-    @property
-    def candidates(self) -> int:
-        """Return the number of candidates."""
-        return len(self.means)
-
     def row_errors(self, weights: Float[Array, " candidates"]) -> Float[Array, " rows"]:
         """Return the absolute error of the mean of every row."""
-        return np.abs(np.tensordot(weights, self.means, axes=1) - self.target)
+        return np.abs(np.tensordot(weights, self.values, axes=1) - self.target)
 
     def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
         """Return the diversity of the errors of the means."""
-        errors = self.means - self.target
-        epistemic = np.tensordot(weights, (self.means - np.tensordot(weights, self.means, axes=1)) ** 2, axes=1)
+        errors = self.values - self.target
+        epistemic = np.tensordot(weights, (self.values - np.tensordot(weights, self.values, axes=1)) ** 2, axes=1)
         mean_mse = float(weights @ np.mean(errors**2, axis=1))
         centred = errors - errors.mean(axis=1, keepdims=True)
         norms = np.sqrt((centred**2).sum(axis=1))

@@ -1,13 +1,14 @@
 """Members of one shape, computed as one where batches are small."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.graph_ranks import SharedPrediction
-from hydragnn.ensemble.members.member import Member, MemberOutcome, finished_outcome, is_lack_of_memory, visible_batch
+from hydragnn.ensemble.members.member import Member, MemberOutcome, finished_outcome, is_lack_of_memory
 from hydragnn.ensemble.members.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -37,13 +38,8 @@ OUTCOMES: tuple[str, Location] = ("outcomes", "graph")
 class MemberStack:
     """Members that are computed as one."""
 
-    numbers: tuple[int, ...]
     members: tuple[Member, ...]
     stack: TrainedStack
-
-    def takes(self, edges: int) -> bool:
-        """Return True where a batch is computed as one."""
-        return is_small(self.stack.first, edges, len(self.numbers))
 
 
 def is_small(model: TrainedModel, edges: int, members: int) -> bool:
@@ -75,7 +71,7 @@ class Committee:
             return None
         self.groups = groups_of(self.members) if self.groups is None else self.groups
         group = self.groups.get(member.number)
-        if group is None or not group.takes(batch.num_edges):
+        if group is None or not is_small(member.model, batch.num_edges, len(group.members)):
             return None
         return self._computed(group, batch)[member.number]
 
@@ -85,57 +81,46 @@ class Committee:
         None where each member has to find the graph that it cannot predict.
         """
         outcomes: dict[int, MemberOutcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
-        if group.numbers[0] in outcomes:
+        if group.members[0].number in outcomes:
             return outcomes
-        outcomes |= dict.fromkeys(group.numbers)
-
+        outcomes |= {member.number: None for member in group.members}
         results: Sequence[Predicted] = ()
         try:
-            results = group.stack.predict_with_states(visible_batch(group.members[0], batch))
+            results = group.stack.predict_with_states(batch)
         except (InputError, MemoryError, RuntimeError) as error:
             if not isinstance(error, InputError) and not is_lack_of_memory(error):
                 raise
-        for number, member, (predictions, states) in zip(group.numbers, group.members, results):
-            outcomes[number] = finished_outcome(member, batch, predictions, states)
+        for member, (predictions, states) in zip(group.members, results):
+            outcomes[member.number] = finished_outcome(member, batch, predictions, states)
         return outcomes
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Return the seconds of members, equal for those of a group."""
-        groups = self.groups or {}
-        everyone = {number: groups[number].numbers if number in groups else (number,) for number in range(len(seconds))}
-        return tuple(sum(seconds[one] for one in numbers) / len(numbers) for numbers in everyone.values())
+        means = list(seconds)
+        for group in (self.groups or {}).values():
+            for member in group.members:
+                means[member.number] = sum(seconds[one.number] for one in group.members) / len(group.members)
+        return tuple(means)
 
 
 def groups_of(members: Sequence[Member]) -> dict[int, MemberStack]:
-    """Return the group of every member that has one."""
-    alike: list[tuple[object, list[int]]] = []
-    for number, member in enumerate(members):
-        if 2 * weights_of(member.model) > WEIGHTS:
-            continue
-        key = (member.model.alike, member.config.data.edges, type(member.model.function))
-        together = next((numbers for one, numbers in alike if one == key), None)
+    """Return the group of every member that can be computed with others."""
+    alike: list[tuple[object, list[Member]]] = []
+    for member in members:
+        key = (member.model.alike, type(member.model.function))
+        together = next((some for one, some in alike if one == key), None)
         if together is None:
             alike.append((key, together := []))
-        together.append(number)
+        together.append(member)
     groups: dict[int, MemberStack] = {}
-    for _, numbers in alike:
-        group = group_of(members, numbers)
-        if group is not None:
-            groups |= dict.fromkeys(numbers, group)
+    for _, some in alike:
+        first = some[0].model
+        shared, size = isinstance(first.function, SharedPrediction), len(some) * weights_of(first)
+        if len(some) > 1 and not shared and size <= WEIGHTS:
+            with suppress(NotStackable):
+                stack = TrainedStack([member.model for member in some])
+                groups |= dict.fromkeys((one.number for one in some), MemberStack(members=tuple(some), stack=stack))
     return groups
-
-
-def group_of(members: Sequence[Member], numbers: Sequence[int]) -> MemberStack | None:
-    """Return these members as one; None where that cannot be."""
-    first = members[numbers[0]].model
-    if len(numbers) == 1 or isinstance(first.function, SharedPrediction) or len(numbers) * weights_of(first) > WEIGHTS:
-        return None
-    group_members = [members[number] for number in numbers]
-    try:
-        stack = TrainedStack([member.model for member in group_members])
-    except NotStackable:
-        return None
-    return MemberStack(numbers=tuple(numbers), members=tuple(group_members), stack=stack)
 
 
 def weights_of(model: TrainedModel) -> int:
@@ -145,7 +130,5 @@ def weights_of(model: TrainedModel) -> int:
 
 def in_committee(members: Sequence[Member]) -> tuple[list[Member], Committee]:
     """Return members that may be computed as one."""
-    committee = Committee(members)
-    return [
-        replace(member, number=number, together=committee.outcome) for number, member in enumerate(members)
-    ], committee
+    committee = Committee([replace(member, number=number) for number, member in enumerate(members)])
+    return [replace(member, together=committee.outcome) for member in committee.members], committee

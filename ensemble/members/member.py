@@ -1,7 +1,7 @@
 """One member: a trained model, its run, and its weight."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from hydragnn.base.files import digest, read_json
 from hydragnn.base.machine import cores, free_memory, visible_gpus
 from hydragnn.base.places import weights_folder
 from hydragnn.config import RunConfig, parse_config
-from hydragnn.datasets import without_edges
 from hydragnn.ensemble.members.latent import LatentSpace
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.field import Field
@@ -195,7 +194,7 @@ def outcome(member: Member, batch: GraphBatch) -> MemberOutcome:
 def outcome_alone(member: Member, batch: GraphBatch) -> MemberOutcome:
     """Return the outcome of a member that is computed alone."""
     try:
-        predictions, states = member.model.predict_with_states(visible_batch(member, batch))
+        predictions, states = member.model.predict_with_states(batch)
     except (InputError, MemoryError, RuntimeError) as error:
         if not isinstance(error, InputError) and not is_lack_of_memory(error):
             raise
@@ -221,13 +220,35 @@ def finished_outcome(
     predictions: Mapping[str, Distribution],
     states: Float[Tensor, "nodes channels"],
 ) -> MemberOutcome:
-    """Return the outcome of predictions in physical units and final states."""
+    """Return the outcome of predictions in physical units and final states.
+
+    NaN for graphs with values that are not finite, as stress without a volume, and where heads have nothing to correct.
+    """
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
     distances = np.full((len(batch), 3), np.nan), np.full(batch.num_nodes, np.nan)
     if member.latent is not None:
         distances = member.latent.distances(states, batch.owner("node"), len(batch))
-    outcome = _without_undefined_stress(_finite_only(outputs, distances, member.targets, batch), member.targets, batch)
-    return _without_corrections_of_nothing(outcome, member, batch)
+    owners = {target.name: batch.owner(target.field.on).cpu() for target in member.targets}
+    reasons = [""] * len(batch)
+    for name, own in owners.items():
+        for graph in own[~outputs[name].finite()].unique().tolist():
+            reasons[graph] = reasons[graph] or f"the prediction of {name} is not finite"
+    failed = torch.tensor([bool(reason) for reason in reasons], dtype=torch.bool)
+    corrected = {head.field: head.corrected_input for head in member.model.heads}
+    for target in member.targets:
+        blank, corrects = failed[owners[target.name]], corrected.get(target.field.name)
+        if target.derivative == "stress":
+            blank = blank | (volumes(batch) == 0).cpu()
+        if corrects:
+            blank = blank | ~(batch.present(corrects) & (corrects in batch.fields))[batch.owner("node")].cpu()
+        if bool(blank.any()):
+            outputs[target.name] = outputs[target.name].blank_items(blank)
+    return MemberOutcome(
+        predictions=outputs,
+        reasons=tuple(reasons),
+        distances=np.where(failed.numpy()[:, None], np.nan, distances[0]),
+        node_distances=np.where(failed[batch.owner("node").cpu()].numpy(), np.nan, distances[1]),
+    )
 
 
 def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
@@ -236,16 +257,11 @@ def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes chan
     MemoryError or RuntimeError where a graph is too large.
     """
     try:
-        return member.model.states(visible_batch(member, batch)).cpu()
+        return member.model.states(batch).cpu()
     except (MemoryError, RuntimeError) as error:
         if batch.num_graphs == 1 or not is_lack_of_memory(error):
             raise
         return torch.cat([final_states(member, half) for half in _halves(batch)])
-
-
-def visible_batch(member: Member, batch: GraphBatch) -> GraphBatch:
-    """Return the batch with or without edges, as in the member's training."""
-    return batch if member.config.data.edges else without_edges(batch)
 
 
 def _halves(batch: GraphBatch) -> tuple[GraphBatch, GraphBatch]:
@@ -269,57 +285,8 @@ def is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _finite_only(
-    outputs: dict[str, Distribution],
-    distances: tuple[Float[np.ndarray, "graphs 3"], Float[np.ndarray, " nodes"]],
-    targets: Sequence[Target],
-    batch: GraphBatch,
-) -> MemberOutcome:
-    """Return the outcome, blank for graphs with values that are not finite."""
-    owners = {target.field.on: batch.owner(target.field.on).cpu() for target in targets}
-    reasons = [""] * len(batch)
-    for target in targets:
-        for graph in owners[target.field.on][~outputs[target.name].finite()].unique().tolist():
-            reasons[graph] = reasons[graph] or f"the prediction of {target.name} is not finite"
-    of_graphs, of_nodes = distances
-    if any(reasons):
-        bad = torch.tensor([bool(reason) for reason in reasons])
-        outputs = {target.name: outputs[target.name].blank_items(bad[owners[target.field.on]]) for target in targets}
-        of_graphs = np.where(bad.numpy()[:, None], np.nan, of_graphs)
-        of_nodes = np.where(bad[batch.owner("node").cpu()].numpy(), np.nan, of_nodes)
-    return MemberOutcome(predictions=outputs, reasons=tuple(reasons), distances=of_graphs, node_distances=of_nodes)
-
-
-def _without_undefined_stress(outcome: MemberOutcome, targets: Sequence[Target], batch: GraphBatch) -> MemberOutcome:
-    """Return the outcome with NaN as stress without a volume."""
-    named = [target.name for target in targets if target.derivative == "stress"]
-    flat = (volumes(batch) == 0).cpu()
-    if not named or not bool(flat.any()):
-        return outcome
-    blank = {name: outcome.predictions[name].blank_items(flat) for name in named}
-    return replace(outcome, predictions={**outcome.predictions, **blank})
-
-
-def _without_corrections_of_nothing(outcome: MemberOutcome, member: Member, batch: GraphBatch) -> MemberOutcome:
-    """Return the outcome with NaN where heads have nothing to correct."""
-    blank = dict[str, Distribution]()
-    for target, head in ((t, h) for t in member.targets for h in member.model.model.description.heads):
-        if head.corrected_input and head.field == target.field.name:
-            present = batch.present(head.corrected_input) & (head.corrected_input in batch.fields)
-            items = present[batch.owner("node")].cpu()
-            blank[target.name] = outcome.predictions[target.name].blank_items(~items)
-    return replace(outcome, predictions={**outcome.predictions, **blank})
-
-
 def summary_of(record: RunRecord) -> dict[str, Any]:
     """Return the facts of a member's run for the manifest."""
-    return {
-        "status": record.status,
-        "seed": record.seed,
-        "epochs": record.epochs,
-        "parameters": record.parameters,
-        "config_hash": record.config_hash,
-        "data_hash": record.data_hash,
-        "best": dict(record.best),
-        "graphs_per_second": record.cost.graphs_per_second,
-    }
+    names = ("status", "seed", "epochs", "parameters", "config_hash", "data_hash")
+    facts = {name: getattr(record, name) for name in names}
+    return {**facts, "best": dict(record.best), "graphs_per_second": record.cost.graphs_per_second}

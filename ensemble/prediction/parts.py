@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import lock_file, open_regular, read_json, write_json
+from hydragnn.base.files import file_errors, lock_file, open_regular, read_json, write_json
 from hydragnn.datasets.formats.hdf5 import VERSIONS
 from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.prediction.formats.hdf5 import array_names, create_array
@@ -146,15 +146,13 @@ class Parts:
         content = part_bytes(piece, counts)
         name = f"{first:012d}-{stop:012d}.{_digest(content)}.h5"
         temporary = self.folder / f".{name}.{unique_name()}"
-        try:
-            temporary.write_bytes(content)
-            temporary.rename(self.folder / name)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise InputError(
-                f"cannot write into {self.folder}: {error.strerror or error}; free space, then --resume"
-            ) from error
+        with file_errors(f"cannot write into {self.folder}", "free space, then --resume"):
+            try:
+                temporary.write_bytes(content)
+                temporary.rename(self.folder / name)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink()
         self.look([name])
 
     def segment_at(self, chunk: int) -> tuple[int, str] | None:

@@ -1,7 +1,6 @@
 """Sources of graphs: a store, or files that become one."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -11,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.base.files import file_errors, read_sealed, write_sealed
 from hydragnn.base.places import MANIFEST
 from hydragnn.datasets import GraphStore, StoreWriter, finish_store, open_store
 from hydragnn.datasets.formats.engine import part_name
@@ -78,7 +77,7 @@ class Graphs(Building):
         own = self.scratch / f".block-{unique_name()}.h5"
         rmtree(own, ignore_errors=True)
         notes = self._write(number, own)
-        with self._writing():
+        with file_errors(f"cannot write into {self.scratch}", "free space, then --resume"):
             self.whole.mkdir(exist_ok=True)
             for file in own.iterdir() if own.exists() else ():
                 file.replace(self.whole / file.name)
@@ -171,16 +170,6 @@ class Graphs(Building):
         """Return dimension and fields of a block's graphs."""
         table = read_sealed(self.whole / f"{part_name(number, 'hdf5')}.json")
         return table["dim"], sorted(table["fields"], key=lambda field: str(field["name"]))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Raise InputError where the file system fails."""
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"cannot write into {self.scratch}: {error.strerror or error}; free space, then --resume"
-            ) from error
 
     def source(self) -> Source:
         """Return the graphs; InputError where there are none."""

@@ -213,6 +213,15 @@ def check_page_target(place: Path, mark: bytes, what: str) -> None:
             raise InputError(f"{place} exists already and is no {what}; choose another --out or delete it")
 
 
+@contextlib.contextmanager
+def file_errors(what: str, remedy: str) -> Iterator[None]:
+    """Turn errors of the file system in the block into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what}: {error.strerror or error}; {remedy}") from error
+
+
 def is_free(path: Path) -> bool:
     """Return True where there is nothing at ``path``, or an empty folder."""
     return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))

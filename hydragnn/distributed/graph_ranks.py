@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -246,8 +246,6 @@ class GraphGroup:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SharedPrediction:
     """Predictions of ``model`` that a group of ranks computes together."""
-
-    on_host: ClassVar = True
 
     model: GraphModel
     number: int

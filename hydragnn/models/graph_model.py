@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial, reduce
-from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -337,17 +336,6 @@ def stress_from(
 
 Predicted = tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]
 """Predictions by field name, and the invariant states that heads read."""
-
-
-@runtime_checkable
-class Prediction(Protocol):
-    """Function that predicts in place of a model."""
-
-    on_host: ClassVar[bool]
-    """Batches come as they lie, and not on the device of the model."""
-
-    def __call__(self, batch: GraphBatch) -> Predicted:
-        """Predictions by field name and states, without gradients."""
 
 
 def eager_prediction(model: GraphModel, batch: GraphBatch) -> Predicted:

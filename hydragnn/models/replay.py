@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -261,8 +261,6 @@ class ReplayedPrediction:
 
     As the model computes them where it cannot be recorded.
     """
-
-    on_host: ClassVar = True  # what is replayed is padded where it lies, and copied into the memory of the recording
 
     def __init__(
         self,

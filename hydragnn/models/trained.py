@@ -1,7 +1,7 @@
 """A trained model that speaks physical units: normalise, predict, denormalise."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.units import CLOSE, unit_factor
 from hydragnn.layers import RadialFilters, tables_of
 from hydragnn.models.distributions import Distribution
-from hydragnn.models.graph_model import GraphModel, Prediction, eager_prediction
+from hydragnn.models.graph_model import GraphModel, Predicted, eager_prediction
 from hydragnn.models.heads import HeadSettings
 from hydragnn.models.replay import NotRecordable, ReplayedPrediction, recorder_on
 from hydragnn.models.saving import load_graph_model
@@ -34,8 +34,8 @@ class TrainedModel:
     model: GraphModel
     normalisation: Normalisation
     dtype: torch.dtype = torch.float32
-    function: Prediction | None = None
-    """Function that predicts in place of the model, such as ``replayed``."""
+    function: Callable[[GraphBatch], Predicted] | None = None
+    """Function of batches on the host that predicts in place of the model, such as ``replayed``."""
     exact: GraphModel | None = None
     """The model without tables, where ``model`` has some."""
 
@@ -128,7 +128,7 @@ class TrainedModel:
         self.model.levels(batch)  # which the batch keeps, for other members that see it
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
-        return inputs.to(None if self.function is not None and self.function.on_host else self.device, self.dtype)
+        return inputs.to(self.device if self.function is None else None, self.dtype)
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError unless the batch has all the model's inputs."""

@@ -61,7 +61,7 @@ def crystals() -> MemoryStore:
 def fitted(store: MemoryStore, doubts: Doubts = Doubts(), *detectors: Any) -> Domain:  # noqa: B008
     """Return the domain of the first crystals, calibrated on as many."""
     fields = [ATOMIC_NUMBERS_FIELD]
-    return fitted_domain(store, np.arange(200), np.arange(200, 400), fields, KNOWN, doubts, detectors)
+    return fitted_domain(store, np.arange(200), [(np.arange(200, 400), doubts)], fields, KNOWN, detectors)[0]
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_graphs_without_nodes_or_edges_have_scores(domain: Domain, nodes: int) -
 
 def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() -> None:
     points = [graph_from_arrays(np.random.default_rng(i).normal(size=(4, 2)), [], []) for i in range(60)]
-    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], Doubts(), [])
+    domain, _ = fitted_domain(MemoryStore(points), np.arange(30), [(np.arange(30, 60), Doubts())], [], [], [])
     assert max(scores(domain, points[0]).values()) == 0
     joined = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
     assert max(scores(domain, joined).values()) > 1
@@ -199,7 +199,7 @@ def test_meshes_of_a_finer_resolution_are_flagged() -> None:
         return graph_from_arrays(places, np.concatenate([one, other]), np.concatenate([other, one]))
 
     chains = MemoryStore([chain(1.0, 5 + number % 4) for number in range(200)])
-    domain = fitted_domain(chains, np.arange(100), np.arange(100, 200), [], [], Doubts(), [])
+    domain, _ = fitted_domain(chains, np.arange(100), [(np.arange(100, 200), Doubts())], [], [], [])
     assert scores(domain, chain(1.0, 6))["contacts"] <= 1 < scores(domain, chain(0.5, 6))["contacts"]
 
 

@@ -130,7 +130,7 @@ def test_averaging_over_components_keeps_the_total(axes: int, shape: tuple[int, 
 
 def evidence(errors: np.ndarray, seed: int = 0) -> NumberEvidence:
     target = np.random.default_rng(seed).normal(size=errors.shape[1])
-    return NumberEvidence(target=target, means=target + errors)
+    return NumberEvidence(target=target, values=target + errors)
 
 
 def noise(*sizes: float, rows: int = 400, seed: int = 0) -> np.ndarray:
@@ -198,8 +198,8 @@ def test_diversity_of_copies_is_none_and_of_independent_members_half() -> None:
 def test_ambiguity_is_what_averaging_takes_off_the_squared_error() -> None:
     case = evidence(noise(*np.random.default_rng(7).uniform(0.2, 2.0, size=5), rows=60))
     weights = np.full(5, 0.2)
-    mean_of_members = np.mean((case.means - case.target) ** 2)
-    of_ensemble = np.mean((weights @ case.means - case.target) ** 2)
+    mean_of_members = np.mean((case.values - case.target) ** 2)
+    of_ensemble = np.mean((weights @ case.values - case.target) ** 2)
     assert case.diversity(weights)["ambiguity"] == pytest.approx(1 - of_ensemble / mean_of_members)
 
 

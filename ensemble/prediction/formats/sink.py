@@ -6,7 +6,7 @@ Any rank makes a ``Piece``; the rank that writes the file only appends.
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import rename_all
+from hydragnn.base.files import file_errors, rename_all
 from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.estimates.predictions import Predictions, estimates_of
 from hydragnn.ensemble.members.screening import Screened
@@ -103,11 +103,9 @@ class Sink(ABC):
         """Return the path of an unfinished file, unique to this process."""
         return self.folder / f".{final.name}.{unique_name()}{UNFINISHED}"
 
-    def refusal(self, error: OSError) -> InputError:
-        """Return the error for the user where the file system fails."""
-        return InputError(
-            f"cannot write {self.path}: {error.strerror or error}; free space or choose another place, then --resume"
-        )
+    def errors(self) -> AbstractContextManager[None]:
+        """Turn errors of the file system into one for the user."""
+        return file_errors(f"cannot write {self.path}", "free space or choose another place, then --resume")
 
     @abstractmethod
     def piece(self, block: Block) -> Piece:
@@ -128,26 +126,23 @@ class Sink(ABC):
     def begin(self) -> None:
         """Begin the file; InputError where there is no space."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.open()
-        except OSError as error:
+            with self.errors():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.open()
+        except InputError:
             self.discard()
-            raise self.refusal(error) from error
+            raise
 
     def append(self, piece: Piece, part: Path | None = None) -> None:
         """Append some graphs, which lie in ``part``; InputError without space."""
-        try:
+        with self.errors():
             self.write(piece)
-        except OSError as error:
-            raise self.refusal(error) from error
 
     def complete(self) -> None:
         """End the file and give it its name; InputError without space."""
-        try:
+        with self.errors():
             self.close(complete=True)
             rename_all(self.temporaries)
-        except OSError as error:
-            raise self.refusal(error) from error
         self._remove()
 
     def discard(self) -> None:

@@ -30,7 +30,7 @@ RESULTS: Mapping[str, tuple[Location, tuple[int, ...]]] = {
 """Results of calculators in a file of structures."""
 POWERS: Mapping[str, int] = {"energy": 0, "forces": 1, "stress": 3}
 """Lengths by which energies are divided there."""
-COLUMNS = {"f": ("R", "%16.8f"), "i": ("I", "%8d"), "U": ("S", "%-2s"), "b": ("L", " %.1s")}
+COLUMNS = {"f": ("R", "%16.8f"), **dict.fromkeys("iu", ("I", "%8d")), "U": ("S", "%-2s"), "b": ("L", " %.1s")}
 """Type and format of a column of extended XYZ, by kind of numpy's types."""
 
 
