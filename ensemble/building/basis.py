@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget
-from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, evaluate_parts
+from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, evaluate_parts, target_rows
 from hydragnn.ensemble.building.held_out import Fold, Parts, Setup
 from hydragnn.ensemble.building.training_domain import (
     calibrating_p_values,
@@ -64,9 +64,9 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
     setup = replace(setup, ensemble=ensemble)
     calibrations: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
-        own = separate.labelled(target, "calibration") if separate else None
+        own = separate.labelled(target) if separate else None
         calibrations[target.name] = estimates_of(target).calibration(
-            target, valid.labelled(target, "valid"), own or None, ensemble.weights_of(target.name), setup.nominal
+            target, valid.labelled(target), own or None, ensemble.weights_of(target.name), setup.nominal
         )
     held_out = [
         (one.graphs, part_doubts(ensemble.targets, one, ensemble.weights_of, calibrations))
@@ -88,7 +88,7 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
         for target in ensemble.targets:
             fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
             outputs = separate if separate and fitted.part == "calibration" else valid
-            rows = outputs.labelled(target, fitted.part, p_values[fitted.part])
+            rows = outputs.labelled(target, p_values[fitted.part])
             folds = [FoldLabels(members=everyone, rows=rows)]
             calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
     evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
@@ -120,7 +120,7 @@ class FoldOutputs:
 
     def labelled(self, target: Target) -> FoldLabels:
         """Return the usable items of a target."""
-        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, HELD_OUT, self.p_values))
+        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, self.p_values))
 
 
 def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
@@ -237,16 +237,9 @@ def held_out_evaluation(
         if len(labelled) < 2:
             continue
         estimate = held_out_estimate(target, labelled, ensemble.weights, setup.nominal, distance)
-        labels = np.concatenate([fold.rows.labels for fold in labelled])
-        metrics[target.name] = estimate.evaluation(
-            labels,
-            np.concatenate([fold.rows.nodes for fold in labelled]),
-            ensemble.names,
-            trivial.get(target.name, {}),
-            baselines.get(target.name, {}),
-        )
-        rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
-        arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
+        rows = [fold.rows for fold in labelled]
+        metrics[target.name], own = target_rows(estimate, rows, ensemble.names, trivial, baselines)
+        arrays |= {f"{HELD_OUT}/{name}": values for name, values in own.items()}
     return metrics, arrays
 
 

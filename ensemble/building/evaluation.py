@@ -15,7 +15,7 @@ from hydragnn.datasets import Budget, GraphStore
 from hydragnn.ensemble.building.held_out import Parts, Setup
 from hydragnn.ensemble.domain import DomainScores
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration
-from hydragnn.ensemble.estimates.estimate import TargetEvaluation
+from hydragnn.ensemble.estimates.estimate import Estimate, Labelled, Metrics, TargetEvaluation
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.outputs import MemberOutputs
@@ -132,29 +132,32 @@ def part_evaluation(
     metrics: Part = {}
     arrays: dict[str, NDArray[Any]] = {}
     for target in targets:
-        use = outputs.usable(target)
-        if not use.any():
+        rows = outputs.labelled(target, p_values)
+        if not len(rows):
             continue
-        one = estimates_of(target).of(
-            target,
-            outputs.of(target, use),
-            weights_of(target.name),
-            calibrations.get(target.name),
-            outputs.nodes(target)[use],
-        )
-        if p_values is not None:
-            one = one.at(calibrations.get(target.name), p_values[outputs.positions(target)[use]])
-        labels = outputs.labels[target.name][use]
-        metrics[target.name] = one.evaluation(
-            labels, outputs.nodes(target)[use], names, trivial.get(target.name, {}), baselines.get(target.name, {})
-        )
-        rows = one.rows(labels, outputs.owners(target)[use])
-        arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}
+        calibration = calibrations.get(target.name)
+        one = estimates_of(target).of(target, rows.members, weights_of(target.name), calibration, rows.nodes)
+        metrics[target.name], own = target_rows(one.at(calibration, rows.p_values), [rows], names, trivial, baselines)
+        arrays |= own
     if not metrics:
         raise InputError(
             "this part of the data has no labelled graph that could be predicted; give the split a larger fraction"
         )
     return metrics, arrays
+
+
+def target_rows(
+    estimate: Estimate,
+    parts: Sequence[Labelled],
+    names: Sequence[str],
+    trivial: Mapping[str, Metrics],
+    baselines: Mapping[str, Mapping[str, Metrics]],
+) -> tuple[TargetEvaluation, dict[str, NDArray[Any]]]:
+    """Return the scores of an estimate of these items, with their rows."""
+    name = estimate.target.name
+    labels, nodes, graph = (np.concatenate(own) for own in zip(*((one.labels, one.nodes, one.graph) for one in parts)))
+    scores = estimate.evaluation(labels, nodes, names, trivial.get(name, {}), baselines.get(name, {}))
+    return scores, {f"{name}/{what}": values for what, values in estimate.rows(labels, graph).items()}
 
 
 def evaluate_parts(

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from dataclasses import field as member
 from functools import cached_property
 from typing import Any, ClassVar
@@ -157,10 +157,9 @@ class Stored:
         return values.astype(np.int64)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Detector(ABC):
     """One way of being foreign, fitted on the training part."""
-
-    __slots__ = ()
 
     name: ClassVar[str]
 
@@ -188,11 +187,14 @@ class Detector(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return all that is no tensor, as plain JSON."""
-        return {}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: value for name, value in plain.items() if not isinstance(value, np.ndarray)}
 
     def tensors(self) -> dict[str, Array]:
         """Return the numbers by name."""
-        return {}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value.astype(np.float64) for name, value in values.items() if isinstance(value, np.ndarray)}
 
     @classmethod
     @abstractmethod

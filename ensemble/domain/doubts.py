@@ -123,15 +123,6 @@ class Spread(Detector):
         amount = f"{self.targets[name]} {view.doubts.of_graphs[name][graph, column]:.3g}"
         return f"members disagree about {name}{where} ({amount})"
 
-    def settings(self) -> dict[str, Any]:
-        """Return everything."""
-        return {
-            "targets": dict(self.targets),
-            "per_node": list(self.per_node),
-            "of_graphs": list(self.of_graphs),
-            "of_nodes": list(self.of_nodes),
-        }
-
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spread":
         """Return the detector; ValueError where there is no such target."""
@@ -157,23 +148,16 @@ class Latent(Detector):
     """Final states of training graphs, per member."""
 
     name: ClassVar[str] = "latent"
+    channels: ClassVar = (Channel(slack=0.1),) * len(DISTANCES)
+    """Distances: mean and largest of nodes, and of the graph."""
+    node_channels: ClassVar = (Channel(slack=0.1),)
 
     spaces: tuple[LatentSpace, ...]
     """One per member."""
 
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """Return distances: mean and largest of nodes, and of the graph."""
-        return tuple(Channel(slack=0.1) for _ in DISTANCES)
-
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of distances, mean of members."""
         return view.doubts.of_graphs[STATES]
-
-    @property
-    def node_channels(self) -> tuple[Channel, ...]:
-        """Return the distance."""
-        return (Channel(slack=0.1),)
 
     def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
         """Return logarithms of distances, mean of members."""

@@ -26,6 +26,8 @@ class Kinds(Detector):
     """Kinds of nodes, edges and graphs that occurred, by field of classes."""
 
     name: ClassVar[str] = "kinds"
+    node_channels: ClassVar = (Channel(slack=0.1, exact=True),)
+    """One for all fields of nodes."""
 
     kinds_of: Mapping[str, Numbers]
 
@@ -41,11 +43,6 @@ class Kinds(Detector):
             items, owners = _items(view.batch, name)
             result[owners[~np.isin(items, self.kinds_of[name])], channel] = 1.0
         return result
-
-    @property
-    def node_channels(self) -> tuple[Channel, ...]:
-        """Return one for all fields of nodes."""
-        return (Channel(slack=0.1, exact=True),)
 
     def node_values(self, view: GraphView) -> Float[Array, "nodes channels"]:
         """Return 1 for a node of an unknown kind, else 0."""
@@ -113,16 +110,12 @@ class OpenReferences(Detector):
     """Compositions whose reference energies follow from those of training graphs."""
 
     name: ClassVar[str] = "references"
+    channels: ClassVar = (Channel(slack=0.1, exact=True),)
 
     elements: Numbers
     """Atomic numbers of labelled training graphs."""
     directions: Float[Array, "open elements"]
     """Orthonormal directions of counts that no training graph has."""
-
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """Return one."""
-        return (Channel(slack=0.1, exact=True),)
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return 1 for a composition that references leave open, else 0."""
@@ -136,10 +129,6 @@ class OpenReferences(Detector):
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the cause in words."""
         return "compositions of training graphs do not determine the reference energy of its composition"
-
-    def tensors(self) -> dict[str, Array]:
-        """Return elements and directions."""
-        return {"elements": self.elements.astype(np.float64), "directions": self.directions}
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "OpenReferences":
@@ -157,6 +146,9 @@ class Contacts(Detector):
     """Shortest edges between kinds; the last stands for unknown ones."""
 
     name: ClassVar[str] = "contacts"
+    channels: ClassVar = (Channel(slack=CLOSER), Channel(slack=0.1, exact=True))
+    """Shortest edge, and lack of neighbours."""
+    node_channels: ClassVar = channels
 
     species: str
     kinds: Numbers
@@ -164,16 +156,6 @@ class Contacts(Detector):
     """The shortest edge between two kinds, in units of the scale; the shortest of all where they never were neighbours."""
     lonely: bool
     """True where training had nodes without neighbours."""
-
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """Return shortest edge, and nodes without neighbours."""
-        return (Channel(slack=CLOSER), Channel(slack=0.1, exact=True))
-
-    @property
-    def node_channels(self) -> tuple[Channel, ...]:
-        """Return the same."""
-        return self.channels
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return closeness and lack of neighbours of the strangest node."""
@@ -199,14 +181,6 @@ class Contacts(Detector):
             f"{node} is closer to a neighbour than in the training data, {np.exp(-value):.2g} of the least distance there",
             f"{node} has no neighbours, which the training data never showed",
         )[channel]
-
-    def settings(self) -> dict[str, Any]:
-        """Return all that is no tensor."""
-        return {"species": self.species, "lonely": self.lonely}
-
-    def tensors(self) -> dict[str, Array]:
-        """Return everything else."""
-        return {"kinds": self.kinds.astype(np.float64), "shortest": self.shortest}
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Contacts":

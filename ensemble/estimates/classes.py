@@ -115,7 +115,7 @@ class ClassEstimate(Estimate):
         raw, valid_raw = (np.tensordot(weights, member_probabilities(one.members), axes=1) for one in (on, first))
         temperature = fit_temperature(target.field, first.labels, valid_raw)
         fitted = fit_classes(target.field, on.labels, raw, on.graph, nominal=nominal, temperature=temperature)
-        return replace(fitted, part=on.part)
+        return replace(fitted, part="calibration" if separate else "valid")
 
     @classmethod
     def cross_calibration(

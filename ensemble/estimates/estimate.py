@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, Part
+from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.graphs.field import Field
 from hydragnn.models import Categorical, Distribution, Target
@@ -30,7 +30,6 @@ PER_NODE = ("mae_per_node", "rmse_per_node")
 class Labelled:
     """Labelled items of one target in one part, with predictions of members."""
 
-    part: Part
     labels: Labels
     members: Members
     graph: Owners

@@ -112,7 +112,7 @@ class NumberEstimate(Estimate):
             scale = corrected_scale(fit_scale(rows, _forms(target)), rows)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
-        return replace(fitted, part=on.part)
+        return replace(fitted, part="calibration" if separate else "valid")
 
     @classmethod
     def cross_calibration(

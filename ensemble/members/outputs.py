@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.estimates.calibration.protocol import Part
 from hydragnn.ensemble.estimates.estimate import Labelled
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.members.committee import in_committee
@@ -63,14 +62,13 @@ class MemberOutputs:
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
-    def labelled(self, target: Target, part: Part, p_values: Float[Array, " graphs"] | None = None) -> Labelled:
-        """Return the usable items of a target, as this part.
+    def labelled(self, target: Target, p_values: Float[Array, " graphs"] | None = None) -> Labelled:
+        """Return the usable items of a target.
 
         ``p_values`` are those of the graphs in the training domain.
         """
         use = self.usable(target)
         return Labelled(
-            part=part,
             labels=self.labels[target.name][use],
             members=self.of(target, use),
             graph=self.owners(target)[use],

@@ -76,7 +76,7 @@ def labelled_parts(ensemble: Ensemble, path: Path, folder: Path) -> Mapping[str,
         for part, graphs in (("valid", split.valid), ("calibration", split.calibration), ("test", split.test)):
             outputs = member_outputs(ensemble.members, store, graphs, read)
             for target in ensemble.targets:
-                items = outputs.labelled(target, "valid")
+                items = outputs.labelled(target)
                 own = {"labels": items.labels, "graph": items.graph, "nodes": items.nodes}
                 arrays |= {f"{target.name}/{part}/{key}": values for key, values in own.items()}
                 arrays[f"{target.name}/{part}/members"] = member_means(items.members)
@@ -85,7 +85,6 @@ def labelled_parts(ensemble: Ensemble, path: Path, folder: Path) -> Mapping[str,
         return {
             target.name: {
                 part: Labelled(
-                    part="calibration" if part == "calibration" else "valid",
                     members=[Point(mean=torch.from_numpy(one)) for one in arrays[f"{target.name}/{part}/members"]],
                     **{key: arrays[f"{target.name}/{part}/{key}"] for key in ("labels", "graph", "nodes")},
                 )

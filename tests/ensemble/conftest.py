@@ -56,10 +56,10 @@ def store_of(frames: list[Atoms]) -> MemoryStore:
     return MemoryStore(graphs, {"cutoff": CUTOFF})
 
 
-def points(labels: Any, means: Any, graph: Any, nodes: Any, part: str = "valid", p_values: Any = None) -> Labelled:
+def points(labels: Any, means: Any, graph: Any, nodes: Any, p_values: Any = None) -> Labelled:
     """Return items with labels, and what members that predict single values say about them."""
     members = [Point(mean=torch.from_numpy(mean)) for mean in means]
-    return Labelled(part=part, labels=labels, members=members, graph=graph, nodes=nodes, p_values=p_values)
+    return Labelled(labels=labels, members=members, graph=graph, nodes=nodes, p_values=p_values)
 
 
 def config_of(store_path: Path, **changes: Any) -> RunConfig:

@@ -78,7 +78,7 @@ def labelled(one: Draw, graphs: Array, members: Sequence[int], field: Field) -> 
     items = one.truth.shape[1]
     means = [one.words[m][graphs].reshape(-1, *field.shape) for m in members]
     labels, nodes = one.truth[graphs].reshape(-1, *field.shape), np.full(len(graphs) * items, items)
-    return points(labels, means, np.repeat(graphs, items), nodes, "held-out")
+    return points(labels, means, np.repeat(graphs, items), nodes)
 
 
 def covered(one: Draw, field: Field, members_of: Callable[[int], tuple[int, ...]]) -> float:
@@ -134,7 +134,6 @@ def test_cross_validated_sets_hold_the_classes_of_fresh_graphs(each: int) -> Non
             members, graphs = tuple(range(fold * each, (fold + 1) * each)), np.arange(fold, 40, 5)
             own = words[list(members)][:, graphs] - 3.0 * np.eye(3)[labels[graphs]]
             rows = Labelled(
-                part="held-out",
                 labels=labels[graphs].astype(np.float64),
                 members=[Categorical(logits=torch.from_numpy(values)) for values in own],
                 graph=graphs,

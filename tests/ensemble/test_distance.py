@@ -142,7 +142,7 @@ def present(of: Labelled, component: int) -> Labelled:
     """The rows of one component that have a label."""
     known = np.isfinite(of.labels[:, component])
     means = [one.mean[torch.from_numpy(known), component].numpy() for one in of.members]
-    own = of.graph[known], of.nodes[known], of.part, of.p_values[known]
+    own = of.graph[known], of.nodes[known], of.p_values[known]
     return points(of.labels[known, component], means, *own)
 
 

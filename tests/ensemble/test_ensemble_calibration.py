@@ -171,13 +171,13 @@ HUMP = Target(field=ENERGY, extensive=True)
 DRAWS = 60
 
 
-def labelled(part: str, graphs: int, generator: np.random.Generator) -> Labelled:
+def labelled(graphs: int, generator: np.random.Generator) -> Labelled:
     """Errors that are largest for predictions of middle size, and smallest for the largest graphs."""
     nodes = generator.integers(2, 200, graphs)
     mean = generator.uniform(0.0, 3.0, graphs) * generator.choice([-1.0, 1.0], graphs)
     sigma = np.where(np.abs(np.abs(mean) - 1.5) < 0.5, 2.0, 1.0) * np.where(nodes > 134, 0.5, 1.0)
     truth = mean + sigma * generator.normal(size=graphs)
-    return points(truth, [mean], np.arange(graphs), nodes, part)
+    return points(truth, [mean], np.arange(graphs), nodes)
 
 
 def moments(items: Labelled) -> MixtureMoments:
@@ -197,9 +197,7 @@ def test_thirds_share_the_promise_where_no_form_fits(monkeypatch: pytest.MonkeyP
     corrected, bare = [], []
     for seed in range(DRAWS):
         generator = np.random.default_rng(seed)
-        valid, apart, fresh = (
-            labelled(part, n, generator) for part, n in (("valid", 100), ("calibration", 50), ("valid", 400))
-        )
+        valid, apart, fresh = (labelled(n, generator) for n in (100, 50, 400))
         corrected.append(thirds(NumberEstimate.calibration(HUMP, valid, apart, np.ones(1), 0.9), fresh))
         with monkeypatch.context() as patch:
             patch.setattr("hydragnn.ensemble.estimates.calibration.numbers.fit_corrections", lambda *of: NONE)
@@ -274,11 +272,11 @@ def test_vectors_are_corrected_by_their_length() -> None:
     widths = []
     for rotation in (np.eye(3), turn):
         rows = (mean + error) @ rotation, [mean @ rotation], graph, nodes
-        parts = [points(*rows, part) for part in ("valid", "calibration")]
+        own = points(*rows)
         target = Target(field=FORCES)
-        fitted = NumberEstimate.calibration(target, parts[0], parts[1], np.ones(1), 0.9)
+        fitted = NumberEstimate.calibration(target, own, own, np.ones(1), 0.9)
         assert fitted.components[0].corrections != NONE
-        one = NumberEstimate.of(target, parts[0].members, np.ones(1), fitted, nodes)
+        one = NumberEstimate.of(target, own.members, np.ones(1), fitted, nodes)
         widths.append(one.std)
         np.testing.assert_allclose(widths[-1], widths[-1][:, :1].repeat(3, axis=1), rtol=1e-9)
     np.testing.assert_allclose(widths[0], widths[1], rtol=1e-9)
@@ -287,8 +285,8 @@ def test_vectors_are_corrected_by_their_length() -> None:
 def two_members(graphs: int) -> tuple[Labelled, Labelled]:
     generator = np.random.default_rng(4)
     parts = []
-    for part in ("valid", "calibration"):
-        one = labelled(part, graphs, generator)
+    for _ in range(2):
+        one = labelled(graphs, generator)
         mean = one.members[0].mean
         other = mean + 0.1 * torch.from_numpy(generator.normal(size=graphs))
         parts.append(replace(one, members=[one.members[0], Point(mean=other)]))
@@ -316,7 +314,7 @@ def test_the_parts_of_the_variance_and_what_is_added_sum_to_it_above_the_floor()
 
 def test_the_calibration_part_has_no_say_in_factors_and_the_report_mentions_them() -> None:
     generator = np.random.default_rng(0)
-    valid, apart, other = (labelled(part, 60, generator) for part in ("valid", "calibration", "calibration"))
+    valid, apart, other = (labelled(60, generator) for _ in range(3))
     fitted = [NumberEstimate.calibration(HUMP, valid, part, np.ones(1), 0.9) for part in (apart, other)]
     assert fitted[0].components[0].corrections == fitted[1].components[0].corrections != NONE
     assert ", corrected by thirds of graphs and predictions; calibrated on 60 graphs" in fitted[0].sentence

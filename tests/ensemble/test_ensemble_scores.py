@@ -53,9 +53,9 @@ def drawn(kind: str, graphs: int, generator: np.random.Generator) -> tuple[np.nd
     return mean + 0.01 * sigma * generator.normal(size=graphs), moments, nodes
 
 
-def labelled(part: str, kind: str, graphs: int, generator: np.random.Generator) -> Labelled:
+def labelled(kind: str, graphs: int, generator: np.random.Generator) -> Labelled:
     truth, moments, nodes = drawn(kind, graphs, generator)
-    return points(truth, [moments.mean], np.arange(graphs), nodes, part)
+    return points(truth, [moments.mean], np.arange(graphs), nodes)
 
 
 def covered(calibration: Calibration, fresh: tuple[np.ndarray, MixtureMoments, np.ndarray]) -> np.ndarray:
@@ -72,7 +72,7 @@ def test_one_model_alone_covers_small_and_large_alike(kind: str) -> None:
     whole, chosen, constant = [], [], []
     for seed in range(DRAWS):
         generator = np.random.default_rng([seed, *kind.encode()])
-        valid, apart = labelled("valid", kind, 60, generator), labelled("calibration", kind, 50, generator)
+        valid, apart = labelled(kind, 60, generator), labelled(kind, 50, generator)
         fitted = NumberEstimate.calibration(EXTENSIVE, valid, apart, np.ones(1), 0.9)
         moments = MixtureMoments(mean=apart.members[0].mean.numpy(), epistemic=np.zeros(50), aleatoric=np.zeros(50))
         plain = fit_calibration(ENERGY, apart.labels, moments, apart.graph)
@@ -158,7 +158,7 @@ def test_a_graph_without_nodes_has_a_finite_width() -> None:
 
 def test_the_calibration_part_chooses_nothing() -> None:
     generator = np.random.default_rng(0)
-    valid, apart = labelled("valid", "nodes", 60, generator), labelled("calibration", "nodes", 50, generator)
+    valid, apart = labelled("nodes", 60, generator), labelled("nodes", 50, generator)
     odd = replace(apart, labels=apart.labels + 100 * generator.normal(size=50) ** 3)
     one, other = (NumberEstimate.calibration(EXTENSIVE, valid, part, np.ones(1), 0.9) for part in (apart, odd))
     assert (one.form, one.method) == (other.form, other.method)
@@ -167,7 +167,7 @@ def test_the_calibration_part_chooses_nothing() -> None:
 
 
 def test_where_validation_calibrates_it_does_not_choose_as_well() -> None:
-    valid = labelled("valid", "nodes", 60, np.random.default_rng(0))
+    valid = labelled("nodes", 60, np.random.default_rng(0))
     fitted = NumberEstimate.calibration(EXTENSIVE, valid, None, np.ones(1), 0.9)
     assert (fitted.form, fitted.part, fitted.graphs) == (CONSTANT, "valid", 60)
     assert "are the same for all; calibrated on 60 validation graphs" in fitted.sentence
@@ -175,16 +175,14 @@ def test_where_validation_calibrates_it_does_not_choose_as_well() -> None:
 
 def test_few_calibration_graphs_promise_nothing_and_say_so() -> None:
     generator = np.random.default_rng(0)
-    valid, apart = labelled("valid", "constant", 60, generator), labelled("calibration", "constant", 8, generator)
+    valid, apart = labelled("constant", 60, generator), labelled("constant", 8, generator)
     fitted = NumberEstimate.calibration(EXTENSIVE, valid, apart, np.ones(1), 0.9)
     assert not fitted.guaranteed and "8 graphs that chose nothing: too few to guarantee 90 %" in fitted.sentence
     one = NumberEstimate.of(EXTENSIVE, apart.members, np.ones(1), fitted, apart.nodes)
     assert (
         (one.lower <= apart.labels + 1e-12) & (apart.labels <= one.upper + 1e-12)
     ).all()  # the largest error is the width
-    more = NumberEstimate.calibration(
-        EXTENSIVE, valid, labelled("calibration", "constant", 9, generator), np.ones(1), 0.9
-    )
+    more = NumberEstimate.calibration(EXTENSIVE, valid, labelled("constant", 9, generator), np.ones(1), 0.9)
     assert more.guaranteed
 
 
@@ -198,8 +196,8 @@ def test_items_without_a_prediction_have_no_interval() -> None:
     generator = np.random.default_rng(0)
     fitted = NumberEstimate.calibration(
         EXTENSIVE,
-        labelled("valid", "nodes", 60, generator),
-        labelled("calibration", "nodes", 50, generator),
+        labelled("nodes", 60, generator),
+        labelled("nodes", 50, generator),
         np.ones(1),
         0.9,
     )
@@ -259,7 +257,7 @@ def test_what_is_added_to_a_spread_joins_it_as_the_root_of_the_sum_of_squares() 
 
 def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:
     generator = np.random.default_rng(0)
-    valid, apart = labelled("valid", "sqrt_nodes", 900, generator), labelled("calibration", "sqrt_nodes", 52, generator)
+    valid, apart = labelled("sqrt_nodes", 900, generator), labelled("sqrt_nodes", 52, generator)
     assert NumberEstimate.calibration(EXTENSIVE, valid, apart, np.ones(1), 0.9).sentence == (
         "interval widths grow with the square root of the number of nodes, corrected by thirds of graphs and predictions; "
         "calibrated on 52 graphs that chose nothing"
@@ -273,7 +271,7 @@ def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:
 
 
 def test_errors_of_what_grows_are_stated_per_node_too_and_others_are_not() -> None:
-    some = labelled("valid", "nodes", 40, np.random.default_rng(5))
+    some = labelled("nodes", 40, np.random.default_rng(5))
     for target in (EXTENSIVE, Target(field=ENERGY)):
         estimate = NumberEstimate.of(target, some.members, np.ones(1), None, some.nodes)
         trivial = {"mae": 3.0, "mae_per_node": 0.1}

@@ -89,15 +89,11 @@ def conformal_quantile(
 class ScoreScale:
     """Units of scores, fixed before the calibration part is read."""
 
-    method: Method
+    follows: bool
+    """True where the scale follows the members' spread."""
     form: GrowthForm
     components: tuple[Component, ...]
     """With scale 1 and quantile 0."""
-
-    @property
-    def follows(self) -> bool:
-        """Return True where the scale follows the members' spread."""
-        return self.method == "spread"
 
 
 def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm]) -> ScoreScale:
@@ -109,7 +105,7 @@ def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm]) -> ScoreScal
     candidates = [form for form in candidates if follows or not form.shared]
     form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
     components = tuple(unit_component(rows, c, form, follows) for c in range(rows.error.shape[1]))
-    return ScoreScale(method="spread" if follows else "absolute", form=form, components=components)
+    return ScoreScale(follows=follows, form=form, components=components)
 
 
 def corrected_scale(scale: ScoreScale, rows: LabelledRows) -> ScoreScale:
@@ -157,7 +153,7 @@ def fit_calibration(
         components.append(replace(component, scale=factor, quantile=quantile))
         guarantees.append(guaranteed)
     return Calibration(
-        method=scale.method,
+        method="spread" if scale.follows else "absolute",
         nominal=nominal,
         components=tuple(components),
         graphs=len(np.unique(graph)),
