@@ -1,7 +1,7 @@
 """Several models as one: loading, and prediction in memory."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.base.shown import Shown
-from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
+from hydragnn.datasets import GraphStore, MemoryStore, open_store
 from hydragnn.distributed.graph_ranks import GraphGroup, SharedPrediction
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.estimates.estimate import Estimate
@@ -129,7 +129,13 @@ class Ensemble(Shown):
 
         InputError where a member cannot be shared.
         """
-        return Ensemble([_shared(member, group) for member in self.members], self.manifest, self.digest)
+        members = []
+        for member in self.members:
+            with about(f"member {member.name}"):
+                check_cuttable(member.model.model.description, "leave --graph-ranks out")
+            function = SharedPrediction(model=member.model.model, number=member.number, group=group)
+            members.append(replace(member, model=replace(member.model, function=function)))
+        return Ensemble(members, self.manifest, self.digest)
 
     @property
     def reader(self) -> GraphReader:
@@ -262,12 +268,7 @@ class Ensemble(Shown):
                 continue
             if actual is None:
                 raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
-            if (actual.on, actual.shape, actual.unit, actual.classes) != (
-                field.on,
-                field.shape,
-                field.unit,
-                field.classes,
-            ):
+            if any(getattr(actual, what) != getattr(field, what) for what in ("on", "shape", "unit", "classes")):
                 raise InputError(
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
@@ -300,21 +301,17 @@ class Ensemble(Shown):
         items = listed(source)
         if items and all(isinstance(one, GraphBatch) for one in items):
             return self.predict(concatenate(items))
-        return self.predict_made(self.reader.makers(items, source))
-
-    def predict_checked(self, batch: GraphBatch) -> Predictions:
-        """Predict graphs that were checked as they were made."""
-        return self._predict_screened(without_screening(batch))
-
-    def predict_made(self, makers: Iterable[Make]) -> Predictions:
-        """Predict the graphs that makers give."""
-        graphs, numbers, failures = made_graphs(makers)
+        graphs, numbers, failures = made_graphs(self.reader.makers(items, source))
         if graphs:
             reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
             return self._predict_store(MemoryStore(graphs), np.array(numbers), reasons)
         if failures:
             return concatenate_predictions([self.nothing(0, 0, unbuilt.reason) for unbuilt in failures.values()])
         raise InputError("there is no structure to predict; give at least one")
+
+    def predict_checked(self, batch: GraphBatch) -> Predictions:
+        """Predict graphs that were checked as they were made."""
+        return self._predict_screened(without_screening(batch))
 
     def _predict_store(
         self, store: GraphStore, numbers: Int[np.ndarray, " graphs"] | None, failures: Mapping[int, str]
@@ -404,14 +401,6 @@ class Ensemble(Shown):
             status=(reason,),
             domain=("",),
         )
-
-
-def _shared(member: Member, group: GraphGroup) -> Member:
-    remedy = "leave --graph-ranks out"
-    with about(f"member {member.name}"):
-        check_cuttable(member.model.model.description, remedy)
-    function = SharedPrediction(model=member.model.model, number=member.number, group=group)
-    return replace(member, model=replace(member.model, function=function))
 
 
 def ensemble_of(members: Sequence[Member]) -> Ensemble:

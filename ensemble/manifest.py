@@ -1,7 +1,7 @@
 """``ensemble.json``: members, targets, calibration, and checksums of files."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from pathlib import Path
@@ -128,7 +128,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             inputs=inputs,
             dim=value["dim"],
             nominal=nominal,
-            weights=_weights(value.get("weights", {}), {target.name for target in targets}, len(value["members"])),
+            weights={name: tuple(map(float, own)) for name, own in value.get("weights", {}).items()},
             calibration={
                 name: _calibration(item, name, targets, [entry["weight"] for entry in value["members"]])
                 for name, item in value["calibration"].items()
@@ -137,6 +137,9 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             data=value["data"],
             selection=value["selection"],
         )
+        for name, own in manifest.weights.items():
+            if name not in {one.name for one in targets} or len(own) != len(manifest.members) or not are_shares(own):
+                raise ValueError(f"the weights for {name} are no shares of its members")
         if len(manifest.spaces) != len(manifest.members):
             raise ValueError("the training domain is of other members")
         return manifest
@@ -144,17 +147,6 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         raise InputError(f"{source}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
-
-
-def _weights(
-    value: Mapping[str, Sequence[float]], fields: Collection[str], members: int
-) -> dict[str, tuple[float, ...]]:
-    """Return weights by field; ValueError where they do not fit."""
-    weights = {name: tuple(map(float, own)) for name, own in value.items()}
-    for name, own in weights.items():
-        if name not in fields or len(own) != members or not are_shares(own):
-            raise ValueError(f"the weights for {name} are no shares of its members")
-    return weights
 
 
 def calibration_from_json(value: Any) -> AnyCalibration:

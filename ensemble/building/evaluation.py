@@ -61,10 +61,7 @@ class Evaluation(Shown):
             "nominal": self.nominal,
             "parts": {part: {name: one.to_json() for name, one in of.items()} for part, of in self.parts.items()},
             "failed": {part: {str(graph): why for graph, why in of.items()} for part, of in self.failed.items()},
-            "timing": {
-                "seconds_per_graph": dict(self.seconds_per_graph),
-                "graphs_per_second": self.graphs_per_second,
-            },
+            "timing": {"seconds_per_graph": dict(self.seconds_per_graph), "graphs_per_second": self.graphs_per_second},
             **({"domain": dict(self.domain)} if self.domain else {}),
         }
 

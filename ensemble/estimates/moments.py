@@ -36,9 +36,7 @@ def are_shares(weights: Sequence[float]) -> bool:
 
 
 def total_variance(
-    means: Float[Array, "members *items"],
-    variances: Float[Array, "members *items"],
-    weights: Float[Array, " members"],
+    means: Float[Array, "members *items"], variances: Float[Array, "members *items"], weights: Float[Array, " members"]
 ) -> MixtureMoments:
     """Return the moments of a mixture; all NaN where the mean is.
 

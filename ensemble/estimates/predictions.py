@@ -127,13 +127,11 @@ def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
         edges_per_graph=np.concatenate([part.edges_per_graph for part in parts]),
         status=tuple(status for part in parts for status in part.status),
         domain=tuple(flag for part in parts for flag in part.domain),
-        domain_scores={name: _scores(parts, name) for part in parts for name in part.domain_scores},
+        domain_scores={
+            name: np.concatenate([one.domain_scores.get(name, np.full(len(one), np.nan)) for one in parts])
+            for name in dict.fromkeys(name for part in parts for name in part.domain_scores)
+        },
         p_values=np.concatenate([part.domain_score for part in parts]),
         node_p_values=np.concatenate([part.node_domain_score for part in parts]),
         texts=join_texts([(part.texts, len(part)) for part in parts]),
     )
-
-
-def _scores(parts: Sequence[Predictions], detector: str) -> Float[Array, " graphs"]:
-    """Return a detector's scores of consecutive graphs; NaN where it has none."""
-    return np.concatenate([part.domain_scores.get(detector, np.full(len(part), np.nan)) for part in parts])

@@ -6,14 +6,7 @@ from typing import Any, Dict, List, Optional  # noqa: UP035, TorchScript knows t
 
 import torch
 from metatensor.torch import Labels, TensorBlock, TensorMap
-from metatomic.torch import (
-    AtomisticModel,
-    ModelCapabilities,
-    ModelMetadata,
-    ModelOutput,
-    NeighborListOptions,
-    System,
-)
+from metatomic.torch import AtomisticModel, ModelCapabilities, ModelMetadata, ModelOutput, NeighborListOptions, System
 from torch import Tensor, nn
 from torch.fx import GraphModule
 

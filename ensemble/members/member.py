@@ -215,10 +215,7 @@ def outcome_alone(member: Member, batch: GraphBatch) -> MemberOutcome:
 
 
 def finished_outcome(
-    member: Member,
-    batch: GraphBatch,
-    predictions: Mapping[str, Distribution],
-    states: Float[Tensor, "nodes channels"],
+    member: Member, batch: GraphBatch, predictions: Mapping[str, Distribution], states: Float[Tensor, "nodes channels"]
 ) -> MemberOutcome:
     """Return the outcome of predictions in physical units and final states.
 

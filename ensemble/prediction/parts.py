@@ -45,7 +45,7 @@ class Parts:
         self.folder = folder
         self._names: set[str] = set()
         self._segments: list[tuple[int, int, str]] = []
-        self._loaded: dict[str, tuple[dict[str, Any], Counts]] = {}
+        self._loaded: dict[str, tuple[Counts, Piece]] = {}
 
     @contextmanager
     def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
@@ -56,7 +56,12 @@ class Parts:
         """
         exists = self.folder.exists()
         self._check_own()
-        self._take(lock)
+        with suppress(OSError):  # a later write reports what is wrong
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = lock_file(self.folder / LOCK)
+            if descriptor is None:
+                raise InputError(f"another prediction works in {self.folder}; wait for it, or choose another --out")
+            lock.callback(os.close, descriptor)
         if exists and not resume:
             raise InputError(
                 f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
@@ -67,15 +72,6 @@ class Parts:
             if not exists:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
-
-    def _take(self, lock: ExitStack) -> None:
-        """Lock the folder, if its file system supports locks."""
-        with suppress(OSError):  # a later write reports what is wrong
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = lock_file(self.folder / LOCK)
-            if descriptor is None:
-                raise InputError(f"another prediction works in {self.folder}; wait for it, or choose another --out")
-            lock.callback(os.close, descriptor)
 
     def _check_own(self) -> None:
         """Raise InputError where the folder holds something else."""
@@ -115,7 +111,7 @@ class Parts:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self.look()
         for name in sorted(self._names):
-            self._load(name)
+            self.segment(name)
         return sorted(self._names)
 
     def look(self, names: Iterable[str] | None = None) -> None:
@@ -162,11 +158,6 @@ class Parts:
 
     def segment(self, name: str) -> tuple[Counts, Piece] | None:
         """Return counts and output of a segment; None where it is damaged."""
-        loaded = self._load(name)
-        return None if loaded is None else (loaded[1], loaded[0])
-
-    def _load(self, name: str) -> tuple[dict[str, Any], Counts] | None:
-        """Return the arrays and counts of a part file."""
         if name in self._loaded:
             return self._loaded[name]
         try:
@@ -206,7 +197,7 @@ def part_bytes(arrays: Piece, counts: Counts) -> bytes:
     """Return a part file as bytes, with counts as attributes.
 
     >>> read_part(part_bytes({"a": np.zeros((0, 3)), "b": ["ok", ""]}, {"graphs": 2}))
-    ({'a': array([], shape=(0, 3), dtype=float64), 'b': ['ok', '']}, {'graphs': 2})
+    ({'graphs': 2}, {'a': array([], shape=(0, 3), dtype=float64), 'b': ['ok', '']})
     """
     content = io.BytesIO()
     with h5py.File(content, "w", libver=VERSIONS) as file:
@@ -216,14 +207,14 @@ def part_bytes(arrays: Piece, counts: Counts) -> bytes:
     return content.getvalue()
 
 
-def read_part(content: bytes) -> tuple[dict[str, Any], Counts]:
-    """Return the arrays and counts of a part file."""
+def read_part(content: bytes) -> tuple[Counts, Piece]:
+    """Return counts and arrays of a part file."""
     with h5py.File(io.BytesIO(content)) as file:
         arrays = {
             name: file[name].asstr()[:].tolist() if file[name].dtype.kind == "O" else file[name][()]
             for name in array_names(file)
         }
-        return arrays, {name: int(value) for name, value in file.attrs.items()}
+        return {name: int(value) for name, value in file.attrs.items()}, arrays
 
 
 def _digest(content: bytes) -> str:

@@ -210,12 +210,18 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             f"the positions of the training data are in {store_attributes[LENGTH_UNIT]}, and those of structure files in Angstrom; give a store, "
             "or a BUILD.toml, of graphs like those of training"
         )
+    of_members = [getattr(member.model.settings, "cutoff", None) or 0.0 for member in members]
+    cutoff = store_attributes["cutoff"] if "cutoff" in store_attributes else max(of_members)
+    if not cutoff:
+        raise InputError(
+            "neither the training store nor a member has a cutoff, so edges are unknown; give a store instead"
+        )
     others = [field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}]
     keys, scales = _names_in_files(store_attributes, {field.name for field in others})
     return Structures(
         keys=keys,
         scales=scales,
-        cutoff=float(store_attributes["cutoff"] if "cutoff" in store_attributes else _largest_cutoff(members)),
+        cutoff=float(cutoff),
         max_neighbours=store_attributes.get("max_neighbours"),
         fields=tuple(field for field in others if not is_levels(field)),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
@@ -247,15 +253,6 @@ def _coarsening(store_attributes: Mapping[str, Any]) -> CoarseningSettings:
             "members pool, and the training store does not say how its levels were made; give a store, or a BUILD.toml"
         )
     return CoarseningSettings.parse(table, "the training store")
-
-
-def _largest_cutoff(members: Sequence[Member]) -> float:
-    cutoffs = [cutoff for member in members if (cutoff := getattr(member.model.settings, "cutoff", None))]
-    if not cutoffs:
-        raise InputError(
-            "neither the training store nor a member has a cutoff, so edges are unknown; give a store instead"
-        )
-    return float(max(cutoffs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -160,11 +160,7 @@ class EnsembleCalculator(Calculator):
 
 @check_arguments
 def calculator(
-    folder: Path | str | Ensemble,
-    branch: str = "",
-    *,
-    outside: Outside = "warn",
-    allow_code: Sequence[str] = (),
+    folder: Path | str | Ensemble, branch: str = "", *, outside: Outside = "warn", allow_code: Sequence[str] = ()
 ) -> EnsembleCalculator:
     """Return the ASE calculator of a folder or a loaded ensemble.
 

@@ -28,41 +28,25 @@ CHECKSUM = "sha256"
 
 def save_model(
     folder: Path,
-    model: GraphModel,
-    normalisation: Normalisation,
+    model: GraphModel | BranchedModel,
+    *normalisations: Normalisation,
     weights: Mapping[str, Tensor] | None = None,
     check: Check | None = None,
 ) -> None:
-    """Write a model atomically, weights first.
+    """Write a model with the normalisation of every branch atomically, weights first.
 
     ``weights`` replaces the model's own (averages).
 
     ``check`` is called right before each file gets its name, and what it raises leaves the old one.
     """
-    content = {"version": VERSION, **_content_of(model.description, normalisation)}
-    _write(folder, content, dict(model.state_dict()) if weights is None else weights, check)
-
-
-def save_branched(
-    folder: Path,
-    model: BranchedModel,
-    normalisations: Sequence[Normalisation],
-    weights: Mapping[str, Tensor] | None = None,
-    check: Check | None = None,
-) -> None:
-    """Write a model with all branches, as ``save_model`` does."""
-    branches = [
-        _content_of(view.description, normalisation) for view, normalisation in zip(model.views, normalisations)
+    views = model.views if isinstance(model, BranchedModel) else (model,)
+    content: Any = [
+        {**view.description.to_json(), "normalisation": normalisation.to_json()}
+        for view, normalisation in zip(views, normalisations, strict=True)
     ]
-    content = {"version": BRANCHED, "branches": branches}
-    _write(folder, content, dict(model.state_dict()) if weights is None else weights, check)
-
-
-def _content_of(description: ModelDescription, normalisation: Normalisation) -> dict[str, Any]:
-    return {**description.to_json(), "normalisation": normalisation.to_json()}
-
-
-def _write(folder: Path, content: dict[str, Any], weights: Mapping[str, Tensor], check: Check | None) -> None:
+    several = isinstance(model, BranchedModel)
+    content = {"version": BRANCHED, "branches": content} if several else {"version": VERSION, **content[0]}
+    weights = model.state_dict() if weights is None else weights
     contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     seal = {CHECKSUM: _checksum(contiguous)}
     write_atomically(folder / "weights.safetensors", save(contiguous, metadata=seal), check)

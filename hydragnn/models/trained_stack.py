@@ -150,48 +150,30 @@ class TrainedStack:
         self, batch: GraphBatch
     ) -> list[tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]]:
         """Return what each model predicts in physical units, with its states."""
-        return self.results(batch, self.compute(self.prepare(batch)))
-
-    def prepare(self, batch: GraphBatch) -> GraphBatch:
-        """Return the normalised inputs of all members; of one where replayed."""
-        batch = self.first.seen(batch)
+        batch, count = self.first.seen(batch), len(self.normalisations)
         scales = self.normalisations[:1] if self.share_inputs else self.normalisations
-        models = [replace(self.first, normalisation=one) for one in scales]
-        inputs = [of_inputs(model.normalised(batch), self.inputs) for model in models]
-        return self.joined(inputs) if self.function is None else inputs[0]
+        inputs = [of_inputs(replace(self.first, normalisation=one).normalised(batch), self.inputs) for one in scales]
+        predictions, states = self.compute(self.joined(inputs) if self.function is None else inputs[0])
+        # once for all, not tensor by tensor of every member
+        predictions = {name: one.to(batch.device, torch.float64) for name, one in predictions.items()}
+
+        def of_member(number: int) -> dict[str, Distribution]:
+            own: dict[str, Distribution] = {}
+            for target in self.first.targets:
+                rows = part(predictions[target.name], number, count, batch.num_items(target.field.on))
+                own[target.name] = denormalise(rows, target.field, self.normalisations[number], batch)
+            return own
+
+        states = states.unflatten(0, (count, -1))[:, : batch.num_nodes]
+        return [(of_member(number), states[number]) for number in range(count)]
 
     def compute(self, inputs: GraphBatch) -> Predicted:
-        """Return normalised predictions and states of all members, without waiting."""
+        """Return normalised predictions and states of all members; of inputs of one where replayed."""
         return eager_prediction(self.model, inputs) if self.function is None else self.function(inputs)
 
     def of_one(self, inputs: GraphBatch) -> Predicted:
         """Return what ``compute`` gives, from inputs that members share."""
         return eager_prediction(self.model, self.joined([inputs]))
-
-    def results(
-        self, batch: GraphBatch, predicted: Predicted
-    ) -> list[tuple[dict[str, Distribution], Float[Tensor, "nodes_of_one channels"]]]:
-        """Return the predictions of each member in physical units, with its states."""
-        predictions, states = predicted
-        # once for all, not tensor by tensor of every member
-        predictions = {name: one.to(batch.device, torch.float64) for name, one in predictions.items()}
-        own = {target.name: batch.num_items(target.field.on) for target in self.first.targets}
-        count = len(self.normalisations)
-        return [
-            (
-                {
-                    target.name: denormalise(
-                        part(predictions[target.name], number, count, own[target.name]),
-                        target.field,
-                        normalisation,
-                        batch,
-                    )
-                    for target in self.first.targets
-                },
-                states.unflatten(0, (count, -1))[number, : batch.num_nodes],
-            )
-            for number, normalisation in enumerate(self.normalisations)
-        ]
 
     def joined(self, inputs: Sequence[GraphBatch]) -> GraphBatch:
         """Return all members' normalised inputs as one batch on their device."""

@@ -17,7 +17,7 @@ from hydragnn.base.files import write_json
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import texts_of_all
-from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
+from hydragnn.models import BranchedModel, GraphModel, save_model
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Heartbeat
@@ -174,12 +174,9 @@ class RunCallback:
         weights = best_weights(state, self.mesh)
         if not self.ranks.first:
             return
-        folder, check = self.folder / "model", self.heart.attempt.check
-        if isinstance(state.model, BranchedModel):
-            save_branched(folder, state.model, self.normalisations, weights, check)
-        else:
-            assert isinstance(state.model, GraphModel)
-            save_model(folder, state.model, self.normalisations[0], weights, check)
+        assert isinstance(state.model, GraphModel | BranchedModel)
+        check = self.heart.attempt.check
+        save_model(self.folder / "model", state.model, *self.normalisations, weights=weights, check=check)
 
     def write(self, state: TrainState, **changes: Any) -> RunRecord:
         """Write the record of the state with ``changes``; return it."""

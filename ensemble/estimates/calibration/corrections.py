@@ -73,10 +73,7 @@ NONE: Final = Corrections()
 
 
 def fit_corrections(
-    scores: Float[Array, " rows"],
-    nodes: Float[Array, " rows"],
-    magnitude: Float[Array, " rows"],
-    graph: Owners,
+    scores: Float[Array, " rows"], nodes: Float[Array, " rows"], magnitude: Float[Array, " rows"], graph: Owners
 ) -> Corrections:
     """Return factors that equalise the root mean square scores of all thirds.
 

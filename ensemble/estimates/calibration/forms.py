@@ -53,9 +53,7 @@ class Growth:
 GROWTH: Final[Mapping[str, Growth]] = {
     "constant": Growth(of=lambda nodes, size, growth: np.ones_like(size), words=""),
     "sqrt_nodes": Growth(
-        of=lambda nodes, size, growth: np.sqrt(nodes),
-        words="the square root of the number of nodes",
-        extensive=True,
+        of=lambda nodes, size, growth: np.sqrt(nodes), words="the square root of the number of nodes", extensive=True
     ),
     "nodes": Growth(of=lambda nodes, size, growth: nodes, words="the number of nodes", extensive=True),
     "magnitude": Growth(of=lambda nodes, size, growth: 1.0 + growth * size, words="the magnitude of the prediction"),

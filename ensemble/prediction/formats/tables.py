@@ -25,7 +25,6 @@ from hydragnn.ensemble.prediction.formats.sink import (
     texts,
 )
 from hydragnn.graphs.field import Location
-from hydragnn.models import Target
 
 PLACES: tuple[Location, ...] = ("node", "edge")
 """Locations of fields with a table of their own."""
@@ -104,15 +103,17 @@ class CsvSink(Sink):
         first["edge"] = ["sender", "receiver"]
         columns = {place: [one for one in own if one not in self.heading.absent] for place, own in first.items()}
         every: list[Location] = ["graph", *self.places]
-        return {place: ["graph", *columns[place], *_titles(self.heading, self._on(place))] for place in every}
+        titles = {place: ["graph", *columns[place]] for place in every}
+        for target in self.heading.targets:
+            for quantity in self.heading.quantities(target):
+                suffixes = estimates_of(target).columns(target, quantity)
+                titles[target.field.on] += [f"{target.name}{suffix}_{quantity}" for suffix in suffixes]
+        return titles
 
     @property
     def places(self) -> list[Location]:
         """Return the locations of fields with a table of their own."""
-        return [place for place in PLACES if self._on(place)]
-
-    def _on(self, place: str) -> list[Target]:
-        return [target for target in self.heading.targets if target.field.on == place]
+        return [place for place in PLACES if any(target.field.on == place for target in self.heading.targets)]
 
 
 class ParquetSink(CsvSink):
@@ -174,12 +175,3 @@ def _cells(column: Column) -> list[Any]:
     if isinstance(column, list):
         return [csv_cell(cell) for cell in column]
     return ["" if value != value else value for value in column.tolist()]
-
-
-def _titles(heading: Heading, targets: list[Target]) -> list[str]:
-    return [
-        f"{target.name}{column}_{quantity}"
-        for target in targets
-        for quantity in heading.quantities(target)
-        for column in estimates_of(target).columns(target, quantity)
-    ]

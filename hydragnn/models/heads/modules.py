@@ -259,11 +259,7 @@ class EnergyHead(GraphHead):
     unit: Tensor
 
     def __init__(
-        self,
-        output: DistributionHead[Any],
-        hidden_dims: list[int],
-        channels: int,
-        unit: float | None,
+        self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, unit: float | None
     ) -> None:
         """Repel in a normalised ``unit``, in eV; not without one."""
         super().__init__(output, hidden_dims, channels, "sum")
