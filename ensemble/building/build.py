@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from hydragnn.base.files import (
     kind_of_folder,
     lock_file,
     rename_all,
-    replace_atomically,
     unlock_file,
+    write_atomically,
     write_sealed,
 )
 from hydragnn.base.places import absent_store, paths_of, text_of, weights_folder
@@ -320,18 +321,10 @@ def _write(
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
         write_manifest(replace(manifest, members=tuple(entries)), making)
         write_sealed(making / "evaluation.json", evaluation.to_json())
-        _save_arrays(making / "evaluation.npz", arrays)
+        content = BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **arrays)
+        write_atomically(making / "evaluation.npz", content.getvalue())
         check()
         check_out(out)
         (making / LOCK).unlink(missing_ok=True)
         rename_all({making: out})
-
-
-def _save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    def save(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-
-    replace_atomically(path, save)

@@ -41,7 +41,8 @@ def fitted_domain(
     if not detectors:
         nothing = np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
         return Domain(), Domain().scores_of_values(nothing)
-    channels, node_channels = channels_of(detectors), node_channels_of(detectors)
+    channels = channels_of(detectors)
+    node_channels = [channel for detector in detectors for channel in detector.node_channels]
     every = np.full((sum(len(graphs) for graphs, _ in held_out), len(channels)), np.nan)
     nodes, owners = [np.zeros((0, len(node_channels)))], [np.zeros(0, dtype=np.int64)]
     first = 0
@@ -74,11 +75,6 @@ def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " referen
 def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
     """Return the channels of all detectors in order."""
     return [channel for detector in detectors for channel in detector.channels]
-
-
-def node_channels_of(detectors: Sequence[Detector]) -> list[Channel]:
-    """Return the channels of all detectors for nodes in order."""
-    return [channel for detector in detectors for channel in detector.node_channels]
 
 
 def _detectors(

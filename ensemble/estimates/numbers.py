@@ -129,7 +129,7 @@ class NumberEstimate(Estimate):
         rows = labelled_rows(field, labels, together, graph, nodes)
         scale = corrected_scale(fit_scale(rows, _forms(target)), rows)
         fitted = fit_calibration(field, labels, together, graph, nominal=nominal, nodes=nodes, scale=scale)
-        scores = [_scores(field, fitted, fold.rows, one) for fold, one in zip(folds, moments)]
+        scores = [_by_graph(fitted, *_relative(field, fitted, fold.rows, one)) for fold, one in zip(folds, moments)]
         return with_fold_scores(fitted, [fold.members for fold in folds], scores)
 
     @classmethod
@@ -145,13 +145,11 @@ class NumberEstimate(Estimate):
         assert isinstance(calibration, Calibration)
         grown, field = replace(calibration, distance=distance), target.field
         moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
-        scores = [_relative(field, grown, fold.rows, one) for fold, one in zip(folds, moments)]
-        graph = [np.repeat(fold.rows.graph, len(one) // max(1, len(fold.rows))) for fold, one in zip(folds, scores)]
-        grown = with_quantiles(grown, np.concatenate(scores), np.concatenate(graph))
+        of_folds = [_relative(field, grown, fold.rows, one) for fold, one in zip(folds, moments)]
+        grown = with_quantiles(grown, *(np.concatenate(parts) for parts in zip(*of_folds)))
         if not calibration.folds:
             return grown
-        of_folds = [_by_graph(grown, one, own) for one, own in zip(scores, graph)]
-        return with_fold_scores(grown, [fold.members for fold in folds], of_folds)
+        return with_fold_scores(grown, [fold.members for fold in folds], [_by_graph(grown, *one) for one in of_folds])
 
     def at(self, calibration: AnyCalibration | None, p_values: Float[Array, " items"] | None) -> "NumberEstimate":
         """Return uncertainties that grow; beyond all calibrating graphs intervals are NaN."""
@@ -247,22 +245,15 @@ class NumberEvidence(CandidateEvidence):
         }
 
 
-def _scores(
-    field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments
-) -> tuple[tuple[float, ...], ...]:
-    """Return the scores of one fold's graphs, per component."""
-    relative = _relative(field, calibration, rows, moments)
-    return _by_graph(calibration, relative, np.repeat(rows.graph, len(relative) // max(1, len(rows))))
-
-
 def _relative(
     field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments
-) -> Float[Array, "rows components"]:
-    """Return errors in calibrated standard deviations, at the distance of graphs."""
+) -> tuple[Float[Array, "rows components"], Owners]:
+    """Return errors in calibrated standard deviations, at the distance of graphs, and the graph of each row."""
     std = calibrated(field, calibration, moments, rows.nodes).std
     if rows.p_values is not None:
         std = std * calibration.distance.growth(rows.p_values).reshape(-1, *[1] * len(field.shape))
-    return (np.abs(rows.labels - moments.mean) / std).reshape(-1, len(calibration.components))
+    relative = (np.abs(rows.labels - moments.mean) / std).reshape(-1, len(calibration.components))
+    return relative, np.repeat(rows.graph, len(relative) // max(1, len(rows)))
 
 
 def _by_graph(
@@ -280,17 +271,13 @@ def _forms(target: Target) -> list[GrowthForm]:
 
 def moments_of(members: Members, weights: Weights) -> MixtureMoments:
     """Return the moments of the mixture of members with these weights."""
-    return total_variance(member_means(members), member_variances(members), weights)
+    variances = np.stack([_number(one).variance.numpy() for one in members])
+    return total_variance(member_means(members), variances, weights)
 
 
 def member_means(members: Members) -> Float[Array, "members items *shape"]:
     """Return the means of every member."""
     return np.stack([_number(one).mean.numpy() for one in members])
-
-
-def member_variances(members: Members) -> Float[Array, "members items *shape"]:
-    """Return the variances that members predict."""
-    return np.stack([_number(one).variance.numpy() for one in members])
 
 
 def component_names(field: Field) -> list[str]:

@@ -20,7 +20,6 @@ from hydragnn.distributed.building import Building
 from hydragnn.distributed.launch import unique_name
 from hydragnn.ensemble.prediction.rules import Rule, digest_of
 from hydragnn.ensemble.reading.structures import Unbuilt, made_graphs
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.graphs.units import CLOSE_NUCLEI
@@ -34,11 +33,6 @@ class Source:
     numbers: Int[np.ndarray, " graphs"] | None
     """None where they are those in the store."""
     failures: dict[int, Unbuilt]
-
-
-def _unbuilt(batch: GraphBatch, graph: int, reason: str) -> Unbuilt:
-    """Return why a graph of a batch is left out, with its texts."""
-    return Unbuilt(reason=reason, texts={key: texts[graph] for key, texts in batch.texts.items()})
 
 
 class Graphs(Building):
@@ -115,7 +109,9 @@ class Graphs(Building):
                         wrong = graph_problems(batch, made, cutoff=cutoff_of(attributes))
                         if not wrong:
                             raise
-                        failed |= {made[place]: _unbuilt(batch, place, reason) for place, reason in wrong.items()}
+                        for place, reason in wrong.items():
+                            texts = {key: values[place] for key, values in batch.texts.items()}
+                            failed[made[place]] = Unbuilt(reason=reason, texts=texts)
                         fine = [place for place in range(len(made)) if place not in wrong]
                         made = [made[place] for place in fine]
                         if fine:

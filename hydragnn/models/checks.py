@@ -167,10 +167,19 @@ def _check_input(field: Field, description: ModelDescription) -> None:
 def _check_head(head: HeadSettings, description: ModelDescription) -> None:
     field = description.fields[head.field]
     head.check(field)
-    if field.parity == "vector":
-        _check_vector(field, description.architecture, description.dim)
+    architecture, dim = description.architecture, description.dim
+    fixed = "declare it with parity scalar if the axes are fixed"
+    if field.parity == "vector" and 1 not in architecture.gives:
+        raise InputError(
+            f"head {field.name}: vectors that turn with the graph need an equivariant model ({_kinds(lambda a: 1 in a.gives)}), not "
+            f"{architecture.kind}; {fixed}"
+        )
     if field.parity == "tensor":
-        _check_tensor(field, description.architecture, description.dim)
+        _check_positions(field, "tensors that turn with the graph", architecture, dim, f", or {fixed}")
+    if field.parity != "scalar" and field.shape[-1] != dim:
+        axes, what = (1, "vector of length") if field.parity == "vector" else (2, "tensor of")
+        sizes, shape = " x ".join(map(str, field.shape[-axes:])), (dim,) * axes
+        raise InputError(f"head {field.name}: a {what} {sizes} in graphs of dimension {dim}; give shape {shape}")
     if head.own_layers:
         with_layers(description.model, head.own_layers)
     if head.corrected_input:
@@ -221,27 +230,6 @@ def _check_total(field: Field, name: str, description: ModelDescription) -> None
     if description.branch:
         raise InputError(
             f"head {field.name}: total = {name!r} is for runs of one data set, since branches share the scales of inputs; use total = 0"
-        )
-
-
-def _check_vector(field: Field, architecture: type[Architecture], dim: int) -> None:
-    if 1 not in architecture.gives:
-        raise InputError(
-            f"head {field.name}: vectors that turn with the graph need an equivariant model ({_kinds(lambda a: 1 in a.gives)}), not "
-            f"{architecture.kind}; declare it with parity scalar if the axes are fixed"
-        )
-    if field.shape[-1] != dim:
-        raise InputError(
-            f"head {field.name}: a vector of length {field.shape[-1]} in graphs of dimension {dim}; give shape ({dim},)"
-        )
-
-
-def _check_tensor(field: Field, architecture: type[Architecture], dim: int) -> None:
-    other = ", or declare it with parity scalar if the axes are fixed"
-    _check_positions(field, "tensors that turn with the graph", architecture, dim, other)
-    if field.shape[-1] != dim:
-        raise InputError(
-            f"head {field.name}: a tensor of {field.shape[-2]} x {field.shape[-1]} in graphs of dimension {dim}; give shape ({dim}, {dim})"
         )
 
 

@@ -211,12 +211,6 @@ def _statistics(value: Mapping[str, Any] | None) -> GraphStatistics | None:
     return GraphStatistics(**{**value, "species": tuple(species), "ranges": ranges})
 
 
-def as_derivative(field: Field, what: str, dim: int) -> Field:
-    """Return the field of forces or a stress with its parity."""
-    shape, parity = {"forces": ((dim,), "vector"), "stress": ((dim, dim), "tensor")}[what]
-    return replace(field, parity=parity) if field.shape == shape else field  # type: ignore[arg-type]
-
-
 def make_description(
     model: ArchitectureSettings,
     heads: Sequence[HeadSettings],
@@ -235,7 +229,10 @@ def make_description(
         if name not in by_name:
             raise InputError(f"the data have no field {name}; {nearest(name, list(by_name))}")
     for head in heads:
-        by_name |= {name: as_derivative(by_name[name], what, dim) for what, name in head.derivatives.items()}
+        for what, name in head.derivatives.items():
+            shape, parity = {"forces": ((dim,), "vector"), "stress": ((dim, dim), "tensor")}[what]
+            if by_name[name].shape == shape:
+                by_name[name] = replace(by_name[name], parity=parity)  # type: ignore[arg-type]
     return ModelDescription(
         model=model,
         heads=tuple(heads),

@@ -28,7 +28,7 @@ from hydragnn.layers import (
 )
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
-from hydragnn.models.heads import HeadContext, HeadSettings
+from hydragnn.models.heads import HeadContext
 from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 
 BUCKETS: tuple[str, Location] = ("buckets", "node")
@@ -95,8 +95,14 @@ class GraphModel(nn.Module):
             for settings, head in zip(self.description.heads, self.heads):
                 prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
-                    energy, halo = prediction.mean, graph.halo
-                    predictions |= _derivatives(settings, energy, vectors, edge_sets, halo, differentiable=recording)
+                    halo = graph.halo
+                    gradients = energy_gradients(prediction.mean, vectors, differentiable=recording, halo=halo)
+                    of_sets = {
+                        "forces": map(partial(forces_from, halo=halo), gradients, edge_sets),
+                        "stress": map(partial(stress_from, halo=halo), gradients, vectors, edge_sets),
+                    }
+                    for what, name in settings.derivatives.items():
+                        predictions[name] = Point(mean=reduce(torch.add, of_sets[what]))
         if recording:
             return tied(predictions, graph), states
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
@@ -255,35 +261,12 @@ def side_by_side(of_layers: list[States]) -> States:
     return {degree: torch.cat([states[degree] for states in of_layers], dim=-1) for degree in sorted(degrees)}
 
 
-def _derivatives(
-    head: HeadSettings,
-    energy: Tensor,
-    vectors: Sequence[Tensor],
-    edge_sets: Sequence[GraphBatch],
-    halo: HaloExchange | None,
-    *,
-    differentiable: bool,
-) -> dict[str, Distribution]:
-    """Return forces and stress, summed over all sets of edges."""
-    gradients = energy_gradients(energy, vectors, differentiable=differentiable, halo=halo)
-    values = {
-        "forces": lambda: sum_of(map(partial(forces_from, halo=halo), gradients, edge_sets)),
-        "stress": lambda: sum_of(map(partial(stress_from, halo=halo), gradients, vectors, edge_sets)),
-    }
-    return {name: Point(mean=values[what]()) for what, name in head.derivatives.items()}
-
-
 def tied(predictions: dict[str, Distribution], graph: MessageGraph) -> dict[str, Distribution]:
     """Return predictions whose gradients pass through all exchanges."""
     halo = graph.halo
     if halo is None:
         return predictions
     return {name: prediction.mapped(halo.tied) for name, prediction in predictions.items()}
-
-
-def sum_of(parts: Iterable[Tensor]) -> Tensor:
-    """The tensors, added up; of one, itself."""
-    return reduce(torch.add, parts)
 
 
 def energy_gradients(

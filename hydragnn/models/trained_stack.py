@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from hydragnn.architectures import Architecture, architectures
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field, Location
+from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Location
 from hydragnn.graphs.joining import repeated
 from hydragnn.graphs.padding import REAL, is_padded
 from hydragnn.graphs.topology import Topology, tiled
@@ -20,6 +20,7 @@ from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.layers import CloseRangeLimits, RadialFilters
 from hydragnn.layers.stacked import STACKED, NotStackable
 from hydragnn.models.branched import BranchView
+from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.graph_model import PAIRS, GraphModel, Predicted, eager_prediction
 from hydragnn.models.replay import ReplayedPrediction, brings_sizes
@@ -64,9 +65,15 @@ def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> GraphModel
 def check_alike(models: Sequence[GraphModel]) -> None:
     """Raise NotStackable unless the models are alike and stackable."""
     first = models[0]
+
+    def layout(model: GraphModel) -> tuple[object, ...]:
+        # not the weights: trunks of equal branches may differ in some, by what other branches ask of them
+        tensors = chain(model.named_parameters(), model.named_buffers())
+        return type(model), model.description, [(name, value.shape) for name, value in tensors]
+
     if type(first) not in (GraphModel, BranchView):
         raise NotStackable(f"models of class {type(first).__name__} have no stacked form")
-    if any(layout_of(model) != layout_of(first) for model in models):
+    if any(layout(model) != layout(first) for model in models):
         raise NotStackable("models of different shapes are computed one after the other")
     settings, forms = first.description.model, forms_of(first)
     attends = (
@@ -80,15 +87,6 @@ def check_alike(models: Sequence[GraphModel]) -> None:
     constants = dict(first.named_buffers())
     if any(not torch.equal(value, constants[name]) for model in models for name, value in model.named_buffers()):
         raise NotStackable("models with different constants are computed one after the other")
-
-
-def layout_of(model: GraphModel) -> tuple[object, ...]:
-    """Return what models of one shape share.
-
-    Trunks of equal branches may differ in weights, by what other branches ask of them.
-    """
-    tensors = chain(model.named_parameters(), model.named_buffers())
-    return type(model), model.description, [(name, value.shape) for name, value in tensors]
 
 
 def of_inputs(batch: GraphBatch, inputs: set[str]) -> GraphBatch:
@@ -126,10 +124,7 @@ class TrainedStack:
 
     def check(self, models: Sequence[TrainedModel]) -> None:
         """Raise NotStackable unless members and stack agree to rounding, on a batch."""
-        first, extent = self.first, getattr(self.first.settings, "cutoff", None) or 1.0
-        described = first.model.description
-        batch = random_batch(described.input_fields, first.dim, extent, SIZES, first.dtype, described.close_range)
-        batch = batch.to(first.device)
+        batch = random_batch(self.first.model.description, self.first.dtype).to(self.first.device)
         try:
             ours, states = eager_prediction(self.model, self.joined([batch]))
         except Exception as error:  # whatever a user's layers may raise on rows of several members
@@ -190,22 +185,17 @@ def part(whole: Distribution, number: int, count: int, rows: int | None = None) 
     return whole.mapped(lambda values: values.unflatten(0, (count, -1))[number, :rows])
 
 
-def random_batch(
-    fields: Sequence[Field],
-    dim: int,
-    extent: float,
-    sizes: Mapping[Location, int],
-    dtype: torch.dtype,
-    limits: CloseRangeLimits | None = None,
-) -> GraphBatch:
-    """Return a fixed random batch of these sizes and inputs.
+def random_batch(description: ModelDescription, dtype: torch.dtype) -> GraphBatch:
+    """Return a fixed random batch of a model's inputs.
 
-    Edges have lengths up to about ``extent``. Within the ``limits`` of close range elements are known and no edge is short, since a repulsion would hide
+    Edges have lengths up to about the cutoff. Within the limits of close range elements are known and no edge is short, since a repulsion would hide
     all else.
     It means nothing: edges have no reverse, and ``reverse_edges`` is any permutation.
     """
+    fields, dim, limits = description.input_fields, description.dim, description.close_range
+    extent = getattr(description.model, "cutoff", None) or 1.0
     random = torch.Generator().manual_seed(0)
-    nodes, edges, graphs = (sizes[location] for location in LOCATIONS)
+    nodes, edges, graphs = (SIZES[location] for location in LOCATIONS)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=random, dtype=torch.float64)
@@ -217,9 +207,9 @@ def random_batch(
     starts = node_counts.cumsum(0) - node_counts
     senders = starts[of_edge] + (uniform(edges) * node_counts[of_edge]).to(torch.int64)
     values = {
-        field.name: torch.randint(field.classes, (sizes[field.on], *field.shape), generator=random)
+        field.name: torch.randint(field.classes, (SIZES[field.on], *field.shape), generator=random)
         if field.classes
-        else torch.randn(sizes[field.on], *field.shape, generator=random, dtype=torch.float64)
+        else torch.randn(SIZES[field.on], *field.shape, generator=random, dtype=torch.float64)
         for field in fields
     }
     batch = GraphBatch(

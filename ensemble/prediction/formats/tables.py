@@ -103,7 +103,7 @@ class CsvSink(Sink):
         first["edge"] = ["sender", "receiver"]
         columns = {place: [one for one in own if one not in self.heading.absent] for place, own in first.items()}
         every: list[Location] = ["graph", *self.places]
-        titles = {place: ["graph", *columns[place]] for place in every}
+        titles: dict[str, list[str]] = {place: ["graph", *columns[place]] for place in every}
         for target in self.heading.targets:
             for quantity in self.heading.quantities(target):
                 suffixes = estimates_of(target).columns(target, quantity)

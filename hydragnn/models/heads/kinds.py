@@ -336,22 +336,18 @@ class EnergyHeadSettings(_NumberHead):
             given_references=by_atomic_number(self.references) if isinstance(self.references, dict) else (),
             stage_two_factor=self.stage_two_factor if self.derivatives else 1.0,
         )
-        weights = self.weights
-        per_node = {"stress": self.stress_per_node}
-        return (
-            energy,
-            *(
-                Target(
-                    field=fields[name],
-                    loss=self.loss,
-                    weight=weights[name],
-                    per_node=per_node.get(what, False),
-                    derivative=what,  # type: ignore[arg-type]
-                    source=self.field,
-                )
-                for what, name in self.derivatives.items()
-            ),
-        )
+        derived = [
+            Target(
+                field=fields[name],
+                loss=self.loss,
+                weight=self.weights[name],
+                per_node=what == "stress" and self.stress_per_node,
+                derivative=what,  # type: ignore[arg-type]
+                source=self.field,
+            )
+            for what, name in self.derivatives.items()
+        ]
+        return (energy, *derived)
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of every node, whose numbers add up."""
