@@ -37,7 +37,7 @@ from hydragnn.ensemble.members.member import (
 )
 from hydragnn.ensemble.members.plan import chunks_of, default_budget
 from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened, screen, without_screening
-from hydragnn.ensemble.reading.module import GraphReader, TrainableEnsemble, listed
+from hydragnn.ensemble.reading.module import TrainableEnsemble, listed, makers_of_items
 from hydragnn.ensemble.reading.structures import (
     Structures,
     check_edges,
@@ -137,18 +137,21 @@ class Ensemble(Shown):
             members.append(replace(member, model=replace(member.model, function=function)))
         return Ensemble(members, self.manifest, self.digest)
 
-    @property
-    def reader(self) -> GraphReader:
-        """Return the rule by which graphs become those of members."""
-        return GraphReader(self.members, self.manifest)
-
     def graphs(self, source: Any) -> GraphBatch:
         """Return graphs as members read them, made as those of training.
 
         ``source`` is a batch, an ``Atoms``, a ``Data`` or ``Batch`` of torch_geometric, or a list or dataset of one of them.
         InputError for anything else, and for a graph that cannot be made.
         """
-        return self.reader.graphs(source)
+        if isinstance(source, GraphBatch):
+            return source
+        items = listed(source)
+        if items and all(isinstance(one, GraphBatch) for one in items):
+            return concatenate(items)
+        graphs, _, failures = made_graphs(makers_of_items(self, items, source))
+        for unbuilt in failures.values():
+            raise InputError(unbuilt.reason)
+        return concatenate(graphs)
 
     def embeddings(self, source: Any) -> Float[Tensor, "nodes channels"]:
         """Return the final states of all nodes, which heads read.
@@ -163,7 +166,7 @@ class Ensemble(Shown):
 
         A call takes what ``graphs`` takes, and gives a tensor per field, with gradients.
         """
-        return TrainableEnsemble(self.reader, {target.name: self.weights_of(target.name) for target in self.targets})
+        return TrainableEnsemble(self)
 
     def __repr__(self) -> str:
         names = ", ".join(entry.name for entry in self.manifest.members)
@@ -301,7 +304,7 @@ class Ensemble(Shown):
         items = listed(source)
         if items and all(isinstance(one, GraphBatch) for one in items):
             return self.predict(concatenate(items))
-        graphs, numbers, failures = made_graphs(self.reader.makers(items, source))
+        graphs, numbers, failures = made_graphs(makers_of_items(self, items, source))
         if graphs:
             reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
             return self._predict_store(MemoryStore(graphs), np.array(numbers), reasons)

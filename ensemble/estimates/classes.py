@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,9 +38,7 @@ from hydragnn.ensemble.estimates.numbers import NumberEvidence, component_names
 from hydragnn.models import Categorical, Target
 from hydragnn.training.class_metrics import class_sums, class_values
 
-QUANTITIES: Final = ("probability", "label", "set", "entropy", "epistemic", "aleatoric")
 PER_CLASS = ("probability", "set")
-METRICS = ("accuracy", "balanced_accuracy", "error_rate", "auroc", "nll", "brier", "ece")
 Rows = Float[Array, "rows classes"]
 
 
@@ -58,11 +56,11 @@ class ClassEstimate(Estimate):
     a calibration probabilities are the members' raw mixture and every set holds all classes.
     """
 
-    quantities = QUANTITIES
+    quantities = ("probability", "label", "set", "entropy", "epistemic", "aleatoric")
     headline = "label"
     scored = "probability"
     doubt_name = "entropy"
-    score_names = METRICS
+    score_names = ("accuracy", "balanced_accuracy", "error_rate", "auroc", "nll", "brier", "ece")
     ranking = "nll"
 
     probability: Float[Array, "items *shape_and_classes"]
@@ -183,7 +181,7 @@ class ClassEstimate(Estimate):
     def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
         """Return target, all quantities, and the graph of each row."""
         classes = self.field.classes
-        values = {quantity: self[quantity] for quantity in QUANTITIES}
+        values = {quantity: self[quantity] for quantity in self.quantities}
         return {
             "target": labels.ravel().astype(np.int64),
             **{

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -43,8 +43,6 @@ from hydragnn.ensemble.estimates.moments import Array, MixtureMoments, join_mome
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Number, Point, Target
 
-QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NumberEstimate(Estimate):
@@ -60,7 +58,7 @@ class NumberEstimate(Estimate):
     ``epistemic`` part is not known (NaN); where it predicts points, neither is ``aleatoric``, nor without a calibration ``std``.
     """
 
-    quantities = QUANTITIES
+    quantities = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
     headline = "mean"
     scored = "mean"
     doubt_name = "std"
@@ -215,7 +213,7 @@ class NumberEstimate(Estimate):
         """Return target, all quantities, graph and members."""
         return {
             "target": labels.ravel(),
-            **{quantity: self[quantity].ravel() for quantity in QUANTITIES},
+            **{quantity: self[quantity].ravel() for quantity in self.quantities},
             "graph": np.repeat(graph, self.field.width),
             "members": self.members.reshape(len(self.members), -1),
         }

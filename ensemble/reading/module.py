@@ -1,30 +1,29 @@
 """Models as modules of torch, and graphs as they read them."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from ase import Atoms
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, Make
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.ensemble.manifest import Manifest
-from hydragnn.ensemble.members.member import Member
-from hydragnn.ensemble.reading.structures import made_graphs, reads_atoms, structures_for, training_attributes
+from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.pyg import from_pyg
 from hydragnn.models import Categorical, Distribution, GraphModel
 from hydragnn.models.trained import denormalise
+
+if TYPE_CHECKING:
+    from hydragnn.ensemble.ensemble import Ensemble
 
 
 class TrainableEnsemble(nn.Module):
@@ -34,14 +33,15 @@ class TrainableEnsemble(nn.Module):
     probabilities.
     """
 
-    def __init__(self, reader: "GraphReader", weights: Mapping[str, Float[np.ndarray, " members"]]) -> None:
-        """Copy the members of a reader, with their weights by field."""
+    def __init__(self, ensemble: "Ensemble") -> None:
+        """Copy the members, with their weights by field."""
         super().__init__()
-        self.reader, self.weights = reader, {name: own.tolist() for name, own in weights.items()}
+        self.ensemble = ensemble
+        self.weights = {target.name: ensemble.weights_of(target.name).tolist() for target in ensemble.targets}
         # what predicts may have tables in place of filters, which have no gradients
         self.models = nn.ModuleList(
             copy.deepcopy(one.model.model if one.model.exact is None else one.model.exact).requires_grad_()
-            for one in reader.members
+            for one in ensemble.members
         )
 
     def forward(self, source: Any) -> dict[str, Tensor]:
@@ -49,9 +49,9 @@ class TrainableEnsemble(nn.Module):
 
         ``source`` is what ``Ensemble.graphs`` takes.
         """
-        batch, targets = self.reader.graphs(source), self.reader.manifest.targets
+        batch, targets = self.ensemble.graphs(source), self.ensemble.targets
         values: dict[str, Tensor] = {}
-        for number, (member, model) in enumerate(zip(self.reader.members, self.models, strict=True)):
+        for number, (member, model) in enumerate(zip(self.ensemble.members, self.models, strict=True)):
             assert isinstance(model, GraphModel)
             dtype = next(model.parameters()).dtype
             trained = replace(member.model, model=model, dtype=dtype, function=None, exact=None)
@@ -66,72 +66,53 @@ class TrainableEnsemble(nn.Module):
         return {name: (value.log() if name in classes else value).to(dtype) for name, value in values.items()}
 
 
-@dataclass(frozen=True)
-class GraphReader:
-    """Rule by which graphs of any kind become those that members read."""
+def makers_of_items(ensemble: "Ensemble", items: Sequence[Any], source: Any) -> Sequence[Make]:
+    """Return a maker for each structure or ``Data``; InputError for anything else."""
+    if isinstance(source, list | tuple) and not items:
+        raise InputError("there is no structure to predict; give at least one")
+    if items and all(isinstance(one, Atoms) for one in items):
+        return list(ensemble.structures.makers(items))
+    if items and all(map(is_pyg, items)):
+        # positions of those with edges
+        counts = [0 if one.get("pos") is None or one.get("edge_index") is None else len(one.pos) for one in items]
+        largest = int(np.argmax(counts))
+        _check_edges(ensemble, items[largest], largest)  # small ones have the same edges by several rules
+        return [partial(_from_pyg, ensemble, data, number) for number, data in enumerate(items)]
+    raise InputError(
+        f"a model takes graphs, a store, atoms, torch_geometric's Data or lists of them, not {kind_of(source)}; of a file use predict"
+    )
 
-    members: Sequence[Member]
-    manifest: Manifest
 
-    def graphs(self, source: Any) -> GraphBatch:
-        """Return graphs as members read them; InputError where one cannot be made."""
-        if isinstance(source, GraphBatch):
-            return source
-        items = listed(source)
-        if items and all(isinstance(one, GraphBatch) for one in items):
-            return concatenate(items)
-        graphs, _, failures = made_graphs(self.makers(items, source))
-        for unbuilt in failures.values():
-            raise InputError(unbuilt.reason)
-        return concatenate(graphs)
+def _from_pyg(ensemble: "Ensemble", data: Any, number: int) -> GraphBatch:
+    """Return the graph of a ``Data``; atoms may lack edges."""
+    fields = {field.name: field for field in ensemble.inputs}
+    if any(member.model.normalisation.references for member in ensemble.members):
+        fields.setdefault(ATOMIC_NUMBERS, ATOMIC_NUMBERS_FIELD)
+    if ATOMIC_NUMBERS in fields and ATOMIC_NUMBERS not in data and "z" in data:
+        data = copy.copy(data)
+        data.atomic_numbers = data.z
+    attributes = ensemble.training_attributes
+    name = f"graph {number}"
+    if data.get("edge_index") is not None or not any(one.model.model.description.edges for one in ensemble.members):
+        return from_pyg(data, fields.values(), cutoff=cutoff_of(attributes), name=name)
+    if not reads_atoms(ensemble.manifest) or data.get("pos") is None:
+        raise InputError(f"{name}: the data has no edge_index, and the model reads edges; add them as in training")
+    return ensemble.structures.graph(atoms_of(from_pyg(data, fields.values(), name=name)), name)
 
-    def makers(self, items: Sequence[Any], source: Any) -> Sequence[Make]:
-        """Return a maker for each structure or ``Data``; InputError for anything else."""
-        if isinstance(source, list | tuple) and not items:
-            raise InputError("there is no structure to predict; give at least one")
-        if items and all(isinstance(one, Atoms) for one in items):
-            return list(structures_for(self.members, self.manifest).makers(items))
-        if items and all(map(is_pyg, items)):
-            # positions of those with edges
-            counts = [0 if one.get("pos") is None or one.get("edge_index") is None else len(one.pos) for one in items]
-            largest = int(np.argmax(counts))
-            self._check_edges(items[largest], largest)  # small ones have the same edges by several rules
-            return [partial(self._from_pyg, data, number) for number, data in enumerate(items)]
+
+def _check_edges(ensemble: "Ensemble", data: Any, number: int) -> None:
+    """Raise InputError where atoms have other edges than training's rule gives."""
+    attributes = ensemble.training_attributes
+    cutoff, by_rule = cutoff_of(attributes), attributes.get("source", "ase") == "ase"
+    if data.get("edge_index") is None or cutoff is None or not (by_rule and reads_atoms(ensemble.manifest)):
+        return
+    given = _from_pyg(ensemble, data, number)
+    expected = ensemble.structures.graph(atoms_of(given), f"graph {number}")
+    if given.num_edges != expected.num_edges:
         raise InputError(
-            f"a model takes graphs, a store, atoms, torch_geometric's Data or lists of them, not {kind_of(source)}; of a file use predict"
+            f"graph {number} of torch_geometric's Data has {given.num_edges} edges, and those of training (cutoff = {cutoff:g}) would be "
+            f"{expected.num_edges}; leave edge_index out, and edges are made as in training"
         )
-
-    def _from_pyg(self, data: Any, number: int) -> GraphBatch:
-        """Return the graph of a ``Data``; atoms may lack edges."""
-        fields = {field.name: field for field in self.manifest.inputs}
-        if any(member.model.normalisation.references for member in self.members):
-            fields.setdefault(ATOMIC_NUMBERS, ATOMIC_NUMBERS_FIELD)
-        if ATOMIC_NUMBERS in fields and ATOMIC_NUMBERS not in data and "z" in data:
-            data = copy.copy(data)
-            data.atomic_numbers = data.z
-        attributes = training_attributes(self.members, self.manifest)
-        name = f"graph {number}"
-        if data.get("edge_index") is not None or not any(one.model.model.description.edges for one in self.members):
-            return from_pyg(data, fields.values(), cutoff=cutoff_of(attributes), name=name)
-        if not reads_atoms(self.manifest) or data.get("pos") is None:
-            raise InputError(f"{name}: the data has no edge_index, and the model reads edges; add them as in training")
-        return structures_for(self.members, self.manifest).graph(
-            atoms_of(from_pyg(data, fields.values(), name=name)), name
-        )
-
-    def _check_edges(self, data: Any, number: int) -> None:
-        """Raise InputError where atoms have other edges than training's rule gives."""
-        attributes = training_attributes(self.members, self.manifest)
-        cutoff, by_rule = cutoff_of(attributes), attributes.get("source", "ase") == "ase"
-        if data.get("edge_index") is None or cutoff is None or not (by_rule and reads_atoms(self.manifest)):
-            return
-        given = self._from_pyg(data, number)
-        expected = structures_for(self.members, self.manifest).graph(atoms_of(given), f"graph {number}")
-        if given.num_edges != expected.num_edges:
-            raise InputError(
-                f"graph {number} of torch_geometric's Data has {given.num_edges} edges, and those of training (cutoff = {cutoff:g}) would be "
-                f"{expected.num_edges}; leave edge_index out, and edges are made as in training"
-            )
 
 
 def value_of(prediction: Distribution) -> Tensor:

@@ -16,7 +16,7 @@ from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, nearest, print_note
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.predictions import Predictions
-from hydragnn.ensemble.reading.structures import factors_of, properties_of, training_attributes
+from hydragnn.ensemble.reading.structures import factors_of, properties_of
 from hydragnn.graphs.atomic import value_on
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.skin import SkinList
@@ -72,7 +72,7 @@ class EnsembleCalculator(Calculator):
         self._warned: set[str] = set()
         """Causes that were printed."""
         self.names = properties_of(ensemble.targets)
-        self.factors = factors_of(ensemble.targets, training_attributes(ensemble.members, ensemble.manifest))
+        self.factors = factors_of(ensemble.targets, ensemble.training_attributes)
         self.structures = ensemble.structures
         self.neighbours = SkinList(device=_device(ensemble))
         self._last: tuple[GraphBatch, Atoms, Values] | None = None

@@ -38,11 +38,6 @@ class ClassCalibration(AnyCalibration):
         return bool(field.classes) and all(fold.fits(1) for fold in self.folds)
 
     @property
-    def follows(self) -> bool:
-        """Return True: probabilities differ from item to item."""
-        return True
-
-    @property
     def sentence(self) -> str:
         """Return the words for the graphs behind the sets."""
         return f"sets of classes {self.evidence}"

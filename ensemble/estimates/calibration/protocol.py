@@ -107,11 +107,6 @@ class AnyCalibration(ABC):
     def sentence(self) -> str:
         """Return the words of a report: widths, and graphs behind them."""
 
-    @property
-    @abstractmethod
-    def follows(self) -> bool:
-        """Return True where the uncertainty differs from item to item."""
-
     @abstractmethod
     def fits(self, field: Field) -> bool:
         """Return True where it is for fields like this one."""
