@@ -97,17 +97,16 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
         weights=weights,
         calibrations=calibrations,
         domain=domain,
-        diversity={target.name: _diversity(target, valid, ensemble) for target in ensemble.targets},
+        diversity={
+            target.name: estimates_of(target)
+            .evidence(target, rows.labels, rows.members)
+            .diversity(ensemble.weights_of(target.name))
+            for target in ensemble.targets
+            for rows in [valid.labelled(target)]
+        },
         evaluation=replace(evaluation, domain=flagged),
         arrays=arrays | flags,
     )
-
-
-def _diversity(target: Target, outputs: MemberOutputs, ensemble: Ensemble) -> dict[str, float]:
-    """Return the diversity of members on labelled items of a target."""
-    use = outputs.usable(target)
-    evidence = estimates_of(target).evidence(target, outputs.labels[target.name][use], outputs.of(target, use))
-    return evidence.diversity(ensemble.weights_of(target.name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

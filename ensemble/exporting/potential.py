@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import Normalisation
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members.member import Member
 from hydragnn.ensemble.reading.module import value_of
@@ -122,12 +121,15 @@ class MemberPart(nn.Module):
         self.names, self.dtype = facts.names, trained.dtype
         self.fields: Sequence[Field] = trained.model.description.input_fields
         for what, name in facts.names.items():
-            for part, values in zip(("mean", "std"), _scale(trained.normalisation, name, trained.fields[name])):
-                self.register_buffer(f"{what}_{part}", values * facts.factors[what])
+            field, scale = trained.fields[name], trained.normalisation.scales.get(name)
+            plain = (torch.zeros(field.shape, dtype=torch.float64), torch.ones(field.shape, dtype=torch.float64))
+            values = plain if scale is None else scale.tensors(field, torch.device("cpu"))
+            for part, own in zip(("mean", "std"), values):
+                self.register_buffer(f"{what}_{part}", own * facts.factors[what])
         table = torch.full((ELEMENTS,), torch.nan, dtype=torch.float64)
-        own = trained.normalisation.references.get(facts.names["energy"], {})
+        references = trained.normalisation.references.get(facts.names["energy"], {})
         for number in facts.species:
-            table[number] = own.get(number, 0.0) * facts.factors["energy"]
+            table[number] = references.get(number, 0.0) * facts.factors["energy"]
         self.register_buffer("references", table)
         self.register_buffer("doubts", 0.0 * table)  # NaN where unknown, in all results and their derivatives
 
@@ -159,13 +161,6 @@ class MemberPart(nn.Module):
         if "stress" in results:
             results["stress"] = results["stress"] * factor[:, None, None]
         return results
-
-
-def _scale(normalisation: Normalisation, name: str, field: Field) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation by which a field was normalised."""
-    if name not in normalisation.scales:
-        return torch.zeros(field.shape, dtype=torch.float64), torch.ones(field.shape, dtype=torch.float64)
-    return normalisation.scales[name].tensors(field, torch.device("cpu"))
 
 
 class PlainPotential(nn.Module):

@@ -28,7 +28,6 @@ from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members.plan import chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.job import Inputs, PredictionJob, branch_for, check_same
-from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.reporting import (
     PredictionResult,
     check_plan,
@@ -43,8 +42,6 @@ from hydragnn.runs.signals import raise_signals
 
 VERSION = 15
 """Version of the folder of parts: another one is refused."""
-
-STAGES_OF_TIME = ("preparing", "predicting", "writing")
 
 
 def predict_to_file(
@@ -216,12 +213,10 @@ def _predict_opened(
         chunks = chunks_of(sizes, graphs.numbers, limits, reasons)
         parts = job.parts
         sink = job.sink(ensemble)
-        parts.look(opening["finished"])
+        parts.look(opening["finished"])  # the same on all ranks
         every = np.ones(len(chunks), dtype=np.bool_)
         every[list(chunks.reasons)] = False
-        earlier = Parts(parts.folder)  # the same on all ranks: what rank 0 found finished
-        earlier.look(opening["finished"])
-        schedule = make_schedule(chunks.loads, every, earlier.finished(len(chunks)), ranks=group.size)
+        schedule = make_schedule(chunks.loads, every, parts.finished(len(chunks)), ranks=group.size)
         worker = PredictionWorker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.certificate)
@@ -243,8 +238,7 @@ def _predict_opened(
     if not wrote:
         return None
     group.wrote = True
-    moments = (started, ready, worked, time.perf_counter())
-    spent = {name: ended_at - started_at for name, started_at, ended_at in zip(STAGES_OF_TIME, moments, moments[1:])}
+    spent = {"preparing": ready - started, "predicting": worked - ready, "writing": time.perf_counter() - worked}
     result = prediction_result(job, schedule, counts, group.notes("done"), spent)
     parts.delete(joiner.names if job.keep_parts else ())
     return result

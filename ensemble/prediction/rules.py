@@ -237,9 +237,14 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
             with path.open("rb") as file:
                 file.seek(start)
                 texts = frames_of_xyz(StringIO(file.read(stop - start).decode()))
-            for text in texts:
-                yield _frame_of(text, path, number)
-                number += 1
+            for number, text in enumerate(texts, start=block[0]):
+                try:
+                    yield read_frame(text)
+                except MemoryError:
+                    raise
+                except Exception as error:  # readers of ASE raise anything
+                    problem = species_problem(error) or f"cannot be read ({error}); check it"
+                    yield InputError(f"{path}: structure {number} {problem}")
             return
         for atoms in structures_of(path):
             yield atoms
@@ -252,17 +257,6 @@ def frames_of(path: Path, block: Block) -> Iterator[Atoms | InputError]:
         raise InputError(
             f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it"
         ) from error
-
-
-def _frame_of(text: str, path: Path, number: int) -> Atoms | InputError:
-    """Return a structure of extended XYZ, or why it is none."""
-    try:
-        return read_frame(text)
-    except MemoryError:
-        raise
-    except Exception as error:  # readers of ASE raise anything
-        problem = species_problem(error) or f"cannot be read ({error}); check it"
-        return InputError(f"{path}: structure {number} {problem}")
 
 
 def structures_in(path: Path) -> list[Atoms]:

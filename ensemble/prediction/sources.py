@@ -141,7 +141,15 @@ class Graphs(Building):
             reason = next((unbuilt["reason"] for unbuilt in failures.values()), "there is nothing in it")
             error = f"nothing in {self.name} can be turned into a graph: {reason}"
         if not error and not (self.whole / MANIFEST).is_file():
-            self._join_parts([number for number, note in enumerate(notes) if note["numbers"]])
+            kinds = {number: self._kind(number) for number, note in enumerate(notes) if note["numbers"]}
+            filled = [*kinds]
+            for number, kind in kinds.items():
+                if kind != kinds[filled[0]]:
+                    names = [self.rules[self.ranges[one][0]].name for one in (filled[0], number)]
+                    raise InputError(
+                        f"graphs of {names[0]} and {names[1]} have other fields; predict the files one by one"
+                    )
+            finish_store(self.whole, filled, alike=())
         write_sealed(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
 
     def _first_numbers(self, notes: Sequence[Mapping[str, Any]]) -> Iterator[int]:
@@ -152,15 +160,6 @@ class Graphs(Building):
                 first, rule = first + stop, own
             stop = note.get("stop", 0)
             yield first
-
-    def _join_parts(self, numbers: Sequence[int]) -> None:
-        """Make one store of the parts of these blocks."""
-        kinds = [self._kind(number) for number in numbers]
-        for number, kind in zip(numbers, kinds):
-            if kind != kinds[0]:
-                names = [self.rules[self.ranges[one][0]].name for one in (numbers[0], number)]
-                raise InputError(f"graphs of {names[0]} and {names[1]} have other fields; predict the files one by one")
-        finish_store(self.whole, numbers, alike=())
 
     def _kind(self, number: int) -> tuple[int, list[Any]]:
         """Return dimension and fields of a block's graphs."""

@@ -76,21 +76,15 @@ class Hdf5Sink(ArraySink):
             for name, columns in self._pending.items():
                 column = end_to_end(columns)
                 stop = len(column) if complete else len(column) // ROWS * ROWS
-                if stop or complete:
-                    append_rows(file, name, column[:stop])
+                if name not in file and (stop or complete):
+                    create_array(file, name, column[:stop], growing=True)
+                elif stop:
+                    start = len(file[name])
+                    file[name].resize(start + stop, axis=0)
+                    file[name][start:] = column[:stop]
                 self._pending[name] = [column[stop:]]
             if complete:
                 describe(file, self.heading)
-
-
-def append_rows(file: Any, name: str, column: Column) -> None:
-    """Append rows to an array of the file, or create it."""
-    if name not in file:
-        create_array(file, name, column, growing=True)
-        return
-    start = len(file[name])
-    file[name].resize(start + len(column), axis=0)
-    file[name][start:] = column
 
 
 def create_array(file: Any, name: str, column: Column, *, growing: bool = False) -> None:
