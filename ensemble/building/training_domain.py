@@ -26,6 +26,7 @@ from hydragnn.ensemble.domain import (
     scores_of,
     views,
 )
+from hydragnn.ensemble.domain.detector import Numbers
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.protocol import (
     NO_GROWTH,
@@ -58,7 +59,7 @@ def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
 
 
 def training_domain(
-    setup: Setup, train: Int[np.ndarray, " train"], held_out: Sequence[tuple[Int[np.ndarray, " graphs"], Doubts]]
+    setup: Setup, train: Int[np.ndarray, " train"], held_out: Sequence[tuple[Numbers, Doubts]]
 ) -> tuple[Domain, DomainScores]:
     """Return the domain of the graphs ``train``, with scores of held-out graphs."""
     ensemble, store = setup.ensemble, setup.store

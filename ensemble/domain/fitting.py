@@ -24,7 +24,7 @@ Graphs = Int[np.ndarray, " graphs"]
 def fitted_domain(
     store: GraphStore,
     train: Int[np.ndarray, " train"],
-    held_out: Sequence[tuple[Graphs, Doubts]],
+    held_out: Sequence[tuple[Numbers, Doubts]],
     inputs: Sequence[Field],
     read: Sequence[str],
     of_members: Sequence[Detector],

@@ -102,7 +102,8 @@ class Number(Distribution):
     @classmethod
     def blank(cls: type[N], field: Field, items: int) -> N:
         """NaN for every item."""
-        return cls(**{one.name: _nan(items, *field.shape) for one in fields(cls)})
+        nan = torch.full((items, *field.shape), math.nan, dtype=torch.float64)
+        return cls(**{one.name: nan for one in fields(cls)})
 
     @abstractmethod
     def scale_by(self, factor: Tensor) -> "Number":
@@ -202,7 +203,7 @@ class Categorical(Distribution):
     @classmethod
     def blank(cls, field: Field, items: int) -> "Categorical":
         """NaN for every item and class."""
-        return Categorical(logits=_nan(items, *field.shape, field.classes))
+        return Categorical(logits=torch.full((items, *field.shape, field.classes), math.nan, dtype=torch.float64))
 
     @property
     def classes(self) -> int:
@@ -255,7 +256,3 @@ def concatenate_distributions(parts: Sequence[Distribution]) -> Distribution:
         parts = [Normal(mean=part.mean, variance=part.variance) for part in parts if isinstance(part, Number)]
     first = parts[0]
     return type(first)(**{name: torch.cat([part.tensors()[name] for part in parts]) for name in first.tensors()})
-
-
-def _nan(*shape: int) -> Tensor:
-    return torch.full(shape, float("nan"), dtype=torch.float64)

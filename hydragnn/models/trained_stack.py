@@ -120,7 +120,11 @@ class TrainedStack:
         self.function: ReplayedPrediction | None = None
         self.check(models)
         if isinstance(first.function, ReplayedPrediction) and self.share_inputs and not brings_sizes(first.model):
-            self.function = ReplayedPrediction(first.model, first.function.record, self.of_one, len(models))
+
+            def of_one(inputs: GraphBatch) -> Predicted:
+                return eager_prediction(self.model, self.joined([inputs]))
+
+            self.function = ReplayedPrediction(first.model, first.function.record, of_one, len(models))
 
     def check(self, models: Sequence[TrainedModel]) -> None:
         """Raise NotStackable unless members and stack agree to rounding, on a batch."""
@@ -165,10 +169,6 @@ class TrainedStack:
     def compute(self, inputs: GraphBatch) -> Predicted:
         """Return normalised predictions and states of all members; of inputs of one where replayed."""
         return eager_prediction(self.model, inputs) if self.function is None else self.function(inputs)
-
-    def of_one(self, inputs: GraphBatch) -> Predicted:
-        """Return what ``compute`` gives, from inputs that members share."""
-        return eager_prediction(self.model, self.joined([inputs]))
 
     def joined(self, inputs: Sequence[GraphBatch]) -> GraphBatch:
         """Return all members' normalised inputs as one batch on their device."""

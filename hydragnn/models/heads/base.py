@@ -44,11 +44,6 @@ class HeadContext:
     """Limits of the repulsion of atoms; None without."""
 
     @property
-    def dim(self) -> int:
-        """Spatial dimension; 0 without geometry."""
-        return self.spec.dim
-
-    @property
     def architecture(self) -> type[Architecture]:
         """Class of the encoder."""
         return architecture_of(self.model.kind)

@@ -357,7 +357,7 @@ class VectorHead(nn.Module):
         self.shape = field.shape
         self.pool = pool
         hidden = hidden_dims[0] if hidden_dims else channels
-        outputs = field.width // context.dim
+        outputs = field.width // context.spec.dim
         self.vectors = GatedVectors(channels, hidden, outputs)
         self.variance = mlp([channels, *hidden_dims, outputs]) if gaussian else None
 
@@ -384,7 +384,7 @@ class TensorHead(nn.Module):
         self, field: Field, context: HeadContext, *, hidden_dims: list[int], pool: Pool | None, gaussian: bool
     ) -> None:
         super().__init__()
-        channels, dim = context.channels, context.dim
+        channels, dim = context.channels, context.spec.dim
         self.shape = field.shape
         self.pool = pool
         hidden = hidden_dims[0] if hidden_dims else channels
