@@ -18,7 +18,7 @@ from hydragnn.base.places import absent_store, as_path, is_store, model_folder, 
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, MemoryStore, open_store
 from hydragnn.distributed.graph_ranks import GraphGroup, SharedPrediction
-from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of, item_doubts
+from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.estimates.estimate import Estimate
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import Predictions, concatenate_predictions, estimates_of
@@ -367,18 +367,17 @@ class Ensemble(Shown):
         if read.valid is None:
             return together
         owners = {name: together.graph_of_item(name) for name in fields}
-        weights = self.weights_of(STATES)
-        of_items = {name: item_doubts(one, weights) for name, one in fields.items()}
         fine_nodes = np.repeat(read.fine, nodes_per_graph)
-        on_nodes = [target.name for target in self.targets if target.field.on == "node"]
-        doubts = doubts_of(of_items, owners, on_nodes, outcomes, weights).select(read.fine, fine_nodes)
+        doubts, of_items = doubts_of(fields, owners, outcomes, self.weights_of(STATES))
         valid = read.valid if read.valid.positions.is_cpu or not self.knows_domain else read.valid.to("cpu")
         numbers = np.flatnonzero(read.fine)
 
         def items(name: str, graph: int) -> str:
             return doubted_items(fields[name].field.on, of_items[name], owners[name], int(numbers[graph]))
 
-        view = GraphView(batch=valid, scale=self.manifest.domain.scale, doubts=doubts, items=items)
+        view = GraphView(
+            batch=valid, scale=self.manifest.domain.scale, doubts=doubts.select(read.fine, fine_nodes), items=items
+        )
         flags = self.manifest.domain.scores(view).spread_over(read.fine, fine_nodes)
         calibrations = self.manifest.calibration
         grown = {name: one.at(calibrations.get(name), flags.p_values[owners[name]]) for name, one in fields.items()}

@@ -1,7 +1,7 @@
 """``ensemble.json``: members, targets, calibration, and checksums of files."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from pathlib import Path
@@ -129,10 +129,7 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             dim=value["dim"],
             nominal=nominal,
             weights={name: tuple(map(float, own)) for name, own in value.get("weights", {}).items()},
-            calibration={
-                name: _calibration(item, name, targets, [entry["weight"] for entry in value["members"]])
-                for name, item in value["calibration"].items()
-            },
+            calibration={name: calibration_from_json(item) for name, item in value["calibration"].items()},
             domain=domain_from_json(value["domain"], folder, fields),
             data=value["data"],
             selection=value["selection"],
@@ -140,6 +137,14 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         for name, own in manifest.weights.items():
             if name not in {one.name for one in targets} or len(own) != len(manifest.members) or not are_shares(own):
                 raise ValueError(f"the weights for {name} are no shares of its members")
+        for name, calibration in manifest.calibration.items():
+            if not any(target.name == name and calibration.fits(target.field) for target in targets):
+                raise ValueError(f"the calibration of {name} is for another target")
+            for fold in calibration.folds:
+                if max(fold.members) >= len(manifest.members) or not sum(
+                    manifest.members[position].weight for position in fold.members
+                ):
+                    raise ValueError(f"the calibration of {name} is for other members")
         if len(manifest.spaces) != len(manifest.members):
             raise ValueError("the training domain is of other members")
         return manifest
@@ -160,17 +165,6 @@ def calibration_from_json(value: Any) -> AnyCalibration:
         except pydantic.ValidationError as error:
             problem = first_problem(error)
     raise InputError(f"a calibration is damaged or from a newer version ({problem}); build the ensemble anew")
-
-
-def _calibration(value: Any, name: str, targets: Sequence[Target], weights: Sequence[float]) -> AnyCalibration:
-    """Return the calibration of a target; ValueError where it does not fit."""
-    calibration = calibration_from_json(value)
-    if not any(target.name == name and calibration.fits(target.field) for target in targets):
-        raise ValueError(f"the calibration of {name} is for another target")
-    for fold in calibration.folds:
-        if max(fold.members) >= len(weights) or not sum(weights[position] for position in fold.members) > 0:
-            raise ValueError(f"the calibration of {name} is for other members")
-    return calibration
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -21,7 +21,6 @@ from hydragnn.ensemble.domain import (
     Spread,
     doubts_of,
     fitted_domain,
-    item_doubts,
     references_of,
     scores_of,
     views,
@@ -144,13 +143,12 @@ def part_doubts(
     calibrations: Calibrations,
 ) -> Doubts:
     """Return the uncertainty of members about graphs, nodes and targets."""
-    weights = weights_of(STATES)  # of no field: members disagree whatever weighs in a field
-    items = {}
-    for target in targets:
-        own, calibration, nodes = weights_of(target.name), calibrations.get(target.name), outputs.nodes(target)
-        items[target.name] = item_doubts(
-            estimates_of(target).of(target, outputs.of(target), own, calibration, nodes), weights
+    estimates = {
+        target.name: estimates_of(target).of(
+            target, outputs.of(target), weights_of(target.name), calibrations.get(target.name), outputs.nodes(target)
         )
+        for target in targets
+    }
     owners = {target.name: outputs.positions(target) for target in targets}
-    on_nodes = [target.name for target in targets if target.field.on == "node"]
-    return doubts_of(items, owners, on_nodes, outputs.outcomes, weights)
+    # weights of no field: members disagree whatever weighs in a field
+    return doubts_of(estimates, owners, outputs.outcomes, weights_of(STATES))[0]

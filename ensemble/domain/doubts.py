@@ -1,7 +1,7 @@
 """Uncertainty of members about whole graphs, and its detectors."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,19 +37,19 @@ def item_doubts(one: Estimate, weights: Float[Array, " members"]) -> Float[Array
 
 
 def doubts_of(
-    items: Mapping[str, Float[Array, " items"]],
-    owners: Mapping[str, Int[Numbers, " items"]],
-    on_nodes: Collection[str],
+    estimates: Mapping[str, Estimate],
+    owners: Mapping[str, Numbers],
     outcomes: Sequence[MemberOutcome],
     weights: Float[Array, " members"],
-) -> Doubts:
-    """Return doubts about graphs and nodes, by target and of states."""
-    of_nodes = {name: items[name] for name in on_nodes}
+) -> tuple[Doubts, dict[str, Array]]:
+    """Return doubts about graphs and nodes, by target and of states, and about every item."""
+    items = {name: item_doubts(one, weights) for name, one in estimates.items()}
+    of_nodes = {name: items[name] for name, one in estimates.items() if one.field.on == "node"}
     graphs = {name: graph_doubts(doubt, owners[name], len(outcomes[0].reasons)) for name, doubt in items.items()}
     speaking, shares = [one for one, weight in zip(outcomes, weights, strict=True) if weight > 0], weights[weights > 0]
     graphs[STATES] = np.average([one.distances for one in speaking], axis=0, weights=shares)
     of_nodes[STATES] = np.average([one.node_distances for one in speaking], axis=0, weights=shares)
-    return Doubts(of_graphs=graphs, of_nodes=of_nodes)
+    return Doubts(of_graphs=graphs, of_nodes=of_nodes), items
 
 
 def graph_doubts(

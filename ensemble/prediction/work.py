@@ -155,14 +155,12 @@ class Joiner:
         worker = self._worker
         while self._next < len(worker.chunks):
             segment = worker.parts.segment_at(self._next)
-            if segment is None:
-                if worker.group.size == 1 or time.monotonic() - self._looked_at < LOOK_SECONDS:
-                    return
+            if segment is None and worker.group.size > 1 and time.monotonic() - self._looked_at >= LOOK_SECONDS:
                 worker.parts.look()
                 self._looked_at = time.monotonic()
                 segment = worker.parts.segment_at(self._next)
-                if segment is None:
-                    return
+            if segment is None:
+                return
             self._append(*segment)
 
     def finish(self) -> dict[str, int]:
