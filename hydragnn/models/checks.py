@@ -23,7 +23,17 @@ def check(description: ModelDescription, *, measured: bool = True) -> None:
     """
     _check_encoder(description, measured)
     for field in description.input_fields:
-        _check_input(field, description)
+        if not description.architecture.reads(description.model, field):
+            able = _kinds(lambda architecture: "edge_features" in architecture.sees)
+            raise InputError(
+                f"model {description.model.kind} does not see edge features, so {field.name} would have no say; leave it out of "
+                f"data.inputs, or use one of {able}"
+            )
+        if field.parity != "scalar":
+            raise InputError(
+                f"input {field.name} is a {field.parity}; models take scalars only: declare its components with parity "
+                f"scalar (which fixes the axes), or its length"
+            )
     overlap = sorted(set(description.inputs) & {target.field.name for target in description.targets})
     if overlap:
         raise InputError(f"field {overlap[0]} is both an input and a target; remove it from data.inputs")
@@ -83,7 +93,13 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
             f"model {kind} needs {', '.join(sorted(architecture.needs))} of the training part; pass degree_statistics(batches)"
         )
     for name in description.kind_fields:
-        _check_edge_kinds(description, name)
+        field = description.fields.get(name)
+        if field is None or name not in description.inputs or field.on != "edge" or not field.classes or field.shape:
+            key = next((key for key, value in model if value == name), name)
+            raise InputError(
+                f"model {kind} needs the categorical edge field {name!r} (classes > 0, one number per edge) among "
+                f"its inputs; declare it in the store or set model.{key} to its name"
+            )
     if model.global_attention is not None:
         _check_attention(model.global_attention, description)
     if model.conditioning != "concat" and not any(field.on == "graph" for field in description.input_fields):
@@ -136,32 +152,8 @@ def _check_attention(attention: GlobalAttentionSettings, description: ModelDescr
         )
 
 
-def _check_edge_kinds(description: ModelDescription, name: str) -> None:
-    field = description.fields.get(name)
-    if field is None or name not in description.inputs or field.on != "edge" or not field.classes or field.shape:
-        key = next((key for key, value in description.model if value == name), name)
-        raise InputError(
-            f"model {description.model.kind} needs the categorical edge field {name!r} (classes > 0, one number per edge) among "
-            f"its inputs; declare it in the store or set model.{key} to its name"
-        )
-
-
 def _kinds(able: Callable[[type[Architecture]], bool]) -> str:
     return ", ".join(kind for kind, architecture in architectures().items() if able(architecture))
-
-
-def _check_input(field: Field, description: ModelDescription) -> None:
-    if not description.architecture.reads(description.model, field):
-        able = _kinds(lambda architecture: "edge_features" in architecture.sees)
-        raise InputError(
-            f"model {description.model.kind} does not see edge features, so {field.name} would have no say; leave it out of "
-            f"data.inputs, or use one of {able}"
-        )
-    if field.parity != "scalar":
-        raise InputError(
-            f"input {field.name} is a {field.parity}; models take scalars only: declare its components with parity "
-            f"scalar (which fixes the axes), or its length"
-        )
 
 
 def _check_head(head: HeadSettings, description: ModelDescription) -> None:

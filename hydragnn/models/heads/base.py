@@ -114,9 +114,14 @@ class HeadSettings(Settings):
         """Name of the node input that the head corrects; empty for none."""
         return ""
 
+    @property
+    def traits(self) -> dict[str, Any]:
+        """Entries of the target beside field and weight."""
+        return {}
+
     def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
         """Return the targets that this head predicts, in the order of ``outputs``."""
-        return (Target(field=fields[self.field], weight=self.weight),)
+        return (Target(field=fields[self.field], weight=self.weight, **self.traits),)
 
     def check(self, field: Field) -> None:
         """Raise InputError, with the remedy, for an unsuitable field."""
@@ -146,15 +151,8 @@ def head_kind(kind: Any) -> type[HeadSettings]:
     """Return the class of a kind; InputError names the nearest."""
     if not isinstance(kind, str):
         raise InputError(f"a head has no kind; add one of {', '.join(head_kinds())}")
-    return class_of_kind(
-        kind,
-        head_kinds(),
-        HeadSettings,
-        group=GROUP,
-        where="heads.kind",
-        noun="head",
-        parent="hydragnn.models.HeadSettings",
-    )
+    words = {"where": "heads.kind", "noun": "head", "parent": "hydragnn.models.HeadSettings"}
+    return class_of_kind(kind, head_kinds(), HeadSettings, group=GROUP, **words)
 
 
 def _class_of(value: Mapping[str, Any]) -> type[HeadSettings]:

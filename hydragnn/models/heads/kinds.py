@@ -1,7 +1,6 @@
 """Head kinds: keys, targets, and the fields they can predict."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field as Setting
@@ -154,19 +153,12 @@ class _PooledHead(_NumberHead):
             raise ValueError(f"head {self.field}: per_node is for extensive fields; add extensive = true")
         return self
 
-    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
-        """The one field of this head."""
-        return (
-            Target(
-                field=fields[self.field],
-                loss=self.loss,
-                weight=self.weight,
-                distribution=self.predicts,
-                extensive=self.extensive,
-                per_node=self.per_node,
-                odd=getattr(self, "symmetry", None) == "antisymmetric",
-            ),
-        )
+    @property
+    def traits(self) -> dict[str, Any]:
+        """Loss, distribution and scaling with size."""
+        odd = getattr(self, "symmetry", None) == "antisymmetric"
+        own = {"loss": self.loss, "distribution": self.predicts, "extensive": self.extensive, "per_node": self.per_node}
+        return {**own, "odd": odd}
 
 
 class ScalarHeadSettings(_ItemHead, _PooledHead):
@@ -222,9 +214,10 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
         """Graph input that values add up to; empty for 0, None for no total."""
         return self.total if self.total is None or isinstance(self.total, str) else ""
 
-    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
-        """The one field of this head, with its total."""
-        return tuple(replace(target, total=self.conserved) for target in super().targets(fields))
+    @property
+    def traits(self) -> dict[str, Any]:
+        """Entries of numbers, with the total."""
+        return {**super().traits, "total": self.conserved}
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of numbers."""
@@ -428,18 +421,11 @@ class ClassesHeadSettings(_ItemHead):
     symmetry: Literal["symmetric"] | None = None
     """Both directions of an edge have the same class (edge fields only); every edge then needs its reverse in the graph."""
 
-    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
-        """The one field of this head."""
+    @property
+    def traits(self) -> dict[str, Any]:
+        """Loss, distribution and weights of classes."""
         weights = tuple(self.class_weights) if isinstance(self.class_weights, list) else self.class_weights
-        return (
-            Target(
-                field=fields[self.field],
-                loss=self.loss,
-                weight=self.weight,
-                distribution=Categorical,
-                class_weights=weights,
-            ),
-        )
+        return {"loss": self.loss, "distribution": Categorical, "class_weights": weights}
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
         """Return the network of logits."""
