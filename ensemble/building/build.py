@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -87,7 +87,12 @@ def build_ensemble(
             f"false_alarms is {false_alarms}; give the share of usual graphs that may be flagged, such as 0.02"
         )
     check_out(out)
-    with stopping_at_once(out) as check, empty_folders_removed(out.parent), in_making(out) as making:
+
+    def interrupted(kind: signal.Signals) -> Interrupted:
+        stands = "is complete" if (out / "ensemble.json").is_file() else "was not made; the same command begins again"
+        return Interrupted(f"stopped by {kind.name}; {out} {stands}")
+
+    with raise_signals(STOPPING, interrupted) as check, empty_folders_removed(out.parent), in_making(out) as making:
         members = _members(folders, weights, branch)
         check_members(members)
         check_no_copies(members)
@@ -150,16 +155,6 @@ def _baselines(
         print_note(sentence)
         baselines.append(baseline)
     return baselines
-
-
-def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
-    """Let stop signals raise Interrupted while ``out`` is made."""
-
-    def interrupted(kind: signal.Signals) -> Interrupted:
-        stands = "is complete" if (out / "ensemble.json").is_file() else "was not made; the same command begins again"
-        return Interrupted(f"stopped by {kind.name}; {out} {stands}")
-
-    return raise_signals(STOPPING, interrupted)
 
 
 def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str) -> list[Member]:

@@ -121,18 +121,6 @@ def too_large(nodes: int, edges: int, budget: Budget) -> str:
     return ""
 
 
-def makespan(costs: Sequence[float], workers: int) -> float:
-    """Return the time when the last of ``workers`` ends.
-
-    >>> makespan([3.0, 2.0, 2.0], workers=2)
-    4.0
-    """
-    free = [0.0] * workers
-    for cost in costs:
-        heapq.heapreplace(free, free[0] + cost)
-    return max(free)
-
-
 def certificate(
     costs: Float[np.ndarray, " units"], queue: Float[np.ndarray, " tasks"], workers: int
 ) -> dict[str, float]:
@@ -142,7 +130,10 @@ def certificate(
     costliest unit.
     """
     bound = max(float(costs.sum()) / workers, float(costs.max(initial=0.0)))
-    planned = makespan(queue.tolist(), workers)
+    free = [0.0] * workers
+    for cost in queue.tolist():
+        heapq.heapreplace(free, free[0] + cost)
+    planned = max(free)
     return {
         "units": float(len(costs)),
         "workers": float(workers),

@@ -74,7 +74,8 @@ class EnsembleCalculator(Calculator):
         self.names = properties_of(ensemble.targets)
         self.factors = factors_of(ensemble.targets, ensemble.training_attributes)
         self.structures = ensemble.structures
-        self.neighbours = SkinList(device=_device(ensemble))
+        devices = {member.model.device for member in ensemble.members}
+        self.neighbours = SkinList(device=devices.pop() if len(devices) == 1 else torch.device("cpu"))
         self._last: tuple[GraphBatch, Atoms, Values] | None = None
         """Graph of the last structure, that structure, and the fields that members read."""
         self.values: Values = {}
@@ -185,12 +186,6 @@ def _check_outside(ensemble: Ensemble, outside: str) -> None:
             f'outside = "stop" needs a training domain, and {ensemble.names[0]} has none; build an ensemble of its runs '
             'with hydragnn ensemble, or use outside = "record"'
         )
-
-
-def _device(ensemble: Ensemble) -> torch.device:
-    """Return the device of all members, or the CPU for several."""
-    devices = {member.model.device for member in ensemble.members}
-    return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
 
 def _changed(before: Values, now: Values) -> list[str]:
