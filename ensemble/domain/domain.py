@@ -128,15 +128,12 @@ class Domain:
                 value = float(values[graph, own][channel])
                 says.append(f"{name}: {self.detectors[number].reason(view, graph, channel, value)}")
             reasons[graph] = "; ".join(says)
-        return replace(result, reasons=tuple(reasons), node_p_values=self._node_p_values(view))
-
-    def _node_p_values(self, view: GraphView) -> Float[Array, " nodes"] | None:
-        """Return the p-value of every node; NaN where unknown."""
-        if self.of_nodes is None or self.rarity is None:
-            return None
-        values = node_values_of(self.detectors, view)
-        p_values = self.of_nodes.p_values(self.of_nodes.standardised(values), len(self.rarity.held_out))
-        return np.where(np.isnan(values).all(axis=1), np.nan, p_values)
+        p_values = None
+        if self.of_nodes is not None:
+            values = node_values_of(self.detectors, view)
+            p_values = self.of_nodes.p_values(self.of_nodes.standardised(values), len(self.rarity.held_out))
+            p_values = np.where(np.isnan(values).all(axis=1), np.nan, p_values)
+        return replace(result, reasons=tuple(reasons), node_p_values=p_values)
 
     def scores_of_values(self, values: Float[Array, "graphs channels"]) -> DomainScores:
         """Return scores for values of channels; reasons are names of detectors."""

@@ -83,7 +83,13 @@ class ClassEstimate(Estimate):
         else:
             assert isinstance(calibration, ClassCalibration)
             probability = temper(raw, calibration.temperature)
-            belongs = _in_sets(every, probability, weights, calibration)
+            belongs = others(probability) <= calibration.threshold
+            if folds := calibration.folds:
+                of_folds = [
+                    np.tensordot(shares(weights, one.members), every[list(one.members)], axes=1) for one in folds
+                ]
+                scores = others(temper(np.stack(of_folds), calibration.temperature))
+                belongs = cross_sets(scores, [one.scores[0] for one in folds], calibration.nominal)
         failed = np.asarray(np.isnan(raw).any(axis=-1))
         alone = "epistemic" in cls.absent(target, int(np.count_nonzero(weights)), calibrated=calibration is not None)
         return ClassEstimate(
@@ -252,19 +258,3 @@ def auroc(probabilities: Rows, labels: Int[np.ndarray, " rows"]) -> float:
             ranks = rankdata(probabilities[:, number])[of_class].sum()
             areas.append((ranks - positive * (positive + 1) / 2) / (positive * negative))
     return float(np.mean(areas)) if areas else float("nan")
-
-
-def _in_sets(
-    members: Float[Array, "members items *shape_and_classes"],
-    probability: Float[Array, "items *shape_and_classes"],
-    weights: Weights,
-    calibration: ClassCalibration,
-) -> NDArray[np.bool_]:
-    """Return True for each class in the set of its item."""
-    if not calibration.folds:
-        return np.asarray(others(probability) <= calibration.threshold)
-    of_folds = [
-        np.tensordot(shares(weights, fold.members), members[list(fold.members)], axes=1) for fold in calibration.folds
-    ]
-    scores = others(temper(np.stack(of_folds), calibration.temperature))
-    return cross_sets(scores, [fold.scores[0] for fold in calibration.folds], calibration.nominal)

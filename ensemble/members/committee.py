@@ -65,7 +65,7 @@ class Committee:
     def outcome(self, member: Member, batch: GraphBatch) -> MemberOutcome | None:
         """Return a member's predictions; None where it is computed alone.
 
-        Those of its group are computed at once, and kept with the batch.
+        Those of its group are computed at once, and kept with the batch: None where each has to find the graph that it cannot predict.
         """
         if len(self.members) == 1 or not is_small(member.model, batch.num_edges, 2):
             return None
@@ -73,26 +73,19 @@ class Committee:
         group = self.groups.get(member.number)
         if group is None or not is_small(member.model, batch.num_edges, len(group.members)):
             return None
-        return self._computed(group, batch)[member.number]
-
-    def _computed(self, group: MemberStack, batch: GraphBatch) -> dict[int, MemberOutcome | None]:
-        """Return outcomes by member, with those of the group.
-
-        None where each member has to find the graph that it cannot predict.
-        """
         outcomes: dict[int, MemberOutcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
-        if group.members[0].number in outcomes:
-            return outcomes
-        outcomes |= {member.number: None for member in group.members}
+        if member.number in outcomes:
+            return outcomes[member.number]
+        outcomes |= {one.number: None for one in group.members}
         results: Sequence[Predicted] = ()
         try:
             results = group.stack.predict_with_states(batch)
         except (InputError, MemoryError, RuntimeError) as error:
             if not isinstance(error, InputError) and not is_lack_of_memory(error):
                 raise
-        for member, (predictions, states) in zip(group.members, results):
-            outcomes[member.number] = finished_outcome(member, batch, predictions, states)
-        return outcomes
+        for one, (predictions, states) in zip(group.members, results):
+            outcomes[one.number] = finished_outcome(one, batch, predictions, states)
+        return outcomes[member.number]
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Return the seconds of members, equal for those of a group."""

@@ -1,6 +1,6 @@
 """Sources of graphs: a store, or files that become one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -134,7 +134,11 @@ class Graphs(Building):
         if digest_of(self.rules) != self.digest:
             error = f"{self.name} was changed while graphs were made of it; delete {self.scratch} and predict again"
         numbers, failures = list[int](), dict[str, Any]()
-        for first, note in zip(self._first_numbers(notes), notes):
+        first = stop = rule = 0  # graphs of all rules before that of the block
+        for (own, _), note in zip(self.ranges, notes):
+            if own != rule:
+                first, rule = first + stop, own
+            stop = note.get("stop", 0)
             numbers += [first + number for number in note.get("numbers", ())]
             failures |= {str(first + int(number)): one for number, one in note.get("failures", {}).items()}
         if not error and not any(note["numbers"] for note in notes):
@@ -151,15 +155,6 @@ class Graphs(Building):
                     )
             finish_store(self.whole, filled, alike=())
         write_sealed(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
-
-    def _first_numbers(self, notes: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-        """Yield for every block the graphs of all rules before its own."""
-        first = stop = rule = 0
-        for (own, _), note in zip(self.ranges, notes):
-            if own != rule:
-                first, rule = first + stop, own
-            stop = note.get("stop", 0)
-            yield first
 
     def _kind(self, number: int) -> tuple[int, list[Any]]:
         """Return dimension and fields of a block's graphs."""

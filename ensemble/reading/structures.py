@@ -1,6 +1,6 @@
 """Graphs from atoms, made as they were made for training."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from itertools import chain
@@ -217,42 +217,28 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             "neither the training store nor a member has a cutoff, so edges are unknown; give a store instead"
         )
     others = [field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}]
-    keys, scales = _names_in_files(store_attributes, {field.name for field in others})
+    rule, coarsening = store_attributes.get("build"), None
+    if any(map(is_levels, others)):
+        table = rule.get("coarsening") if isinstance(rule, Mapping) else None
+        if table is None:
+            raise InputError(
+                "members pool, and the training store does not say how its levels were made; give a store, or a BUILD.toml"
+            )
+        coarsening = CoarseningSettings.parse(table, "the training store")
+    declared: list[Any] = []
+    if isinstance(rule, Mapping) and rule.get("kind") == "ase":
+        names = {field.name for field in others}
+        settings = settings_of_rule(rule, Path("structures"), "the training store")
+        declared = [field for field in settings.fields if field.name in names]
     return Structures(
-        keys=keys,
-        scales=scales,
+        keys={field.name: field.keys[0] for field in declared if field.keys[0] != field.name},
+        scales={field.name: field.scale for field in declared if field.scale != 1.0},
         cutoff=float(cutoff),
         max_neighbours=store_attributes.get("max_neighbours"),
         fields=tuple(field for field in others if not is_levels(field)),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
-        coarsening=_coarsening(store_attributes) if any(map(is_levels, others)) else None,
+        coarsening=coarsening,
     )
-
-
-def _names_in_files(
-    store_attributes: Mapping[str, Any], fields: Collection[str]
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Return names and factors of fields in structure files."""
-    rule = store_attributes.get("build")
-    if not isinstance(rule, Mapping) or rule.get("kind") != "ase":
-        return {}, {}
-    settings = settings_of_rule(rule, Path("structures"), "the training store")
-    declared = [field for field in settings.fields if field.name in fields]
-    return (
-        {field.name: field.keys[0] for field in declared if field.keys[0] != field.name},
-        {field.name: field.scale for field in declared if field.scale != 1.0},
-    )
-
-
-def _coarsening(store_attributes: Mapping[str, Any]) -> CoarseningSettings:
-    """Return the coarsening of the training store."""
-    rule = store_attributes.get("build")
-    table = rule.get("coarsening") if isinstance(rule, Mapping) else None
-    if table is None:
-        raise InputError(
-            "members pool, and the training store does not say how its levels were made; give a store, or a BUILD.toml"
-        )
-    return CoarseningSettings.parse(table, "the training store")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
