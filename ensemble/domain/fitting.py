@@ -36,8 +36,18 @@ def fitted_domain(
     are held out in parts, each with the doubts of the members that have not seen it. Where training graphs are among them, their scores come from detectors fitted without
     that part.
     """
-    scale = _scale(store, train, read)
-    detectors = _detectors(store, train, inputs, read, scale, of_members)
+    batches = (view.batch for _, view in views(store, train, read, 1.0))
+    scale = next((length_scale(batch) for batch in batches if batch.num_edges), 1.0)
+    inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
+
+    def fitted(graphs: Graphs) -> tuple[Detector, ...]:
+        fits = KindsFit(inputs), ContactsFit(species_field({field.name: field for field in inputs}))
+        for _, view in views(store, graphs, read, scale):
+            for fit in fits:
+                fit.show(view)
+        return (*fits[0].detectors(), *fits[1].detectors(), *of_members)
+
+    detectors = fitted(train)
     if not detectors:
         nothing = np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
         return Domain(), Domain().scores_of_values(nothing)
@@ -47,9 +57,8 @@ def fitted_domain(
     nodes, owners = [np.zeros((0, len(node_channels)))], [np.zeros(0, dtype=np.int64)]
     first = 0
     for graphs, doubts in held_out:
-        own, rest = detectors, np.setdiff1d(train, graphs)
-        if len(rest) < len(train):
-            own = _detectors(store, rest, inputs, read, scale, of_members)
+        rest = np.setdiff1d(train, graphs)
+        own = fitted(rest) if len(rest) < len(train) else detectors
         if channels_of(own) == channels:  # else a field occurs in this part alone
             for rows, view in views(store, graphs, read, scale, doubts):
                 every[first + rows] = values_of(own, view)
@@ -77,23 +86,6 @@ def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
     return [channel for detector in detectors for channel in detector.channels]
 
 
-def _detectors(
-    store: GraphStore,
-    train: Int[np.ndarray, " train"],
-    inputs: Sequence[Field],
-    read: Sequence[str],
-    scale: float,
-    of_members: Sequence[Detector],
-) -> tuple[Detector, ...]:
-    """Return all detectors, fitted on these graphs."""
-    inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
-    fits = KindsFit(inputs), ContactsFit(species_field({field.name: field for field in inputs}))
-    for _, view in views(store, train, read, scale):
-        for fit in fits:
-            fit.show(view)
-    return (*fits[0].detectors(), *fits[1].detectors(), *of_members)
-
-
 def scores_of(domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts) -> DomainScores:
     """Return scores of graphs in a store; NaN where invalid."""
     values = np.full((len(graphs), len(channels_of(domain.detectors))), np.nan)
@@ -116,11 +108,3 @@ def views(
             own = (doubts or Doubts()).select(rows, nodes)
             yield rows, GraphView(batch=screening.valid, scale=scale, doubts=own)
         first += len(numbers)
-
-
-def _scale(store: GraphStore, graphs: Graphs, read: Sequence[str]) -> float:
-    """Return the longest edge of the first batch that has edges."""
-    for _, view in views(store, graphs, read, 1.0):
-        if view.batch.num_edges:
-            return length_scale(view.batch)
-    return 1.0
