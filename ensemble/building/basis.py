@@ -57,8 +57,10 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
     ``by_field``: validation graphs set weights of members per field.
     """
     ensemble, store, split = setup.ensemble, setup.store, setup.split
-    valid = setup.outputs(split.valid)
-    separate = setup.outputs(split.calibration) if len(split.calibration) else None
+    held_out: dict[str, MemberOutputs] = {"valid": setup.outputs(split.valid)}
+    if len(split.calibration):
+        held_out["calibration"] = setup.outputs(split.calibration)
+    valid, separate = held_out["valid"], held_out.get("calibration")
     weights = fitted_weights(valid, ensemble.targets, ensemble.weights) if by_field else {}
     ensemble = Ensemble(ensemble.members, replace(ensemble.manifest, weights=weights), ensemble.digest)
     setup = replace(setup, ensemble=ensemble)
@@ -68,12 +70,9 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
         calibrations[target.name] = estimates_of(target).calibration(
             target, valid.labelled(target), own or None, ensemble.weights_of(target.name), setup.nominal
         )
-    held_out = [
-        (one.graphs, part_doubts(ensemble.targets, one, ensemble.weights_of, calibrations))
-        for one in (valid, separate)
-        if one is not None
-    ]
-    domain, _ = training_domain(setup, split.train, held_out)
+    doubts = [part_doubts(ensemble.targets, one, ensemble.weights_of, calibrations) for one in held_out.values()]
+    graphs = [one.graphs for one in held_out.values()]
+    domain, own_scores = training_domain(setup, split.train, [*zip(graphs, doubts)])
     every: Parts = {"valid": (store, valid), **parts}
     scores = {
         part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in every.items()
@@ -81,14 +80,11 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
     distance = distance_of(domain)
     if distance.power:
         everyone = tuple(range(len(ensemble.members)))
-        p_values = {"valid": calibrating_p_values(domain, scores["valid"])}
-        if separate:
-            own_scores = part_scores(ensemble, domain, store, separate, calibrations)
-            p_values["calibration"] = calibrating_p_values(domain, own_scores)
+        of_parts = np.split(calibrating_p_values(domain, own_scores), np.cumsum([*map(len, graphs)])[:-1])
+        p_values = dict(zip(held_out, of_parts))
         for target in ensemble.targets:
             fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
-            outputs = separate if separate and fitted.part == "calibration" else valid
-            rows = outputs.labelled(target, p_values[fitted.part])
+            rows = held_out[fitted.part].labelled(target, p_values[fitted.part])
             folds = [FoldLabels(members=everyone, rows=rows)]
             calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
     evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
