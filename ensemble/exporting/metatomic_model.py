@@ -14,21 +14,6 @@ from hydragnn.ensemble.exporting.potential import ExportFacts, PlainPotential
 from hydragnn.ensemble.exporting.program import SYMBOLIC, example, trace
 
 
-class FromVectors(nn.Module):
-    """Energies as a function of edge vectors, which carry the derivatives."""
-
-    def __init__(self, potential: PlainPotential) -> None:
-        super().__init__()
-        self.potential = potential
-
-    def forward(
-        self, vectors: Tensor, species: Tensor, cells: Tensor, edges: Tensor, owners: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Return energies and their standard deviations over the members."""
-        flat = self.potential.flat_of_vectors(vectors, species, cells, edges, owners)
-        return self.potential.combined(flat, species, cells)
-
-
 class MetatomicPotential(nn.Module):
     """Energies of systems, in the language of TorchScript."""
 
@@ -92,7 +77,7 @@ def atomistic_model(potential: PlainPotential, facts: ExportFacts, words: Mappin
     """Return a potential as a model of metatomic."""
     _, species, cells, edges, images, owners = example(potential)
     varying = (SYMBOLIC[4], SYMBOLIC[1], SYMBOLIC[2], SYMBOLIC[3], SYMBOLIC[5])
-    energy = scriptable(trace(FromVectors(potential), (images, species, cells, edges, owners), varying, recording=True))
+    energy = scriptable(trace(potential, (images, species, cells, edges, owners), varying, recording=True))
     names = ["energy", "energy_uncertainty"][: 1 + (facts.members > 1)]
     capabilities = ModelCapabilities(
         outputs={name: ModelOutput(quantity="energy", unit="eV", sample_kind="system") for name in names},

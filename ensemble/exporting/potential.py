@@ -230,12 +230,12 @@ class PlainPotential(nn.Module):
         }
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the means of results, then their standard deviations over the members."""
-        return self.combined(self.flat(*tensors), tensors[1], tensors[2])
+        """Return the means of results, then their standard deviations over the members.
 
-    def combined(self, flat: Mapping[str, Tensor], species: Tensor, cells: Tensor) -> tuple[Tensor, ...]:
-        """Return means and spreads without the atoms that were added."""
-        atoms, structures = species.shape[0], cells.shape[0]
+        Without derivatives ``tensors`` are those of ``flat_of_vectors``.
+        """
+        flat = self.flat(*tensors) if self.derivatives else self.flat_of_vectors(*tensors)
+        atoms, structures = tensors[1].shape[0], tensors[2].shape[0]  # without those that were added
         every = [part(flat, derivatives=self.derivatives) for part in self.parts]
         means: list[Tensor] = []
         spreads: list[Tensor] = []
