@@ -1,7 +1,7 @@
 """Several models as one: loading, and prediction in memory."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hydragnn.base.files import digest
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.base.shown import Shown
-from hydragnn.datasets import GraphStore, MemoryStore, open_store
+from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.distributed.graph_ranks import GraphGroup, SharedPrediction
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.estimates.estimate import Estimate
@@ -304,7 +304,11 @@ class Ensemble(Shown):
         items = listed(source)
         if items and all(isinstance(one, GraphBatch) for one in items):
             return self.predict(concatenate(items))
-        graphs, numbers, failures = made_graphs(makers_of_items(self, items, source))
+        return self.predict_made(makers_of_items(self, items, source))
+
+    def predict_made(self, makers: Iterable[Make]) -> Predictions:
+        """Predict the graphs that makers give."""
+        graphs, numbers, failures = made_graphs(makers)
         if graphs:
             reasons = {number: unbuilt.reason for number, unbuilt in failures.items()}
             return self._predict_store(MemoryStore(graphs), np.array(numbers), reasons)
