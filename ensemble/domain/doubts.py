@@ -42,7 +42,7 @@ def doubts_of(
     outcomes: Sequence[MemberOutcome],
     weights: Float[Array, " members"],
 ) -> tuple[Doubts, dict[str, Array]]:
-    """Return doubts about graphs and nodes, by target and of states, and about every item."""
+    """Return doubts about graphs, nodes and items, by target and of states."""
     items = {name: item_doubts(one, weights) for name, one in estimates.items()}
     of_nodes = {name: items[name] for name, one in estimates.items() if one.field.on == "node"}
     graphs = {name: graph_doubts(doubt, owners[name], len(outcomes[0].reasons)) for name, doubt in items.items()}

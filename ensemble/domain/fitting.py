@@ -30,7 +30,7 @@ def fitted_domain(
     of_members: Sequence[Detector],
     false_alarms: float = FALSE_ALARMS,
 ) -> tuple[Domain, DomainScores]:
-    """Return the domain of the graphs ``train``, and scores of held-out graphs; NaN for invalid ones.
+    """Return the domain of training graphs, and scores of held-out ones.
 
     ``inputs`` are fields of members, ``read`` the names of all fields to read; detectors ``of_members`` use doubts alone. Graphs
     are held out in parts, each with the doubts of the members that have not seen it. Where training graphs are among them, their scores come from detectors fitted without

@@ -246,7 +246,7 @@ class NumberEvidence(CandidateEvidence):
 def _relative(
     field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments
 ) -> tuple[Float[Array, "rows components"], Owners]:
-    """Return errors in calibrated standard deviations, at the distance of graphs, and the graph of each row."""
+    """Return errors in calibrated standard deviations at a distance, with their graphs."""
     std = calibrated(field, calibration, moments, rows.nodes).std
     if rows.p_values is not None:
         std = std * calibration.distance.growth(rows.p_values).reshape(-1, *[1] * len(field.shape))

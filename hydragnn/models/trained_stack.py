@@ -167,7 +167,7 @@ class TrainedStack:
         return [(of_member(number), states[number]) for number in range(count)]
 
     def compute(self, inputs: GraphBatch) -> Predicted:
-        """Return normalised predictions and states of all members; of inputs of one where replayed."""
+        """Return normalised predictions and states of all members."""
         return eager_prediction(self.model, inputs) if self.function is None else self.function(inputs)
 
     def joined(self, inputs: Sequence[GraphBatch]) -> GraphBatch:
