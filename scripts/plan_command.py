@@ -166,7 +166,7 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
         graphs = round((loader.budget.max_graphs or len(loader.indices) / len(loader)) * ranks.size / devices)
         alone, together = measured_steps(run, run_plan, layouts, ranks, graphs, show)
         if network is None and ranks.size > 1:
-            network = measured_network(ranks, own)
+            network = measured_network(ranks)
     if not ranks.first:
         return None
     gpu = own.type == "cuda"

@@ -1,6 +1,5 @@
 """Ranks that share graphs: cuts and exchanges."""
 
-import io
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,14 +147,13 @@ def metis(edges: Any, costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]
     return np.asarray(partition[1], dtype=np.int64)
 
 
-def make_cutter(mesh: Mesh, node_cost: int, device: torch.device) -> Cutter:
+def make_cutter(mesh: Mesh, node_cost: int) -> Cutter:
     """Return the cutter for ranks along the axis ``graph``; collective.
 
     METIS cuts where all ranks have pymetis, so that all cut alike.
     """
     peers = GraphRanks(rank=mesh.coordinate("graph"), size=mesh.size("graph"), group=mesh.new_group("graph"))
-    lacking = torch.tensor(float(find_spec("pymetis") is None), device=device)
-    partition = None if float(mesh.ranks.sum_in_place(lacking)) else metis
+    partition = None if mesh.ranks.any(find_spec("pymetis") is None) else metis
     # ranks that share weights use layers equally often, whatever their graphs
     overlap = mesh.size("shard") == 1
     return Cutter(peers=peers, node_cost=node_cost, partition=partition, overlap=overlap)
@@ -171,13 +169,6 @@ STRUCTURE = ("positions", "edge_shifts", "cell", "periodic", "node_offsets", "ed
 VALUES = ("nodes", "edges", "graphs", "masks")
 
 
-class Order(NamedTuple):
-    """A batch for the model with this number."""
-
-    number: int
-    batch: bytes
-
-
 class GraphGroup:
     """Ranks that share every batch, seen from one of them.
 
@@ -187,7 +178,7 @@ class GraphGroup:
     def __init__(self, mesh: Mesh, store: dist.Store) -> None:
         """Make the group along the axis ``graph``; collective."""
         self.store = store
-        self.cutter: Cutter = make_cutter(mesh, 8, torch.device("cpu"))
+        self.cutter: Cutter = make_cutter(mesh, 8)
         self.first = mesh.members("graph")[0]
         self.is_first = mesh.coordinate("graph") == 0
         self._orders = mesh.new_group("graph", backend="gloo", timeout=IDLE)
@@ -198,22 +189,22 @@ class GraphGroup:
 
         Interrupted where this rank fails, since the others wait for it.
         """
-        self._send(Order(number, packed(batch)))
+        self._send([number, packed(batch)])
         return self._part(model, batch)
 
     def follow(self, model_of: Callable[[int], GraphModel]) -> None:
         """Compute parts until the first rank ends; SaidByFirst if it failed."""
-        while (order := self._receive()).number >= 0:
-            model = model_of(order.number)
-            self._part(model, unpacked(order.batch, model))
-        if order.number == FAILED:
+        while (order := self._send([0, {}]))[0] >= 0:
+            model = model_of(order[0])
+            self._part(model, unpacked(order[1], model))
+        if order[0] == FAILED:
             raise SaidByFirst("the first rank has failed")
 
     def end(self, number: int) -> None:
         """Let the others end, unless they compute."""
         if not self._is_computing:
             with suppress(RuntimeError):  # one is gone, and the rest with it
-                self._send(Order(number, b""))
+                self._send([number, {}])
 
     def _part(self, model: GraphModel, batch: GraphBatch) -> Predicted:
         self._is_computing = True
@@ -227,20 +218,10 @@ class GraphGroup:
         self._is_computing = False
         return result
 
-    def _send(self, order: Order) -> None:
-        header = torch.tensor([order.number, len(order.batch)])
-        dist.broadcast(header, self.first, group=self._orders)
-        if order.batch:
-            dist.broadcast(torch.frombuffer(bytearray(order.batch), dtype=torch.uint8), self.first, group=self._orders)
-
-    def _receive(self) -> Order:
-        header = torch.zeros(2, dtype=torch.int64)
-        dist.broadcast(header, self.first, group=self._orders)
-        number, size = header.tolist()
-        content = torch.empty(size, dtype=torch.uint8)
-        if size:
-            dist.broadcast(content, self.first, group=self._orders)
-        return Order(number, content.numpy().tobytes())
+    def _send(self, order: list[Any]) -> list[Any]:
+        """Return the first rank's number of a model, and tensors of a batch."""
+        dist.broadcast_object_list(order, self.first, group=self._orders)
+        return order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -256,18 +237,13 @@ class SharedPrediction:
         return self.group.compute(self.number, self.model, batch)
 
 
-def packed(batch: GraphBatch) -> bytes:
+def packed(batch: GraphBatch) -> dict[str, Any]:
     """Return the tensors of a batch, without what no model reads."""
-    tensors: dict[str, Any] = {name: getattr(batch, name) for name in STRUCTURE}
-    tensors |= {at: dict(getattr(batch, at)) for at in VALUES}
-    file = io.BytesIO()
-    torch.save(tensors, file)
-    return file.getvalue()
+    return {name: getattr(batch, name) for name in STRUCTURE} | {at: dict(getattr(batch, at)) for at in VALUES}
 
 
-def unpacked(content: bytes, model: GraphModel) -> GraphBatch:
+def unpacked(tensors: dict[str, Any], model: GraphModel) -> GraphBatch:
     """Return a batch for the model."""
-    tensors = torch.load(io.BytesIO(content), weights_only=True)
     senders, receivers, positions = tensors.pop("senders"), tensors.pop("receivers"), tensors["positions"]
     fields: dict[str, Tensor] = {**tensors["nodes"], **tensors["edges"], **tensors["graphs"]}
     return GraphBatch(

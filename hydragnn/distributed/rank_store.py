@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
@@ -200,7 +199,6 @@ def kept_by_ranks(
     graphs: NDArray[np.int64],
     names: Collection[str],
     ranks: Ranks,
-    device: torch.device,
     *,
     group: int = 0,
     machine: str | None = None,
@@ -213,8 +211,7 @@ def kept_by_ranks(
     """
     graphs, fields = np.unique(graphs), tuple(field for field in store.fields() if field.name in names)
     own_machine = number_of(f"{machine_name()} {process_namespace()}" if machine is None else machine)
-    machines = ranks.gather(torch.tensor(own_machine, dtype=torch.int64, device=device)).tolist()
-    groups = rank_groups(machines, group)
+    groups = rank_groups([number for (number,) in ranks.numbers(own_machine)], group)
     mine = next(one for one in groups if ranks.rank in one.members)
     node, order = mine.node_of(ranks.rank), [rank for own in mine.nodes for rank in own]
     shares = np.arange(len(order) + 1) * len(graphs) // len(order)  # of ranks, in the order of nodes
@@ -228,7 +225,7 @@ def kept_by_ranks(
         )
         for a, b in pairwise(cuts)
     ]
-    memory = _mapped(layouts[node].starts[""], mine.nodes[node][0], ranks, device)
+    memory = _mapped(layouts[node].starts[""], mine.nodes[node][0], ranks)
     place, written = order.index(ranks.rank), set[str]()
 
     def fill() -> None:
@@ -238,12 +235,12 @@ def kept_by_ranks(
             written.update(write_graphs(flat, first - int(cuts[node]), layouts[node], memory))
             alive()
 
-    _on_all(fill, ranks, device)
+    _on_all(fill, ranks)
     memory.close_descriptor()
-    flags = torch.tensor([name in written for name in specs], dtype=torch.int64, device=device)
-    members = ranks.gather(flags)[mine.members].sum(0).tolist()
+    flags = ranks.numbers(*(name in written for name in specs))
+    held = [any(flags[rank][place] for rank in mine.members) for place in range(len(specs))]
     always = {*array_specs(store.dim, fields)} - {"edge_shifts", "cell", "periodic"}
-    present = [name for name, count in zip(specs, members) if count or name in always]
+    present = [name for name, some in zip(specs, held) if some or name in always]
     own = graphs_in(memory, layouts[node], present, fields, store.dim)
     remote = None
     if any(len(one.nodes) > 1 for one in groups):
@@ -268,18 +265,18 @@ def graphs_in(
     )
 
 
-def _on_all(action: Callable[[], None], ranks: Ranks, device: torch.device) -> None:
+def _on_all(action: Callable[[], None], ranks: Ranks) -> None:
     """Act on every rank; raise the first problem on all."""
     problem = None
     try:
         action()
     except (InputError, OSError) as error:
         problem = str(error)
-    if (first := shared_problem(problem, ranks, device)) is not None:
+    if (first := shared_problem(problem, ranks)) is not None:
         raise InputError(first)
 
 
-def _mapped(size: int, maker: int, ranks: Ranks, device: torch.device) -> SharedMemory:
+def _mapped(size: int, maker: int, ranks: Ranks) -> SharedMemory:
     """Return memory that all ranks of a node map; collective."""
     memories: list[SharedMemory] = []
     own = ranks.rank == maker
@@ -290,10 +287,9 @@ def _mapped(size: int, maker: int, ranks: Ranks, device: torch.device) -> Shared
 
     def attach() -> None:
         if not own:
-            memories.append(SharedMemory(size, (int(makers[maker][0]), int(makers[maker][1]))))
+            memories.append(SharedMemory(size, (makers[maker][0], makers[maker][1])))
 
-    _on_all(make, ranks, device)
-    number = [os.getpid(), memories[0].descriptor] if own else [0, 0]
-    makers = ranks.gather(torch.tensor(number, dtype=torch.int64, device=device)).tolist()
-    _on_all(attach, ranks, device)
+    _on_all(make, ranks)
+    makers = ranks.numbers(*((os.getpid(), memories[0].descriptor) if own else (0, 0)))
+    _on_all(attach, ranks)
     return memories[0]

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,9 @@ SECONDS_FOR_ERRORS = timedelta(seconds=2)
 """Time that ranks with an input error wait for those of others."""
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
     """This process among its peers; rank 0 of 1 when alone."""
@@ -100,6 +103,8 @@ class Ranks:
     size: int = 1
     local_rank: int = 0
     nodes: int = 1
+    device: torch.device = CPU
+    """Device of the tensors that they exchange."""
 
     @property
     def first(self) -> bool:
@@ -117,6 +122,20 @@ class Ranks:
         stacked = values.new_zeros(self.size, *values.shape)
         stacked[self.rank] = values
         return self.sum_in_place(stacked)
+
+    def numbers(self, *own: int) -> list[list[int]]:
+        """Return whole numbers of every rank; collective."""
+        rows: list[list[int]] = self.gather(torch.tensor(own, dtype=torch.int64, device=self.device)).tolist()
+        return rows
+
+    def largest(self, *own: float) -> list[float]:
+        """Return the largest of each number; collective."""
+        largest: list[float] = self.gather(torch.tensor(own, dtype=torch.float64, device=self.device)).amax(0).tolist()
+        return largest
+
+    def any(self, flag: bool) -> bool:
+        """Return True where the flag is set on some rank; collective."""
+        return bool(self.sum_in_place(torch.tensor(float(flag), device=self.device)))
 
     def wait(self) -> None:
         """Return when all ranks are here."""
@@ -145,8 +164,7 @@ def join_ranks(
     backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
     with process_group(launch, folder, backend) as met:
         ranks = _ranks_of(met.launch)
-        watched = _watching(ranks, _device(met.launch), on_stopped)
-        with watched, windows_closed(_meet), said_once(met.store, ranks):
+        with _watching(ranks, on_stopped), windows_closed(_meet), said_once(met.store, ranks):
             yield ranks
         _meet()  # whoever is here has ended the block; a peer that dies now takes nothing away
 
@@ -202,10 +220,10 @@ def _meet() -> bool:
 
 
 @contextmanager
-def _watching(ranks: Ranks, device: torch.device, on_stopped: OnStopped) -> Iterator[None]:
+def _watching(ranks: Ranks, on_stopped: OnStopped) -> Iterator[None]:
     """Watch the next rank of this machine in the block."""
     machine = number_of(f"{machine_name()} {process_namespace()}")
-    machines, pids = ranks.gather(torch.tensor([machine, os.getpid()], dtype=torch.int64, device=device)).T.tolist()
+    machines, pids = zip(*ranks.numbers(machine, os.getpid()))
     neighbour = next_on_machine(ranks.rank, machines)
     with nullcontext() if neighbour is None else watch_neighbour(neighbour, pids[neighbour], on_stopped):
         yield
@@ -220,9 +238,9 @@ def _ranks_of(launch: Launch) -> Ranks:
     """The ranks with the number of machines they run on."""
     if launch.size == 1:
         return Ranks()
-    ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank)
-    hosts = ranks.gather(torch.tensor(number_of(host_name()), dtype=torch.int64, device=_device(launch)))
-    return Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank, nodes=len(torch.unique(hosts)))
+    device = own_gpu(launch.local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+    ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank, device=device)
+    return replace(ranks, nodes=len({host for (host,) in ranks.numbers(number_of(host_name()))}))
 
 
 def own_gpu(local_rank: int) -> torch.device:
@@ -249,13 +267,6 @@ def check_gpus(store: dist.Store, launch: Launch) -> None:
     if store.check(["shared gpu"]):
         sentence = store.get("shared gpu").decode()
         raise LaunchError(sentence) if launch.rank == 0 else SaidByFirst(sentence)
-
-
-def _device(launch: Launch) -> torch.device:
-    """Return the device of tensors for this group's collectives."""
-    if dist.get_backend() != "nccl":
-        return torch.device("cpu")
-    return own_gpu(launch.local_rank)
 
 
 PCI = Path("/sys/bus/pci/devices")

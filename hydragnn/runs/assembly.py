@@ -1,7 +1,8 @@
 """From the plan of a run to a state ready to train."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 
@@ -11,16 +12,17 @@ from hydragnn.base.files import digest
 from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
-from hydragnn.distributed.pipeline import Pipeline, Shared, make_pipeline
+from hydragnn.distributed.pipeline import Shared, make_pipeline
 from hydragnn.distributed.ranks import Ranks, number_of
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
 from hydragnn.runs.fine_tuning import OpenStart, load_start, merged_limits, merged_ranges, rate_factors
 from hydragnn.runs.folder import decisive
-from hydragnn.runs.graph_statistics import close_range_of, training_statistics
+from hydragnn.runs.graph_statistics import Caches, close_range_of, training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.runs.provenance import first_record, notes_on
+from hydragnn.runs.statistics_cache import StatisticsCache
 from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.state import TrainState, first_state
@@ -47,42 +49,41 @@ def assemble(
 
     ``shared`` says that other processes of the node read the same stores (``prepare_data``).
     """
-    check_alike(plan, ranks, placement.device)
+    check_alike(plan, ranks)
     mesh = make_mesh(plan.parallel, ranks)
     placement = placement_on(mesh, plan, placement)
     data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
-    device, start = placement.device, plan.start
-    statistics = statistics_of(plan, data, ranks, device, heartbeat)
+    caches = [StatisticsCache(store=one.store, ranks=ranks, heartbeat=heartbeat) for one in data.branches]
+    start = plan.start
+    statistics = statistics_of(plan, data, caches)
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
-    descriptions = close_range_of(descriptions, data, ranks, device, heartbeat)
-    notes = notes_on(plan, data, ranks, device, heartbeat)
+    descriptions = close_range_of(descriptions, data, caches)
+    notes = notes_on(plan, data, caches)
     factors: dict[str, float] = {}
     if start is None:
         model = build(descriptions, plan.training.seed)
     else:
         model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
         notes = [*notes, *start.notes, *reasons]
-    stages = make_pipeline(model, mesh, plan.parallel.chunks, device)
-    parameters = parallelize(model, mesh, placement, plan.training, factors)
-    state = first_state(model, parameters, fields=len(data.targets))
-    count = mesh.sum_in_place(torch.tensor(parameters.count, device=device), "pipeline")
+    state, context = begin_on(mesh, plan, data, model, placement, factors)
+    count = mesh.sum_in_place(torch.tensor(state.parameters.count, device=placement.device), "pipeline")
     record = first_record(plan, data, int(count), placement.device, notes)
     return Assembly(
         state=state,
         data=data,
-        context=context_of(plan, data, mesh, state, stages, frozen=0.0 in factors.values()),
+        context=context,
         record=replace(record, start=start.to_json() if start else {}),
         start=start,
         mesh=mesh,
     )
 
 
-def check_alike(plan: RunPlan, ranks: Ranks, device: torch.device) -> None:
+def check_alike(plan: RunPlan, ranks: Ranks) -> None:
     """Raise InputError where ranks have other data or settings; collective."""
     settings = [decisive(plan.table), plan.table.get("parallel")]
     own = [digest(settings), digest([branch.store.fingerprint for branch in plan.branches])]
-    numbers = ranks.gather(torch.tensor([number_of(one) for one in own], device=device))  # [ranks, 2]
-    for what, column in zip(("another configuration", "other data"), numbers.T.tolist()):
+    columns = zip(*ranks.numbers(*map(number_of, own)))
+    for what, column in zip(("another configuration", "other data"), columns):
         other = next((rank for rank, number in enumerate(column) if number != column[0]), None)
         if other is not None:
             raise InputError(
@@ -98,28 +99,34 @@ def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> Devic
     if mesh.size("graph") == 1:
         return placement
     cost = plan.branches[0].model.architecture.node_cost
-    return replace(placement, cut=make_cutter(mesh, cost, placement.device))
+    return replace(placement, cut=make_cutter(mesh, cost))
 
 
-def statistics_of(
-    plan: RunPlan, data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
-) -> GraphStatistics | None:
+def statistics_of(plan: RunPlan, data: RunData, caches: Caches) -> GraphStatistics | None:
     """Return the statistics that layers are made with; collective."""
     model, start = plan.branches[0].model, plan.start
     bounded = model.bounded_inputs
     if start is None:
-        return training_statistics(data, model.architecture.needs, ranks, device, heartbeat, bounded)
-    own = training_statistics(data, (), ranks, device, heartbeat, bounded) if bounded else None
+        return training_statistics(data, caches, model.architecture.needs, bounded)
+    own = training_statistics(data, caches, (), bounded) if bounded else None
     return merged_ranges(start.description.statistics, own)  # its layers have their own
 
 
-def context_of(
-    plan: RunPlan, data: RunData, mesh: Mesh, state: TrainState, stages: Pipeline | None, *, frozen: bool
-) -> TrainingContext:
-    """Return the loop's constants; ``frozen`` says that some weights are."""
+def begin_on(
+    mesh: Mesh,
+    plan: RunPlan,
+    data: RunData,
+    model: GraphModel | BranchedModel,
+    placement: DevicePlacement,
+    factors: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[TrainState, TrainingContext]:
+    """Return the first state and the loop's constants of a rank; collective."""
+    stages = make_pipeline(model, mesh, plan.parallel.chunks, placement.device)
+    parameters = parallelize(model, mesh, placement, plan.training, factors)
+    state = first_state(model, parameters, fields=len(data.targets))
     # ranks with the same graphs, nodes and layers draw the same random numbers
     number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
-    plain = data.replay is not None or frozen or mesh.shares_model or mesh.size("graph") > 1
+    plain = data.replay is not None or 0.0 in factors.values() or mesh.shares_model or mesh.size("graph") > 1
     context = training_context(
         plan.training,
         [branch.targets for branch in data.branches],
@@ -131,9 +138,9 @@ def context_of(
         replayed=data.replay is not None,
         unrecorded="some weights are frozen or shared by ranks, or earlier data are replayed" if plain else "",
     )
-    if stages is None:
-        return context
-    return replace(context, executors=tuple(Shared(**vars(one), pipeline=stages) for one in context.executors))
+    if stages is not None:
+        context = replace(context, executors=tuple(Shared(**vars(one), pipeline=stages) for one in context.executors))
+    return state, context
 
 
 def begun_model(

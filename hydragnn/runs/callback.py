@@ -158,7 +158,7 @@ class RunCallback:
             return False
         least = self.heart.every if self.heart.every > SECONDS_BETWEEN_BEATS else 0.0
         late = self.ranks.first and time.monotonic() - self.saved_at >= max(self.settings.checkpoint_seconds, least)
-        return bool(self.ranks.sum_in_place(torch.tensor(float(late), device=state.totals.device)) > 0)
+        return self.ranks.any(late)
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint and the best epoch's model."""
@@ -222,10 +222,10 @@ def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:
     if state.parameters.is_whole and mesh.size("pipeline") == 1:
         with state.parameters.best():
             return _copies(state.model.state_dict()) if mesh.ranks.first else {}
-    device, best = state.totals.device, state.tensors()["best"]
+    best = state.tensors()["best"]
     spans = [span for span in state.parameters.spans if span.counted and state.parameters.is_written]
     shapes: dict[str, list[int]] = {}
-    for text in texts_of_all(json.dumps(state.parameters.shapes), mesh.ranks, device):
+    for text in texts_of_all(json.dumps(state.parameters.shapes), mesh.ranks):
         shapes.update(json.loads(text))
     weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():

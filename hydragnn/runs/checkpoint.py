@@ -24,6 +24,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_version, checksum_of, flush_directory, read_json, read_sealed, write_sealed
 from hydragnn.base.settings import Settings
 from hydragnn.distributed.mesh import ITEMS, Mesh
+from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import texts_of_all
 from hydragnn.runs.attempt import Fenced, RunAttempt
 from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, joined, write_tensors
@@ -125,12 +126,12 @@ def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[
         _put_in_place(temporary, target, attempt)
 
     try:
-        on_all(begin if ranks.first else None, folder, mesh, totals.device, attempt)
+        on_all(begin if ranks.first else None, folder, ranks, attempt)
         write = partial(write_own, temporary, state, mesh, totals)
-        own = on_all(write if state.parameters.is_written else None, folder, mesh, totals.device, attempt)
-        texts = texts_of_all(json.dumps(own.to_json()) if own else "", ranks, totals.device)
+        own = on_all(write if state.parameters.is_written else None, folder, ranks, attempt)
+        texts = texts_of_all(json.dumps(own.to_json()) if own else "", ranks)
         parts = [OwnPart.parse(json.loads(text), "the part of a rank") for text in texts if text]
-        on_all(seal if ranks.first else None, folder, mesh, totals.device, attempt)
+        on_all(seal if ranks.first else None, folder, ranks, attempt)
     except (Fenced, InputError):
         if ranks.first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -141,9 +142,7 @@ def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[
 T = TypeVar("T")
 
 
-def on_all(
-    work: Callable[[], T] | None, folder: Path, mesh: Mesh, device: torch.device, attempt: RunAttempt
-) -> T | None:
+def on_all(work: Callable[[], T] | None, folder: Path, ranks: Ranks, attempt: RunAttempt) -> T | None:
     """Return the result of this rank's work; errors are raised on all."""
     problem: Exception | None = None
     result: T | None = None
@@ -151,7 +150,7 @@ def on_all(
         result = work() if work else None
     except (Fenced, InputError, OSError) as error:
         problem = error
-    failed = bool(mesh.ranks.sum_in_place(torch.tensor(float(problem is not None), device=device)))
+    failed = ranks.any(problem is not None)
     if isinstance(problem, OSError):
         attempt.check()
         raise InputError(

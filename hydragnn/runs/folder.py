@@ -7,8 +7,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.files import (
     check_no_link,
@@ -132,7 +130,7 @@ LEFT_BEHIND = re.compile(r"\.lock|\.failure-.*|\..*\.tmp")
 
 
 @contextmanager
-def alone_in(attempt: RunAttempt, ranks: Ranks, device: torch.device) -> Iterator[None]:
+def alone_in(attempt: RunAttempt, ranks: Ranks) -> Iterator[None]:
     """Reserve the folder of a run; Busy where another process trains.
 
     Attempts that somebody counts are told apart by their number, since one that hangs would keep its lock. Where the file system
@@ -144,7 +142,7 @@ def alone_in(attempt: RunAttempt, ranks: Ranks, device: torch.device) -> Iterato
         return
     held: list[int] = []
     with empty_folders_removed(attempt.folder):  # of a run that ends before it has begun
-        if not first_ranks_value(lambda: _is_locked(attempt.folder, held), ranks, device):
+        if not first_ranks_value(lambda: _is_locked(attempt.folder, held), ranks):
             raise Busy(f"another process trains in {attempt.folder}; wait for it, or choose another --out")
         try:
             yield

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hydragnn.architectures import GraphStatistics, Statistic
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
@@ -23,19 +22,17 @@ from hydragnn.models.description import MOST_SPECIES, degree_sums, merged_degree
 from hydragnn.runs.preparation import BranchData, RunData
 from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 
-DEGREE_BLOCK = 4096
-"""Graphs whose edges are read at once to count them."""
+Caches = Sequence[StatisticsCache]
+"""Caches of the branches, in their order."""
+
+BLOCK = 4096
+"""Graphs whose edges are read at once."""
 OFTEN = 20
 """Graphs in which pairs of elements have limits of their own: shortest distances of fewer say little about the next graph."""
 
 
 def training_statistics(
-    data: RunData,
-    needs: Collection[Statistic],
-    ranks: Ranks,
-    device: torch.device,
-    heartbeat: Callable[[], None],
-    bounded: Sequence[str] = (),
+    data: RunData, caches: Caches, needs: Collection[Statistic], bounded: Sequence[str] = ()
 ) -> GraphStatistics | None:
     """Return the statistics of all branches; None where none are needed.
 
@@ -43,7 +40,6 @@ def training_statistics(
     """
     if not needs and not bounded:
         return None
-    caches = caches_of(data, ranks, device, heartbeat)
     statistics = merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)
     if bounded:
         statistics = replace(statistics, ranges={name: range_of(name, data.branches, caches) for name in bounded})
@@ -53,20 +49,13 @@ def training_statistics(
     return replace(statistics, species=tuple(sorted(species)))
 
 
-def caches_of(
-    data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
-) -> list[StatisticsCache]:
-    """Return the caches of all branches."""
-    return [StatisticsCache(store=one.store, ranks=ranks, device=device, heartbeat=heartbeat) for one in data.branches]
-
-
 def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float, int, int]]:
     of = {"what": "degrees", "train": digest_of(branch.split.train)}
 
     def sums(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.array(degree_sums(branch.store.read(graphs, [])))
 
-    table = cache.value(of, lambda: training_rows(branch, cache, 3, sums).tolist())
+    table = cache.value(of, lambda: training_rows(branch.split.train, cache, 3, sums).tolist())
     return [(float(total), int(nodes), int(edges)) for total, nodes, edges in table]
 
 
@@ -81,13 +70,13 @@ def species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
         return row
 
     def numbers() -> list[int]:
-        rows = training_rows(branch, cache, MOST_SPECIES + 1, present)
+        rows = training_rows(branch.split.train, cache, MOST_SPECIES + 1, present)
         return [int(number) for number in np.flatnonzero(rows.sum(0))]
 
     return [int(one) for one in cache.value({"what": "species", "train": digest_of(branch.split.train)}, numbers)]
 
 
-def range_of(name: str, branches: Sequence[BranchData], caches: Sequence[StatisticsCache]) -> tuple[float, float]:
+def range_of(name: str, branches: Sequence[BranchData], caches: Caches) -> tuple[float, float]:
     """Return the least and the largest value of a graph input."""
     ends = []
     for branch, cache in zip(branches, caches):
@@ -96,22 +85,24 @@ def range_of(name: str, branches: Sequence[BranchData], caches: Sequence[Statist
             values = branch.store.read(graphs, [name])[name].double()
             return np.array([float(values.min()), float(values.max())])
 
-        rows = training_rows(branch, cache, 2, row)
+        rows = training_rows(branch.split.train, cache, 2, row)
         ends += [(float(rows[:, 0].min()), float(rows[:, 1].max()))]
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def training_rows(
-    branch: BranchData, cache: StatisticsCache, width: int, row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+    indices: NDArray[np.int64],
+    cache: StatisticsCache,
+    width: int,
+    row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
     """Return a row per block of the training part, shared by ranks."""
-    indices = branch.split.train
 
     def row(block: int) -> NDArray[np.float64]:
         cache.heartbeat()
-        return row_of(indices[block * DEGREE_BLOCK : (block + 1) * DEGREE_BLOCK])
+        return row_of(indices[block * BLOCK : (block + 1) * BLOCK])
 
-    return shared_rows(cache.ranks, cache.device)(-(-len(indices) // DEGREE_BLOCK), width, row)
+    return shared_rows(cache.ranks)(-(-len(indices) // BLOCK), width, row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,13 +147,10 @@ def merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([largest.max(axis=0), graphs.sum(axis=0)])
 
 
-def close_range_of(
-    models: Sequence[ModelDescription], data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
-) -> list[ModelDescription]:
+def close_range_of(models: Sequence[ModelDescription], data: RunData, caches: Caches) -> list[ModelDescription]:
     """Return the descriptions with the limits of all training parts; collective."""
     if not any(model.repels for model in models):
         return list(models)
-    caches = caches_of(data, ranks, device, heartbeat)
     species = sorted({number for one in map(species_of, data.branches, caches) for number in one})
     settings = []
     for model, branch in zip(models, data.branches):
@@ -186,7 +174,7 @@ def _rows(branch: BranchData, cache: StatisticsCache, closest: Closest) -> NDArr
 
     of: dict[str, Any] = {"what": "shortest distances", "train": digest_of(branch.split.train)}
     of |= {"species": closest.species, "cutoff": closest.cutoff}
-    return np.array(cache.value(of, lambda: [merged(training_rows(branch, cache, width, row)).tolist()]))
+    return np.array(cache.value(of, lambda: [merged(training_rows(branch.split.train, cache, width, row)).tolist()]))
 
 
 def energies_of(model: ModelDescription, branch: BranchData) -> dict[str, float]:

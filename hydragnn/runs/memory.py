@@ -54,8 +54,7 @@ def within_memory(run: Assembly, plan: RunPlan, ranks: Ranks, heartbeat: Callabl
     if not limit:
         return run
     fixed = size_of_state(run) + sum(map(size_of_levels, run.data.branches, models))
-    both = torch.tensor([fixed, -limit], dtype=torch.float64, device=run.context.device)
-    fixed, limit = (abs(int(value)) for value in ranks.gather(both).amax(dim=0).tolist())
+    fixed, limit = (abs(int(value)) for value in ranks.largest(fixed, -limit))
     if fixed >= limit:
         raise InputError(
             f"weights, optimizer and validation part alone take {in_words(fixed)} of {in_words(limit)}; give more memory"
@@ -126,7 +125,7 @@ class MemoryScale:
             if self.ranks.size > 1:  # peers wait in a sum
                 raise
             torch.cuda.empty_cache()
-        return float(self.ranks.gather(torch.tensor(peak, dtype=torch.float64, device=self.run.context.device)).max())
+        return self.ranks.largest(peak)[0]
 
     def work(self, feed: Feed, graphs: NDArray[np.int64]) -> float:
         """Return the work of graphs in edges."""

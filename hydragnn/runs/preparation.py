@@ -38,7 +38,7 @@ from hydragnn.datasets.arrays import array_name, flat_graphs
 from hydragnn.datasets.fit import lost_digits
 from hydragnn.datasets.normalisation import no_reference
 from hydragnn.datasets.split import species_counts
-from hydragnn.datasets.survey import BLOCK, summary_from_json
+from hydragnn.datasets.survey import summary_from_json
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.rank_store import kept_by_ranks
 from hydragnn.distributed.ranks import Ranks
@@ -50,7 +50,7 @@ from hydragnn.runs.fine_tuning import OpenStart, of_earlier_data, start_normalis
 from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
-from hydragnn.training.class_metrics import balanced_weights
+from hydragnn.training.class_metrics import balanced_weights, values_of
 from hydragnn.training.data import BranchData, DevicePlacement, Feed, RunData
 from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor
 from hydragnn.training.metrics import RunningMoments, moments_of
@@ -89,57 +89,70 @@ def prepare_data(
     of the node read the same stores, so that large ones are not copied into the memory of this one.
     """
     heartbeat()
-    ranks, drafts = mesh.ranks, []
-    for branch in plan.branches:
-        with about(branch.subject):
-            drafts.append(make_draft(branch, placement.device, ranks, heartbeat))
-    drafts = with_joint_inputs(drafts)
-    if plan.start is not None:
-        drafts = [with_start(drafts[0], plan.start, ranks, placement.device)]
-    node_cost = plan.branches[0].model.architecture.node_cost
     batches = partial(
         Loader,
         budget=plan.budget,
         seed=plan.training.seed,
         rank=mesh.data_rank,
         ranks=mesh.data_size,
-        node_cost=node_cost,
+        node_cost=plan.branches[0].model.architecture.node_cost,
     )
+    reading = Reading(ranks=mesh.ranks, placement=placement, heartbeat=heartbeat, batches=batches, shared=shared)
+    drafts = []
+    for branch in plan.branches:
+        with about(branch.subject):
+            drafts.append(make_draft(branch, reading.cache(branch.store)))
+    drafts = with_joint_inputs(drafts)
+    if plan.start is not None:
+        drafts = [with_start(drafts[0], plan.start, reading)]
     branches = []
     for each in drafts:
         with about(each.plan.subject):
-            branches.append(branch_data(each, batches, placement, heartbeat, ranks, shared=shared))
+            branches.append(branch_data(each, reading))
     replay = None
     if plan.replay is not None:
+        own, of = branches[0], plan.replay
         with about("start.replay"):
-            check_once(
-                plan.replay,
-                StatisticsCache(store=plan.replay.store, ranks=ranks, device=placement.device, heartbeat=heartbeat),
-            )
+            check_once(of, reading.cache(of.store))
             scales = drafts[0].normalisation
             if plan.start is not None:
                 scales = of_earlier_data(plan.start, scales, drafts[0].plan.model)
-            train = training_feed(plan.replay, scales, batches, placement, heartbeat, ranks, shared=shared)
-        own, of = branches[0], plan.replay
+            train = training_feed(of, scales, reading)
         replay = replace(
             own, name="replay", weight=of.weight, store=of.store, split=of.split, train=train, valid=(), valid_feed=None
         )
     return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)
 
 
-def with_start(draft: Draft, start: OpenStart, ranks: Ranks, device: torch.device) -> Draft:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Reading:
+    """Way in which this rank reads the data of a run."""
+
+    ranks: Ranks
+    placement: DevicePlacement
+    heartbeat: Callable[[], None]
+    batches: Callable[..., Loader]
+    """Makes this rank's loaders."""
+    shared: bool
+    """Other processes of the node read the same stores."""
+
+    def cache(self, store: GraphStore) -> StatisticsCache:
+        """Return the cached measurements of a store."""
+        return StatisticsCache(store=store, ranks=self.ranks, heartbeat=self.heartbeat)
+
+
+def with_start(draft: Draft, start: OpenStart, reading: Reading) -> Draft:
     """Return a draft with the start's scales and refitted references."""
-    start.trained.model.to(device)
+    start.trained.model.to(reading.placement.device)
     plan = draft.plan
     of_data = draft.normalisation, plan.model, plan.store, plan.split.train
-    table = first_ranks_value(lambda: start_normalisation(start, *of_data).to_json(), ranks, device)
+    table = first_ranks_value(lambda: start_normalisation(start, *of_data).to_json(), reading.ranks)
     return replace(draft, normalisation=normalisation_from_json(table))
 
 
-def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: Callable[[], None]) -> Draft:
+def make_draft(plan: BranchPlan, cache: StatisticsCache) -> Draft:
     """Check the values of a data set and fit its normalisation."""
-    store, model, split = plan.store, plan.model, plan.split
-    cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
+    model, split = plan.model, plan.split
     check_once(plan, cache)
     of = {
         "what": "normalisation",
@@ -150,11 +163,10 @@ def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: 
         "parts": {name: digest_of(getattr(split, name)) for name in split.counts},
     }
     measured = cache.value(of, lambda: measure(plan, cache))
-    heartbeat()
-    weights = [None if numbers is None else tuple(numbers) for numbers in measured["class_weights"]]
+    cache.heartbeat()
     return Draft(
         plan=plan,
-        targets=tuple(replace(target, class_weights=own) for target, own in zip(model.targets, weights)),
+        targets=with_class_weights(model.targets, measured["class_weights"]),
         summaries={name: summary_from_json(value) for name, value in measured["summaries"].items()},
         normalisation=normalisation_from_json(measured["normalisation"]),
         valid=measured["valid"],
@@ -171,9 +183,11 @@ WEIGHTS = ("weight", "stage_two_factor", "per_node")
 def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
     """Return the measurements of training and validation part; collective."""
     store, model, train, valid = plan.store, plan.model, plan.split.train, plan.split.valid
-    ranks, device = cache.ranks, cache.device
-    targets = with_class_weights(model.targets, store, train, ranks, device)
-    survey = Survey(store, train, shared_rows(ranks, device), cache.heartbeat)
+    weights = first_ranks_value(
+        lambda: [balanced_weights(target, store, train).class_weights for target in model.targets], cache.ranks
+    )
+    targets = with_class_weights(model.targets, weights)
+    survey = Survey(store, train, shared_rows(cache.ranks), cache.heartbeat)
     normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
     for target in targets:
         if target.derivative or target.field.classes:
@@ -182,18 +196,26 @@ def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
             raise InputError(sentence)
     cache.heartbeat()
     scaled = [field for field in model.input_fields if field.name in normalisation.scales]
+
+    def of_first_rank() -> dict[str, Any]:
+        return {
+            "valid": valid_statistics(store, train, valid, targets, normalisation),
+            "notes": [*unlabelled(store, plan.split, targets), *label_notes(store, train, targets)],
+            "labels": labels_in_parts(store, plan.split, targets),
+        }
+
     return {
-        "class_weights": [target.class_weights for target in targets],
+        "class_weights": weights,
         "normalisation": normalisation.to_json(),
         "summaries": {field.name: survey.summary(field).to_json() for field in scaled},
-        "valid": first_ranks_value(
-            lambda: valid_statistics(store, train, valid, targets, normalisation), ranks, device
-        ),
-        "notes": first_ranks_value(
-            lambda: [*unlabelled(store, plan.split, targets), *label_notes(store, train, targets)], ranks, device
-        ),
-        "labels": first_ranks_value(lambda: labels_in_parts(store, plan.split, targets), ranks, device),
+        **first_ranks_value(of_first_rank, cache.ranks),
     }
+
+
+def with_class_weights(targets: Sequence[Target], weights: Sequence[Sequence[float] | None]) -> tuple[Target, ...]:
+    """Return targets with these weights of classes."""
+    pairs = zip(targets, weights)
+    return tuple(replace(one, class_weights=None if own is None else tuple(own)) for one, own in pairs)
 
 
 def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
@@ -206,11 +228,14 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
     used = np.concatenate([plan.split.train, plan.split.valid])
     looked = False
 
+    def check(graphs: NDArray[np.int64]) -> None:
+        needed = model.required_inputs
+        check_graphs(store, graphs, [*model.fields], needed=needed, stress=stress, alive=cache.heartbeat)
+
     def look() -> bool:
         nonlocal looked
         looked = True
-        named = [*model.fields], model.required_inputs, stress
-        check_values(store, used, *named, cache.ranks, cache.device, cache.heartbeat)
+        check_on_all(check, used, cache.ranks)
         return True
 
     of = {
@@ -225,6 +250,20 @@ def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
         look()
 
 
+def check_on_all(check: Callable[[NDArray[np.int64]], None], graphs: NDArray[np.int64], ranks: Ranks) -> None:
+    """Raise InputError, on all ranks, for the first invalid graph."""
+    problem = False
+    try:
+        check(graphs[ranks.rank :: ranks.size])
+    except InputError:
+        problem = True
+    if ranks.any(problem):
+        first_ranks_value(lambda: check(graphs), ranks)
+        raise InputError(
+            "a rank found damaged graphs in its copy of the store, and the first rank none; copy the store anew"
+        )
+
+
 def as_written(store: GraphStore, cache: StatisticsCache) -> bool:
     """Return True where every part file has its hash; collective.
 
@@ -233,8 +272,7 @@ def as_written(store: GraphStore, cache: StatisticsCache) -> bool:
     disk, ranks = disk_store(store), cache.ranks
     if disk is None or ranks.size > RANKS_PER_FILE * len(disk.parts):
         return False
-    whole = files_are_whole(disk, slice(ranks.rank, None, ranks.size), cache.heartbeat)
-    return not float(ranks.sum_in_place(torch.tensor(0.0 if whole else 1.0, device=cache.device)))
+    return not ranks.any(not files_are_whole(disk, slice(ranks.rank, None, ranks.size), cache.heartbeat))
 
 
 RANKS_PER_FILE = 4
@@ -253,30 +291,22 @@ def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
     ]
 
 
-def branch_data(
-    draft: Draft,
-    batches: Callable[..., Loader],
-    placement: DevicePlacement,
-    heartbeat: Callable[[], None],
-    ranks: Ranks,
-    *,
-    shared: bool,
-) -> BranchData:
-    """Return feeds of a branch; ``batches`` makes this rank's loaders."""
+def branch_data(draft: Draft, reading: Reading) -> BranchData:
+    """Return feeds of a branch."""
     plan, normalisation = draft.plan, draft.normalisation
     store, split = plan.store, plan.split
-    train = training_feed(plan, normalisation, batches, placement, heartbeat, ranks, shared=shared)
-    heartbeat()
+    train = training_feed(plan, normalisation, reading)
+    reading.heartbeat()
     in_memory = train.normalisation is None
     # what is in memory is read at once, all shares of this rank
     window = max(1, len(split.valid)) if in_memory else plan.window or None
     needed = with_elements([*plan.model.fields], normalisation)
-    shares = batches(store, split.valid, shuffle=False, fields=needed, window=window)
+    shares = reading.batches(store, split.valid, shuffle=False, fields=needed, window=window)
     if plan.weight * (steps := train.steps(0)) < 1:
         raise InputError(
             f"weight = {float(plan.weight):g} leaves an epoch less than one of its {steps} batches; raise it to {1 / steps:.2g} or more"
         )
-    heartbeat()
+    reading.heartbeat()
     return BranchData(
         name=plan.name,
         weight=plan.weight,
@@ -287,7 +317,7 @@ def branch_data(
         split=split,
         normalisation=normalisation,
         train=train,
-        **validation_of(Feed(shares, normalisation, placement), in_memory=in_memory),
+        **validation_of(Feed(shares, normalisation, reading.placement), in_memory=in_memory),
         valid_moments={
             name: RunningMoments(**{key: torch.tensor(one, dtype=torch.float64) for key, one in zip(MOMENTS, value)})
             for name, value in draft.valid["moments"].items()
@@ -314,25 +344,17 @@ def placed_branch(branch: BranchData, placement: DevicePlacement) -> BranchData:
     return replace(branch, train=train, **validation_of(valid, in_memory=isinstance(branch.valid, tuple)))
 
 
-def training_feed(
-    plan: BranchPlan,
-    normalisation: Normalisation,
-    batches: Callable[..., Loader],
-    placement: DevicePlacement,
-    heartbeat: Callable[[], None],
-    ranks: Ranks,
-    *,
-    shared: bool,
-) -> Feed:
+def training_feed(plan: BranchPlan, normalisation: Normalisation, reading: Reading) -> Feed:
     """Return the batches of a training part, in memory or read."""
+    ranks, placement, batches = reading.ranks, reading.placement, reading.batches
     store, train, names = plan.store, plan.split.train, [*plan.model.fields]
     needed = with_elements(names, normalisation)
     if plan.group is not None and ranks.size > 1:
-        kept = kept_by_ranks(store, train, needed, ranks, placement.device, group=plan.group, alive=heartbeat)
+        kept = kept_by_ranks(store, train, needed, ranks, group=plan.group, alive=reading.heartbeat)
         return Feed(batches(kept, train, fields=needed), normalisation, placement)
     # a large store of which files are copied from the page cache
     cached = (disk := disk_store(store)) is not None and len(disk) >= LEAST_GRAPHS and disk.direct
-    if plan.window or (shared and cached):
+    if plan.window or (reading.shared and cached):
         return Feed(batches(store, train, fields=needed, window=plan.window or None), normalisation, placement)
     memory = normalise_store(store, train, names, normalisation, placement.dtype)
     return Feed(batches(memory, np.arange(len(memory))), None, placement)
@@ -350,51 +372,6 @@ class ValidationParts:
         with closing(ahead((parts for _, parts in self.feed.epoch(0)), device, tensors_of_parts)) as shares:
             for parts in shares:
                 yield from parts
-
-
-def with_class_weights(
-    targets: Sequence[Target], store: GraphStore, train: NDArray[np.int64], ranks: Ranks, device: torch.device
-) -> tuple[Target, ...]:
-    """Return targets with balanced class weights in numbers."""
-    if all(target.class_weights != "balanced" for target in targets):
-        return tuple(targets)
-    weights = first_ranks_value(
-        lambda: [balanced_weights(target, store, train).class_weights for target in targets], ranks, device
-    )
-    return tuple(
-        replace(target, class_weights=None if numbers is None else tuple(numbers))
-        for target, numbers in zip(targets, weights)
-    )
-
-
-def check_values(
-    store: GraphStore,
-    graphs: NDArray[np.int64],
-    names: Sequence[str],
-    inputs: Sequence[str],
-    stress: Sequence[str],
-    ranks: Ranks,
-    device: torch.device,
-    heartbeat: Callable[[], None],
-) -> None:
-    """Raise InputError, on all ranks, for the first invalid graph."""
-
-    def problem_of(numbers: NDArray[np.int64]) -> None:
-        check_graphs(store, numbers, names, needed=inputs, stress=stress, alive=heartbeat)
-
-    if ranks.size == 1:
-        return problem_of(graphs)
-    problem = 0.0
-    try:
-        problem_of(graphs[ranks.rank :: ranks.size])
-    except InputError:
-        problem = 1.0
-    if float(ranks.sum_in_place(torch.tensor(problem, device=device))):
-        first_ranks_value(lambda: problem_of(graphs), ranks, device)
-        raise InputError(
-            "a rank found damaged graphs in its copy of the store, and the first rank none; copy the store anew"
-        )
-    return None
 
 
 def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[str]:
@@ -435,11 +412,11 @@ def valid_statistics(
     check_species(store, valid, normalisation)
     predict = trivial_predictor(store, train, targets, normalisation)
     trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
-    labels = {target.name: labels_of(store, valid, target) for target in targets if not target.field.classes}
-    moments = {
-        name: [getattr(value, key).tolist() for key in MOMENTS]
-        for name, value in ((name, moments_of(values, values == values)) for name, values in labels.items())
-    }
+    moments = {}
+    for target in (one for one in targets if not one.field.classes):
+        labels = torch.from_numpy(values_of(target.field, store, valid)[0].reshape(-1, target.field.width))
+        found = moments_of(labels, labels == labels)
+        moments[target.name] = [getattr(found, key).tolist() for key in MOMENTS]
     return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}
 
 
@@ -453,16 +430,3 @@ def check_species(store: GraphStore, valid: NDArray[np.int64], normalisation: No
             number = int(wrong[0])
             label = graph_label(store.read([number], []), 0, number)
             raise no_reference(f"{label} of the validation part", int(species[unknown & (counts[number] > 0)][0]), name)
-
-
-def labels_of(store: GraphStore, graphs: NDArray[np.int64], target: Target) -> Tensor:
-    """Return the labels of graphs ``[items, components]``, read block by block."""
-    sizes, selection = store.sizes(), np.zeros(len(store), dtype=np.bool_)
-    selection[graphs] = True
-    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]
-    blocks = []
-    for start in range(0, len(store), BLOCK):
-        stop = min(start + BLOCK, len(store))
-        column = store.column(target.field.name, start, stop)
-        blocks.append(column.values[np.repeat(column.present & selection[start:stop], counts[start:stop])])
-    return torch.from_numpy(np.concatenate(blocks).reshape(-1, target.field.width))

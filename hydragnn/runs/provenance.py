@@ -1,7 +1,7 @@
 """First run record: configuration, data, versions, machine."""
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -16,19 +16,16 @@ from hydragnn.datasets import GraphStore
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.split import PARTS, Copies, Split, copies_across, sentence_on_copies, sentence_on_files
 from hydragnn.distributed.launch import host_name
-from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.parts import PART
 from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.cutoff import ROUNDING
+from hydragnn.runs.graph_statistics import Caches, training_rows
 from hydragnn.runs.plan import RunPlan, head_factors
 from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 from hydragnn.training.data import RunData
-
-BLOCK = 1024
-"""Graphs whose edges are measured at once."""
 
 
 def first_record(
@@ -55,12 +52,10 @@ def first_record(
     )
 
 
-def notes_on(
-    plan: RunPlan, data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
-) -> list[str]:
+def notes_on(plan: RunPlan, data: RunData, caches: Caches) -> list[str]:
     """Return notes on what limits the results of a run; collective."""
     notes, sections = [], {one["name"]: one for one in plan.table.get("branches", [])}
-    for branch, branch_data in zip(plan.branches, data.branches):
+    for branch, branch_data, cache in zip(plan.branches, data.branches, caches):
         model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
         notes += [of + sentence for sentence in branch_data.notes]
         derived = any(head.derivatives for head in model.heads)
@@ -72,7 +67,6 @@ def notes_on(
                 f"{of}the store has a graph for each mask of nodes, and this split draws them: labels of test nodes train the model; say kind = "
                 f'"given" and field = "{PART.name}" under [split]'
             )
-        cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
         if kind == "random" and (sentence := cache.value({"what": "files"}, partial(sentence_on_files, store))):
             notes.append(of + sentence)
         copies = _copies(cache, branch.split)
@@ -129,14 +123,12 @@ def _conversions(head: HeadSettings, model: ModelDescription, store: GraphStore)
 def silenced_edges(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -> list[int]:
     """Return how many edges are silenced, of how many; collective."""
 
-    def counts(block: int) -> NDArray[np.float64]:
-        cache.heartbeat()
-        lengths = edge_vectors(cache.store.read(train[block * BLOCK : (block + 1) * BLOCK], [])).norm(dim=1)
+    def counts(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
+        lengths = edge_vectors(cache.store.read(graphs, [])).norm(dim=1)
         return np.array([float((lengths >= cutoff).sum()), float(len(lengths))])
 
     def totals() -> list[int]:
-        rows = shared_rows(cache.ranks, cache.device)(-(-len(train) // BLOCK), 2, counts)
-        return [int(total) for total in rows.sum(axis=0)]
+        return [int(total) for total in training_rows(train, cache, 2, counts).sum(axis=0)]
 
     return cache.value({"what": "silenced edges", "train": digest_of(train), "cutoff": cutoff}, totals)
 
@@ -144,7 +136,7 @@ def silenced_edges(cache: StatisticsCache, train: NDArray[np.int64], cutoff: flo
 def _copies(cache: StatisticsCache, split: Split) -> Copies:
     """Return the counts of copies outside training; collective."""
     of = {"what": "copies of structures", **{name: digest_of(getattr(split, name)) for name in PARTS}}
-    rows = shared_rows(cache.ranks, cache.device)
+    rows = shared_rows(cache.ranks)
     return Copies(*cache.value(of, lambda: astuple(copies_across(cache.store, split, rows, cache.heartbeat))))
 
 

@@ -14,19 +14,15 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget
 from hydragnn.datasets.packing import costs_of, share_of
-from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh, words
-from hydragnn.distributed.parallelize import parallelize
-from hydragnn.distributed.pipeline import make_pipeline
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import GraphModel
 from hydragnn.parallel import AXES, Axis, ParallelSettings, check_divisible
-from hydragnn.runs.assembly import Assembly, build, context_of
+from hydragnn.runs.assembly import Assembly, begin_on, build, placement_on
 from hydragnn.runs.memory import measured_step
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import Feed, Share
 from hydragnn.training.loop import take_step
-from hydragnn.training.state import first_state
 
 TURNS = 3
 """Repeats of every measurement.
@@ -147,9 +143,8 @@ def measured_steps(
 
     ``run`` is one without peers. Batches of ``graphs`` and of half or twice as many are measured over all ranks, fewer where a step would be long.
     """
-    device = run.context.device
-    seconds_of(step_of(run, 1)[0], ranks, device)  # loads and compiles what others use
-    most = max(1, int(LONG / seconds_of(step_of(run, 1)[0], ranks, device)))
+    seconds_of(step_of(run, 1)[0], ranks)  # loads and compiles what others use
+    most = max(1, int(LONG / seconds_of(step_of(run, 1)[0], ranks)))
     graphs = min(max(graphs, ranks.size), most * ranks.size)
     every = [ParallelSettings(), *layouts]
     found: list[Steps | None] = [None] * len(every)
@@ -160,7 +155,7 @@ def measured_steps(
         remaining = (time.perf_counter() - begin) / done * (count - done) if done else None
         on_step(f"{words(layout) or ('copies' if number else 'one device')} ({done + 1} of {count})", remaining)
         if number:
-            own, batch = rank_of(run, plan, make_mesh(layout, ranks), layout.chunks), graphs
+            own, batch = rank_of(run, replace(plan, parallel=layout), make_mesh(layout, ranks)), graphs
         else:
             own, batch = run, ceil(graphs / ranks.size)
         found[number] = turn_of(own, layout.chunks, batch, ranks, found[number])
@@ -170,7 +165,7 @@ def measured_steps(
 
 def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Steps | None) -> Steps:
     """Return the steps of a layout with those of one more turn."""
-    mesh, device, stages = run.mesh, run.context.device, run.mesh.size("pipeline")
+    mesh, stages = run.mesh, run.mesh.size("pipeline")
     parts = max(1, min(PARTS * stages, graphs // mesh.data_size)) if stages > 1 else 1
     costs, seconds, memory = [], [], []
     least = mesh.data_size * parts
@@ -178,10 +173,10 @@ def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Step
     for count in (graphs // 2 if graphs >= 2 * least else 2 * graphs, graphs):
         step, share, cost = step_of(run, count, parts)
         if earlier is None:
-            seconds_of(step, ranks, device)
-            memory.append(largest(measured_step(run, share), ranks, device))
+            seconds_of(step, ranks)
+            memory += ranks.largest(measured_step(run, share))
         costs.append(cost)
-        seconds.append(seconds_of(step, ranks, device))
+        seconds.append(seconds_of(step, ranks))
     if earlier is not None:
         return replace(earlier, repeats=tuple((*a, b) for a, b in zip(earlier.repeats, seconds)))
     return Steps(
@@ -191,7 +186,7 @@ def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Step
         costs=tuple(costs),
         repeats=tuple((one,) for one in seconds),
         memory=tuple(memory),
-        state=int(largest(run.state.parameters.bytes, ranks, device)),
+        state=int(ranks.largest(run.state.parameters.bytes)[0]),
     )
 
 
@@ -218,33 +213,23 @@ def step_of(run: Assembly, graphs: int, parts: int = 1) -> tuple[Callable[[], ob
     return step, next(data.epoch(0)), max(shares)
 
 
-def seconds_of(work: Callable[[], object], ranks: Ranks, device: torch.device) -> float:
+def seconds_of(work: Callable[[], object], ranks: Ranks) -> float:
     """Return the time of a call on the slowest rank."""
     ranks.wait()
     begin = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return largest(time.perf_counter() - begin, ranks, device)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return ranks.largest(time.perf_counter() - begin)[0]
 
 
-def largest(value: float, ranks: Ranks, device: torch.device) -> float:
-    """Return the largest value of all ranks."""
-    return float(ranks.gather(torch.tensor(value, dtype=torch.float64, device=device)).max())
-
-
-def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh, chunks: int = 1) -> Assembly:
+def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh) -> Assembly:
     """Return a run as a rank of a mesh."""
     assert isinstance(run.state.model, GraphModel)
     model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
-    placement = replace(branch.train.placement, in_step=mesh.size("shard") > 1)
-    if mesh.size("graph") > 1:
-        placement = replace(placement, cut=make_cutter(mesh, branch.train.loader.node_cost, placement.device))
-    stages = make_pipeline(model, mesh, chunks, placement.device)
-    parameters = parallelize(model, mesh, placement, plan.training)
+    placement = placement_on(mesh, plan, branch.train.placement)
     data = replace(run.data, branches=(replace(branch, train=branch.train.placed(placement)),))
-    state = first_state(model, parameters, len(run.data.targets))
-    context = context_of(plan, data, mesh, state, stages, frozen=False)
+    state, context = begin_on(mesh, plan, data, model, placement)
     return replace(run, state=state, mesh=mesh, data=data, context=context)
 
 
@@ -263,15 +248,15 @@ SIZES: Sequence[int] = (4 * 2**10, 4 * 2**20)
 """Bytes of the sums over ranks by which a network is measured."""
 
 
-def measured_network(ranks: Ranks, device: torch.device) -> Interconnect:
+def measured_network(ranks: Ranks) -> Interconnect:
     """Return latency and bandwidth of sums over these ranks; collective.
 
     Ranks of several nodes measure the network, which then stands for links inside nodes, too.
     """
     times = []
     for size in SIZES:
-        add = partial(dist.all_reduce, torch.zeros(size // 4, device=device))
-        times.append(min(seconds_of(add, ranks, device) for _ in range(5)))
+        add = partial(dist.all_reduce, torch.zeros(size // 4, device=ranks.device))
+        times.append(min(seconds_of(add, ranks) for _ in range(5)))
     moved = 2 * (ranks.size - 1) / ranks.size * (SIZES[1] - SIZES[0])
     within = moved / max(times[1] - times[0], 1e-9)
     return Interconnect(

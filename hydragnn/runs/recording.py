@@ -55,7 +55,7 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, 
             executors, reason = recorded_branches(run, recorder_on(device)), None
         except (NotRecordable, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
-        reason = shared_problem(reason, ranks, device)
+        reason = shared_problem(reason, ranks)
     return with_note(run, NOT_REPLAYED + reason) if reason is not None else replaying_run(run, executors)
 
 

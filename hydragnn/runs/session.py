@@ -95,7 +95,7 @@ def train(
         except InputError:
             described_branches(config, store, begun=resume)  # whose error comes first
             raise
-        with alone_in(this, ranks, own):
+        with alone_in(this, ranks):
             run, heart, stopwatch = ready_run(
                 config,
                 this,
@@ -220,7 +220,7 @@ def measure_forgetting(run: Assembly, start: OpenStart, callback: RunCallback) -
     with as_note("forgetting is not measured", callback.add_note):
         with weights.best(), weights.in_use("data of the start"), keep_beating(callback.heartbeat):
             together = mesh.shares_model and mesh.size("pipeline") == 1  # a stage of a pipeline has some layers only
-            errors = table() if together else first_ranks_value(table, callback.ranks, device)
+            errors = table() if together else first_ranks_value(table, callback.ranks)
         if note := errors.pop("note", ""):
             callback.add_note(note)
         callback.record = replace(callback.record, start={**callback.record.start, "forgetting": errors})

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import hydragnn
@@ -59,7 +58,6 @@ class StatisticsCache:
 
     store: GraphStore
     ranks: Ranks = field(default_factory=Ranks)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     heartbeat: Callable[[], None] = lambda: None
 
     def value(self, of: Mapping[str, Any], make: Callable[[], Any]) -> Any:
@@ -71,7 +69,7 @@ class StatisticsCache:
         path = None if folder is None else folder / f"{digest(table)}.json"
         locks: list[int] = []
         try:
-            cached = first_ranks_value(lambda: self._look(path, table, locks), self.ranks, self.device)
+            cached = first_ranks_value(lambda: self._look(path, table, locks), self.ranks)
             if cached is not None:
                 return cached["value"]
             value = json.loads(json.dumps(make()))

@@ -106,7 +106,7 @@ def work(options: argparse.Namespace) -> None:
     placement, figures = DevicePlacement(device=device, dtype=torch.float32), {}
     began = time.monotonic()
     if size > 1:
-        cutter = make_cutter(mesh, 2, device)
+        cutter = make_cutter(mesh, 2)
         cutter = replace(cutter, partition=metis if options.metis else None)
         counted = CountedRanks(rank=rank, size=size, group=cutter.peers.group)  # type: ignore[attr-defined]
         cut = cutter.cut(batch)

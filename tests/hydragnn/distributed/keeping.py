@@ -31,7 +31,7 @@ def main(stores: Path, folder: Path, nodes: int, dies: bool) -> None:
             store = open_store(path)
             graphs, names = np.arange(0, len(store), 2 if len(store) > 6 else 1), [one.name for one in store.fields()]
             group = ranks.size * (nodes > 1)
-            kept = kept_by_ranks(store, graphs, names, ranks, torch.device("cpu"), group=group, machine=machine)
+            kept = kept_by_ranks(store, graphs, names, ranks, group=group, machine=machine)
             pairs.append((kept, store, graphs))
         if dies and ranks.rank == ranks.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)

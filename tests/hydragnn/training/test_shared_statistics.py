@@ -13,7 +13,7 @@ from hydragnn.datasets import MemoryStore, Survey
 from hydragnn.datasets import survey as survey_module
 from hydragnn.distributed import Ranks
 from hydragnn.record import read_record
-from hydragnn.runs.preparation import check_values
+from hydragnn.runs.preparation import check_on_all
 from tests.hydragnn.training.conftest import Configs, Trained
 
 
@@ -52,7 +52,6 @@ class OtherRankFoundDamage(Ranks):
         return values + 1 if values.is_floating_point() and not values.dim() else values
 
 
-def test_damage_that_only_another_rank_sees_ends_the_run(store: MemoryStore) -> None:
-    ranks = OtherRankFoundDamage(size=2)
+def test_damage_that_only_another_rank_sees_ends_the_run() -> None:
     with pytest.raises(InputError, match="and the first rank none; copy the store anew"):
-        check_values(store, np.arange(10), ["energy"], [], [], ranks, torch.device("cpu"), lambda: None)
+        check_on_all(lambda graphs: None, np.arange(10), OtherRankFoundDamage(size=2))
