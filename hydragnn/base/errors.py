@@ -30,10 +30,7 @@ class TakenOver(InputError):
 
 
 class SaidByFirst(InputError):
-    """Input error reported by rank 0 on behalf of all ranks.
-
-    The others exit with the same code and print nothing.
-    """
+    """Input error that rank 0 prints for all ranks, with one code."""
 
 
 class Interrupted(Exception):

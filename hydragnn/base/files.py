@@ -162,9 +162,7 @@ def kind_of_folder(folder: Path) -> str:
 
 
 def check_utf8(folder: Path) -> None:
-    """Raise InputError for a path that is no UTF-8.
-
-    safetensors opens no file there."""
+    """Raise InputError for a path that safetensors cannot open: no UTF-8."""
     try:
         str(folder.absolute()).encode()
     except UnicodeEncodeError as error:

@@ -61,10 +61,7 @@ def allowed_code() -> list[str]:
 
 
 def is_allowed(module: str) -> bool:
-    """Return True where a file may name a class of the module.
-
-    Modules of this package, imported ones and allowed ones.
-    """
+    """Return True for modules of this package, imported ones and allowed ones."""
     parents = {module[: match.start()] for match in re.finditer(r"\.|$", module)}
     return is_own(module) or module in sys.modules or bool(parents & _allowed)
 

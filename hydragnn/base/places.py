@@ -72,10 +72,7 @@ def matching_files(pattern: Path | str) -> list[Path]:
 
 
 def source_paths(source: Any) -> list[Path]:
-    """Return the stores or files of paths, folders and patterns.
-
-    InputError where there is nothing, and for stores among other files.
-    """
+    """Return stores or files of paths and patterns; InputError for mixtures."""
     paths: dict[Path, None] = {}
     for pattern in source if isinstance(source, list | tuple) else [source]:
         path = as_path(pattern)

@@ -213,10 +213,7 @@ class StoreBuilding(Building):
         self.group.note("failed", {"block": block, "sentence": sentence})
 
     def check(self) -> None:
-        """Show progress, and note processes that ended early, on rank 0.
-
-        InputError on others where rank 0 ended.
-        """
+        """Show progress and note lost processes; InputError where rank 0 ended."""
         if self.group.rank:
             if self.group.gone(0):
                 raise InputError(self._ended(0))

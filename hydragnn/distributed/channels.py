@@ -220,10 +220,7 @@ def split_channels(model: nn.Module, mesh: Mesh) -> dict[str, Piece]:
 
 
 def plan_of_network(network: nn.Sequential, size: int) -> Plan:
-    """Return the plan of linear maps with functions of each channel between.
-
-    Hidden channels of the first and second map are split, those of the third and fourth, and so on.
-    """
+    """Return the plan of pairs of linear maps with functions between."""
     maps = {key: part for key, part in network.named_children() if type(part) is nn.Linear}
     plan: dict[str, LayerSplit] = {}
     if not all(type(part) is nn.Linear or isinstance(part, ELEMENTWISE) for part in network):

@@ -148,10 +148,7 @@ def metis(edges: Any, costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]
 
 
 def make_cutter(mesh: Mesh, node_cost: int) -> Cutter:
-    """Return the cutter for ranks along the axis ``graph``; collective.
-
-    METIS cuts where all ranks have pymetis, so that all cut alike.
-    """
+    """Return the cutter, by METIS where all ranks have it; collective."""
     peers = GraphRanks(rank=mesh.coordinate("graph"), size=mesh.size("graph"), group=mesh.new_group("graph"))
     partition = None if mesh.ranks.any(find_spec("pymetis") is None) else metis
     # ranks that share weights use layers equally often, whatever their graphs
@@ -185,10 +182,7 @@ class GraphGroup:
         self._is_computing = False
 
     def compute(self, number: int, model: GraphModel, batch: GraphBatch) -> Predicted:
-        """Return a model's predictions, with all ranks, on the first one.
-
-        Interrupted where this rank fails, since the others wait for it.
-        """
+        """Return predictions on the first rank; Interrupted where this one fails."""
         self._send([number, packed(batch)])
         return self._part(model, batch)
 

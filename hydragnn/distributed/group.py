@@ -74,10 +74,7 @@ class Group:
         self.store: dist.Store = dist.HashStore()
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """Meet beside ``folder`` and return the opening that rank 0 makes.
-
-        An InputError of rank 0 is raised by all.
-        """
+        """Meet beside ``folder``; return rank 0's opening or raise its InputError."""
         self.store = self._stack.enter_context(self._meet(self, folder))
         self._began = time.monotonic()
         self.store.set(f"process-{self.rank}", json.dumps([machine_name(), os.getpid()]))
@@ -121,10 +118,7 @@ class Group:
         self.store.set(f"signal {word}", "1")
 
     def is_signalled(self, word: str) -> bool:
-        """Return True where any rank has signalled it.
-
-        InputError where rank 0 has failed meanwhile.
-        """
+        """Return True after a rank's signal; InputError after rank 0's failure."""
         if self.rank and self.store.check(["failure"]):
             raise SaidByFirst(f"rank 0 ended: {self.store.get('failure').decode()}")
         return bool(self.store.check([f"signal {word}"]))

@@ -17,10 +17,7 @@ ITEMS: tuple[Axis, ...] = ("replicate", "shard", "graph")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mesh:
-    """Ranks of a run in five axes; the last varies fastest.
-
-    ``make_mesh`` checks the layout; this class trusts it.
-    """
+    """Ranks of a run in five axes; the last varies fastest."""
 
     ranks: Ranks = field(default_factory=Ranks)
     sizes: tuple[int, ...] = (1,) * len(AXES)
@@ -64,10 +61,7 @@ class Mesh:
         return [rank for rank, one in enumerate(places) if all(one[i] == places[self.ranks.rank][i] for i in others)]
 
     def group(self, *axes: Axis) -> dist.ProcessGroup | None:
-        """Return the group of ranks along the axes; None where it is one.
-
-        All ranks call it with the same axes in the same order.
-        """
+        """Return the ranks along the axes, None for one; collective."""
         if self.size(*axes) == 1:
             return None
         if axes not in self._groups:
@@ -89,10 +83,7 @@ class Mesh:
         return own
 
     def sum_in_place(self, values: Tensor, *axes: Axis) -> Tensor:
-        """Sum values over ranks with different items, or along other axes.
-
-        All ranks that are summed get the same bits.
-        """
+        """Sum values over ranks with different items, or along other axes."""
         group = self.group(*(axes or ITEMS))
         if group is not None:
             dist.all_reduce(values, group=group)
@@ -100,10 +91,7 @@ class Mesh:
 
 
 def make_mesh(settings: ParallelSettings, ranks: Ranks) -> Mesh:
-    """Return the mesh of a layout; InputError where ranks do not fit.
-
-    All ranks call it together.
-    """
+    """Return the mesh of a layout; InputError where ranks misfit; collective."""
     check_layout(settings, ranks.size, ranks.size // ranks.nodes)
     rest = ranks.size // settings.ranks_per_replica
     sizes = (rest, *(getattr(settings, axis) for axis in AXES[1:]))

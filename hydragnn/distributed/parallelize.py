@@ -36,10 +36,7 @@ class TorchPeers:
         return lambda: work.wait()
 
     def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
-        """Start the sum of ``values``; ``own`` receives this rank's share.
-
-        The others' shares of ``values`` are no longer what they were.
-        """
+        """Start the sum of ``values``; ``own`` receives this rank's share."""
         if self.in_place:
             scattered = scatter(own, values, group=self.group, async_op=True)
             return lambda: scattered.wait()
@@ -74,10 +71,7 @@ def parallelize(
     settings: TrainSettings,
     rate_factors: Mapping[str, float] = MappingProxyType({}),
 ) -> FlatParameters:
-    """Place the model and return the parameters that the loop updates.
-
-    Every rank computes its share of every batch.
-    """
+    """Place the model and return the parameters that the loop updates."""
     # 1. this rank's channels of every layer
     pieces = split_channels(model, mesh) if mesh.size("tensor") > 1 else {}
     # 2. device and numbers, before the vector is made, so that it lies there

@@ -72,10 +72,7 @@ class Absent(nn.Module):
 
 
 def make_pipeline(model: nn.Module, mesh: Mesh, chunks: int, device: torch.device) -> "Pipeline | None":
-    """Return this rank's stage; None without stages.
-
-    The model keeps no other layers. All ranks call it together.
-    """
+    """Return this rank's stage and drop other layers; None without; collective."""
     group = mesh.group("pipeline")
     if group is None:
         return None
@@ -237,10 +234,7 @@ class Shared(Eager):
     pipeline: Pipeline
 
     def gradient(self, parts: Sequence[Part], counted: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Add the gradients of all parts; yield their summed errors and loss.
-
-        By ``stage_schedule``, with the same results on all stages.
-        """
+        """Add gradients by ``stage_schedule``; yield errors and loss, on all stages."""
         stages, values = self.pipeline, torch.zeros(len(self.targets) + 1, dtype=torch.float64, device=self.device)
         order = stage_schedule(stages.stage, stages.stages, len(stages.chunks), len(parts))
         waiting: dict[tuple[int, int], tuple[Travellers, list[Tensor]]] = {}

@@ -71,10 +71,7 @@ def rank_groups(machines: Sequence[int], size: int) -> list[RankGroup]:
 
 
 class RankStore(View):
-    """Graphs of a store that a group of ranks keeps in memory.
-
-    It has the named fields. Graphs that are not kept are read from the disk.
-    """
+    """Graphs in the memory of ranks; others are read from the disk."""
 
     in_memory = True
 
@@ -157,10 +154,7 @@ class RemoteNodes:
         """Rank that is read for each node."""
 
     def begin(self, node: int, places: Int64[ndarray, " chosen"]) -> Callable[[], FlatGraphs | None]:
-        """Begin to read graphs by their numbers on a node.
-
-        Returns what waits for them; None where its server does not answer.
-        """
+        """Begin to read graphs; return what waits, for None without an answer."""
         layout, starts, lengths, totals = self._layouts[node], [], [], []
         for name in self._names:
             spec, width = layout.specs[name], row_bytes(layout.specs[name])

@@ -71,10 +71,7 @@ class Windows:
         lengths: NDArray[np.int64],
         patience: float = SECONDS_TO_ANSWER,
     ) -> Callable[[], NDArray[np.uint8] | None]:
-        """Begin to read runs of bytes of a rank's memory.
-
-        Returns what waits for them, end to end; None where the rank does not answer.
-        """
+        """Begin to read bytes; return what waits, for None without an answer."""
         if rank in _silent:
             return lambda: None
         out, began = np.empty(int(lengths.sum()), dtype=np.uint8), time.monotonic()

@@ -45,10 +45,7 @@ class Assembly:
 def assemble(
     plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None], *, shared: bool = False
 ) -> Assembly:
-    """Read data, build the model and distribute it; collective.
-
-    ``shared`` says that other processes of the node read the same stores (``prepare_data``).
-    """
+    """Read data, build the model and distribute it; collective."""
     check_alike(plan, ranks)
     mesh = make_mesh(plan.parallel, ranks)
     placement = placement_on(mesh, plan, placement)

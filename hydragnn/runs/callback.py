@@ -215,10 +215,7 @@ def summary_writer(folder: Path, epochs: int) -> Any:
 
 
 def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:
-    """Return the model's tensors with the best weights so far; collective.
-
-    The first rank has all of them, the others none. Where ranks have parts, one parameter at a time is summed over all of them.
-    """
+    """Return the model's best weights, on the first rank alone; collective."""
     if state.parameters.is_whole and mesh.size("pipeline") == 1:
         with state.parameters.best():
             return _copies(state.model.state_dict()) if mesh.ranks.first else {}

@@ -328,10 +328,7 @@ def merged(layouts: Sequence[SavedLayout], lengths: Sequence[int]) -> SavedLayou
 def read_vector(
     files: TensorFiles, name: str, layout: SavedLayout, spans: Sequence[ParameterSpan], like: Tensor
 ) -> Tensor:
-    """Return the vector of a rank's spans; nothing else is read.
-
-    At most one parameter is in memory beside it.
-    """
+    """Return the vector of a rank's spans; nothing else is read."""
     vector = torch.zeros(like.shape, dtype=like.dtype)
     for span in spans:
         out = vector[span.at : span.at + span.last - span.first]

@@ -150,10 +150,7 @@ class Extrapolation:
         }
 
     def best_first(self, ranks: int, graphs: int, *, weak: bool = False) -> list[dict[str, Any]]:
-        """Return all layouts, those that fit first.
-
-        Measured ones come before others, in the order of measured times.
-        """
+        """Return all layouts: those that fit first, and measured ones before others."""
         layouts = layouts_on(ranks, self.per_node, self.layers)
         rows = [row for one in layouts if (row := self.row_of(one, ranks, graphs, weak=weak)) is not None]
         return sorted(

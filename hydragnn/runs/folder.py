@@ -301,10 +301,7 @@ def is_data(store: GraphStore, data_hash: str) -> bool:
 
 
 def name_store(runs: Iterable[Path], place: Path, branch: str = "") -> None:
-    """Let configurations of runs name the store at ``place``.
-
-    InputError, and nothing is changed, where a run was trained on other graphs.
-    """
+    """Let configurations of runs name a store; InputError for other graphs."""
     store, runs = open_store(place), [run for run in runs if (run / "config.json").is_file()]
     for run in runs:
         record = earlier_record(run)

@@ -34,10 +34,7 @@ OFTEN = 20
 def training_statistics(
     data: RunData, caches: Caches, needs: Collection[Statistic], bounded: Sequence[str] = ()
 ) -> GraphStatistics | None:
-    """Return the statistics of all branches; None where none are needed.
-
-    ``bounded`` are graph inputs whose ranges are asked for.
-    """
+    """Return the statistics of all branches; None where none are needed."""
     if not needs and not bounded:
         return None
     statistics = merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)

@@ -153,10 +153,7 @@ def turned_forces(store: GraphStore, train: NDArray[np.int64], energy: str, forc
 
 
 def neighbour_changes(batch: GraphBatch, energy: str, forces: str) -> Float64[ndarray, "pairs 2"]:
-    """Return work and energy change between consecutive structures.
-
-    Compared are structures of the same atoms in nearly the same cell.
-    """
+    """Return work and energy change between consecutive structures of the same atoms."""
     lengths = edge_vectors(batch).norm(dim=1)
     reach = NEAR * float(np.median(lengths.numpy())) if len(lengths) else 0.0
     usable = batch.present(energy) & batch.present(forces)

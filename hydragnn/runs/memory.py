@@ -46,10 +46,7 @@ AIM = 0.97
 
 
 def within_memory(run: Assembly, plan: RunPlan, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
-    """Return the run with batches in parts that fit its budget; collective.
-
-    InputError names a graph that does not fit.
-    """
+    """Return the run with batches in parts that fit; collective."""
     limit, models = plan.budget.max_bytes, [branch.model for branch in plan.branches]
     if not limit:
         return run
@@ -160,10 +157,7 @@ def measured_step(run: Assembly, share: Share) -> float:
 
 
 def fitting_parts(scale: MemoryScale, feeds: Sequence[Feed]) -> int:
-    """Return the fewest parts in which the largest batch fits.
-
-    The smallest batch says how many it may need. They double while these take more.
-    """
+    """Return the fewest parts in which the largest batch fits."""
     feed, small, large = max(
         ((feed, *scale.extremes(feed)) for feed in feeds if len(feed.loader)),
         key=lambda one: scale.work(one[0], one[2]),

@@ -144,10 +144,7 @@ def described_branches(
 
 
 def head_factors(head: HeadSettings, model: ModelDescription, store: GraphStore) -> dict[str, float]:
-    """Return the unit factors between an energy's derivatives and their labels.
-
-    InputError where units do not fit.
-    """
+    """Return unit factors of an energy's derivatives; InputError where units misfit."""
     if head.kind != "energy":
         return {}
     derived = {what: model.fields[name] for what, name in head.derivatives.items()}
@@ -256,10 +253,7 @@ def _open(path: StorePlace, name: str, stores: Stores | None) -> GraphStore:
 def input_fields(
     asked: Sequence[str] | None, targets: Collection[str], fields: Mapping[str, Field], unseen: Collection[str]
 ) -> list[Field]:
-    """Return the inputs of a data set: ``asked``, or all readable ones.
-
-    InputError where one is no input, or where the store lacks one or a target.
-    """
+    """Return the inputs asked for, or all readable ones; InputError otherwise."""
     for name in targets:
         if name not in fields:
             raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")

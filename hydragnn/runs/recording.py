@@ -38,10 +38,7 @@ EPOCHS = 16
 
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, limited: bool = False) -> Assembly:
-    """Return the run with recorded steps where it asks for them; collective.
-
-    ``limited`` says that its memory has a limit.
-    """
+    """Return the run with recorded steps where it asks for them; collective."""
     setting, device = run.context.settings.graphs, run.context.device
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         return run

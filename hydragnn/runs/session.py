@@ -122,10 +122,7 @@ def ready_run(
     parts: int = 1,
     memory: str | None = None,
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
-    """Return the run before its next step, with heartbeat and clock.
-
-    ``parts`` is the least number of parts of a batch; ``memory`` asks for more. InputError for a folder that cannot hold the run.
-    """
+    """Return the run before its next step, with heartbeat and clock."""
     out = this.folder
     check_folder(config.to_json(), out, resume)
     if ranks.first:

@@ -66,10 +66,7 @@ def raise_signals(
 
 @contextmanager
 def interrupt_at_once() -> Iterator[Callable[[], None]]:
-    """Raise Interrupted on signals in the block, before anything is saved.
-
-    Gives the check of ``raise_signals``, which is made once more at the end of the block.
-    """
+    """Raise Interrupted on signals in the block; yield a check."""
     with raise_signals(STOPPING, lambda kind: Interrupted(f"stopped by {kind.name} before the first step")) as check:
         yield check
         check()

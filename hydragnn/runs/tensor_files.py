@@ -113,10 +113,7 @@ def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -
 
 
 def joined(parts: Sequence[TensorIndex]) -> TensorIndex:
-    """Return the index of vectors that lie end to end in files.
-
-    A tensor that is no vector is that of the first part.
-    """
+    """Return the index of vectors that lie end to end in files."""
     files = {name: info for part in parts for name, info in part.files.items()}
     tensors: dict[str, TensorInfo] = {}
     for part in parts:
@@ -160,10 +157,7 @@ class TensorFiles:
         return whole
 
     def read_range(self, name: str, first: int, last: int, out: Tensor) -> None:
-        """Copy a range of a vector into ``out``.
-
-        InputError where the vector is of another dtype, or shorter.
-        """
+        """Copy a range of a vector; InputError for another dtype or length."""
         entry = self.index.tensors[name]
         if len(entry.shape) != 1 or last > entry.shape[0] or DTYPES[entry.dtype] != out.dtype:
             raise InputError(

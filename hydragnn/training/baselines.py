@@ -90,10 +90,7 @@ class Features:
         return species if location == "node" else segment_mean(species, batch.owner("node"), batch.num_graphs)
 
     def mixture(self, batch: GraphBatch) -> Float[Tensor, "graphs features"]:
-        """Return means of node inputs weighted by volume, and inputs of graphs.
-
-        There are none unless nodes are parts of a volume.
-        """
+        """Return means of node inputs by volume, and inputs of graphs."""
         volumes_of = [field for field in self.inputs if field.name == VOLUME and field.on == "node"]
         if not volumes_of or volumes_of[0].width != 1 or volumes_of[0].classes:
             return torch.zeros(batch.num_graphs, 0, dtype=torch.float64)
@@ -312,10 +309,7 @@ def _rows(target: Target, features: Features, batches: Sequence[GraphBatch]) -> 
 def baseline_errors(
     folds: Sequence[tuple[Baselines, NDArray[np.int64]]], store: GraphStore, targets: Sequence[Target]
 ) -> BaselineMetrics:
-    """Return errors of baselines, each on graphs of its own, taken together.
-
-    A baseline that is not fitted in every fold is left out.
-    """
+    """Return the errors of baselines that are fitted in every fold."""
     result: BaselineMetrics = {}
     for name in BASELINES if folds else ():
         some = [target for target in targets if all(name in fold.fitted.get(target.name, {}) for fold, _ in folds)]

@@ -16,10 +16,7 @@ Wait = Callable[[], object]
 
 @runtime_checkable
 class VectorPeers(Protocol):
-    """Ranks that hold copies of a vector, or shares of it.
-
-    All of them begin the same operations in the same order.
-    """
+    """Ranks that share a vector and begin operations in one order."""
 
     @property
     def number(self) -> int:

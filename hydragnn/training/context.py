@@ -23,10 +23,7 @@ class Diverged(ArithmeticError):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepResult:
-    """Result of one step, as tensors on the device.
-
-    So the host can queue the next step before it reads them.
-    """
+    """Result of one step, as tensors that the host reads later."""
 
     step: int
     """Its number in the epoch, from 1."""
@@ -117,10 +114,7 @@ def training_context(
     replayed: bool = False,
     unrecorded: str = "",
 ) -> TrainingContext:
-    """Return the context of the targets of all branches, with eager executors.
-
-    Where earlier data are ``replayed``, their targets are those of the first branch.
-    """
+    """Return the context of the targets of all branches, with eager executors."""
     device, targets = state.totals.device, tuple(target for branch in branches for target in branch)
     changes = any(target.stage_two_factor != 1.0 for target in targets)
     ends = [0, *accumulate(len(branch) for branch in branches)]

@@ -38,10 +38,7 @@ class DevicePlacement:
     """Returns this rank's part of graphs that ranks share."""
 
     def parts(self, batch: GraphBatch) -> tuple[GraphBatch, ...]:
-        """Return the batch in parts on the device; none without graphs.
-
-        A GPU gets them while it computes.
-        """
+        """Return the batch in parts on the device; none without graphs."""
         pieces = micro_batches(batch, self.micro_batches)
         if self.cut is not None:
             pieces = map(self.cut, pieces)
@@ -53,10 +50,7 @@ class DevicePlacement:
 
 
 class Feed:
-    """This rank's shares of all batches of a store's part.
-
-    The store is normalised already, or this happens batch by batch.
-    """
+    """Shares of all batches of a store's part, for this rank."""
 
     def __init__(self, loader: Loader, normalisation: Normalisation | None, placement: DevicePlacement) -> None:
         """Batches of ``loader``; without ``normalisation`` its store is normalised already."""
@@ -148,10 +142,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunData:
-    """Data sets of a run, and the order of their batches.
-
-    The order depends on seed and epoch only.
-    """
+    """Data sets of a run, in an order by seed and epoch."""
 
     branches: tuple[BranchData, ...]
     seed: int = 0
@@ -239,10 +230,7 @@ def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[int
 
 
 def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
-    """Return at most ``number`` non-empty parts of consecutive graphs.
-
-    Where there are fewer graphs than parts, every graph is one; an empty batch has no parts.
-    """
+    """Return at most ``number`` non-empty parts of consecutive graphs."""
     if number == 1 or batch.num_graphs <= 1:
         yield from [batch] if batch.num_graphs else []
         return

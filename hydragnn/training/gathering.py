@@ -107,10 +107,7 @@ class GatheredBlocks:
 
     @contextmanager
     def in_use(self, use: Hashable = 0) -> Iterator[None]:
-        """Gather weights in the block, and save none for backward passes.
-
-        Passes of one ``use`` take the same weights in the same order.
-        """
+        """Gather weights in the block, in the order of the same ``use``."""
         kind = (torch.is_grad_enabled(), self.model.training, use)
         self.expected, self.order, self.active = self.orders.get(kind, []), [], True
         try:

@@ -22,10 +22,7 @@ Ended = Literal["finished", "stopped", "paused"]
 
 
 def train_epochs(state: TrainState, data: RunData, context: TrainingContext, callback: Callback, until: int) -> Ended:
-    """Train to the end of epoch ``until``, or out of patience.
-
-    Raises Diverged, and Interrupted after saving when a signal asked this or another rank to stop.
-    """
+    """Train to the end of epoch ``until``, or out of patience."""
     settings = context.settings
     while state.epoch < until and not out_of_patience(state.valid_losses, settings.patience, context.stage_two):
         train_loss = train_epoch(state, data, context, callback)
@@ -129,10 +126,7 @@ def gradient_of_share(state: TrainState, share: Share, context: TrainingContext)
 
 
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
-    """Return ``valid/loss`` and the errors of every target.
-
-    With averaged weights, and the loss weights of the last stage.
-    """
+    """Return ``valid/loss`` and errors by averaged weights and last loss weights."""
     totals = torch.zeros_like(state.totals)
     errors = Errors(context.targets, context.device)
     state.model.eval()

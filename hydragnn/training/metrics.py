@@ -16,10 +16,7 @@ from hydragnn.training.class_metrics import BINS, class_sums, class_values
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunningMoments:
-    """Number, mean and squared deviations of components.
-
-    Two parts merge exactly (Chan et al. 1979).
-    """
+    """Number, mean and squared deviations of components (Chan et al. 1979)."""
 
     count: Float[Tensor, ""] | Float[Tensor, " components"]
     """One number where all components have as many labels."""

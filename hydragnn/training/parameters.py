@@ -235,10 +235,7 @@ class FlatParameters:
 
     @property
     def bytes(self) -> int:
-        """Return the largest memory of weights, gradient, states and gathered blocks.
-
-        With a copy of the own weights while others are validated.
-        """
+        """Return the largest memory of weights, gradient, states and gathered blocks."""
         states = [self.best_vector, self.best_vector, *self.optimizer.moments.values()]
         states += [] if self.average_vector is None else [self.average_vector]
         gathered = self.gathered.bytes if self.gathered else 0
@@ -254,17 +251,11 @@ class FlatParameters:
             self.buckets.expect()
 
     def in_use(self, use: Hashable = 0) -> AbstractContextManager[None]:
-        """Gather weights in the block where they are shared.
-
-        Passes of one ``use`` take the same weights in the same order.
-        """
+        """Gather weights in the block where they are shared."""
         return self.gathered.in_use(use) if self.gathered else nullcontext()
 
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
-        """Add the gradient of a loss.
-
-        All weights in one operation, or one by one where blocks are summed meanwhile.
-        """
+        """Add the gradient of a loss."""
         if self.buckets:
             loss.backward(inputs=self.trained)
             return
@@ -287,10 +278,7 @@ class FlatParameters:
             self.buckets.finish()
 
     def clip(self) -> Float[Tensor, ""]:
-        """Shorten the gradient to the largest norm allowed; give the norm before.
-
-        Where ranks update other weights, each counts its own.
-        """
+        """Shorten the gradient to the largest norm allowed; give the norm before."""
         if self.sharing.sum_norm is alone:
             return clip_in_place(self.gradient, self.clip_norm)
         squares = self.gradient.new_zeros((), dtype=torch.float64)
@@ -421,10 +409,7 @@ def rows_of(spans: Sequence[ParameterSpan], own: Sequence[RankRows], factors: Ma
 
 
 def clip_in_place(gradient: Float[Tensor, " weights"], largest: float) -> Float[Tensor, ""]:
-    """Clip the gradient to norm ``largest``; return the norm before.
-
-    A gradient that is not finite stays as far from finite as it was, or farther: its norm tells.
-    """
+    """Clip the gradient to norm ``largest``; return the norm before."""
     norm = torch.linalg.vector_norm(gradient)
     shorten(gradient, norm.to(torch.float64), largest)
     return norm
