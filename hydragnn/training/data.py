@@ -180,7 +180,7 @@ class RunData:
         [0, 1) drawn per branch and epoch. In any order that is drawn, batches of one branch follow each other, and each of them
         moves the trunk away from the others.
         """
-        counts = [sum(piece.batches for piece in pieces_of(branch, epoch)) for branch in self.shown]
+        counts = [sum(count for _, _, count in pieces_of(branch, epoch)) for branch in self.shown]
         offsets = np.random.default_rng([self.seed, epoch, len(counts)]).random(len(counts))
         places = [(np.arange(count) + offset) / max(count, 1) for count, offset in zip(counts, offsets)]
         return np.repeat(np.arange(len(counts)), counts)[np.argsort(np.concatenate(places), kind="stable")]
@@ -195,18 +195,8 @@ class RunData:
             yield Share(branch=turn, parts=parts, stand_ins=self.shown[turn].train.stand_ins(len(parts)), graphs=graphs)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchRun:
-    """Consecutive batches of one pass over a training part."""
-
-    number: int
-    """The pass, from 0."""
-    first: int
-    batches: int
-
-
-def pieces_of(branch: BranchData, epoch: int) -> list[BatchRun]:
-    """Return what an epoch takes of passes over the training part.
+def pieces_of(branch: BranchData, epoch: int) -> list[tuple[int, int, int]]:
+    """Return the pass, the first batch and the count of an epoch's batches.
 
     It begins where the epoch before ended, and covers ``weight`` passes. No batch of a pass is left out or taken twice, and a
     weight of 1 is one whole pass.
@@ -216,17 +206,17 @@ def pieces_of(branch: BranchData, epoch: int) -> list[BatchRun]:
     for number in range(floor(start), ceil(stop)):
         batches = branch.train.steps(number)
         first, last = (round(min(max(end - number, Fraction(0)), Fraction(1)) * batches) for end in (start, stop))
-        pieces.append(BatchRun(number=number, first=first, batches=last - first))
+        pieces.append((number, first, last - first))
     return pieces
 
 
 def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[int, tuple[GraphBatch, ...]]]:
     """Return the branch's batches of an epoch after the first ones."""
-    for piece in pieces_of(branch, epoch):
-        skip = min(skipped, piece.batches)
+    for number, first, count in pieces_of(branch, epoch):
+        skip = min(skipped, count)
         skipped -= skip
-        if skip < piece.batches:
-            yield from islice(branch.train.epoch(piece.number, piece.first + skip), piece.batches - skip)
+        if skip < count:
+            yield from islice(branch.train.epoch(number, first + skip), count - skip)
 
 
 def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:

@@ -16,7 +16,6 @@ from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.models import TrainedModel, load_model
 from hydragnn.record import read_record
 from hydragnn.runs import console_progress
-from hydragnn.runs.progress import Bar
 from hydragnn.training import evaluate
 from tests.hydragnn.training.conftest import Configs, RunOnce, Trained
 
@@ -156,7 +155,7 @@ def test_lines_and_bars_say_epoch_losses_speed_and_time_left(trained: Trained) -
     lines = PlainConsole(file=io.StringIO())
     terminal = PlainConsole(file=io.StringIO(), force_terminal=True, width=120)
     trained("lines", progress=console_progress(lines))
-    trained("bar", progress=Bar(terminal), until=99)  # which the budget ends before
+    trained("bar", progress=console_progress(terminal), until=99)  # which the budget ends before
     first, *_, last = lines.file.getvalue().splitlines()
     assert first.startswith("epoch 1/3  train ") and "graphs/s" in first and "s left" in first
     assert last.startswith("finished after 3 epochs")
