@@ -81,7 +81,7 @@ def meet(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> Meetin
     launcher's count and MPI's disagree.
     """
     if launch.by == "mpi":
-        return _met_by_mpi(launch, patience)
+        return _met_by_mpi(launch, folder, patience)
     deadline = time.monotonic() + patience.total_seconds()
     if not launch.address:
         return _meeting(launch, _met_by_file(launch, folder.resolve(), deadline), "")
@@ -224,43 +224,28 @@ def world_of(launch: Launch) -> Any:
     return world
 
 
-def _met_by_mpi(launch: Launch, patience: timedelta) -> Meeting:
-    """Open the store that rank 0 makes, and whose place MPI broadcasts."""
+def _met_by_mpi(launch: Launch, folder: Path, patience: timedelta) -> Meeting:
+    """Meet as ranks of a job step do, at a place that MPI broadcasts."""
     with note_of_waiting(launch, lambda: "all other ranks, which have not come to MPI yet"):
         world = world_of(launch)
-        launch = replace(launch, rank=world.rank, size=world.size)
         one_node = len(set(world.allgather(machine_name()))) == 1
-    first, address, port = launch.rank == 0, launch.address or launch.node or host_name(), launch.port
-    place = problem = ""
-    try:
-        if first and one_node:
-            place = tempfile.mkdtemp(prefix="hydragnn-ranks-")  # mode 0700
-        elif first:
-            port = _server(address, port, True, patience).port
-    except (LaunchError, OSError) as error:
-        problem = f"rank 0 cannot keep a store for its peers: {error}"
-    place, address, port, problem = world.bcast((place, address, port, problem))
-    store: dist.Store = dist.HashStore()
-    try:
-        if place:
-            check_private(Path(place))
-            store = file_store(f"{place}/store", launch.size)
-        elif not problem:
-            server = _server(address, launch.port if first else port, first, patience)
-            store = ServedStore(str(next(_meetings)), server)
-    except FileNotFoundError:
-        problem = (
-            f"rank {launch.rank} does not see {place} of rank 0, though both run on {host_name()}; set TMPDIR to a folder that all "
-            "ranks of the node see"
-        )
-    except LaunchError as error:
-        problem = str(error)
-    problems = [*filter(None, world.allgather(problem))]
-    if first and place:
-        shutil.rmtree(place, ignore_errors=True)  # all have it open
-    if problems:
-        raise LaunchError(problems[0])
-    return _meeting(launch, store, "" if one_node else address)
+    launch = replace(launch, rank=world.rank, size=world.size, step=world.bcast(secrets.token_hex(8)))
+    if one_node:
+        deadline = time.monotonic() + patience.total_seconds()
+        return _meeting(launch, _met_by_file(launch, folder.resolve(), deadline), "")
+    address, port = launch.address or launch.node or host_name(), launch.port
+    server, problem = None, ""
+    for serves in (True, False):  # rank 0 serves before the others connect
+        try:
+            if serves == (launch.rank == 0):
+                server = _server(address, port, serves, patience)
+        except LaunchError as error:
+            problem = str(error)
+        if problems := [*filter(None, world.allgather(problem))]:
+            raise LaunchError(problems[0])
+        address, port = world.bcast((address, server.port if server else port))
+    assert server is not None
+    return _meeting(launch, ServedStore(str(next(_meetings)), server), address)
 
 
 def interface_towards(host: str) -> str:

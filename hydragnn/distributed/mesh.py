@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
+import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class Mesh:
 
     def coordinate(self, axis: Axis) -> int:
         """Return the position of this rank along an axis."""
-        return coordinates(self.ranks.rank, self.sizes)[AXES.index(axis)]
+        return int(np.unravel_index(self.ranks.rank, self.sizes)[AXES.index(axis)])
 
     @property
     def shares_model(self) -> bool:
@@ -54,11 +55,17 @@ class Mesh:
         """Return this rank's position among those with other graphs or nodes."""
         return self.data_rank * self.size("graph") + self.coordinate("graph")
 
+    def sets(self, *axes: Axis) -> list[list[int]]:
+        """Return every set of ranks that differ along the axes only."""
+        places = [place for place, axis in enumerate(AXES) if axis in axes]
+        ranks = np.arange(self.ranks.size).reshape(self.sizes)
+        sets = np.moveaxis(ranks, places, range(-len(places), 0)).reshape(-1, self.size(*axes))
+        rows: list[list[int]] = sets.tolist()
+        return rows
+
     def members(self, *axes: Axis) -> list[int]:
         """Return the ranks that differ from this one along the axes only."""
-        others = [place for place, axis in enumerate(AXES) if axis not in axes]
-        places = [coordinates(rank, self.sizes) for rank in range(self.ranks.size)]
-        return [rank for rank, one in enumerate(places) if all(one[i] == places[self.ranks.rank][i] for i in others)]
+        return next(ranks for ranks in self.sets(*axes) if self.ranks.rank in ranks)
 
     def group(self, *axes: Axis) -> dist.ProcessGroup | None:
         """Return the ranks along the axes, None for one; collective."""
@@ -71,12 +78,8 @@ class Mesh:
 
     def new_group(self, *axes: Axis, **options: Any) -> dist.ProcessGroup:
         """Return a new group along the axes, with torch's options; collective."""
-        sets: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.ranks.size):
-            place = coordinates(rank, self.sizes)
-            sets.setdefault(tuple(c for c, axis in zip(place, AXES) if axis not in axes), []).append(rank)
         own = None
-        for ranks in sets.values():  # every rank makes every group, as torch asks
+        for ranks in self.sets(*axes):  # every rank makes every group, as torch asks
             group = dist.new_group(ranks, **options)
             own = group if self.ranks.rank in ranks else own
         assert isinstance(own, dist.ProcessGroup)
@@ -126,16 +129,3 @@ def words(settings: ParallelSettings) -> str:
     """
     sizes = {axis: getattr(settings, axis) for axis in AXES[1:]}
     return " x ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
-
-
-def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the position of a rank along every axis.
-
-    >>> coordinates(5, (2, 1, 1, 1, 3))
-    (1, 0, 0, 0, 2)
-    """
-    place = []
-    for size in reversed(sizes):
-        rank, position = divmod(rank, size)
-        place.append(position)
-    return tuple(reversed(place))
