@@ -5,6 +5,7 @@ Run by ``test_channels.py``: ``splitting.py OUT.json``.
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,91 +58,86 @@ def configuration(kind: str, changes: dict[str, Any], **more: Any) -> RunConfig:
     return RunConfig.parse(json.loads(json.dumps(table)))
 
 
-def gradients(model: GraphModel, batch: Any, targets: Any) -> tuple[float, dict[str, Tensor]]:
-    """Return the summed losses of a batch, forces among them, and all gradients."""
+def gradients(model: GraphModel, parts: Sequence[Any], targets: Any) -> tuple[float, dict[str, Tensor]]:
+    """Return the summed losses of parts, forces among them, and all gradients."""
     torch.manual_seed(3)
-    sums = loss_sums(targets, model(batch), batch)
+    loss = torch.stack([loss_sums(targets, model(part), part).sum() for part in parts]).sum()
     names = dict(model.named_parameters())
-    found = torch.autograd.grad(sums.sum(), list(names.values()), allow_unused=True)
-    whole = [torch.zeros_like(weight) if one is None else one for weight, one in zip(names.values(), found)]
-    return float(sums.detach().sum()), dict(zip(names, whole))
+    every = torch.autograd.grad(loss, list(names.values()), allow_unused=True)
+    whole = [torch.zeros_like(weight) if one is None else one for weight, one in zip(names.values(), every)]
+    return float(loss.detach()), dict(zip(names, whole))
+
+
+def one_rank(config: RunConfig, count: int = 1) -> tuple[Any, Any, Any, float, dict[str, Tensor]]:
+    """Return model, targets, parts of a batch, and loss and gradients of the whole model."""
+    run = assembled(config, clusters(12, related=True), parts=count)
+    model, targets, parts = run.state.model, run.data.targets, next(iter(run.data.epoch(0))).parts
+    assert len(parts) == count
+    for weight in model.parameters():
+        weight.data, weight.grad = weight.data.clone(), None
+    return model, targets, parts, *gradients(model, parts, targets)
+
+
+def errors_of(own: dict[str, Tensor], whole: dict[str, Tensor]) -> dict[str, float]:
+    """Return the largest error of every gradient, in the largest of all."""
+    scale = max(float(one.abs().max()) for one in whole.values())
+    return {name: float((whole[name] - one).abs().max()) / scale for name, one in own.items()}
 
 
 def compare(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Return relative errors of losses and gradients, and the share of weights that a rank holds."""
-    store = clusters(12, related=True)
-    run = assembled(configuration(kind, changes), store)
-    model, batch = run.state.model, next(iter(run.data.epoch(0))).parts[0]
-    loss, whole = gradients(model, batch, run.data.targets)
-    for weight in model.parameters():
-        weight.data, weight.grad = weight.data.clone(), None
+    model, targets, parts, loss, whole = one_rank(configuration(kind, changes))
     pieces = split_channels(model, mesh)
-    own_loss, own = gradients(model, batch, run.data.targets)
-    errors = {name: float((pieces[name].of(one) - own[name]).abs().max()) for name, one in whole.items()}
-    scale = max(float(one.abs().max()) for one in whole.values())
-    sizes = [sum(one.numel() for one in of.values()) for of in (own, whole)]
+    own_loss, own = gradients(model, parts, targets)
+    errors = errors_of(own, {name: pieces[name].of(one) for name, one in whole.items()})
     replicated = torch.cat([one.flatten() for name, one in own.items() if pieces[name].is_whole])
     return {
         "loss": abs(own_loss / loss - 1),
-        "gradient": max(errors.values()) / scale,
+        "gradient": max(errors.values()),
         "worst": max(errors, key=errors.__getitem__),
-        "share": sizes[0] / sizes[1],
+        "share": sum(one.numel() for one in own.values()) / sum(one.numel() for one in whole.values()),
         "same bits": bool(torch.equal(*mesh.ranks.gather(replicated))),
     }
 
 
-STAGES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{kind: (kind, {}) for kind in ("field_tokens", "relational", "schnet")},
-    "painn beside attention": ("painn", {**MULTIHEAD, "num_layers": 3}),
-    "mace of three layers, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}),
-    "moving egnn": ("egnn", {"moving_coordinates": True, "num_layers": 4}),
+STAGES: dict[str, tuple[str, dict[str, Any], int]] = {
+    **{kind: (kind, {}, 1) for kind in ("field_tokens", "relational", "schnet")},
+    "painn beside attention": ("painn", {**MULTIHEAD, "num_layers": 3}, 1),
+    "mace of three layers, computed twice": ("mace", {"checkpoint_activations": True, "num_layers": 3}, 1),
+    "moving egnn": ("egnn", {"moving_coordinates": True, "num_layers": 4}, 1),
+    **{f"{kind} in chunks": (kind, {"num_layers": 4}, 2) for kind in sorted(architectures())},
+    "painn beside attention in chunks": ("painn", {**MULTIHEAD, "num_layers": 5}, 2),
+    "mace computed twice in chunks": ("mace", {"checkpoint_activations": True, "num_layers": 4}, 2),
+    "moving egnn in chunks": ("egnn", {"moving_coordinates": True, "num_layers": 5}, 2),
 }
-CHUNKS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"{kind} in chunks": (kind, {"num_layers": 4}) for kind in sorted(architectures())},
-    "painn beside attention in chunks": ("painn", {**MULTIHEAD, "num_layers": 5}),
-    "mace computed twice in chunks": ("mace", {"checkpoint_activations": True, "num_layers": 4}),
-    "moving egnn in chunks": ("egnn", {"moving_coordinates": True, "num_layers": 5}),
-}
-"""Each rank has two."""
+"""Kind, changes, and chunks of each rank."""
 
 
-def compare_stages(kind: str, changes: dict[str, Any], mesh: Mesh, chunks: int = 1) -> dict[str, Any]:
-    """Return relative errors of losses and gradients of two stages, and the share of weights that the larger one holds."""
-    store = clusters(12, related=True)
-    config = configuration(kind, changes, heads=WITHOUT_FORCES)
-    run = assembled(config, store, parts=3)
-    model, parts = run.state.model, next(iter(run.data.epoch(0))).parts
-    assert len(parts) == 3
-    for weight in model.parameters():
-        weight.data, weight.grad = weight.data.clone(), None
-    torch.stack([loss_sums(run.data.targets, model(part), part).sum() for part in parts]).sum().backward()
-    whole = {name: weight.grad for name, weight in model.named_parameters()}
+def compare_stages(kind: str, changes: dict[str, Any], chunks: int, mesh: Mesh) -> dict[str, Any]:
+    """Return relative errors of two stages, and the share of weights that the larger one holds."""
+    model, targets, parts, _, whole = one_rank(configuration(kind, changes, heads=WITHOUT_FORCES), 3)
     with torch.no_grad():
         expected = model(parts[0])
-    for weight in model.parameters():
-        weight.grad = None
     pipeline = make_pipeline(model, mesh, chunks, torch.device("cpu"))
     assert pipeline is not None
     parameters: Any = SimpleNamespace(in_use=lambda use: nullcontext(), expect_sum=lambda: None)
-    targets, unit = run.data.targets, torch.ones(len(run.data.targets))
-    executor = Shared(
-        model=model, parameters=parameters, targets=targets, device=torch.device("cpu"), pipeline=pipeline
-    )
+    device, unit = torch.device("cpu"), torch.ones(len(targets))
+    executor = Shared(model=model, parameters=parameters, targets=targets, device=device, pipeline=pipeline)
     [*executor.gradient([(part, unit) for part in parts], len(parts))]
     own = {name: weight.grad for name, weight in model.named_parameters()}
+    assert not [name for name, one in own.items() if one is None and whole[name].any()]
     with torch.no_grad():
-        found = executor.predict(parts[0])
-    scale = max(float(one.abs().max()) for one in whole.values() if one is not None)
-    errors = [abs(float((one - own[name]).abs().max())) for name, one in whole.items() if own.get(name) is not None]
-    names = mesh.ranks.gather(torch.tensor([float(name in own) for name in whole]))
-    sizes = [sum(one.numel() for one in of if one is not None) for of in (model.parameters(), whole.values())]
-    missing = [n for n, one in whole.items() if one is not None and n in own and own[n] is None]
-    assert not missing, missing
+        predictions = executor.predict(parts[0])
+    errors = errors_of({name: one for name, one in own.items() if one is not None}, whole)
+    names = torch.tensor(mesh.ranks.numbers(*(name in own for name in whole)))
+    share = sum(one.numel() for one in model.parameters()) / sum(one.numel() for one in whole.values())
+    gradient, share = mesh.ranks.largest(max(errors.values()), share)
+    differences = [float((one.mean - expected[name].mean).abs().max()) for name, one in predictions.items()]
     return {
-        "gradient": float(mesh.ranks.gather(torch.tensor(max(errors), dtype=torch.float64)).max()) / scale,
-        "predictions": max((float((one.mean - expected[n].mean).abs().max()) for n, one in found.items()), default=0.0),
+        "gradient": gradient,
+        "predictions": max(differences, default=0.0),
         "held once": bool((names.sum(0) == 1).all()),
-        "share": float(mesh.ranks.gather(torch.tensor(sizes[0] / sizes[1])).max()),
+        "share": share,
     }
 
 
@@ -176,8 +172,7 @@ def main() -> int:
         check_derivatives(mesh)
         result = {name: compare(kind, changes, mesh) for name, (kind, changes) in CASES.items()}
         mesh = make_mesh(ParallelSettings(pipeline=2), ranks)
-        result["stages"] = {name: compare_stages(kind, changes, mesh) for name, (kind, changes) in STAGES.items()}
-        result["stages"] |= {name: compare_stages(kind, changes, mesh, 2) for name, (kind, changes) in CHUNKS.items()}
+        result["stages"] = {name: compare_stages(*case, mesh) for name, case in STAGES.items()}
         if ranks.first:
             out.write_text(json.dumps(result))
     return 0

@@ -10,13 +10,14 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.runs.plan import plan_run
 from tests.forked import Forked
-from tests.hydragnn.distributed.splitting import CASES, CHUNKS, STAGES, WITHOUT_FORCES, configuration
+from tests.hydragnn.distributed.splitting import CASES, STAGES, WITHOUT_FORCES, configuration
 from tests.hydragnn.training.worker import clusters
 from tests.once import shared
 
 WORKER = Path(__file__).with_name("splitting.py")
 ROUNDING = 1e-12
 """Sums of some dozen numbers in another order, in double precision, through two derivatives and ten layers."""
+PLAIN = {"heads": WITHOUT_FORCES}
 ATTENTION = {"global_attention": {"kind": "linear", "heads": 3}}
 SPLIT = {
     "equivariant_transformer": 0.75,
@@ -69,7 +70,7 @@ def test_channels_that_do_not_divide_are_one_sentence(model: dict[str, Any], ran
         plan_run(configuration(kind, model, parallel={"tensor": ranks}), clusters(12))
 
 
-@pytest.mark.parametrize("name", [*STAGES, *CHUNKS])
+@pytest.mark.parametrize("name", STAGES)
 def test_two_stages_have_the_gradients_and_predictions_of_one_rank_and_every_weight_once(
     name: str, comparisons: dict[str, dict[str, Any]]
 ) -> None:
@@ -79,23 +80,22 @@ def test_two_stages_have_the_gradients_and_predictions_of_one_rank_and_every_wei
 
 
 @pytest.mark.parametrize(
-    ("changes", "heads", "chunks", "words"),
+    ("changes", "more", "chunks", "words"),
     [
-        ({}, None, 1, "head energy has forces or stress, whose backward pass lies in the forward pass"),
-        ({"num_layers": 1}, WITHOUT_FORCES, 1, "takes a layer per stage, and model.num_layers is 1"),
-        ({"num_layers": 3}, WITHOUT_FORCES, 2, "takes a layer per chunk, 4 with chunks = 2, and model.num_layers is 3"),
+        ({}, {}, 1, "head energy has forces or stress, whose backward pass lies in the forward pass"),
+        ({"num_layers": 1}, PLAIN, 1, "takes a layer per stage, and model.num_layers is 1"),
+        ({"num_layers": 3}, PLAIN, 2, "takes a layer per chunk, 4 with chunks = 2, and model.num_layers is 3"),
         (
             {"pooling": {"levels": 1}},
-            WITHOUT_FORCES,
+            PLAIN,
             1,
             "model.pooling exchanges levels of whole graphs between layers",
         ),
     ],
 )
 def test_a_pipeline_that_cannot_be_is_one_sentence(
-    changes: dict[str, Any], heads: list[dict[str, Any]] | None, chunks: int, words: str
+    changes: dict[str, Any], more: dict[str, Any], chunks: int, words: str
 ) -> None:
-    more: dict[str, Any] = {"heads": heads} if heads else {}
     config = configuration("schnet", changes, parallel={"pipeline": 2, "chunks": chunks}, **more)
     with pytest.raises(InputError, match=words):
         plan_run(config, clusters(12, related=True))

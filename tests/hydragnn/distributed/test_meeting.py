@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -32,9 +31,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return meeting_place(rank_of_step(0), tmp_path)
 
 
-def rank_of_step(rank: int, size: int = 2) -> Launch:
+def rank_of_step(rank: int) -> Launch:
     """One rank of a job step without MPI."""
-    return Launch(by="slurm", rank=rank, size=size, step="7.0.0")
+    return Launch(by="slurm", rank=rank, size=2, step="7.0.0")
 
 
 def values_after_meeting(folder: Path, word: str) -> list[bytes]:
@@ -50,17 +49,14 @@ def values_after_meeting(folder: Path, word: str) -> list[bytes]:
         return list(pool.map(met, (1, 0)))
 
 
-@pytest.mark.parametrize("make", [dist.FileStore, file_store])
-def test_a_rank_keeps_the_store_that_the_first_one_has_removed(make: Any, tmp_path: Path) -> None:
-    """torch's own store looks for the file in vain, five minutes long if nobody says less, and so shows that this test can fail."""
+def test_a_rank_keeps_the_store_that_the_first_one_has_removed(tmp_path: Path) -> None:
     folder = tmp_path / "place"
     folder.mkdir()
-    store, late = (make(str(folder / "store"), 2) for _ in range(2))
+    store, late = (file_store(str(folder / "store"), 2) for _ in range(2))
     store.set("key", "value")
     shutil.rmtree(folder)
     late.set_timeout(timedelta(seconds=1))
-    with nullcontext() if make is file_store else pytest.raises(RuntimeError, match="No such file"):
-        assert late.get("key") == b"value"
+    assert late.get("key") == b"value"
 
 
 def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path: Path) -> None:
@@ -86,18 +82,6 @@ def test_meetings_at_one_server_share_no_keys() -> None:
     first, second = (ServedStore(f"7.0.0 {number}", server) for number in range(2))
     first.another().set("opening", "old")
     assert first.get("opening") == b"old" and not second.check(["opening"])
-
-
-@pytest.mark.parametrize(
-    ("rank", "why"),
-    [
-        (0, r"2 of 3 ranks did not come to \S+ \(rank 1, 2\); do all of them see it"),
-        (1, r"rank 1 waited at \S+ in vain for rank 0; do all ranks of the node see this folder"),
-    ],
-)
-def test_ranks_that_never_come_are_named(rank: int, why: str, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=why):
-        meet(rank_of_step(rank, size=3), tmp_path, timedelta(seconds=0.2))
 
 
 def plant(what: str, place: Path) -> None:
@@ -139,27 +123,6 @@ TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "
 
 
 @pytest.mark.parametrize(
-    ("environment", "address", "port"),
-    [
-        ({**STEP, "SLURM_STEP_NUM_NODES": "1"}, "", None),
-        ({**STEP, "SLURM_STEP_NUM_NODES": "2"}, "n03", None),
-        ({**STEP, "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "hsn3", "MASTER_PORT": "7"}, "hsn3", 7),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, "", 9),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "a", 9),
-        (TORCHRUN, "a", 9),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "", 0),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MASTER_ADDR": "hsn3"}, "hsn3", 0),
-    ],
-)
-def test_ranks_of_several_nodes_meet_at_the_address_of_the_launcher(
-    environment: dict[str, str], address: str, port: int | None
-) -> None:
-    launch = launch_from(environment)
-    assert launch.address == address
-    assert launch.port == port if port is not None else 15_000 <= launch.port < 30_000
-
-
-@pytest.mark.parametrize(
     ("rank", "address", "fault"), [(1, "127.0.0.1", "does not answer"), (0, "no-such-node.invalid", "cannot be served")]
 )
 def test_a_store_that_is_not_there_is_a_sentence(rank: int, address: str, fault: str, tmp_path: Path) -> None:
@@ -176,19 +139,39 @@ def test_an_interface_that_this_node_does_not_have_is_named(monkeypatch: pytest.
         pass
 
 
+@pytest.mark.parametrize(
+    ("rank", "missing", "why"),
+    [
+        (
+            0,
+            "rank 1, 2, which did not come to ",
+            r"2 of 3 ranks did not come to \S+ \(rank 1, 2\); do all of them see it",
+        ),
+        (
+            1,
+            "rank 0, who has not come to ",
+            r"rank 1 waited at \S+ in vain for rank 0; do all ranks of the node see this folder",
+        ),
+    ],
+)
 def test_a_rank_that_waits_says_for_whom_and_which_variables_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rank: int,
+    missing: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("hydragnn.distributed.meeting.NOTE_AFTER", 0.1)
-    step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    why = "SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID={} say that a launcher started 3 ranks; if none did, unset "
-    for rank, missing in ((0, "rank 1, 2, which did not come to "), (1, "rank 0, who has not come to ")):
-        launch = launch_from({**step, "SLURM_PROCID": str(rank)})
-        with pytest.raises(LaunchError) as error:
-            meet(launch, tmp_path, timedelta(seconds=0.5))
-        said = capsys.readouterr().err
-        assert said.startswith(f"rank {rank} waits for {missing}{tmp_path}") and said.count("\n") == 1
-        assert why.format(rank) in said and why.format(rank) in str(error.value)
+    step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
+    with pytest.raises(LaunchError, match=why) as error:
+        meet(launch_from(step), tmp_path, timedelta(seconds=0.5))
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"rank {rank} waits for {missing}{tmp_path}") and printed.count("\n") == 1
+    evidence = (
+        f"SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID={rank} say that a launcher started 3 ranks; if none did, unset "
+    )
+    assert evidence in printed and evidence in str(error.value)
 
 
 SHELL = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711", "SLURM_TASK_PID": "50"}
@@ -196,22 +179,36 @@ SHELL = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "47
 HYDRA = {"PMI_SIZE": "3", "PMI_RANK": "1", "PMI_FD": "9", "MPI_LOCALRANKID": "1"}
 
 
+SEVERAL = {**STEP, "SLURM_STEP_NUM_NODES": "2"}
+PMI, OPEN_MPI = {"PMI_SIZE": "2", "PMI_RANK": "0"}, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+
+
 @pytest.mark.parametrize(
-    ("more", "pid", "by", "rank"),
+    ("environment", "by", "rank", "address", "port"),
     [
-        ({}, 51, "alone", 0),
-        ({}, 50, "slurm", 0),  # srun --pty hydragnn train: no shell between
-        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, 51, "alone", 0),  # the same with Slurm's PMI
-        (HYDRA, 51, "mpi", 1),  # mpirun in that shell
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, 51, "mpi", 1),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, 51, "torchrun", 1),
+        ({**STEP, "SLURM_STEP_NUM_NODES": "1"}, "slurm", 1, "", None),
+        (SEVERAL, "slurm", 1, "n03", None),
+        ({**SEVERAL, "MASTER_ADDR": "hsn3", "MASTER_PORT": "7"}, "slurm", 1, "hsn3", 7),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, "torchrun", 1, "", 9),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "torchrun", 1, "a", 9),
+        (TORCHRUN, "torchrun", 1, "a", 9),
+        (PMI, "mpi", 0, "", 0),
+        ({**PMI, "MASTER_ADDR": "hsn3"}, "mpi", 0, "hsn3", 0),
+        # in the shell of an interactive step, which is process 50
+        (SHELL, "alone", 0, "", 0),
+        ({**SHELL, "SLURM_TASK_PID": "51"}, "slurm", 0, "", None),  # srun --pty hydragnn train: no shell between
+        ({**SHELL, "PMI_SIZE": "3", "PMI_RANK": "0"}, "alone", 0, "", 0),  # the same with Slurm's PMI
+        ({**SHELL, **HYDRA}, "mpi", 1, "", 0),  # mpirun in that shell
+        ({**SHELL, **OPEN_MPI}, "mpi", 1, "", 0),
+        ({**SHELL, **TORCHRUN}, "torchrun", 1, "a", 9),
     ],
 )
-def test_the_shell_of_an_interactive_step_is_alone_and_what_is_launched_from_it_is_not(
-    more: dict[str, str], pid: int, by: str, rank: int
+def test_a_rank_knows_its_launcher_and_where_ranks_of_several_nodes_meet(
+    environment: dict[str, str], by: str, rank: int, address: str, port: int | None
 ) -> None:
-    launch = launch_from({**SHELL, **more}, pid)
-    assert (launch.by, launch.rank) == (by, rank)
+    launch = launch_from(environment, 51)
+    assert (launch.by, launch.rank, launch.address) == (by, rank, address)
+    assert launch.port == port if port is not None else 15_000 <= launch.port < 30_000
 
 
 @pytest.mark.parametrize("rank", [SHELL, HYDRA, {**TORCHRUN, "LOCAL_RANK": "1"}])

@@ -10,23 +10,6 @@ from hydragnn.distributed.ranks import Ranks, said_once
 from hydragnn.runs.failures import of_peer
 
 
-def kinds_of(errors: list[Exception | None]) -> list[str]:
-    """Return what two ranks raise that have these errors."""
-    store = dist.HashStore()
-
-    def work(rank: int) -> str:
-        try:
-            with said_once(store, Ranks(rank=rank, size=2)):
-                if (error := errors[rank]) is not None:
-                    raise error
-        except InputError as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
-
-    with ThreadPoolExecutor(2) as ranks:
-        return list(ranks.map(work, range(2)))
-
-
 @pytest.mark.parametrize(
     ("errors", "kinds"),
     [
@@ -36,8 +19,18 @@ def kinds_of(errors: list[Exception | None]) -> list[str]:
     ],
     ids=["same", "others", "of a kind"],
 )
-def test_the_first_rank_alone_says_what_all_would_say(errors: list[Exception | None], kinds: list[str]) -> None:
-    assert kinds_of(errors) == kinds
+def test_the_first_rank_alone_says_what_all_would_say(errors: list[InputError], kinds: list[str]) -> None:
+    store = dist.HashStore()
+
+    def end_of(rank: int) -> str:
+        try:
+            with said_once(store, Ranks(rank=rank, size=2)):
+                raise errors[rank]
+        except InputError as error:
+            return f"{type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(end_of, range(2))) == kinds
 
 
 def test_a_lost_peer_is_one_sentence_and_a_defect_is_none() -> None:
