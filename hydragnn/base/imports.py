@@ -19,7 +19,6 @@ from hydragnn.base.errors import InputError, nearest
 T = TypeVar("T")
 
 REFERENCE = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
-"""``package.module:Name``."""
 
 ROOMS = ("datasets", "ensemble", "graphs", "hpo", "scripts")
 """Rooms of this package that lie outside its folder in a checkout, where files of strangers may lie beside them."""

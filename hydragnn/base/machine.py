@@ -24,9 +24,7 @@ class ProcessMachine:
     cores: int
     """Cores that do not share their arithmetic with another one."""
     memory: int
-    """Bytes that are free."""
     gpus: int
-    """GPUs that a training would see."""
 
     def workers(self, batches: int = 0, sharing: int = 1) -> int:
         """Return the workers that fit: per GPU, otherwise per core.
@@ -68,10 +66,7 @@ def cores() -> int:
 
 
 def visible_gpus() -> int:
-    """Return the number of GPUs that a training would see.
-
-    What the user, or Slurm or Flux for a job, has narrowed through the environment is not counted.
-    """
+    """Return the number of GPUs that a training would see."""
     import torch  # takes seconds to load, and commands that start nothing do not need it
 
     return torch.cuda.device_count()

@@ -23,7 +23,6 @@ StorePlace = Path | tuple[Path, ...]
 """A store, or several that are one."""
 
 SUFFIXES = (".h5", ".csv", ".parquet", ".xyz")
-"""Formats of predictions."""
 
 MADE_BY = {"a campaign": "hydragnn search", "an ensemble": "hydragnn ensemble", "a run": "hydragnn train"}
 """Commands by the kind of folder that they make."""
@@ -184,10 +183,7 @@ def check_kind(folder: Path, *kinds: str) -> str:
 
 
 def model_folder(path: Path) -> Path:
-    """Return the ensemble or run that a path names.
-
-    Of a model it is its run. InputError for anything else, and for a model without its run.
-    """
+    """Return the ensemble or run of a path; InputError for others."""
     kind = check_kind(path, *MADE_BY, "a model")
     if kind == "a model":
         run = path.resolve().parent

@@ -103,10 +103,7 @@ class Settings(pydantic.BaseModel):
 
 
 def idle_settings(settings: Settings) -> dict[str, str]:
-    """Return the refusals of settings that have no effect, by path.
-
-    Defaults that were left alone are none of them. A complete table was written by a program, and has none.
-    """
+    """Return the refusals of given settings that have no effect, by path."""
     return {} if is_complete(settings) else dict(_idle(settings, ""))
 
 

@@ -56,7 +56,6 @@ class Building(ABC):
     """Blocks of graphs that ranks claim, each a part of a store."""
 
     blocks: int = sys.maxsize
-    """Number of blocks at most."""
 
     seconds: float = inf
     """More than a block takes; idle ranks make late ones again, and those of the dead."""
@@ -125,10 +124,7 @@ def blocks_for(processes: int, graphs: int | None = None) -> Iterator[GraphBlock
 
 
 class StoreBuilding(Building):
-    """Store of a build, seen from one of several processes.
-
-    One that ends early ends the build. Its errors are those of ``build_store``.
-    """
+    """Store of a build, seen from one of several processes."""
 
     def __init__(self, group: Group, read: Read, out: Path, progress: Progress | None, remedy: str) -> None:
         """Let rank 0 make the first graph and count the others."""

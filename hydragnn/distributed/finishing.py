@@ -39,7 +39,6 @@ class Late:
     claim: str
     """Its position in a queue."""
     seconds: float
-    """Expected time."""
 
 
 def finish_together(

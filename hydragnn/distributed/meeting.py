@@ -190,10 +190,7 @@ def _named(ranks: Collection[int]) -> str:
 
 @contextmanager
 def note_of_waiting(launch: Launch, missing: Callable[[], str]) -> Iterator[None]:
-    """Print once for which ranks a long block waits, and why.
-
-    ``missing`` names them when it is said; nothing is said where it is empty.
-    """
+    """Print once for which ranks a long block waits, and why."""
 
     def say() -> None:
         says = launch.rank < 2 or (launch.by != "mpi" and launch.size <= MANY)

@@ -31,7 +31,6 @@ class Action(NamedTuple):
     chunk: int
     """Number among the chunks of this rank, from the inputs on."""
     number: int
-    """Number of the micro-batch."""
 
 
 def stage_schedule(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:

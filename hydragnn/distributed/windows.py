@@ -34,10 +34,7 @@ class Windows:
     """Memory of the ranks of a group, which others may read."""
 
     def __init__(self, memory: memoryview, group: int, members: Sequence[int]) -> None:
-        """Open this rank's memory to the ascending ``members`` of its group.
-
-        All ranks of MPI call it together. InputError where ranks are not MPI's, or where it cannot be called by several threads.
-        """
+        """Open this rank's memory to its group; collective, InputError without MPI."""
         launch = this_launch()
         if launch.by != "mpi":
             raise InputError(

@@ -36,9 +36,7 @@ class Assembly:
     data: RunData
     context: TrainingContext
     record: RunRecord
-    """Facts before the first step."""
     start: OpenStart | None = None
-    """The model that the run begins with."""
     mesh: Mesh = field(default_factory=Mesh)
 
 

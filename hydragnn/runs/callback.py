@@ -59,10 +59,7 @@ class Stopwatch:
 
     @property
     def graphs_per_second(self) -> float:
-        """Training speed of this segment; 0 before the first step.
-
-        Reductions make every rank wait for the slowest, whose time this is. Validation, checkpoints and preparation are not counted, nor are the first steps.
-        """
+        """Training speed of this segment's later steps; 0 before the first."""
         return self.graphs / self.training_seconds if self.training_seconds else 0.0
 
     def cost(self) -> Cost:

@@ -52,7 +52,6 @@ class SavedPart(Settings):
 
 
 SavedLayout = dict[str, tuple[SavedPart, ...]]
-"""Parts of every parameter, by name."""
 
 
 class SavedBase(Settings):
@@ -86,7 +85,6 @@ class SavedState(SavedBase):
     """Version 3."""
 
     shapes: dict[str, list[Count]]
-    """Shapes of the whole parameters, by name."""
     layout: SavedLayout
     """Positions of their numbers in the vectors, whose pieces are end to end."""
 

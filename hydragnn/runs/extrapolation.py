@@ -35,7 +35,6 @@ RANKS = 64
 LOSSES = ("compute", "imbalance", "bytes", "latency", "bubble")
 
 DEVICES = (8, 64, 512, 4096, 32_768, 65_536)
-"""Devices of curves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +50,12 @@ class Extrapolation:
     """Devices of the planned machine."""
     per_node: int
     weights: int
-    """Bytes of all weights."""
     sent: float
     """Bytes that stages send for a node of a graph."""
     layers: int
     """Layers of the model; 0 where stages are refused."""
     accelerator: bool
     memory: float = inf
-    """Bytes of a device."""
     _shares: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, init=False)
 
     @property
@@ -78,10 +75,7 @@ class Extrapolation:
         return self._shares[graphs, shares]
 
     def traffic(self, sizes: Mapping[Axis, int], chunks: int, parts: int, share: float, backward: float) -> Seconds:
-        """Return seconds of bytes and of latency of a step.
-
-        The ``backward`` pass of an accelerator hides sums of gradients. A share has so many graphs.
-        """
+        """Return seconds of bytes and of latency of a step."""
         shard, stages, graph, tensor = (sizes[axis] for axis in AXES[1:])
         ranks, copies = prod(sizes.values()), sizes["replicate"] * graph
         own, network = self.weights / (stages * tensor), self.network
@@ -159,10 +153,7 @@ class Extrapolation:
         )
 
     def curves(self) -> list[dict[str, Any]]:
-        """Return the best layout on more and more devices.
-
-        Strong scaling keeps the batch, weak scaling the graphs of a device.
-        """
+        """Return the best layout on more and more devices, by both scalings."""
         each = max(1, round(self.graphs / self.ranks))
         return [
             {

@@ -348,10 +348,7 @@ def merged_ranges(old: GraphStatistics | None, new: GraphStatistics | None) -> G
 
 
 def load_start(model: GraphModel, start: OpenStart) -> list[str]:
-    """Load the start's weights, except those of new heads.
-
-    Returns the weights of the encoder that the start does not have, since its heads read states of other degrees.
-    """
+    """Load the start's weights, except new heads; return names that it lacks."""
     weights, absent = start.trained.model.state_dict(), []
     with torch.no_grad():
         for name, value in model.state_dict().items():
@@ -376,10 +373,7 @@ def load_start(model: GraphModel, start: OpenStart) -> list[str]:
 
 
 def rate_factors(model: GraphModel, start: OpenStart) -> dict[str, float]:
-    """Return the rate factor of every parameter, by name.
-
-    That of frozen ones is 0. Embeddings of elements are not frozen where there are new ones.
-    """
+    """Return the rate factor of every parameter by name, 0 if frozen."""
     settings, layers = start.settings, start.description.model.num_layers
     prefix = "encoder.layers.0.layers." if start.description.model.pooling else "encoder.layers."
     of_elements = tables_of_elements(model) if start.new_elements else []

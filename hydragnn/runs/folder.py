@@ -191,10 +191,7 @@ def earlier_record(out: Path) -> RunRecord | None:
 
 
 def trained_config(run: Path) -> AnyConfig:
-    """Return a run's configuration; InputError unless it was trained.
-
-    Which graphs trained a model, and may not calibrate it, is known from its configuration alone.
-    """
+    """Return a run's configuration; InputError unless it is what was trained."""
     config = stored_config(run / "config.json")
     if record := earlier_record(run):
         trained = parse_config(record.config, f"{run / 'record.json'}")
@@ -213,10 +210,7 @@ def identity(record: RunRecord) -> dict[str, Any]:
 
 
 def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
-    """Return the hashes that checkpoints of a run may have.
-
-    Earlier versions took the configuration with all that a resumed run may change.
-    """
+    """Return the hashes of a run's checkpoints, also by earlier versions."""
     begun = [read_json(out / "config.json")] if (out / "config.json").is_file() else []
     earlier = earlier_record(out)
     recorded = [earlier.config] if earlier else []
@@ -226,10 +220,7 @@ def identities(record: RunRecord, out: Path) -> dict[str, Collection[str]]:
 
 
 def check_checkpoint(checkpoint: Path | None, out: Path) -> None:
-    """Raise InputError where a run that ended has no checkpoint.
-
-    It would begin anew over its own model. Trials do, with the same bits.
-    """
+    """Raise InputError where a run that ended has lost its checkpoint."""
     record = None if checkpoint or (out / ATTEMPT).is_file() else earlier_record(out)
     if record and record.status in ("finished", "stopped", "paused"):
         raise InputError(

@@ -26,7 +26,6 @@ Caches = Sequence[StatisticsCache]
 """Caches of the branches, in their order."""
 
 BLOCK = 4096
-"""Graphs whose edges are read at once."""
 OFTEN = 20
 """Graphs in which pairs of elements have limits of their own: shortest distances of fewer say little about the next graph."""
 

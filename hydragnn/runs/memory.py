@@ -96,7 +96,6 @@ class MemoryScale:
     run: Assembly
     ranks: Ranks
     number: int
-    """Number of the branch."""
     pairs: bool
     """Attention reads pairs of nodes, which count as edges do."""
     fixed: int
@@ -109,10 +108,7 @@ class MemoryScale:
         return self.limit - self.fixed
 
     def peak(self, feed: Feed, batch: NDArray[np.int64]) -> float:
-        """Return the most bytes of a rank in a step; collective.
-
-        Infinite where the only rank has no memory for it.
-        """
+        """Return the most bytes of a rank in a step; collective."""
         peak = inf
         try:
             parts = feed.parts_of(batch)
@@ -142,10 +138,7 @@ class MemoryScale:
 
 
 def measured_step(run: Assembly, share: Share) -> float:
-    """Return the most bytes of a step beside the run's state; collective.
-
-    The gradient is forgotten, so parameters, totals and random states are those of before.
-    """
+    """Return the most bytes of a step beside the state; collective."""
     device = run.context.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         levels = [known_levels(part) for part in share.parts]
@@ -185,7 +178,7 @@ def fitting_parts(scale: MemoryScale, feeds: Sequence[Feed]) -> int:
 def peak_of(compute: Callable[[], object], device: torch.device) -> int:
     """Return the most bytes that a computation has beside those of before."""
     if device.type != "cuda":
-        return int(allocations(compute, device).cumsum().max(initial=0))
+        return int(allocations(compute).cumsum().max(initial=0))
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     compute()
@@ -194,7 +187,7 @@ def peak_of(compute: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def allocations(compute: Callable[[], object], device: torch.device) -> Int64[ndarray, " changes"]:
+def allocations(compute: Callable[[], object]) -> Int64[ndarray, " changes"]:
     """Return the bytes of allocations in order; releases are negative."""
     from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
     from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
@@ -206,10 +199,6 @@ def allocations(compute: Callable[[], object], device: torch.device) -> Int64[nd
         compute()
     finally:
         threads = _disable_profiler_legacy()
-    events = [event for thread in threads for event in thread]
-    begin = events[0]
-    if sum(any(str(event.kind()) == "memory_alloc" for event in thread) for thread in threads) > 1:
-        events.sort(key=begin.cpu_elapsed_us)  # a thread of its own computes gradients on accelerators
-    of_device = (lambda event: event.cuda_memory_usage()) if device.type == "cuda" else (lambda e: e.cpu_memory_usage())
-    changes = [of_device(event) for event in events if str(event.kind()) == "memory_alloc"]
+    events = [event for thread in threads for event in thread if str(event.kind()) == "memory_alloc"]
+    changes = [event.cpu_memory_usage() for event in events]
     return np.array([change for change in changes if change], dtype=np.int64)

@@ -69,11 +69,9 @@ class RunPlan:
     """Limits of a batch, over all ranks."""
     training: TrainSettings
     start: OpenStart | None = None
-    """The model that the run begins with."""
     replay: BranchPlan | None = None
     """The start's data, of which epochs show a share."""
     parallel: ParallelSettings
-    """Layout of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -70,7 +70,6 @@ class Draft:
     valid: Mapping[str, Any]
     """Moments of the validation labels and the trivial predictor's errors."""
     notes: tuple[str, ...]
-    """Notes on the labels."""
     labels: Mapping[str, Mapping[str, int]]
     """Graphs of each part that have a label, by target."""
 

@@ -83,7 +83,6 @@ class Steps:
     costs: tuple[float, ...]
     """Work of the largest share in edges."""
     repeats: tuple[tuple[float, ...], ...]
-    """Seconds of every size, repeated."""
     memory: tuple[float, ...]
     """Most bytes of a rank beside its weights and states."""
     state: int
@@ -249,10 +248,7 @@ SIZES: Sequence[int] = (4 * 2**10, 4 * 2**20)
 
 
 def measured_network(ranks: Ranks) -> Interconnect:
-    """Return latency and bandwidth of sums over these ranks; collective.
-
-    Ranks of several nodes measure the network, which then stands for links inside nodes, too.
-    """
+    """Return latency and bandwidth of sums over these ranks; collective."""
     times = []
     for size in SIZES:
         add = partial(dist.all_reduce, torch.zeros(size // 4, device=ranks.device))

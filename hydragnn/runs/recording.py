@@ -31,7 +31,6 @@ FEWEST = 500
 NOT_REPLAYED = "steps are not replayed as graphs of the device: "
 
 LOOKED_AT = 500
-"""Batches by which shapes are chosen."""
 
 EPOCHS = 16
 """Epochs, at most, that these batches are of."""

@@ -61,10 +61,7 @@ class StatisticsCache:
     heartbeat: Callable[[], None] = lambda: None
 
     def value(self, of: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the JSON value of ``make``, computed once per store.
-
-        Trials that ask at once wait for the first of them. ``make`` is called on all ranks or on none.
-        """
+        """Return the JSON value of ``make``, computed once per store; collective."""
         folder, table = cache_folder(self.store), {**of, "store": self.store.fingerprint, "by": hydragnn.__version__}
         path = None if folder is None else folder / f"{digest(table)}.json"
         locks: list[int] = []

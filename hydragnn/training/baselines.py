@@ -26,7 +26,6 @@ Array = np.ndarray
 Predictor = Callable[[Array, Array], Array]
 """From features and shares of species to values, or to probabilities of classes."""
 BaselineMetrics = dict[str, dict[str, dict[str, float | None]]]
-"""Metrics by target and baseline."""
 
 BASELINES: Mapping[str, str] = {
     "composition": "linear in composition",
@@ -133,10 +132,7 @@ def fitted_target(
     values: Float[Array, "rows width"],
     means: int = 0,
 ) -> dict[str, Predictor]:
-    """Fit the baselines of one target.
-
-    Composition is left out where it is the trivial predictor. The last ``means`` columns of the features are means by volume.
-    """
+    """Fit a target's baselines; the last ``means`` features are means by volume."""
     from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV

@@ -45,11 +45,7 @@ class Callback(Protocol):
         """The run gets on, though no step was taken."""
 
     def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float | None) -> None:
-        """Note that one of ``steps`` steps was queued.
-
-        Its batch had ``graphs`` graphs, over all ranks. ``loss`` is this rank's part of the newest loss that is known, None in
-        the first step.
-        """
+        """Note a queued step of ``steps``, its graphs and the newest loss."""
 
     def on_epoch_end(self, state: TrainState) -> None:
         """An epoch was validated and its values stand in the curves."""
@@ -64,11 +60,9 @@ class TrainingContext:
 
     settings: TrainSettings
     targets: tuple[Target, ...]
-    """Targets of all branches, one after the other."""
     branches: tuple[slice, ...]
     """Range of the targets of each branch."""
     loss_weights: Float64[Tensor, " fields"]
-    """Weights of the first stage."""
     stage_two_weights: Float64[Tensor, " fields"]
     """Weights of the second stage, and of the validation loss in both, so that all epochs can be compared."""
     stage_two: int
@@ -82,7 +76,6 @@ class TrainingContext:
     reduce_predicted: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over the processes with predictions of different graphs or nodes, in place; all get the same bits."""
     executors: tuple[Eager, ...] = ()
-    """Executors of the branches."""
 
     @property
     def device(self) -> torch.device:

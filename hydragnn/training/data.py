@@ -123,7 +123,6 @@ class BranchData:
     trivial: Mapping[str, float]
     """Errors of the trivial predictor on the validation part, by name."""
     notes: tuple[str, ...] = ()
-    """On the labels."""
     labels: Mapping[str, Mapping[str, int]] = member(default_factory=dict)
     """Graphs of each part that have a label, by target."""
 

@@ -71,12 +71,7 @@ def numbers_of(result: StepResult, flag: Tensor) -> Queued:
 
 
 def read_step(queued: Queued | None, epoch: int) -> tuple[bool, float | None]:
-    """Wait for a step; return the interruption and this rank's loss.
-
-    The loss is None without a step.
-
-    Raises Diverged where the gradient was not finite; the weights moved are worth nothing then.
-    """
+    """Return a step's interruption and loss; Diverged where its gradient is infinite."""
     if queued is None:
         return False, None
     step, read = queued

@@ -37,11 +37,7 @@ def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Te
 
 
 def label_counts(targets: Sequence[Target], batch: GraphBatch) -> Float64[Tensor, " targets"]:
-    """Return the number of labels of each target.
-
-    Components count, without missing ones; graphs for relative errors. The counts stay on the batch's device, so that nobody
-    waits for it.
-    """
+    """Return the number of labels of each target, without missing ones."""
     return torch.stack([_label_count(target, batch) for target in targets])
 
 

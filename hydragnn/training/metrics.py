@@ -144,10 +144,7 @@ class Errors:
     def add(
         self, target: Target, prediction: Distribution, batch: GraphBatch, normalisation: Normalisation | None = None
     ) -> None:
-        """Add the errors of one target; missing labels are skipped.
-
-        With ``normalisation`` prediction and batch are in its units, and errors are put into those of the field.
-        """
+        """Add the errors of a target in its unit; skip missing labels."""
         scale = normalisation.scales.get(target.field.name) if normalisation else None
         std = None if scale is None else torch.tensor(scale.std, dtype=torch.float64, device=self.sums.device)
         self.sums[self.spans[target.name]] += self.tallies[target.name].row(prediction, batch, std)

@@ -34,7 +34,6 @@ class RankRows(NamedTuple):
     own: slice
     """Their positions in the vectors of states, which hold the weights that this rank updates and no others."""
     factor: float = 1.0
-    """Factor of the learning rate."""
 
 
 Groups = Sequence[RankRows]

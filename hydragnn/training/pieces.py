@@ -19,7 +19,6 @@ class Piece:
     """
 
     shape: tuple[int, ...]
-    """Shape of the whole parameter."""
     dim: int = 0
     rows: Rows
     """Rows of this rank; a whole parameter has one range."""

@@ -25,7 +25,6 @@ class TrainState:
     totals: Tensor
     """Summed loss and number of labels of each field in the epoch so far ``[2, fields]``; this rank's part."""
     epoch: int = 0
-    """Finished epochs."""
     step: int = 0
     """Finished steps of the epoch that is under way."""
     steps: int = 0
@@ -72,10 +71,7 @@ def first_state(model: nn.Module, parameters: FlatParameters, fields: int) -> Tr
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> None:
-    """Seed torch for one step of one rank.
-
-    The four numbers are mixed by multiplication with odd constants (Steele et al. 2014, splitmix).
-    """
+    """Seed torch for a rank's step (Steele et al. 2014, splitmix)."""
     mixed = 0
     for number in (seed, epoch, step, rank):
         mixed = ((mixed ^ number) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

@@ -29,7 +29,7 @@ SMALL = {"model__repulsion": "none"}
 
 
 def test_allocations_are_those_of_the_tensors_that_were_made() -> None:
-    changes = allocations(lambda: torch.empty(1000) + torch.empty(1000), CPU)
+    changes = allocations(lambda: torch.empty(1000) + torch.empty(1000))
     assert changes[changes > 0].tolist() == [4000, 4000, 4000] and changes.sum() == 0
     assert peak_of(lambda: torch.empty(5, dtype=torch.float64), CPU) == 40
 

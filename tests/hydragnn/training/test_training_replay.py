@@ -191,7 +191,7 @@ def test_recordings_count_where_memory_is_limited(
     steps = [partial(take_step, run.state, Share(branch=0, parts=(part,)), run.context, 0.0) for part in parts[1]]
     monkeypatch.setattr(replay, "USES", 1)
     run.context.executors[0].replays.recordings.clear()
-    plain = max(int(allocations(step, CPU).cumsum().max()) for step in steps)
+    plain = max(int(allocations(step).cumsum().max()) for step in steps)
     for step in steps:
         step()
     held = sum(one.nbytes for each in run.context.executors[0].replays.recordings.values() for one in each.inputs)
