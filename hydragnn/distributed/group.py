@@ -179,7 +179,11 @@ class Group:
             except dist.DistError:  # rank 0 has left
                 return
 
-    def close(self, error: BaseException | None = None) -> None:
+    def __enter__(self) -> "Group":
+        """Return the group, of which ``begin`` makes this rank a member."""
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """Leave the group."""
         with self._stack:
             self._over.set()
@@ -228,38 +232,27 @@ def sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
-@contextmanager
-def _open(group: Group) -> Iterator[Group]:
-    """Give the group and leave it after the block."""
-    try:
-        yield group
-    except BaseException as error:
-        group.close(error)
-        raise
-    group.close()
-
-
-def join_group(launch: Launch | None = None) -> AbstractContextManager[Group]:
+def join_group(launch: Launch | None = None) -> Group:
     """Join the ranks that a launcher started."""
     launch = launch or this_launch()
     if torch.cuda.is_available():
         torch.cuda.set_device(own_gpu(launch.local_rank))
     if launch.size == 1:
-        return _open(Group())
+        return Group()
 
     def met(group: Group, folder: Path) -> AbstractContextManager[dist.Store]:
         return nullcontext(meet(launch, folder.parent).store)
 
-    return _open(Group(launch.rank, launch.size, met, by_mpi=launch.by == "mpi"))
+    return Group(launch.rank, launch.size, met, by_mpi=launch.by == "mpi")
 
 
-def join_leaders(store: dist.Store, launch: Launch, graph_ranks: int) -> AbstractContextManager[Group]:
+def join_leaders(store: dist.Store, launch: Launch, graph_ranks: int) -> Group:
     """Join the first ranks of all groups that share graphs."""
     number, count = launch.rank // graph_ranks, launch.size // graph_ranks
-    return _open(Group(number, count, lambda group, folder: nullcontext(store), by_mpi=launch.by == "mpi"))
+    return Group(number, count, lambda group, folder: nullcontext(store), by_mpi=launch.by == "mpi")
 
 
-def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> AbstractContextManager[Group]:
+def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Group:
     """Join ranks of a launcher, or start local workers."""
     if workers == 1 or this_launch().size > 1:
         return join_group()
@@ -287,10 +280,10 @@ def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Ab
                     process.kill()  # one that was stopped, or hangs
                     process.join()
 
-    return _open(Group(0, workers, start))
+    return Group(0, workers, start)
 
 
-def join_parent(rank: int, size: int, store: str) -> AbstractContextManager[Group]:
+def join_parent(rank: int, size: int, store: str) -> Group:
     """Join the process that started this local worker, which ends with it."""
 
     def end_with_parent() -> None:
@@ -303,4 +296,4 @@ def join_parent(rank: int, size: int, store: str) -> AbstractContextManager[Grou
         threading.Thread(target=end_with_parent, daemon=True).start()
         return nullcontext(file_store(store))
 
-    return _open(Group(rank, size, met))
+    return Group(rank, size, met)

@@ -8,7 +8,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -34,17 +34,6 @@ LOOKS = 9
 
 OnStopped = Callable[[int, str], None]
 """Called with the number of a stopped rank, and a sentence, before it is ended."""
-
-
-def next_on_machine(rank: int, machines: Sequence[int]) -> int | None:
-    """Return the next rank on the same machine, None if alone.
-
-    >>> [next_on_machine(rank, [7, 8, 7, 7]) for rank in range(4)]
-    [2, None, 3, 0]
-    """
-    neighbours = [other for other, machine in enumerate(machines) if machine == machines[rank]]
-    following = neighbours[(neighbours.index(rank) + 1) % len(neighbours)]
-    return None if following == rank else following
 
 
 @contextmanager
@@ -224,8 +213,10 @@ def _watching(ranks: Ranks, on_stopped: OnStopped) -> Iterator[None]:
     """Watch the next rank of this machine in the block."""
     machine = number_of(f"{machine_name()} {process_namespace()}")
     machines, pids = zip(*ranks.numbers(machine, os.getpid()))
-    neighbour = next_on_machine(ranks.rank, machines)
-    with nullcontext() if neighbour is None else watch_neighbour(neighbour, pids[neighbour], on_stopped):
+    here = [rank for rank in range(ranks.size) if machines[rank] == machine]
+    neighbour = here[(here.index(ranks.rank) + 1) % len(here)]
+    alone = neighbour == ranks.rank
+    with nullcontext() if alone else watch_neighbour(neighbour, pids[neighbour], on_stopped):
         yield
 
 

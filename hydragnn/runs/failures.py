@@ -50,7 +50,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, PeerFailed):
         return error.failure
     message = str(error).strip()
-    low = message.lower()
+    low, first = message.lower(), message.partition("\n")[0]
     if isinstance(error, Diverged):
         return Failure(kind="diverged", message=f"{message}; lower the learning rate or clip the gradient")
     if (
@@ -60,7 +60,7 @@ def failure_of(error: BaseException) -> Failure:
     ):
         return Failure(
             kind="out_of_memory",
-            message=f"{first_line(message) or 'no memory left'}; use smaller batches or a smaller model",
+            message=f"{first or 'no memory left'}; use smaller batches or a smaller model",
         )
     if isinstance(error, LaunchError):
         return Failure(kind="launch", message=message)
@@ -70,7 +70,7 @@ def failure_of(error: BaseException) -> Failure:
         isinstance(error, RuntimeError) and any(text in low for text in PEER_LOST)
     ):
         # gloo has a place in its source in front, and wishes good luck behind
-        reason, _, _ = re.sub(r"^\[[^]]*\] ", "", first_line(message)).partition(". ")
+        reason, _, _ = re.sub(r"^\[[^]]*\] ", "", first).partition(". ")
         return Failure(kind="lost_node", message=f"another rank is gone: {reason}")
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     return Failure(kind="defect", message="\n".join(lines[-12:]))
@@ -156,8 +156,3 @@ def forget_failures(folder: Path) -> None:
     """Remove what ranks of an earlier attempt said."""
     for path in folder.glob(".failure-*.json"):
         path.unlink(missing_ok=True)
-
-
-def first_line(text: str) -> str:
-    """The first line of a message."""
-    return text.splitlines()[0] if text else ""

@@ -157,7 +157,7 @@ def fitting_parts(scale: MemoryScale, feeds: Sequence[Feed]) -> int:
     )
 
     def peak(parts: int, batch: NDArray[np.int64] = large) -> float:
-        return scale.peak(feed.placed(replace(feed.placement, micro_batches=parts)), batch)
+        return scale.peak(replace(feed, placement=replace(feed.placement, micro_batches=parts)), batch)
 
     least = feed.placement.micro_batches
     most = max(least, len(large))

@@ -336,10 +336,10 @@ def validation_of(feed: Feed, *, in_memory: bool) -> dict[str, Any]:
 
 def placed_branch(branch: BranchData, placement: DevicePlacement) -> BranchData:
     """Return a branch in other parts."""
-    train = branch.train.placed(placement)
+    train = replace(branch.train, placement=placement)
     if branch.valid_feed is None:
         return replace(branch, train=train)
-    valid = branch.valid_feed.placed(placement)
+    valid = replace(branch.valid_feed, placement=placement)
     return replace(branch, train=train, **validation_of(valid, in_memory=isinstance(branch.valid, tuple)))
 
 

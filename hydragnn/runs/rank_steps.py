@@ -21,7 +21,7 @@ from hydragnn.parallel import AXES, Axis, ParallelSettings, check_divisible
 from hydragnn.runs.assembly import Assembly, begin_on, build, placement_on
 from hydragnn.runs.memory import measured_step
 from hydragnn.runs.plan import RunPlan
-from hydragnn.training.data import Feed, Share
+from hydragnn.training.data import Share
 from hydragnn.training.loop import take_step
 
 TURNS = 3
@@ -200,7 +200,7 @@ def step_of(run: Assembly, graphs: int, parts: int = 1) -> tuple[Callable[[], ob
         rank=mesh.data_rank,
         ranks=mesh.data_size,
     )
-    own = Feed(loader, feed.normalisation, replace(feed.placement, micro_batches=parts))
+    own = replace(feed, loader=loader, placement=replace(feed.placement, micro_batches=parts))
     data = replace(run.data, branches=(replace(branch, train=own),))
     costs = costs_of(loader.sizes, loader.node_cost)
     batch = loader.batches(0)[0]
@@ -227,7 +227,7 @@ def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh) -> Assembly:
     assert isinstance(run.state.model, GraphModel)
     model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
     placement = placement_on(mesh, plan, branch.train.placement)
-    data = replace(run.data, branches=(replace(branch, train=branch.train.placed(placement)),))
+    data = replace(run.data, branches=(replace(branch, train=replace(branch.train, placement=placement)),))
     state, context = begin_on(mesh, plan, data, model, placement)
     return replace(run, state=state, mesh=mesh, data=data, context=context)
 

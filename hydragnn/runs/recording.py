@@ -63,10 +63,10 @@ def replaying_run(run: Assembly, executors: tuple[Recorded, ...]) -> Assembly:
         own.lenient = True
         padding = replace(branch.train.placement, pad=own.pad)
         if isinstance(branch.valid, ValidationParts):
-            valid: Iterable[GraphBatch] = ValidationParts(branch.valid.feed.placed(padding))
+            valid: Iterable[GraphBatch] = ValidationParts(replace(branch.valid.feed, placement=padding))
         else:
             valid = tuple(map(own.pad, branch.valid))
-        branches.append(replace(branch, train=branch.train.placed(padding), valid=valid))
+        branches.append(replace(branch, train=replace(branch.train, placement=padding), valid=valid))
     return replace(
         run,
         data=replace(run.data, branches=tuple(branches)),

@@ -49,19 +49,15 @@ class DevicePlacement:
         return tuple(upload(part, self.device) if self.device.type == "cuda" else part for part in parts)
 
 
+@dataclass(eq=False)
 class Feed:
     """Shares of all batches of a store's part, for this rank."""
 
-    def __init__(self, loader: Loader, normalisation: Normalisation | None, placement: DevicePlacement) -> None:
-        """Batches of ``loader``; without ``normalisation`` its store is normalised already."""
-        self.loader = loader
-        self.normalisation = normalisation
-        self.placement = placement
-        self._counted = (-1, 0)
-
-    def placed(self, placement: DevicePlacement) -> "Feed":
-        """Return the same batches on another placement."""
-        return Feed(self.loader, self.normalisation, placement)
+    loader: Loader
+    normalisation: Normalisation | None
+    """None where the store is normalised already."""
+    placement: DevicePlacement
+    _counted: tuple[int, int] = member(default=(-1, 0), init=False)
 
     @cached_property
     def stand_in(self) -> GraphBatch:
