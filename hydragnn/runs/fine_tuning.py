@@ -35,7 +35,7 @@ from hydragnn.layers import FieldTokens
 from hydragnn.layers.inputs import ClassEmbedding
 from hydragnn.models import GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
 from hydragnn.start import StartSettings, check_settings, difference, folder_of, kept_heads, with_digest
-from hydragnn.training.evaluate import errors_on
+from hydragnn.training.evaluate import Metrics, errors_on
 
 NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
 
@@ -122,16 +122,10 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
 def check_fits(settings: StartSettings, old: ModelDescription, new: ModelDescription) -> None:
     """Raise InputError for another architecture or other inputs."""
     check_settings(old.model, new.model, settings)
-    new_inputs = new.architecture.takes_new_inputs
-    for what in ("dim", "edges", "inputs"):
+    more = {*new.inputs} - {*old.inputs}
+    takes_more = new.architecture.takes_new_inputs and not any(new.fields[name].on == "edge" for name in more)
+    for what in ("dim", "edges", *([] if takes_more and {*old.inputs} < {*new.inputs} else ["inputs"])):
         theirs, ours = getattr(old, what), getattr(new, what)
-        if (
-            what == "inputs"
-            and new_inputs
-            and {*theirs} < {*ours}
-            and not any(new.fields[n].on == "edge" for n in {*ours} - {*theirs})
-        ):
-            continue
         if theirs != ours:
             raise InputError(
                 f"{what} = {ours} in this run, and {theirs} in the start {settings.model}; make them equal"
@@ -411,17 +405,13 @@ def forgetting(start: OpenStart, model: GraphModel, normalisation: Normalisation
     zeros = dict.fromkeys(elements_of(store), 0.0) if scales.references else {}  # of energies that are not compared
     references = {name: own if name in shared else {**zeros, **own} for name, own in scales.references.items()}
     tuned = replace(tuned, normalisation=replace(scales, references=references))
+
+    def errors_by(one: TrainedModel) -> Metrics:
+        targets = [target for target in one.targets if target.name in shared]
+        return errors_on(one.predict, store, test, targets, Budget(max_graphs=32))
+
     with torch.no_grad():
-        old, new = (
-            errors_on(
-                one.predict,
-                store,
-                test,
-                [target for target in one.targets if target.name in shared],
-                Budget(max_graphs=32),
-            )
-            for one in (start.trained, tuned)
-        )
+        old, new = errors_by(start.trained), errors_by(tuned)
     model.train()
     errors = {
         f"{field}/{metric}": {"before": value, "after": new[field][metric]}
