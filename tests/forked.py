@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import getrandbits
 
 import torch
 
@@ -69,6 +70,15 @@ class Forked:
     def terminate(self) -> None:
         """Ask the process to end."""
         self.send_signal(signal.SIGTERM)
+
+
+def ends_of_ranks(ranks: int, *words: object) -> list[tuple[int, str]]:
+    """Exit codes and outputs of the ranks of a job step without MPI, as srun starts them."""
+    step = {"SLURM_JOB_ID": str(getrandbits(30)), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(ranks)}
+    environment = {**os.environ, **step, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    every = [Forked([*map(str, words)], {**environment, "SLURM_PROCID": str(rank)}) for rank in range(ranks)]
+    outputs = [process.communicate(timeout=300)[0] for process in every]
+    return [(process.wait(), output) for process, output in zip(every, outputs)]
 
 
 def _run(words: list[str], environment: dict[str, str], output: str, folder: Path) -> None:

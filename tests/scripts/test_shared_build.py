@@ -18,7 +18,7 @@ from ase.io import write
 from hydragnn.datasets import check_store, open_store
 from hydragnn.datasets.writer import only_maker
 from hydragnn.scripts import api
-from tests.forked import Forked
+from tests.forked import ends_of_ranks
 from tests.scripts.dying import GRAPHS as SLOW_GRAPHS
 
 GRAPHS = 500
@@ -63,11 +63,7 @@ def build(root: Path) -> Build:
 
 def steps(ranks: int, *words: object) -> list[tuple[int, str]]:
     """Exit codes and words of the ranks of a job step without MPI, as srun starts them."""
-    step = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "4", "SLURM_STEP_NUM_TASKS": str(ranks), "OMP_NUM_THREADS": "1"}
-    line = [*COMMAND, *map(str, words)]
-    started = [Forked(line, {**os.environ, **step, "SLURM_PROCID": str(rank)}) for rank in range(ranks)]
-    said = [process.communicate(timeout=300)[0] for process in started]
-    return [(process.wait(), output) for process, output in zip(started, said)]
+    return ends_of_ranks(ranks, *COMMAND, *words)
 
 
 def assert_is_the_store_of_one(source: Path, store: Path, one: Path) -> None:

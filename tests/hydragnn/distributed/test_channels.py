@@ -1,7 +1,6 @@
 """Ranks that share channels or layers compute what one rank computes, whatever the architecture."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from hydragnn.base.errors import InputError
 from hydragnn.runs.plan import plan_run
-from tests.forked import Forked
+from tests.forked import ends_of_ranks
 from tests.hydragnn.distributed.splitting import CASES, STAGES, WITHOUT_FORCES, configuration
 from tests.hydragnn.training.worker import clusters
 from tests.once import shared
@@ -30,15 +29,11 @@ SPLIT = {
 
 
 @shared
-def comparisons(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def comparisons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Every case by two ranks, one after the other in the same two processes, which check the operations' derivatives before."""
     out = tmp_path_factory.mktemp("channels") / "out.json"
-    step = {"SLURM_JOB_ID": "83", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, "PYTHONPATH": str(root), **step}
-    pair = [Forked([str(WORKER), str(out)], {**environment, "SLURM_PROCID": str(rank)}) for rank in range(2)]
-    for process in pair:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
+    for code, output in ends_of_ranks(2, WORKER, out):
+        assert code == 0, output
     result: dict[str, dict[str, Any]] = json.loads(out.read_text())
     return result
 

@@ -16,7 +16,7 @@ from hydragnn.distributed.shared_memory import SharedMemory
 from hydragnn.record import read_record
 from tests.benchmarks.bench_data import write
 from tests.contracts.test_stores import CORNERS, written
-from tests.forked import Forked
+from tests.forked import ends_of_ranks
 from tests.hydragnn.training.conftest import needs_mpirun
 
 SCRIPT = Path(__file__).with_name("keeping.py")
@@ -33,39 +33,26 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kept_of(*words: object) -> list[str]:
-    return [str(SCRIPT), *map(str, words)]
-
-
-def started(ranks: int, root: Path, words: list[str]) -> list[tuple[int, str]]:
-    """Exit codes and words of ranks without MPI."""
-    step = {"SLURM_JOB_ID": "79", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": str(ranks), "OMP_NUM_THREADS": "1"}
-    step["PYTHONPATH"] = str(root)
-    processes = [Forked(words, {**os.environ, **step, "SLURM_PROCID": str(rank)}) for rank in range(ranks)]
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    return [(process.wait(), output) for process, output in zip(processes, said)]
-
-
 def with_mpi(ranks: int, root: Path, *words: object) -> str:
     """Words of ranks of mpirun, which talk as if on several machines, and outlive each other."""
     # mpirun ends all ranks where it sees one die, and signals them where it notices the loss
     alone = ["bash", "-c", 'trap "" USR1; "$@"; exit 0', "rank"]
-    command = [str(MPIRUN), "-disable-auto-cleanup", "-n", str(ranks), *alone, sys.executable, *kept_of(*words)]
+    command = [MPIRUN, "-disable-auto-cleanup", "-n", ranks, *alone, sys.executable, SCRIPT, *words]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "MPIR_CVAR_NOLOCAL": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=120)
     return done.stdout + done.stderr
 
 
 @needs_linux
-def test_ranks_of_a_node_read_the_disks_bits_in_one_memory(stores: Path, root: Path, tmp_path: Path) -> None:
-    results = started(3, root, kept_of(stores, tmp_path, 1))
+def test_ranks_of_a_node_read_the_disks_bits_in_one_memory(stores: Path, tmp_path: Path) -> None:
+    results = ends_of_ranks(3, SCRIPT, stores, tmp_path, 1)
     assert [code for code, _ in results] == [0, 0, 0], results
 
 
 @needs_linux
-def test_memory_outlives_the_rank_that_filled_it(stores: Path, root: Path, tmp_path: Path) -> None:
+def test_memory_outlives_the_rank_that_filled_it(stores: Path, tmp_path: Path) -> None:
     names = set(Path("/dev/shm").iterdir())
-    results = started(3, root, kept_of(stores, tmp_path, 1, "dies"))
+    results = ends_of_ranks(3, SCRIPT, stores, tmp_path, 1, "dies")
     assert [code for code, _ in results] == [0, 0, -9], results
     assert not [path for path in set(Path("/dev/shm").iterdir()) - names if "hydragnn" in path.name]
 
@@ -83,7 +70,7 @@ def test_ranks_of_several_nodes_read_each_others_memory_and_the_share_of_one_tha
 
 
 @needs_linux
-def test_a_training_from_the_memory_of_ranks_has_the_bits_of_one_from_the_disk(root: Path, tmp_path: Path) -> None:
+def test_a_training_from_the_memory_of_ranks_has_the_bits_of_one_from_the_disk(tmp_path: Path) -> None:
     write(tmp_path / "tiny.h5", 60)
     (tmp_path / "c.toml").write_text(
         '[data]\nstore = "tiny.h5"\n[model]\nkind = "pna"\nhidden_dim = 8\nnum_layers = 1\n[train]\nepochs = 2\n'
@@ -91,9 +78,8 @@ def test_a_training_from_the_memory_of_ranks_has_the_bits_of_one_from_the_disk(r
     )
     best = []
     for memory in ("auto", "ranks"):
-        words = ["-m", "hydragnn.scripts", "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / memory)]
-        words += ["--set", f"data.memory={memory}"]
-        results = started(2, root, words)
+        words = ["-m", "hydragnn.scripts", "train", tmp_path / "c.toml", "--out", tmp_path / memory]
+        results = ends_of_ranks(2, *words, "--set", f"data.memory={memory}")
         assert [code for code, _ in results] == [0, 0], results
         best.append(read_record(tmp_path / memory).best)
     assert best[0] == best[1]
