@@ -22,8 +22,7 @@ from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.store import Numbers
 from hydragnn.datasets.views import View
-from hydragnn.distributed.launch import machine_name
-from hydragnn.distributed.ranks import Ranks, number_of, process_namespace
+from hydragnn.distributed.ranks import Ranks, machine_number, number_of
 from hydragnn.distributed.shared_memory import SharedLayout, SharedMemory, held_specs, row_bytes, write_graphs
 from hydragnn.distributed.sharing import shared_problem
 from hydragnn.distributed.windows import Windows
@@ -204,7 +203,7 @@ def kept_by_ranks(
     is short or a group of several nodes cannot be read.
     """
     graphs, fields = np.unique(graphs), tuple(field for field in store.fields() if field.name in names)
-    own_machine = number_of(f"{machine_name()} {process_namespace()}" if machine is None else machine)
+    own_machine = machine_number() if machine is None else number_of(machine)
     groups = rank_groups([number for (number,) in ranks.numbers(own_machine)], group)
     mine = next(one for one in groups if ranks.rank in one.members)
     node, order = mine.node_of(ranks.rank), [rank for own in mine.nodes for rank in own]

@@ -69,12 +69,10 @@ def _watch(neighbour: psutil.Process, rank: int, on_stopped: OnStopped, over: th
                 return
 
 
-def process_namespace() -> int:
-    """Return the number of this process's namespace; 0 for the only one."""
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
+def machine_number() -> int:
+    """Return a number that processes share which see each other."""
+    namespace = Path("/proc/self/ns/pid")
+    return number_of(f"{machine_name()} {namespace.stat().st_ino if namespace.exists() else 0}")
 
 
 SECONDS_FOR_ERRORS = timedelta(seconds=2)
@@ -211,7 +209,7 @@ def _meet() -> bool:
 @contextmanager
 def _watching(ranks: Ranks, on_stopped: OnStopped) -> Iterator[None]:
     """Watch the next rank of this machine in the block."""
-    machine = number_of(f"{machine_name()} {process_namespace()}")
+    machine = machine_number()
     machines, pids = zip(*ranks.numbers(machine, os.getpid()))
     here = [rank for rank in range(ranks.size) if machines[rank] == machine]
     neighbour = here[(here.index(ranks.rank) + 1) % len(here)]

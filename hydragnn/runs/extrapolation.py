@@ -133,7 +133,7 @@ class Extrapolation:
         return {
             "parallel": {**sizes, "chunks": chunks, "micro_batches": parts},
             "measured": is_measured,
-            "measured_seconds": near.least if is_measured else None,
+            "measured_seconds": min(near.repeats[-1]) if is_measured else None,
             "memory": {"state": state, "step": activations / parts, "total": state + activations / parts},
             "seconds": {"step": total, **seconds},
             "losses": losses,

@@ -49,19 +49,14 @@ class Progress:
             return
         self.last = now
         remaining = (now - self.started) / max(number - self.start, 1e-9) * (self.total - number)
-        self._say(
-            f"epoch {number}/{self.total}  train {_short(values.get('train/loss'))}{self.valid}"
-            f"  {self.speed:,.0f} graphs/s  {remaining:,.0f} s left"
-        )
+        line = f"epoch {number}/{self.total}  train {_short(values.get('train/loss'))}{self.valid}"
+        self.console.print(f"{line}  {self.speed:,.0f} graphs/s  {remaining:,.0f} s left", soft_wrap=True)
 
     def end(self, sentence: str) -> None:
         """Take the bar down and say how the run ended."""
         if self.bars:
             self.bars.stop()
-        self._say(sentence)
-
-    def _say(self, line: str) -> None:
-        self.console.print(line, soft_wrap=True)
+        self.console.print(sentence, soft_wrap=True)
 
 
 def console_progress(console: Console | None = None) -> Progress:

@@ -108,11 +108,6 @@ class Steps:
         axes: tuple[Axis, ...] = ("pipeline", "shard", "replicate")
         return [float(abs(self.chunks - chunks)), *(abs(log2(self.sizes[axis] / sizes[axis])) for axis in axes)]
 
-    @property
-    def least(self) -> float:
-        """Return the time of the batch."""
-        return min(self.repeats[-1])
-
     def seconds(self, cost: float, parts: int) -> float:
         """Return the time of a share of some cost, by a line."""
         times = [min(each) for each in self.repeats]

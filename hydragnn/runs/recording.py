@@ -18,6 +18,7 @@ from hydragnn.models import GraphModel, replay
 from hydragnn.models.replay import NotRecordable, Recorder, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import keep_beating
+from hydragnn.runs.memory import EPOCHS, LOOKED_AT
 from hydragnn.runs.preparation import ValidationParts
 from hydragnn.training.data import BranchData, Feed, even_cuts
 from hydragnn.training.executor import Eager, Recorded
@@ -29,11 +30,6 @@ FEWEST = 500
 """
 
 NOT_REPLAYED = "steps are not replayed as graphs of the device: "
-
-LOOKED_AT = 500
-
-EPOCHS = 16
-"""Epochs, at most, that these batches are of."""
 
 
 def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, limited: bool = False) -> Assembly:

@@ -84,10 +84,6 @@ def blocks_of(sizes: Sequence[int], least: float, unit: int, shares: int) -> tup
     return blocks, positions
 
 
-Begin = Callable[[int], Wait]
-"""Starts the sum of a block's gradient over ranks."""
-
-
 class Buckets:
     """Begins the sum of each block when its gradient is complete.
 
@@ -95,7 +91,7 @@ class Buckets:
     begins once it is complete and all before it have begun.
     """
 
-    def __init__(self, leaves: Sequence[Sequence[nn.Parameter]], begin: Begin) -> None:
+    def __init__(self, leaves: Sequence[Sequence[nn.Parameter]], begin: Callable[[int], Wait]) -> None:
         self.begin = begin
         self.order = list(reversed(range(len(leaves))))
         self.members = [sum(leaf.requires_grad for leaf in block) for block in leaves]  # others are frozen
@@ -118,15 +114,12 @@ class Buckets:
         if self.active:
             self.missing[number] -= 1
             while len(self.waits) < len(self.order) and self.missing[self.order[len(self.waits)]] == 0:
-                self._begin_next()
-
-    def _begin_next(self) -> None:
-        self.waits.append(self.begin(self.order[len(self.waits)]))
+                self.waits.append(self.begin(self.order[len(self.waits)]))
 
     def finish(self) -> None:
         """Begin all other sums, and wait for every one."""
         while len(self.waits) < len(self.order):
-            self._begin_next()
+            self.waits.append(self.begin(self.order[len(self.waits)]))
         for wait in self.waits:
             wait()
         self._reset()
