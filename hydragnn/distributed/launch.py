@@ -56,7 +56,7 @@ class Launch:
     size: int = 1
     local_rank: int = 0
     step: str = ""
-    """The name of this start, the same on its ranks; empty where MPI tells the ranks."""
+    """The name of this start, the same on its ranks; empty until MPI has told it."""
     node: str = ""
     """The name that the scheduler has for this node, which resolves to the job's interface; empty where it says none."""
     address: str = ""

@@ -6,7 +6,7 @@ shared memory outlives the rank that filled it, but not its node.
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -33,39 +33,23 @@ BLOCK = 1024
 """Graphs that a rank copies at once from the disk."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankGroup:
-    """Ranks that keep one copy together, node by node."""
-
-    number: int
-    nodes: tuple[tuple[int, ...], ...]
-    """Ranks of each node, ascending."""
-
-    def node_of(self, rank: int) -> int:
-        """Return the place of a rank's node."""
-        return next(place for place, ranks in enumerate(self.nodes) if rank in ranks)
-
-    @property
-    def members(self) -> list[int]:
-        """Return all ranks in ascending order, as MPI counts them."""
-        return sorted(rank for ranks in self.nodes for rank in ranks)
+Nodes = tuple[tuple[int, ...], ...]
+"""Ranks of each node of a group that keeps one copy together, ascending."""
 
 
-def rank_groups(machines: Sequence[int], size: int) -> list[RankGroup]:
+def rank_groups(machines: Sequence[int], size: int) -> list[Nodes]:
     """Return groups of ``size`` consecutive ranks; 0: those of a machine.
 
-    >>> [group.nodes for group in rank_groups([7, 7, 8, 8], 0)]
+    >>> rank_groups([7, 7, 8, 8], 0)
     [((0, 1),), ((2, 3),)]
-    >>> [group.nodes for group in rank_groups([7, 7, 8, 8], 4)]
+    >>> rank_groups([7, 7, 8, 8], 4)
     [((0, 1), (2, 3))]
     """
     ranks = sorted(range(len(machines)), key=lambda rank: (rank // size if size else machines[rank], rank))
-    parts = groupby(ranks, key=lambda rank: rank // size if size else machines[rank])
     groups = []
-    for number, (_, part) in enumerate(parts):
+    for _, part in groupby(ranks, key=lambda rank: rank // size if size else machines[rank]):
         members = sorted(part, key=lambda rank: (machines[rank], rank))
-        nodes = tuple(tuple(own) for _, own in groupby(members, key=lambda rank: machines[rank]))
-        groups.append(RankGroup(number=number, nodes=nodes))
+        groups.append(tuple(tuple(own) for _, own in groupby(members, key=lambda rank: machines[rank])))
     return groups
 
 
@@ -205,10 +189,12 @@ def kept_by_ranks(
     graphs, fields = np.unique(graphs), tuple(field for field in store.fields() if field.name in names)
     own_machine = machine_number() if machine is None else number_of(machine)
     groups = rank_groups([number for (number,) in ranks.numbers(own_machine)], group)
-    mine = next(one for one in groups if ranks.rank in one.members)
-    node, order = mine.node_of(ranks.rank), [rank for own in mine.nodes for rank in own]
+    places = [(number, node) for number, one in enumerate(groups) for node, own in enumerate(one) if ranks.rank in own]
+    ((number, node),) = places
+    nodes = groups[number]
+    order = [rank for own in nodes for rank in own]
     shares = np.arange(len(order) + 1) * len(graphs) // len(order)  # of ranks, in the order of nodes
-    cuts = shares[np.cumsum([0, *map(len, mine.nodes)])]
+    cuts = shares[np.cumsum([0, *map(len, nodes)])]
     sizes, specs = store.sizes(), held_specs(store.dim, fields)
     layouts = [
         SharedLayout(
@@ -218,7 +204,7 @@ def kept_by_ranks(
         )
         for a, b in pairwise(cuts)
     ]
-    memory = _mapped(layouts[node].starts[""], mine.nodes[node][0], ranks)
+    memory = _mapped(layouts[node].starts[""], nodes[node][0], ranks)
     place, written = order.index(ranks.rank), set[str]()
 
     def fill() -> None:
@@ -231,16 +217,16 @@ def kept_by_ranks(
     _on_all(fill, ranks)
     memory.close_descriptor()
     flags = ranks.numbers(*(name in written for name in specs))
-    held = [any(flags[rank][place] for rank in mine.members) for place in range(len(specs))]
+    held = [any(flags[rank][place] for rank in order) for place in range(len(specs))]
     always = {*array_specs(store.dim, fields)} - {"edge_shifts", "cell", "periodic"}
     present = [name for name, some in zip(specs, held) if some or name in always]
     own = graphs_in(memory, layouts[node], present, fields, store.dim)
     remote = None
-    if any(len(one.nodes) > 1 for one in groups):
-        windows = Windows(memory.memory, mine.number, mine.members)
+    if any(len(one) > 1 for one in groups):
+        windows = Windows(memory.memory, number, sorted(order))  # as MPI counts them
         remote = RemoteNodes(windows, layouts, present, fields, store.dim)
-        local = mine.nodes[node].index(ranks.rank)
-        remote.servers = [peers[local % len(peers)] for peers in mine.nodes]
+        local = nodes[node].index(ranks.rank)
+        remote.servers = [peers[local % len(peers)] for peers in nodes]
     texts = {key: one.select(graphs[cuts[node] : cuts[node + 1]]) for key, one in store.texts.items()}
     return RankStore(store, graphs, fields, MemoryStore(replace(own, texts=texts)), cuts, node, remote)
 
@@ -258,7 +244,7 @@ def graphs_in(
     )
 
 
-def _on_all(action: Callable[[], None], ranks: Ranks) -> None:
+def _on_all(action: Callable[[], object], ranks: Ranks) -> None:
     """Act on every rank; raise the first problem on all."""
     problem = None
     try:
@@ -273,16 +259,7 @@ def _mapped(size: int, maker: int, ranks: Ranks) -> SharedMemory:
     """Return memory that all ranks of a node map; collective."""
     memories: list[SharedMemory] = []
     own = ranks.rank == maker
-
-    def make() -> None:
-        if own:
-            memories.append(SharedMemory(size))
-
-    def attach() -> None:
-        if not own:
-            memories.append(SharedMemory(size, (makers[maker][0], makers[maker][1])))
-
-    _on_all(make, ranks)
-    makers = ranks.numbers(*((os.getpid(), memories[0].descriptor) if own else (0, 0)))
-    _on_all(attach, ranks)
+    _on_all(lambda: own and memories.append(SharedMemory(size)), ranks)
+    process, descriptor = ranks.numbers(os.getpid(), memories[0].descriptor if own else 0)[maker]
+    _on_all(lambda: own or memories.append(SharedMemory(size, (process, descriptor))), ranks)
     return memories[0]

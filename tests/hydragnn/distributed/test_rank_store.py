@@ -86,9 +86,9 @@ def test_a_training_from_the_memory_of_ranks_has_the_bits_of_one_from_the_disk(t
 
 
 def test_groups_are_ranks_of_a_node_or_consecutive_ones() -> None:
-    assert [group.nodes for group in rank_groups([5, 4, 5, 4], 0)] == [((1, 3),), ((0, 2),)]
-    assert [group.nodes for group in rank_groups([1, 1, 2, 2, 3], 2)] == [((0, 1),), ((2, 3),), ((4,),)]
-    assert [group.nodes for group in rank_groups([9, 9, 2, 2], 4)] == [((2, 3), (0, 1))]
+    assert rank_groups([5, 4, 5, 4], 0) == [((1, 3),), ((0, 2),)]
+    assert rank_groups([1, 1, 2, 2, 3], 2) == [((0, 1),), ((2, 3),), ((4,),)]
+    assert rank_groups([9, 9, 2, 2], 4) == [((2, 3), (0, 1))]
 
 
 @needs_linux
