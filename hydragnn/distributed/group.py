@@ -232,9 +232,9 @@ def sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
-def join_group(launch: Launch | None = None) -> Group:
+def join_group() -> Group:
     """Join the ranks that a launcher started."""
-    launch = launch or this_launch()
+    launch = this_launch()
     if torch.cuda.is_available():
         torch.cuda.set_device(own_gpu(launch.local_rank))
     if launch.size == 1:

@@ -211,13 +211,9 @@ def leave_launch() -> None:
     change_environment(dict.fromkeys(environment().keys() - environment_alone().keys()))
 
 
-def threads_are_chosen(variables: Mapping[str, str] | None = None) -> bool:
-    """Return True where the number of threads was chosen.
-
-    >>> threads_are_chosen({"OMP_NUM_THREADS": "4"}), threads_are_chosen({})
-    (True, False)
-    """
-    return bool((environment() if variables is None else variables).get("OMP_NUM_THREADS"))
+def threads_are_chosen() -> bool:
+    """Return True where the number of threads was chosen."""
+    return bool(environment().get("OMP_NUM_THREADS"))
 
 
 def unique_name() -> str:

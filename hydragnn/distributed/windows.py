@@ -62,11 +62,7 @@ class Windows:
         _open.append(self)
 
     def begin(
-        self,
-        rank: int,
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        patience: float = SECONDS_TO_ANSWER,
+        self, rank: int, starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> Callable[[], NDArray[np.uint8] | None]:
         """Begin to read bytes; return what waits, for None without an answer."""
         if rank in _silent:
@@ -83,7 +79,7 @@ class Windows:
         def wait() -> NDArray[np.uint8] | None:
             try:
                 while not request.Test():
-                    if time.monotonic() - began > patience:
+                    if time.monotonic() - began > SECONDS_TO_ANSWER:
                         self._unfinished.append((request, out))
                         _give_up(rank)
                         return None
@@ -126,11 +122,8 @@ def _give_up(rank: int) -> None:
     if rank not in _silent:
         _silent.add(rank)
         with suppress(OSError, ValueError):  # a terminal that is gone must not end the read
-            print(
-                f"rank {rank} does not answer; the training data of its node are read from the disk",
-                file=sys.stderr,
-                flush=True,
-            )
+            sentence = f"rank {rank} does not answer; the training data of its node are read from the disk"
+            print(sentence, file=sys.stderr, flush=True)
 
 
 @contextmanager
