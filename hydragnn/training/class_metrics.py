@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore
+from hydragnn.datasets.survey import BLOCK
 from hydragnn.graphs.field import Field, is_labelled
 from hydragnn.kernels import segment_sum
 from hydragnn.models import Target
@@ -21,13 +22,16 @@ BINS = 15
 def values_of(
     field: Field, store: GraphStore, graphs: NDArray[np.int64]
 ) -> tuple[NDArray[np.generic], NDArray[np.bool_]]:
-    """Return values of a field, and True for those of the graphs that have it."""
-    column, sizes = store.column(field.name), store.sizes()
-    selection = np.zeros(len(store), dtype=np.bool_)
+    """Return values of a field, read block by block, and True for graphs that have it."""
+    sizes, selection, blocks = store.sizes(), np.zeros(len(store), dtype=np.bool_), []
     selection[graphs] = True
-    selection &= column.present
     items = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
-    return column.values[np.repeat(selection, items)], selection
+    for start in range(0, len(store), BLOCK):
+        block = slice(start, min(start + BLOCK, len(store)))
+        column = store.column(field.name, block.start, block.stop)
+        selection[block] &= column.present
+        blocks.append(column.values[np.repeat(selection[block], items[block])])
+    return np.concatenate(blocks), selection
 
 
 def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
