@@ -259,7 +259,7 @@ def _mapped(size: int, maker: int, ranks: Ranks) -> SharedMemory:
     """Return memory that all ranks of a node map; collective."""
     memories: list[SharedMemory] = []
     own = ranks.rank == maker
-    _on_all(lambda: own and memories.append(SharedMemory(size)), ranks)
+    _on_all(lambda: memories.extend([SharedMemory(size)] if own else []), ranks)
     process, descriptor = ranks.numbers(os.getpid(), memories[0].descriptor if own else 0)[maker]
-    _on_all(lambda: own or memories.append(SharedMemory(size, (process, descriptor))), ranks)
+    _on_all(lambda: memories.extend([] if own else [SharedMemory(size, (process, descriptor))]), ranks)
     return memories[0]
