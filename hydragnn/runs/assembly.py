@@ -18,11 +18,11 @@ from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_b
 from hydragnn.record import RunRecord
 from hydragnn.runs.fine_tuning import OpenStart, load_start, merged_limits, merged_ranges, rate_factors
 from hydragnn.runs.folder import decisive
-from hydragnn.runs.graph_statistics import Caches, close_range_of, training_statistics
+from hydragnn.runs.graph_statistics import close_range_of, training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.runs.provenance import first_record, notes_on
-from hydragnn.runs.statistics_cache import StatisticsCache
+from hydragnn.runs.statistics_cache import Caches, StatisticsCache
 from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.state import TrainState, first_state

@@ -1,6 +1,6 @@
 """Statistics of the training part that models need."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import Any
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hydragnn.architectures import GraphStatistics, Statistic
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.distributed.sharing import shared_rows
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import in_ase_units, length_in_angstrom
@@ -20,12 +19,8 @@ from hydragnn.layers.close_range import bonds
 from hydragnn.models import ModelDescription
 from hydragnn.models.description import MOST_SPECIES, degree_sums, merged_degrees, species_in
 from hydragnn.runs.preparation import BranchData, RunData
-from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
+from hydragnn.runs.statistics_cache import Caches, StatisticsCache, digest_of, training_rows
 
-Caches = Sequence[StatisticsCache]
-"""Caches of the branches, in their order."""
-
-BLOCK = 4096
 OFTEN = 20
 """Graphs in which pairs of elements have limits of their own: shortest distances of fewer say little about the next graph."""
 
@@ -84,21 +79,6 @@ def range_of(name: str, branches: Sequence[BranchData], caches: Caches) -> tuple
         rows = training_rows(branch.split.train, cache, 2, row)
         ends += [(float(rows[:, 0].min()), float(rows[:, 1].max()))]
     return min(low for low, _ in ends), max(high for _, high in ends)
-
-
-def training_rows(
-    indices: NDArray[np.int64],
-    cache: StatisticsCache,
-    width: int,
-    row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
-) -> NDArray[np.float64]:
-    """Return a row per block of the training part, shared by ranks."""
-
-    def row(block: int) -> NDArray[np.float64]:
-        cache.heartbeat()
-        return row_of(indices[block * BLOCK : (block + 1) * BLOCK])
-
-    return shared_rows(cache.ranks)(-(-len(indices) // BLOCK), width, row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,9 +22,8 @@ from hydragnn.graphs.parts import PART
 from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.cutoff import ROUNDING
-from hydragnn.runs.graph_statistics import Caches, training_rows
 from hydragnn.runs.plan import RunPlan, head_factors
-from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
+from hydragnn.runs.statistics_cache import Caches, StatisticsCache, digest_of, training_rows
 from hydragnn.training.data import RunData
 
 

@@ -8,7 +8,7 @@ from few graphs, is not written down.
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -24,9 +24,11 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest, lock_file, read_sealed, unlock_file, write_sealed
 from hydragnn.datasets import GraphStore, disk_store
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.distributed.sharing import first_ranks_value
+from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 
 FORMAT = "hydragnn-statistics"
+BLOCK = 4096
+"""Graphs whose edges are read at once."""
 LEAST_GRAPHS = 10_000
 """Below, computing takes less than a second."""
 PATIENCE = 300.0
@@ -101,6 +103,25 @@ class StatisticsCache:
             else:
                 self.heartbeat()
                 time.sleep(0.1)
+
+
+Caches = Sequence[StatisticsCache]
+"""Caches of the branches, in their order."""
+
+
+def training_rows(
+    indices: NDArray[np.int64],
+    cache: StatisticsCache,
+    width: int,
+    row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """Return a row per block of the training part, shared by ranks."""
+
+    def row(block: int) -> NDArray[np.float64]:
+        cache.heartbeat()
+        return row_of(indices[block * BLOCK : (block + 1) * BLOCK])
+
+    return shared_rows(cache.ranks)(-(-len(indices) // BLOCK), width, row)
 
 
 def _read(path: Path, table: dict[str, Any]) -> dict[str, Any] | None:
