@@ -62,8 +62,9 @@ def test_ranks_that_run_at_once_share_all_positions(tmp_path: Path) -> None:
 )
 def test_a_failure_of_rank_0_ends_the_others(pair: list[Group], failure: str, sentence: str) -> None:
     one, other = pair
-    other.close(InputError("the same"))
-    one.close(InputError(failure))
+    for group, words in ((other, "the same"), (one, failure)):
+        with pytest.raises(InputError), group:
+            raise InputError(words)
     with pytest.raises(InputError, match=f"rank 0 ended: {sentence}"):
         other.is_signalled("merge")
 
