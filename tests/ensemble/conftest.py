@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.io import write
 
+from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.ensemble import Evaluation, build_ensemble
+from hydragnn.ensemble import Evaluation, build_ensemble, calculator, predict_to_file
 from hydragnn.ensemble.estimates.estimate import Labelled
-from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import Point
 from hydragnn.runs import train
@@ -27,6 +28,8 @@ from tests.forked import Forked
 from tests.once import shared
 
 CUTOFF = 4.5
+Built = tuple[Path, Evaluation]
+"""Folder and evaluation of an ensemble."""
 
 TARGETS = (
     Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
@@ -34,16 +37,16 @@ TARGETS = (
 )
 STRESS = Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target")
 
+ENERGY_HEAD: dict[str, Any] = {"kind": "energy", "field": "energy", "forces": "forces", "loss": "mse"}
+ENERGY_HEAD |= {"stage_two_factor": 1.0, "per_node": False}
+
 
 def clusters(count: int, seed: int, stretch: float = 0.12) -> list[Atoms]:
     """Rattled CuAu clusters of four to seven atoms with energy and forces."""
-    generator = np.random.default_rng(seed)
-    frames = []
+    generator, frames = np.random.default_rng(seed), []
+    corners = 2.7 * np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]])
     for _ in range(count):
-        atoms = Atoms(
-            symbols=generator.choice(["Cu", "Au"], size=7),
-            positions=2.7 * np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]),
-        )[: generator.integers(4, 8)]
+        atoms = Atoms(generator.choice(["Cu", "Au"], size=7), corners)[: generator.integers(4, 8)]
         atoms.positions += stretch * generator.normal(size=atoms.positions.shape)
         atoms.calc = EMT()
         atoms.get_forces()
@@ -54,6 +57,13 @@ def clusters(count: int, seed: int, stretch: float = 0.12) -> list[Atoms]:
 def store_of(frames: list[Atoms]) -> MemoryStore:
     graphs = [from_ase(atoms, CUTOFF, fields=TARGETS, name=f"cluster {i}") for i, atoms in enumerate(frames)]
     return MemoryStore(graphs, {"cutoff": CUTOFF})
+
+
+def written(path: Path, graphs: GraphBatch, fields: Sequence[Field] = (), **attributes: Any) -> Path:
+    """Write a store of graphs with these fields, or their own."""
+    with StoreWriter(path, fields or tuple(graphs.fields.values()), dim=graphs.dim, attributes=attributes) as writer:
+        writer.write(graphs)
+    return path
 
 
 def points(labels: Any, means: Any, graph: Any, nodes: Any, p_values: Any = None) -> Labelled:
@@ -68,19 +78,7 @@ def config_of(store_path: Path, **changes: Any) -> RunConfig:
         "split": {"train": 0.5, "valid": 0.25, "seed": 3},
         "batch": {"max_graphs": 8},
         "model": {"kind": "schnet", "hidden_dim": 12, "num_layers": 2, "num_radial": 6, "cutoff": CUTOFF},
-        "heads": [
-            {
-                "kind": "energy",
-                "loss": "mse",
-                "stage_two_factor": 1.0,
-                "per_node": False,
-                "field": "energy",
-                "hidden_dims": [8],
-                "references": True,
-                "forces": "forces",
-                "forces_weight": 1.0,
-            }
-        ],
+        "heads": [{**ENERGY_HEAD, "hidden_dims": [8], "references": True, "forces_weight": 1.0}],
         "train": {"epochs": 3, "learning_rate": 5e-3, "checkpoint_epochs": 3},
     }
     for path, value in changes.items():
@@ -102,41 +100,46 @@ def store(frames: list[Atoms]) -> MemoryStore:
 @shared
 def stored(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore) -> Path:
     """The same graphs on disk."""
-    path = tmp_path_factory.mktemp("stored") / "graphs.h5"
-    with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes) as writer:
-        writer.write(store.read(np.arange(len(store))))
-    return path
+    return written(tmp_path_factory.mktemp("stored") / "graphs.h5", store[:], **store.attributes)
 
 
 @shared
 def runs(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore, stored: Path) -> list[Path]:
     """Three finished runs with different seeds, the last with another encoder."""
-    root = tmp_path_factory.mktemp("runs")
-    changes = [{"train__seed": 1}, {"train__seed": 2}, {"train__seed": 3, "model__kind": "painn"}]
-    folders = []
-    for number, change in enumerate(changes):
-        folders.append(root / f"{number:04d}")
-        record = train(config_of(stored, **change), folders[-1], store=store)
-        assert record.status == "finished"
+    root, folders = tmp_path_factory.mktemp("runs"), list[Path]()
+    for change in ({"train__seed": 1}, {"train__seed": 2}, {"train__seed": 3, "model__kind": "painn"}):
+        folders.append(root / f"{len(folders):04d}")
+        assert train(config_of(stored, **change), folders[-1], store=store).status == "finished"
     return folders
 
 
 @shared
-def built(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> tuple[Path, Evaluation]:
+def built(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> Built:
     """The three runs as one ensemble, and its evaluation."""
     out = tmp_path_factory.mktemp("ensembles") / "ensemble"
     return out, build_ensemble(runs, out, store=store)
 
 
 @pytest.fixture(scope="session")
-def ensemble(built: tuple[Path, Evaluation]) -> Path:
+def ensemble(built: Built) -> Path:
     return built[0]
 
 
+Predict = Callable[..., Any]
+
+
+@pytest.fixture
+def predict(ensemble: Path, stored: Path, tmp_path: Path) -> Predict:
+    """Writes predictions of the ensemble, of the clusters or another source, into a file of this folder."""
+
+    def to_file(out: str, source: Path = stored, **options: Any) -> Any:
+        return predict_to_file(ensemble, source, tmp_path / out, **options)
+
+    return to_file
+
+
 @shared
-def one_member(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore
-) -> tuple[Path, Evaluation]:
+def one_member(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> Built:
     """The first run as an ensemble with calibration and training domain, and its evaluation."""
     out = tmp_path_factory.mktemp("ensembles") / "one"
     return out, build_ensemble(runs[:1], out, store=store)
@@ -145,22 +148,35 @@ def one_member(
 @pytest.fixture
 def received(ensemble: Path, tmp_path: Path) -> Path:
     """A copy of the ensemble to damage."""
-    shutil.copytree(ensemble, tmp_path / "received")
-    return tmp_path / "received"
+    return shutil.copytree(ensemble, tmp_path / "received")
 
 
 @pytest.fixture(scope="session")
 def structures_file(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> Callable[[int], Path]:
     """Writes a file of so many structures, the second of which has two atoms in one place."""
 
-    def written(count: int) -> Path:
+    bad = frames[1].copy()
+    bad.positions[1] = bad.positions[0]
+
+    def file_of(count: int) -> Path:
         path = tmp_path_factory.mktemp("structures") / "frames.xyz"
-        bad = frames[1].copy()
-        bad.positions[1] = bad.positions[0]
         write(path, [frames[0], bad, *frames[2:count]])
         return path
 
-    return written
+    return file_of
+
+
+def refused(words: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Check that a call ends with a sentence that holds these words."""
+    with pytest.raises(InputError, match=words):
+        call(*arguments, **options)
+
+
+def calculating(atoms: Atoms, model: Any, **options: Any) -> Atoms:
+    """Return a copy of the atoms with the calculator of a model."""
+    copy = atoms.copy()
+    copy.calc = calculator(model, **options)
+    return copy
 
 
 def members_in(root: Path, tables: Iterable[Mapping[str, Any]]) -> list[Path]:
@@ -176,8 +192,7 @@ def members_in(root: Path, tables: Iterable[Mapping[str, Any]]) -> list[Path]:
 @shared
 def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
     """An ensemble of one run on rattled copper with stress, periodic in all directions."""
-    generator = np.random.default_rng(0)
-    graphs = []
+    generator, graphs = np.random.default_rng(0), []
     for _ in range(20):
         atoms = bulk("Cu", cubic=True)
         atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.03 * generator.normal(size=(3, 3))), scale_atoms=True)
@@ -186,24 +201,11 @@ def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
         atoms.get_stress(), atoms.get_forces()
         graphs.append(from_ase(atoms, 4.0, fields=(*TARGETS, STRESS)))
     root = tmp_path_factory.mktemp("strained")
-    with StoreWriter(root / "copper.h5", tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 4.0}) as writer:
-        writer.write(concatenate(graphs))
-    head = {
-        "kind": "energy",
-        "loss": "mse",
-        "stage_two_factor": 1.0,
-        "per_node": False,
-        "stress_per_node": False,
-        "field": "energy",
-        "forces": "forces",
-        "stress": "stress",
-        "hidden_dims": [4],
-    }
     table = {
-        "data": {"store": str(root / "copper.h5")},
+        "data": {"store": str(written(root / "copper.h5", concatenate(graphs), cutoff=4.0))},
         "split": {"train": 0.6, "valid": 0.2},
         "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6, "cutoff": 4.0},
-        "heads": [head],
+        "heads": [{**ENERGY_HEAD, "stress": "stress", "stress_per_node": False, "hidden_dims": [4]}],
         "train": {"epochs": 1, "precision": "fp64"},
     }
     assert train(RunConfig.parse(table), root / "run").status == "finished"
@@ -236,8 +238,7 @@ def export(model: Path, to: str, out: Path) -> dict[str, Any]:
     process = Forked(command, os.environ)
     output, _ = process.communicate()
     assert process.returncode == 0, output[-2000:]
-    facts: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return facts
+    return dict(json.loads(output.splitlines()[-1]))
 
 
 @shared

@@ -1,10 +1,14 @@
-"""Finished work of predictions, and files of predictions compared."""
+"""Finished work of predictions, files of predictions compared, and files of JSON changed."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
+from hydragnn.base.files import checksum_of
 from hydragnn.ensemble.prediction.parts import Parts
 
 
@@ -13,6 +17,14 @@ def finished_units(folder: Path) -> int:
     parts = Parts(folder)
     parts.look()
     return int(parts.finished(1000).sum())
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a file of JSON, and its checksum where it has one, as whoever writes NaN into it on purpose would."""
+    value = json.loads(path.read_text())
+    sealed = value.pop("checksum", None)
+    change(value)
+    path.write_text(json.dumps({**value, "checksum": checksum_of(value)} if sealed else value))
 
 
 def arrays_of(path: Path) -> dict[str, np.ndarray]:

@@ -29,21 +29,21 @@ pair_coeff * *
 velocity all create 300 1 loop geom
 fix move all nve
 """
-BONDS = START.replace(
-    "create_box 1 box", "create_box 1 box bond/types 1 extra/bond/per/atom 12 extra/special/per/atom 200"
-)
-BONDS = BONDS.replace("units metal", "units metal\natom_style full").replace(
-    "mass", "bond_style zero\nbond_coeff 1\nmass"
-)
+MORE = "create_box 1 box bond/types 1 extra/bond/per/atom 12 extra/special/per/atom 200"
+BONDS = START.replace("create_box 1 box", MORE)
+BONDS = BONDS.replace("units metal", "units metal\natom_style full")
+BONDS = BONDS.replace("mass", "bond_style zero\nbond_coeff 1\nmass")
 BONDS += "create_bonds many all all 1 1 2.8\n"
 PE = "compute e all pe/atom\ncompute sum all reduce sum c_e\nthermo_style custom step c_sum\n"
 STRESS = "compute s all stress/atom NULL\ncompute sum all reduce sum c_s[1]\nthermo_style custom step c_sum\n"
+CENTROID = STRESS.replace("stress/atom", "centroid/stress/atom")
 HEAT = "compute k all ke/atom\ncompute e all pe/atom\ncompute s all stress/atom NULL virial\n"
 HEAT += "compute heat all heat/flux k e s\nthermo_style custom step c_heat[1]\n"
 WITHOUT_PAIRS = START.replace("pair_style zero 4.0\npair_coeff * *\n", "")
 FLAT = START.replace("units metal", "units metal\ndimension 2").replace(".1 .1 .1", ".1 .1 0")
 FLAT = FLAT.replace("fcc", "sq").replace("0 2\ncreate_box", "-.1 .1\ncreate_box")
 RUN = "run 3 post no"
+TYPE = "neigh_modify exclude type 1 1\n"
 GROUP = "group a id 1 2 3\nneigh_modify exclude group a all\n"
 PAIRS = r"LAMMPS leaves out \d+ pairs"
 LONE = "it has no energies of single atoms"
@@ -63,15 +63,9 @@ RUNS = {
     "pe/atom": (START + PE, RUN, 1, rf"step 0: {LONE} \(compute pe/atom\)"),
     "pe/atom later": (START, RUN + "\n" + PE + RUN, 1, f"step 3: {LONE}"),
     "stress/atom": (START + STRESS, RUN, 1, r"step 0: it has no stresses \(compute stress/atom\)"),
-    "centroid/stress/atom": (
-        *(START + STRESS.replace("stress/atom", "centroid/stress/atom"), RUN),
-        *(1, "step 0: it has no stresses"),
-    ),
+    "centroid/stress/atom": (START + CENTROID, RUN, 1, "step 0: it has no stresses"),
     "heat/flux": (START + HEAT, RUN, 1, f"step 0: {LONE}"),
-    "exclude type": (
-        *(START + "neigh_modify exclude type 1 1\n", RUN),
-        *(1, f"step 0: {PAIRS} of atoms that the potential has"),
-    ),
+    "exclude type": (START + TYPE, RUN, 1, f"step 0: {PAIRS} of atoms that the potential has"),
     "exclude group": (START + GROUP, RUN, 1, f"step 0: {PAIRS}"),
     "exclude later": (START, RUN + "\n" + GROUP + RUN, 1, f"step 3: {PAIRS}"),
     "bonds that leave pairs out": (BONDS, RUN, 1, f"step 0: {PAIRS}.*special_bonds lj/coul 1 1 1"),
@@ -136,13 +130,8 @@ def forked(name: str) -> dict[str, Any]:
     os.close(told[1])
     words, numbers = (os.fdopen(one[0]).read() for one in (ends, told))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {
-        "name": name,
-        "expected": RUNS[name][2:],
-        "code": code,
-        "words": words,
-        **(json.loads(numbers) if numbers else {}),
-    }
+    answer = {"name": name, "expected": RUNS[name][2:], "code": code, "words": words}
+    return answer | (json.loads(numbers) if numbers else {})
 
 
 def ranks(what: str) -> None:

@@ -11,12 +11,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from hydragnn.base.errors import InputError, Interrupted
@@ -26,19 +25,10 @@ from hydragnn.ensemble.prediction import job, parts, work
 from hydragnn.ensemble.prediction.formats import hdf5, sink
 from hydragnn.ensemble.prediction.predict import predict_to_file
 
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.acting import first_acts
 
-def before(owner: Any, name: str, number: int, act: Callable[[], None]) -> None:
-    """Act before the call of a function of this number."""
-    original, done = getattr(owner, name), count()
-
-    def acting(*arguments: Any, **named: Any) -> Any:
-        if next(done) == number:
-            act()
-        return original(*arguments, **named)
-
-    setattr(owner, name, acting)
-
-
+PATCH = pytest.MonkeyPatch()
 BEFORE: dict[str, tuple[Any, str]] = {
     "unit": (work, "outcome_of"),
     "piece": (parts.Parts, "keep_segment"),
@@ -74,33 +64,24 @@ def main() -> tuple[int, bool]:
     parser = argparse.ArgumentParser()
     for name in ("model", "source", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--graph-ranks", type=int, default=1)
-    parser.add_argument("--max-graphs", type=int, default=4)
-    parser.add_argument("--faulty-rank", type=int, default=-1)
-    parser.add_argument("--after", type=int, default=0)
+    for name in ("--resume", "--until-there", "--fall-off"):  # the last: end as a script that knows nothing of ranks
+        parser.add_argument(name, action="store_true")
+    numbers = {"workers": 1, "graph-ranks": 1, "max-graphs": 4, "faulty-rank": -1, "after": 0, "seconds": 0.0}
+    numbers |= {"others-seconds": 0.0, "farewell": group.FAREWELL, "hesitation": finishing.HESITATION}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--at", choices=list(BEFORE), default="unit")
-    parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--until-there", action="store_true")
-    parser.add_argument("--others-seconds", type=float, default=0.0)
-    parser.add_argument("--farewell", type=float, default=group.FAREWELL)
-    parser.add_argument("--hesitation", type=float, default=finishing.HESITATION)
-    parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     work.KEEP_SECONDS = work.LOOK_SECONDS = 0.0  # every unit for itself
     hdf5.ROWS = 8  # several chunks
-    group.FAREWELL, finishing.HESITATION = options.farewell, options.hesitation
+    group.FAREWELL, finishing.HESITATION, group.STOPPED = options.farewell, options.hesitation, 1.0
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
-        before(
-            *BEFORE[options.at],
-            options.after,
-            partial(falter, note, options.seconds, options.out if options.until_there else None),
-        )
+        until = options.out if options.until_there else None
+        first_acts(PATCH, *BEFORE[options.at], partial(falter, note, options.seconds, until), options.after)
     elif options.faulty_rank >= 0 and options.at != "shared":
-        before(*BEFORE[options.at], options.after, partial(wait_for, note, options.others_seconds))
+        first_acts(PATCH, *BEFORE[options.at], partial(wait_for, note, options.others_seconds), options.after)
     try:
         result = predict_to_file(
             options.model,

@@ -17,15 +17,14 @@ from ase.calculators.lj import LennardJones
 from ase.io import write
 from ase.stress import voigt_6_to_full_3x3_stress
 
-from hydragnn.base.errors import InputError
 from hydragnn.conformance.law import jump
 from hydragnn.conformance.structures import LAWS
-from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble.checking import Finding, Subject, findings_of, laws, model_subject
-from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.graphs import Field, concatenate, graph_from_arrays
 from hydragnn.scripts.api import train
 from hydragnn.scripts.check_commands import check
 from hydragnn.scripts.showing import show
+from tests.ensemble.conftest import refused, written
 
 EXACT = {
     "rotation", "permutation", "translation", "arrays that are not contiguous", "repetition", "batches", "extensivity", "detached fragments",
@@ -150,34 +149,32 @@ def test_an_ensemble_has_every_exact_law(ensemble: Path, monkeypatch: pytest.Mon
 
 C = Field(name="c", on="node")
 OF_NO_PLACE = {
-    "classes of graphs": Field(name="y", on="graph", role="target", classes=3, dtype="int64"),
-    "numbers of nodes": Field(name="y", on="node", role="target"),
-    "numbers of edges": Field(name="y", on="edge", role="target"),
-    "four numbers of a graph": Field(name="y", on="graph", role="target", shape=(4,)),
-    "graphs of one node": Field(name="y", on="graph", role="target"),
+    "classes of graphs": ("graph", {"classes": 3, "dtype": "int64"}),
+    "numbers of nodes": ("node", {}),
+    "numbers of edges": ("edge", {}),
+    "four numbers of a graph": ("graph", {"shape": (4,)}),
+    "graphs of one node": ("graph", {}),
 }
 
 
 @pytest.mark.parametrize("kind", OF_NO_PLACE)
 def test_laws_of_space_say_nothing_of_graphs_without_positions(kind: str, tmp_path: Path) -> None:
-    target, random = OF_NO_PLACE[kind], np.random.default_rng(0)
-    with StoreWriter(tmp_path / "graphs.h5", [C, target], dim=0) as store:
-        for number in range(24):
-            size = 1 if kind == "graphs of one node" else 4 + number % 3
-            here = np.arange(size if size > 1 else 0)
-            items = {"node": size, "edge": 2 * len(here), "graph": 1}[target.on]
-            values = random.integers(0, 3, items) if target.classes else random.normal(size=(items, *target.shape))
-            ends = np.r_[here, (here + 1) % size], np.r_[(here + 1) % size, here]
-            value = {"y": values if target.on != "graph" else values[0]}
-            nodes = {"c": random.normal(size=size)} | (value if target.on == "node" else {})
-            edges, graphs = (value if target.on == on else {} for on in ("edge", "graph"))
-            store.write(graph_from_arrays(None, *ends, fields=store.fields, nodes=nodes, edges=edges, graphs=graphs))
+    on, more = OF_NO_PLACE[kind]
+    target, random, graphs = Field(name="y", on=on, role="target", **more), np.random.default_rng(0), []
+    for number in range(24):
+        size = 1 if kind == "graphs of one node" else 4 + number % 3
+        here = np.arange(size if size > 1 else 0)
+        items = {"node": size, "edge": 2 * len(here), "graph": 1}[on]
+        values = random.integers(0, 3, items) if target.classes else random.normal(size=(items, *target.shape))
+        ends = np.r_[here, (here + 1) % size], np.r_[(here + 1) % size, here]
+        own = {"node": {"c": random.normal(size=size)}, "edge": {}, "graph": {}}
+        own[on]["y"] = values if on != "graph" else values[0]
+        fields = {f"{location}s": numbers for location, numbers in own.items()}
+        graphs.append(graph_from_arrays(None, *ends, fields=[C, target], **fields))
+    store = written(tmp_path / "graphs.h5", concatenate(graphs))
     head = {"kind": "classes" if target.classes else "scalar", "field": "y"}
     model = {"kind": "gin", "hidden_dim": 4, "num_layers": 1}
-    train(
-        {"data": {"store": f"{tmp_path}/graphs.h5"}, "model": model, "heads": [head], "train": {"epochs": 1}},
-        tmp_path / "run",
-    )
+    train({"data": {"store": str(store)}, "model": model, "heads": [head], "train": {"epochs": 1}}, tmp_path / "run")
     found = {one.law: one.verdict for one in findings_of(model_subject(tmp_path / "run"))}
     assert "failed" not in found.values()
     assert {found[name] for name in ("rotation", "translation", "arrays that are not contiguous")} == {"does not apply"}
@@ -211,8 +208,7 @@ def test_laws_of_forces_say_nothing_of_a_potential_without_them(name: str, monke
 )
 def test_structures_that_cannot_be_asked_are_refused(text: str, says: str, runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "frames.xyz").write_text(text)
-    with pytest.raises(InputError, match=says):
-        model_subject(runs[0], tmp_path / "frames.xyz")
+    refused(says, model_subject, runs[0], tmp_path / "frames.xyz")
 
 
 def test_the_page_the_value_and_the_status_say_what_fails(
@@ -222,8 +218,7 @@ def test_the_page_the_value_and_the_status_say_what_fails(
     page, frames = tmp_path / "page.md", tmp_path / "frames.xyz"
     write(frames, [crystal()])
     words: dict[str, Any] = {"calculator": "ase.calculators.emt:EMT", "structures": frames, "out": page}
-    with pytest.raises(InputError, match=r"add --allow-code ase\.calculators\.emt"):
-        check(None, **words)
+    refused(r"add --allow-code ase\.calculators\.emt", check, None, **words)
     for as_json in (True, False):
         with pytest.raises(typer.Exit) as end:
             show(check(None, **words, allow_code=["ase"]), as_json)
@@ -236,8 +231,7 @@ def test_the_page_the_value_and_the_status_say_what_fails(
     }
     assert any("errors are not silent fails in structure 0" in line for line in rest)
     assert "| errors are not silent | **failed** | 2 | <= 0 energies |" in page.read_text()
-    with pytest.raises(InputError, match="MODEL, or --calculator"):
-        check(None)
+    refused("MODEL, or --calculator", check, None)
 
 
 def test_every_law_stands_on_the_page_with_its_limit(root: Path) -> None:

@@ -1,27 +1,32 @@
-"""From runs to a folder that can be moved, trusted and read again."""
+"""From runs to a folder that can be moved, trusted and read again; whatever a damaged one says, loading ends in a sentence or in a prediction."""
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ase import Atoms
+from safetensors.numpy import load, save
 
 from hydragnn.base.errors import Busy, InputError
-from hydragnn.base.files import lock_file, read_sealed, write_sealed
+from hydragnn.base.files import lock_file, read_sealed
 from hydragnn.datasets import MemoryStore, make_split
-from hydragnn.ensemble import Evaluation, evaluate_ensemble
+from hydragnn.ensemble import evaluate_ensemble
 from hydragnn.ensemble.building.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.manifest import VERSION
+from tests.ensemble.conftest import Built, refused
+from tests.ensemble.finished import edit_json
 
 
-def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(
-    built: tuple[Path, Evaluation],
-) -> None:
+def test_every_member_and_the_trivial_predictor_are_evaluated(built: Built) -> None:
     out, evaluation = built
     assert read_sealed(out / "evaluation.json") == evaluation.to_json()
     for part in ("valid", "test"):
@@ -37,7 +42,7 @@ def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(
             assert best > 0 and metrics.trivial["rmse"] > 0
 
 
-def test_the_arrays_are_the_rows_behind_the_metrics(built: tuple[Path, Evaluation]) -> None:
+def test_the_arrays_are_the_rows_behind_the_metrics(built: Built) -> None:
     out, evaluation = built
     with np.load(out / "evaluation.npz", allow_pickle=False) as arrays:
         for field in ("energy", "forces"):
@@ -53,39 +58,29 @@ def test_the_arrays_are_the_rows_behind_the_metrics(built: tuple[Path, Evaluatio
             np.testing.assert_allclose(weighted, rows["mean"], atol=1e-9)
 
 
-def test_an_energy_and_its_forces_share_weights_that_other_members_may_not_have(
-    built: tuple[Path, Evaluation],
-) -> None:
+def test_an_energy_and_its_forces_share_weights(built: Built) -> None:
     ensemble = Ensemble.load(built[0])
     assert set(ensemble.manifest.weights) == {"energy", "forces"}
     assert np.array_equal(ensemble.weights_of("energy"), ensemble.weights_of("forces"))
     assert ensemble.weights_of("energy").sum() == pytest.approx(1.0)
 
 
-def test_a_moved_ensemble_predicts_the_same_bits(
-    built: tuple[Path, Evaluation], tmp_path: Path, frames: list[Atoms]
-) -> None:
-    out, _ = built
-    before = Ensemble.load(out).predict(frames[:5])
-    shutil.copytree(out, tmp_path / "elsewhere" / "renamed")
-    after = Ensemble.load(tmp_path / "elsewhere" / "renamed").predict(frames[:5])
+def test_moving_changes_no_prediction(built: Built, tmp_path: Path, frames: list[Atoms]) -> None:
+    moved = shutil.copytree(built[0], tmp_path / "elsewhere" / "renamed")
+    before, after = (Ensemble.load(folder).predict(frames[:5]) for folder in (built[0], moved))
     for name in ("energy", "forces"):
         for quantity in ("mean", "std", "epistemic", "aleatoric", "lower", "upper"):
             assert np.array_equal(before[name][quantity], after[name][quantity])
 
 
-def test_an_ensemble_holds_no_pickle_and_no_place_of_this_machine(
-    built: tuple[Path, Evaluation], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_ensemble_holds_neither_pickles_nor_paths(built: Built, tmp_path_factory: pytest.TempPathFactory) -> None:
     out, _ = built
     assert {path.suffix for path in out.rglob("*") if path.is_file()} == {".json", ".npz", ".safetensors"}
     manifest = (out / "ensemble.json").read_text()
     assert str(tmp_path_factory.getbasetemp()) not in manifest
 
 
-def test_weights_of_members_are_respected(
-    runs: list[Path], store: MemoryStore, tmp_path: Path, frames: list[Atoms]
-) -> None:
+def test_weights_are_respected(runs: list[Path], store: MemoryStore, tmp_path: Path, frames: list[Atoms]) -> None:
     build_ensemble(runs[:2], tmp_path / "one", weights=[1.0, 0.0], store=store)
     weighted = Ensemble.load(tmp_path / "one").predict(frames[:4])
     alone = Ensemble.load(runs[0]).predict(frames[:4])
@@ -93,16 +88,7 @@ def test_weights_of_members_are_respected(
     np.testing.assert_allclose(weighted["energy"].mean, alone["energy"].mean, rtol=1e-6)
 
 
-def test_a_run_is_an_ensemble_of_one_without_intervals(runs: list[Path], frames: list[Atoms]) -> None:
-    predictions = Ensemble.load(runs[0]).predict(frames[:3])
-    assert predictions.status == ("ok", "ok", "ok")
-    for quantity in ("std", "epistemic", "aleatoric", "lower", "upper"):
-        assert np.isnan(predictions["energy"][quantity]).all() and np.isnan(predictions["forces"][quantity]).all()
-    assert np.isfinite(predictions["energy"].mean).all()
-    assert predictions.domain == ("", "", "") and np.isnan(predictions.domain_score).all()
-
-
-def test_one_run_alone_gets_absolute_intervals(one_member: tuple[Path, Evaluation], frames: list[Atoms]) -> None:
+def test_one_run_alone_gets_absolute_intervals(one_member: Built, frames: list[Atoms]) -> None:
     folder, evaluation = one_member
     ensemble = Ensemble.load(folder)
     assert ensemble.manifest.calibration["forces"].method == "absolute"
@@ -114,13 +100,9 @@ def test_one_run_alone_gets_absolute_intervals(one_member: tuple[Path, Evaluatio
 
 
 def changed(run: Path, tmp_path: Path, name: str, **edits: Callable[[dict[str, Any]], None]) -> Path:
-    folder = tmp_path / name
-    shutil.copytree(run, folder)
+    folder = shutil.copytree(run, tmp_path / name)
     for file, edit in edits.items():
-        path = folder / ("model/model.json" if file == "model" else f"{file}.json")
-        value = json.loads(path.read_text())
-        edit(value)
-        write_sealed(path, value)
+        edit_json(folder / ("model/model.json" if file == "model" else f"{file}.json"), edit)
     return folder
 
 
@@ -128,14 +110,11 @@ def test_an_existing_folder_is_never_overwritten(runs: list[Path], store: Memory
     out = tmp_path / "out"
     out.mkdir()
     (out / "campaign.json").write_text("{}")
-    with pytest.raises(InputError, match="exists already and is a campaign; choose another --out"):
-        build_ensemble(runs, out, store=store)
+    refused("exists already and is a campaign; choose another --out", build_ensemble, runs, out, store=store)
     assert [entry.name for entry in out.iterdir()] == ["campaign.json"]
 
 
-def test_of_two_that_make_one_ensemble_the_second_leaves_the_first_alone(
-    runs: list[Path], store: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_second_builder_leaves_the_first_alone(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     """What a killed process left behind goes with the next, which may fill an empty folder."""
     (tmp_path / "ensemble").mkdir()
     making = tmp_path / ".ensemble.making"
@@ -151,40 +130,34 @@ def test_of_two_that_make_one_ensemble_the_second_leaves_the_first_alone(
     assert not (tmp_path / "ensemble" / ".lock").exists()
 
 
-@pytest.mark.parametrize(
-    "damage, says",
-    [
-        (lambda d: (d / "members/1/weights.safetensors").write_bytes(b"0"), "differs from what was saved"),
-        (lambda d: (d / "members/1/weights.safetensors").unlink(), "copy the whole folder"),
-        (lambda d: (d / "ensemble.json").write_text("{"), "not valid JSON"),
-        (lambda d: (d / "ensemble.json").write_text('{"version": 99, "members": [{}]}'), "update the program"),
-        (lambda d: (d / "ensemble.json").write_text('{"version": 1, "members": [{}]}'), "damaged"),
-        (lambda d: (d / "ensemble.json").write_text("{}"), "does not describe an ensemble"),
+DAMAGE = {
+    "members/1/weights.safetensors": [("0", "differs from what was saved"), (None, "copy the whole folder")],
+    "ensemble.json": [
+        ("{", "not valid JSON"),
+        ('{"version": 99, "members": [{}]}', "update the program"),
+        (f'{{"version": {VERSION}, "members": [{{}}]}}', "damaged"),
+        ("{}", "does not describe an ensemble"),
     ],
-    ids=["changed weights", "lost weights", "torn manifest", "newer manifest", "damaged manifest", "foreign manifest"],
-)
-def test_a_damaged_ensemble_is_refused(
-    built: tuple[Path, Evaluation], tmp_path: Path, damage: Callable, says: str
-) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(built[0], folder)
-    damage(folder)
-    with pytest.raises(InputError, match=says):
-        Ensemble.load(folder)
+}
+
+
+@pytest.mark.parametrize(("file", "text", "says"), [(file, *row) for file, rows in DAMAGE.items() for row in rows])
+def test_damage_is_refused(received: Path, file: str, text: str | None, says: str) -> None:
+    (received / file).unlink()
+    if text is not None:
+        (received / file).write_text(text)
+    refused(says, Ensemble.load, received)
 
 
 def test_a_folder_that_is_neither_ensemble_nor_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
-        Ensemble.load(tmp_path)
+    refused("neither a campaign, an ensemble nor a run", Ensemble.load, tmp_path)
     (tmp_path / "campaign.json").write_text("{}")
-    with pytest.raises(InputError, match=r"is a campaign; hydragnn\.load takes its best trial"):
-        Ensemble.load(tmp_path)
+    refused(r"is a campaign; hydragnn\.load takes its best trial", Ensemble.load, tmp_path)
 
 
-def test_an_element_without_reference_fails_alone(built: tuple[Path, Evaluation], frames: list[Atoms]) -> None:
-    odd = frames[1].copy()
+def test_an_element_without_reference_fails_alone(built: Built, frames: list[Atoms]) -> None:
+    odd, strange = frames[1].copy(), frames[2].copy()
     odd.numbers[0] = 79 if odd.numbers[0] == 29 else 29
-    strange = frames[2].copy()
     strange.numbers[:] = 1
     predictions = Ensemble.load(built[0]).predict([frames[0], strange, odd])
     assert predictions.status[0] == predictions.status[2] == "ok"
@@ -202,22 +175,14 @@ def test_an_ensemble_is_evaluated_on_any_labelled_store(runs: list[Path], store:
     again = evaluate_ensemble(ensemble, store, test)
     assert again.parts["all"]["forces"].ensemble == pytest.approx(evaluation.parts["test"]["forces"].ensemble)
     assert again.parts["all"]["forces"].trivial["rmse"] is None
-    with pytest.raises(InputError, match="a run alone has no calibrated uncertainty"):
-        evaluate_ensemble(Ensemble.load(runs[0]), store, test)
+    refused("a run alone has no calibrated uncertainty", evaluate_ensemble, Ensemble.load(runs[0]), store, test)
 
 
-def without_model(run: Path, folder: Path) -> list[Path]:
-    shutil.rmtree(shutil.copytree(run, folder / "bare") / "model")
-    return [folder / "bare"]
-
-
-Edit = Callable[[dict[str, Any]], None]
-VERSION: Edit = lambda value: value.update(version=99)  # noqa: E731
-EDITS: list[tuple[dict[str, Edit], str]] = [
+EDITS: list[tuple[dict[str, Callable[[dict[str, Any]], None]], str]] = [
     ({"record": lambda v: v.update(data_hash="other")}, "trained on different data"),
     ({"model": lambda v: v["fields"][1].update(unit="Ry")}, "mean different things by energy"),
-    ({"record": VERSION}, "update the program"),
-    ({"model": VERSION}, "update the program"),
+    ({"record": lambda v: v.update(version=99)}, "update the program"),
+    ({"model": lambda v: v.update(version=99)}, "update the program"),
     ({"model": lambda v: v["heads"][0].update(forces=None)}, "predict different fields"),
 ]
 SHARES = "are no shares for 2 runs; give one each, from 0 on, that add up to 1"
@@ -233,28 +198,147 @@ REFUSED: list[tuple[Callable[[list[Path], Path], list[Path]], dict[str, Any], st
         "0000 and copied have the same settings and seed",
     ),
     (lambda runs, to: runs[:1], {"nominal": 90.0}, "fraction between 0 and 1"),
-    (lambda runs, to: without_model(runs[0], to), {}, "holds no trained model"),
+    (
+        lambda runs, to: [shutil.copytree(runs[0], to / "bare", ignore=lambda *_: ["model"])],
+        {},
+        "holds no trained model",
+    ),
     (lambda runs, to: [to / "nowhere"], {}, r"record\.json does not exist"),
 ]
 """Runs, options, and the words of the refusal."""
 
 
-@pytest.mark.parametrize(("chosen", "options", "words"), REFUSED)
-def test_impossible_ensembles_are_refused_and_leave_nothing(
-    chosen: Callable[[list[Path], Path], list[Path]],
-    options: dict[str, Any],
-    words: str,
-    runs: list[Path],
-    store: MemoryStore,
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("row", REFUSED)
+def test_impossible_ensembles_are_refused(row: Any, runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
+    chosen, options, words = row
     members = chosen(runs, tmp_path)
     before = {*tmp_path.iterdir()}
-    with pytest.raises(InputError, match=words):
-        build_ensemble(members, tmp_path / "ensemble", store=store, **options)
+    refused(words, build_ensemble, members, tmp_path / "ensemble", store=store, **options)
     assert {*tmp_path.iterdir()} == before
 
 
 def test_another_store_than_that_of_training_is_refused(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not what member"):
-        build_ensemble(runs, tmp_path / "out", store=MemoryStore(store.read(np.arange(40)), store.attributes))
+    refused("not what member", build_ensemble, runs, tmp_path / "out", store=MemoryStore(store[:40], store.attributes))
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def damage(folder: Path, change: Mapping[str, Any], *where: Any) -> None:
+    """Change what the manifest says at a place."""
+    edit_json(folder / "ensemble.json", lambda manifest: reduce(getitem, where, manifest).update(change))
+
+
+def replace_tensors(folder: Path, content: bytes) -> None:
+    """Another file of tensors, with its checksum, as whoever damages both would leave them."""
+    (folder / "domain.safetensors").write_bytes(content)
+    damage(folder, {"sha256": hashlib.sha256(content).hexdigest()}, "domain")
+
+
+HOSTILE: tuple[Any, ...] = (None, "x", [], [[1]], {}, {"a": 1}, -1, float("nan"), float("inf"))
+ENERGY = ("calibration", "energy")
+OF_CLASSES = {"method": "temperature", "temperature": 1.0, "threshold": 0.1}
+OF_CLASSES |= {"nominal": 0.9, "graphs": 9, "guaranteed": True}
+FACTORS = [
+    {"knots": knots, "factors": factors}
+    for knots, factors in (([2.0, 1.0], [1.0, 1.0]), ([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), (["here"], [1.0]))
+]
+FACTORS.append({"knots": [float("nan")], "factors": [1.0]})
+DAMAGED = "a calibration is damaged"
+OTHER_TARGET = "is for another target"
+NO_DOMAIN = "the training domain is damaged"
+IMPOSSIBLE: list[tuple[tuple[Any, ...], str, Sequence[Any], str]] = [
+    *(((*ENERGY, "components", 0), key, HOSTILE, DAMAGED) for key in ("scale", "floor", "quantile", "reference")),
+    ((*ENERGY, "components", 0), "typical", HOSTILE, DAMAGED),
+    *((ENERGY, key, [value], DAMAGED) for key, value in (("nominal", 2.0), ("graphs", "x"), ("guaranteed", [1]))),
+    *((ENERGY, key, [value], DAMAGED) for key, value in (("part", "test"), ("method", []), ("b", 1))),
+    (ENERGY, "components", [5], DAMAGED),
+    (ENERGY, "form", [{"kind": "cubic"}, {"kind": {}}, {"growth": -1.0}, {"growth": "x"}, 3], DAMAGED),
+    ((*ENERGY, "components", 0, "corrections"), "magnitude", FACTORS, DAMAGED),
+    ((), "calibration", [{"energy": OF_CLASSES}], OTHER_TARGET),
+    (("members", 0), "weight", [*HOSTILE, 0.0, 2.0, 10**400], r"ensemble\.json is damaged"),
+    (("domain", "detectors", -2), "targets", [{"x": "std"}, 5], NO_DOMAIN),
+    (("domain", "detectors", -2), "per_node", [None], NO_DOMAIN),
+    (("domain", "detectors", -1), "members", [2, 4, "3"], "damaged|other members"),
+]
+"""Where in the manifest, the key, impossible values of it, and the words of the refusal."""
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "values", "words"), IMPOSSIBLE, ids=[f"{where} {key}" for where, key, *_ in IMPOSSIBLE]
+)
+def test_a_manifest_with_an_impossible_value_is_refused(
+    received: Path, where: Sequence[Any], key: str, values: Sequence[Any], words: str
+) -> None:
+    for value in values:
+        damage(received, {key: value}, *where)
+        refused(words, Ensemble.load, received)
+
+
+def test_a_calibration_of_another_number_of_components_or_field_is_refused(received: Path) -> None:
+    good = json.loads((received / "ensemble.json").read_text())["calibration"]["energy"]
+    for name, bad in (("energy", {**good, "components": good["components"] * 2}), ("x", good)):
+        damage(received, {"calibration": {name: bad}})
+        refused(OTHER_TARGET, Ensemble.load, received)
+
+
+FREE = ("contacts/shortest", "rarity/held_out", "nodes/held_out")
+"""Tensors that may have any length, or infinite numbers."""
+
+
+def variants(values: Array) -> Iterator[Array]:
+    """The same numbers as another tensor."""
+    yield from (
+        values.astype(np.float32),
+        np.full(values.shape, np.inf),
+        np.full(values.shape, np.nan),
+        values[..., None],
+        values[..., :0],
+    )
+    yield from (np.zeros(()), np.zeros((3, 3, 3, 3)), np.zeros((0, 5)), np.full(values.shape, -1.5), values[..., :-1])
+
+
+def test_a_tensor_of_the_domain_that_does_not_fit_is_refused_or_used(one_member: Built, tmp_path: Path) -> None:
+    """Whoever damaged the tensors also wrote their checksum; what fits in shape may be as wrong as it likes."""
+    received = shutil.copytree(one_member[0], tmp_path / "one")
+    sound = load((received / "domain.safetensors").read_bytes())
+    refused = 0
+    for name, values in sound.items():
+        for variant in variants(values):
+            replace_tensors(received, save({**sound, name: np.ascontiguousarray(variant)}))
+            try:
+                Ensemble.load(received)
+            except InputError as error:
+                refused += 1
+                assert "the training domain is damaged" in str(error)
+            else:
+                fits = variant.shape == values.shape and np.isfinite(variant).all()
+                assert fits or name.startswith("kinds/") or name in FREE, (name, variant.shape)
+    assert refused > len(sound)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "C64", "X"])
+def test_numbers_of_a_type_that_numpy_has_not_are_refused(received: Path, dtype: str) -> None:
+    size = {"BF16": 2, "F8_E4M3": 1, "C64": 8}.get(dtype, 8)
+    header = json.dumps({"kinds/x": {"dtype": dtype, "shape": [3], "data_offsets": [0, 3 * size]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(3 * size)
+    replace_tensors(received, content)
+    refused("domain", Ensemble.load, received)
+
+
+@pytest.mark.parametrize(
+    "name", ["ensemble.json", "domain.safetensors", "members/0/record.json", "members/0/weights.safetensors"]
+)
+def test_a_link_to_a_device_and_a_pipe_are_not_read(received: Path, name: str) -> None:
+    """Reading the one never ends, and takes all memory; the other waits for a writer."""
+    for replace in (lambda path: path.symlink_to("/dev/zero"), os.mkfifo):
+        (received / name).unlink()
+        replace(received / name)
+        refused(r"is no regular file|leads out of|neither a campaign, an ensemble nor a run", Ensemble.load, received)
+
+
+@pytest.mark.parametrize("name", ["members", "members/0", "members/0/weights.safetensors"])
+def test_a_member_that_lies_outside_is_not_followed(received: Path, tmp_path: Path, name: str) -> None:
+    (received / name).rename(tmp_path / "elsewhere")
+    (received / name).symlink_to(tmp_path / "elsewhere")
+    refused(r"leads out of .*, and is not followed", Ensemble.load, received)

@@ -1,18 +1,26 @@
-"""New files become graphs as those of training did, without labels: npz arrays, tables of grains, a class of one's own."""
+"""New files become graphs as those of training did, without labels; stores with other edges or units are refused."""
 
-import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
+from ase import Atoms
 
 import hydragnn
-from hydragnn.base.errors import InputError
-from hydragnn.base.files import write_sealed
-from tests.ensemble.finished import arrays_of
+from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.datasets import Make, MemoryStore, OwnBuild, find_files
+from hydragnn.ensemble import Ensemble
+from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.reading.structures import check_edges, check_lengths
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.graphs.atomic import from_ase
+from tests.ensemble.conftest import CUTOFF, refused, written
+from tests.ensemble.finished import arrays_of, edit_json
 from tests.once import shared
 
 RINGS: dict[str, Any] = {
@@ -35,20 +43,19 @@ TRAINING: dict[str, Any] = {
 }
 
 
-def rings(count: int, seed: int) -> dict[str, Any]:
-    """Rings of 4 to 6 nodes with charges, end to end, and the moments of neighbours."""
-    random = np.random.default_rng(seed)
-    sizes = 4 + np.arange(count) % 3
-    charges = [random.normal(size=size) for size in sizes]
+def rings_of(charges: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Rings with these charges, end to end."""
+    sizes = np.array([len(one) for one in charges])
     pairs = [np.stack([np.arange(size), (np.arange(size) + 1) % size], axis=1) for size in sizes]
-    return {
-        "n": sizes,
-        "n_pairs": sizes,
-        "q": np.concatenate(charges),
-        "pairs": np.concatenate(pairs),
-        "weight": np.ones(count),
-        "moment": np.array([(one * np.roll(one, -1)).sum() for one in charges]),
-    }
+    return {"n": sizes, "n_pairs": sizes, "q": np.concatenate(charges), "pairs": np.concatenate(pairs)}
+
+
+def rings(count: int, seed: int) -> dict[str, Any]:
+    """Rings of 4 to 6 nodes with the moments of neighbours."""
+    random = np.random.default_rng(seed)
+    charges = [random.normal(size=4 + number % 3) for number in range(count)]
+    moments = np.array([(one * np.roll(one, -1)).sum() for one in charges])
+    return {**rings_of(charges), "weight": np.ones(count), "moment": moments}
 
 
 def without_labels(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -93,10 +100,7 @@ def test_a_build_file_predicts_whatever_it_describes_without_labels(trained: Pat
     arrays = without_labels(rings(10, seed=2))
     np.savez(tmp_path / "a.npz", **arrays)
     np.savez(tmp_path / "b.npz", **{**arrays, "q": -arrays["q"]})
-    text = ['kind = "npz"', 'files = ["?.npz"]', 'nodes = "n"', 'edges = "pairs"', 'edge_counts = "n_pairs"']
-    text += ["undirected = true", "[[fields]]", 'name = "charge"', 'on = "node"', 'key = "q"', "scale = 2.0"]
-    text += ["[[fields]]", 'name = "moment"', 'on = "graph"', 'unit = "D"', 'role = "target"']
-    (tmp_path / "new.toml").write_text("\n".join(text))
+    (tmp_path / "new.toml").write_text(tomli_w.dumps({**RINGS, "files": ["?.npz"]}))
     both = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "both.h5")["fields/moment/mean"]
     alone = predicted(trained / "ensemble", tmp_path / "a.npz", tmp_path / "one.h5")["fields/moment/mean"]
     assert len(both) == 20
@@ -135,8 +139,7 @@ def test_files_that_are_no_such_source_are_refused_in_a_sentence(
     change: Callable[[dict[str, Any]], dict[str, Any]], sentence: str, trained: Path, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "new.npz", **change(without_labels(rings(9, seed=4))))
-    with pytest.raises(InputError, match=sentence):
-        hydragnn.predict(trained / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
+    refused(sentence, hydragnn.predict, trained / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
     assert not list(tmp_path.glob("said*"))
 
 
@@ -145,35 +148,26 @@ def test_an_ensemble_names_no_code_outside_the_package(trained: Path, tmp_path: 
     np.savez(tmp_path / "new.npz", **without_labels(rings(9, seed=5)))
     shutil.copytree(trained / "ensemble", tmp_path / "ensemble")
     manifest = tmp_path / "ensemble" / "ensemble.json"
-    text = json.loads(manifest.read_text())
+
+    def predict_by(rule: Any) -> None:
+        edit_json(manifest, lambda value: value["data"]["attributes"].update(build=rule))
+        hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
+
     kinds = ("antigravity:Geohash", "numpy.testing:Tester", "hydragnn.scripts.__main__:OwnBuild")
     for kind in (*kinds, "hydragnn.base.errors:InputError", "grains", "x", None, 3, ["npz"]):
-        text["data"]["attributes"]["build"] = {"kind": kind}
-        write_sealed(manifest, text)
-        with pytest.raises(InputError, match=r"give a BUILD\.toml|holds no sources|has no source"):
-            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
+        refused(r"give a BUILD\.toml|holds no sources|has no source", predict_by, {"kind": kind})
     for rule in (None, [], "npz", {"kind": "npz", "nodes": 3}, {"kind": "npz", "files": ["/dev/zero"], "nodes": "n"}):
-        text["data"]["attributes"]["build"] = rule
-        write_sealed(manifest, text)
-        with pytest.raises(InputError):
-            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
+        refused(".", predict_by, rule)
 
 
-GRAINS = """
-kind = "grains"
-files = ["grains.csv"]
-edges = "contacts.csv"
-graphs = "microstructures.csv"
-undirected = true
-[[fields]]
-name = "charge"
-on = "node"
-[[fields]]
-name = "moment"
-on = "graph"
-unit = "D"
-role = "target"
-"""
+GRAINS = {
+    "kind": "grains",
+    "files": ["grains.csv"],
+    "edges": "contacts.csv",
+    "graphs": "microstructures.csv",
+    "undirected": True,
+    "fields": [{"name": "charge", "on": "node"}, RINGS["fields"][2]],
+}
 
 
 def test_tables_of_grains_are_predicted_by_their_build_file_and_need_no_labels(trained: Path, tmp_path: Path) -> None:
@@ -181,23 +175,11 @@ def test_tables_of_grains_are_predicted_by_their_build_file_and_need_no_labels(t
     (tmp_path / "grains.csv").write_text("graph,charge\n" + rows)
     contacts = "".join(f"{graph},{node},{(node + 1) % 4}\n" for graph in range(3) for node in range(4))
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n" + contacts)
-    (tmp_path / "new.toml").write_text(GRAINS)
+    (tmp_path / "new.toml").write_text(tomli_w.dumps(GRAINS))
     grains = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "grains.h5")
-    charges = np.array([0.1 * (graph + node) for graph in range(3) for node in range(4)])
-    pairs = np.tile([[0, 1], [1, 2], [2, 3], [3, 0]], (3, 1))
-    same = {"n": np.full(3, 4), "n_pairs": np.full(3, 4), "q": charges / 2, "pairs": pairs}
+    same = rings_of([0.05 * (graph + np.arange(4)) for graph in range(3)])
     expected = predicted_of(trained, same, tmp_path / "same.npz")
     np.testing.assert_allclose(grains["fields/moment/mean"], expected["fields/moment/mean"], rtol=1e-5)
-
-
-OWN = '''
-from collections.abc import Iterator
-from functools import partial
-
-import numpy as np
-
-from hydragnn.datasets import Make, OwnBuild, find_files
-from hydragnn.graphs import Field, graph_from_arrays
 
 
 class Lines(OwnBuild):
@@ -206,32 +188,87 @@ class Lines(OwnBuild):
     factor: float = 1.0
 
     def graphs(self) -> Iterator[Make]:
-        for path in find_files(self.files):
-            for number, line in enumerate(path.read_text().splitlines()):
-                charge = self.factor * np.array([float(word) for word in line.split()])
-                here = np.arange(len(charge))
-                there = (here + 1) % len(charge)
-                ends = np.concatenate([here, there]), np.concatenate([there, here])
-                fields = [Field(name="charge", on="node")]
-                yield partial(graph_from_arrays, None, *ends, fields=fields, nodes={"charge": charge}, name=f"line {number}")
-'''
+        for line in (line for path in find_files(self.files) for line in path.read_text().splitlines()):
+            charge = self.factor * np.array([float(word) for word in line.split()])
+            here, fields = np.arange(len(charge)), [Field(name="charge", on="node")]
+            there = (here + 1) % len(charge)
+            ends = np.concatenate([here, there]), np.concatenate([there, here])
+            yield partial(graph_from_arrays, None, *ends, fields=fields, nodes={"charge": charge}, name="line")
 
 
-def test_a_class_of_ones_own_is_a_source_for_stores_and_predictions(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "acme_lines.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_an_own_class_is_a_source(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "new.txt").write_text("0.1 0.2 0.3 0.4\n-1 2 -1 2 0\n")
-    (tmp_path / "new.toml").write_text('kind = "acme_lines:Lines"\nfiles = ["new.txt"]\nfactor = 2.0\n')
+    rule = {"kind": f"{__name__}:Lines", "files": ["new.txt"], "factor": 2.0}
+    (tmp_path / "new.toml").write_text(tomli_w.dumps(rule))
     info = hydragnn.build_store(tmp_path / "new.toml", tmp_path / "new.h5")
-    assert info.graphs == 2 and info.attributes["build"] == {"kind": "acme_lines:Lines", "factor": 2.0}
+    assert info.graphs == 2 and info.attributes["build"] == {"kind": rule["kind"], "factor": 2.0}
     actual = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "lines.h5")
-    q = np.array([0.1, 0.2, 0.3, 0.4, -1, 2, -1, 2, 0])
-    pairs = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 0]])
-    same = {"n": np.array([4, 5]), "n_pairs": np.array([4, 5]), "q": q, "pairs": pairs}
+    same = rings_of([np.array([0.1, 0.2, 0.3, 0.4]), np.array([-1.0, 2, -1, 2, 0])])
     expected = predicted_of(trained, same, tmp_path / "same.npz")
     np.testing.assert_allclose(actual["fields/moment/mean"], expected["fields/moment/mean"], rtol=1e-5)
-    (tmp_path / "new.toml").write_text('kind = "acme_lines:Strings"\nfiles = ["new.txt"]\n')
-    with pytest.raises(InputError, match=r"has no source Strings; derive it from hydragnn\.datasets\.OwnBuild"):
-        hydragnn.predict(trained / "ensemble", tmp_path / "new.toml", tmp_path / "said.h5")
+    (tmp_path / "new.toml").write_text(tomli_w.dumps({**rule, "kind": f"{__name__}:Strings"}))
+    words = r"has no source Strings; derive it from hydragnn\.datasets\.OwnBuild"
+    refused(words, hydragnn.predict, trained / "ensemble", tmp_path / "new.toml", tmp_path / "said.h5")
+
+
+def settings(kind: str, **changes: Any) -> ArchitectureSettings:
+    """Those of a member that looks 4 Angstrom far."""
+    table = {"kind": kind, "cutoff": 4.0, "envelope": "polynomial", **changes}
+    return architecture_of(kind).Settings.parse(table)
+
+
+SMOOTH, COUNTING, OPEN = settings("painn"), settings("pna"), settings("schnet", envelope="none")
+SEEN = [
+    ([SMOOTH, COUNTING], {"cutoff": 5.0}),
+    ([SMOOTH], {"cutoff": 4.0}),  # as far as it looks
+    ([SMOOTH], {"cutoff": 9.0}),  # messages end smoothly before
+    ([COUNTING], {}),  # nothing is known
+]
+UNSEEN = [
+    ([SMOOTH], {"cutoff": 3.9}),
+    ([SMOOTH, COUNTING], {"cutoff": 9.0}),  # counts what is beyond, too
+    ([OPEN], {"cutoff": 9.0}),
+    ([OPEN], {"cutoff": 4.5}),
+    ([SMOOTH], {"cutoff": 5.0, "max_neighbours": 12}),
+]
+
+
+def test_stores_in_which_members_see_other_neighbours_are_refused() -> None:
+    words = r"built with (cutoff|max_neighbours) = .*; build it in the same way"
+    for members, given in SEEN:
+        check_edges(members, {"cutoff": 5.0}, given)
+    for members, given in UNSEEN:
+        refused(words, check_edges, members, {"cutoff": 5.0}, given)
+        check_edges(members, {}, {"cutoff": 5.0, **given})
+
+
+def test_predictions_on_shorter_edges_are_refused(ensemble: Path, frames: list[Atoms], tmp_path: Path) -> None:
+    graphs = [from_ase(atoms, 3.0) for atoms in frames[:3]]
+    short, loaded = MemoryStore(graphs, {"cutoff": 3.0}), Ensemble.load(ensemble)
+    refused(r"cutoff = 3, the graphs of training with cutoff = 4\.5", loaded.predict, short)
+    source = written(tmp_path / "short.h5", short[:], **short.attributes)
+    refused("build it in the same way", predict_to_file, ensemble, source, tmp_path / "out.h5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["short.h5"]
+    stores = [
+        MemoryStore([from_ase(one, cutoff) for one in frames[:3]], {"cutoff": cutoff}) for cutoff in (6.0, CUTOFF)
+    ]
+    said = [loaded.predict(one)["energy"].mean for one in stores]
+    np.testing.assert_allclose(*said, rtol=1e-5)
+
+
+BOHR, ASE = {"length_unit": "bohr"}, {"source": "ase"}
+SAME = [
+    (BOHR, {"length_unit": "Bohr"}),
+    (BOHR, {}),
+    ({}, BOHR),
+    ({"length_unit": "box"}, BOHR),
+    (ASE, {"source": "pyg"}),
+]
+OTHER = [(BOHR, ASE), (BOHR, {"source": "npz"}), (BOHR, {"length_unit": "nm"}), (ASE, BOHR)]
+
+
+def test_positions_in_another_unit_are_refused() -> None:
+    for training, given in SAME:
+        check_lengths(training, given)
+    for training, given in OTHER:
+        refused(r"the positions of the store are in .*, those of training in", check_lengths, training, given)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import pytest
 import torch
 from ase import Atoms
 
-from hydragnn.base.errors import InputError
-from hydragnn.base.files import checksum_of, write_sealed
-from hydragnn.datasets import MemoryStore, SplitSettings, StoreWriter, make_split, open_store
-from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
+from hydragnn.datasets import MemoryStore, SplitSettings, make_split, open_store
+from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
 from hydragnn.ensemble.building.held_out import calibrating_split, joint_split
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.calibration.protocol import held_out_p_values
@@ -25,7 +22,8 @@ from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report
 from hydragnn.scripts.report.page import summary
-from tests.ensemble.finished import arrays_of
+from tests.ensemble.conftest import Built, refused, written
+from tests.ensemble.finished import arrays_of, edit_json
 from tests.once import shared
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,46 +50,28 @@ def folded(store: MemoryStore) -> MemoryStore:
 def fold_runs(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], folded: MemoryStore) -> list[Path]:
     """The runs as if each had been trained without its fold: who trained on what is said by their files alone."""
     root, folders = tmp_path_factory.mktemp("folds"), []
-    path = root / "folded.h5"
-    with StoreWriter(path, folded.fields(), dim=3, attributes=folded.attributes) as writer:
-        writer.write(folded.read(np.arange(len(folded))))
+    path = written(root / "folded.h5", folded[:], **folded.attributes)
     for fold in range(FOLDS):
-        folders.append(root / f"fold-{fold}")
-        shutil.copytree(runs[fold % len(runs)], folders[-1])
-        change_json(
-            folders[-1] / "config.json",
-            lambda v, fold=fold: v.update(
-                split={"kind": "given", "field": f"part_{fold}"}, data={**v["data"], "store": str(path)}
-            ),
-        )
-        config = json.loads((folders[-1] / "config.json").read_text())
-        change_json(
-            folders[-1] / "record.json",
-            lambda v, config=config: v.update(data_hash=open_store(path).fingerprint, config=config),
-        )
+        folder = shutil.copytree(runs[fold % len(runs)], root / f"fold-{fold}")
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"split": {"kind": "given", "field": f"part_{fold}"}, "data": {**config["data"], "store": str(path)}}
+        record = {"data_hash": open_store(path).fingerprint, "config": config}
+        for name, change in (("config", config), ("record", record)):
+            edit_json(folder / f"{name}.json", lambda value, change=change: value.update(change))
+        folders.append(folder)
     return folders
 
 
-def change_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    value = json.loads(path.read_text())
-    sealed = value.pop("checksum", None)
-    change(value)
-    path.write_text(json.dumps({**value, "checksum": checksum_of(value)} if sealed else value))
-
-
 @shared
-def cross_validated(tmp_path_factory: pytest.TempPathFactory, fold_runs: list[Path]) -> tuple[Path, Evaluation]:
+def cross_validated(tmp_path_factory: pytest.TempPathFactory, fold_runs: list[Path]) -> Built:
     out = tmp_path_factory.mktemp("cross") / "ensemble"
     return out, build_ensemble(fold_runs, out)
 
 
-def test_no_member_says_anything_about_a_graph_that_it_has_seen(
-    cross_validated: tuple[Path, Evaluation], fold_runs: list[Path]
-) -> None:
+def test_no_member_speaks_of_what_it_has_seen(cross_validated: Built, fold_runs: list[Path]) -> None:
     members = [load_run(run, weight=0.25) for run in fold_runs]
     store = open_store(members[0].config.data.store)
-    splits = [make_split(store, member.config.split) for member in members]
-    _, folds = calibrating_split(members, store)
+    splits, (_, folds) = [make_split(store, one.config.split) for one in members], calibrating_split(members, store)
     assert sorted(np.concatenate([fold.graphs for fold in folds]).tolist()) == list(range(72))
     for fold in folds:
         for position, split in enumerate(splits):
@@ -117,23 +97,17 @@ def test_no_member_says_anything_about_a_graph_that_it_has_seen(
         np.testing.assert_allclose(fold.scores[0], np.sort(np.abs(one.mean - truth[own]) / one.std), rtol=1e-9)
 
 
-def test_a_member_changes_what_is_said_of_its_own_fold_and_no_others(
-    cross_validated: tuple[Path, Evaluation], fold_runs: list[Path], tmp_path: Path
-) -> None:
+def test_a_member_changes_its_fold_alone(cross_validated: Built, fold_runs: list[Path], tmp_path: Path) -> None:
     shutil.copytree(fold_runs[1], tmp_path / "fold-1")
     shutil.copytree(fold_runs[2] / "model", tmp_path / "fold-1" / "model", dirs_exist_ok=True)  # another model entirely
     build_ensemble([fold_runs[0], tmp_path / "fold-1", *fold_runs[2:]], tmp_path / "out")
-    with (
-        np.load(cross_validated[0] / "evaluation.npz") as before,
-        np.load(tmp_path / "out" / "evaluation.npz") as after,
-    ):
-        graph = before["held-out/energy/graph"]
-        changed = before["held-out/energy/mean"] != after["held-out/energy/mean"]
-    np.testing.assert_array_equal(changed, graph % FOLDS == 1)
+    before, after = (np.load(out / "evaluation.npz") for out in (cross_validated[0], tmp_path / "out"))
+    changed = before["held-out/energy/mean"] != after["held-out/energy/mean"]
+    np.testing.assert_array_equal(changed, before["held-out/energy/graph"] % FOLDS == 1)
 
 
 def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
-    cross_validated: tuple[Path, Evaluation], frames: list[Atoms], fold_runs: list[Path], tmp_path: Path
+    cross_validated: Built, frames: list[Atoms], fold_runs: list[Path], tmp_path: Path
 ) -> None:
     out, evaluation = cross_validated
     ensemble = Ensemble.load(out)
@@ -157,23 +131,15 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
     assert len(set(width.round(9))) > 1, "folds disagree more about some graphs than about others"
     source = load_run(fold_runs[0]).config.data.store
     assert predict_to_file(out, source, tmp_path / "out.h5").failed == 0
-    whole = ensemble.predict(open_store(source))
-    arrays = arrays_of(tmp_path / "out.h5")
+    whole, arrays = ensemble.predict(open_store(source)), arrays_of(tmp_path / "out.h5")
     for quantity in ("mean", "std", "lower", "upper"):
         np.testing.assert_array_equal(arrays[f"fields/energy/{quantity}"], whole["energy"][quantity])
 
 
-def test_the_report_says_that_members_cross_validate(
-    cross_validated: tuple[Path, Evaluation], tmp_path: Path, fold_runs: list[Path]
-) -> None:
+def test_builds_are_alike_and_reports_name_folds(cross_validated: Built, fold_runs: list[Path], tmp_path: Path) -> None:
     page = write_report(cross_validated[0], tmp_path / "report.html").read_text()
     assert "CV+ over 4 folds" in page and "They cross-validate" in page
     assert summary(cross_validated[0]).lines[0].startswith("ensemble: mean absolute errors on the test part")
-
-
-def test_building_twice_gives_the_same_bits(
-    cross_validated: tuple[Path, Evaluation], fold_runs: list[Path], tmp_path: Path
-) -> None:
     build_ensemble(fold_runs, tmp_path / "ensemble")
     folders = (cross_validated[0], tmp_path / "ensemble")
     first, second = (json.loads((folder / "ensemble.json").read_text()) for folder in folders)
@@ -191,19 +157,9 @@ WRONG_FOLDS: list[dict[str, Any]] = [
 ]
 
 
-def test_a_fold_with_impossible_values_is_refused(cross_validated: tuple[Path, Evaluation], tmp_path: Path) -> None:
-    shutil.copytree(cross_validated[0], tmp_path / "received")
-    manifest = tmp_path / "received" / "ensemble.json"
+def test_impossible_folds_and_those_without_weight_are_refused(cross_validated: Built, tmp_path: Path) -> None:
+    manifest = shutil.copytree(cross_validated[0], tmp_path / "received") / "ensemble.json"
     sound = manifest.read_text()
-    for fold in WRONG_FOLDS:
-        manifest.write_text(sound)
-        change_json(manifest, lambda value, fold=fold: value["calibration"]["energy"]["folds"][0].update(fold))
-        with pytest.raises(InputError, match="damaged"):
-            Ensemble.load(tmp_path / "received")
-
-
-def test_folds_of_members_without_weight_are_refused(cross_validated: tuple[Path, Evaluation], tmp_path: Path) -> None:
-    shutil.copytree(cross_validated[0], tmp_path / "received")
 
     def take_weight(value: dict[str, Any]) -> None:
         """The first member speaks for the third, so that weights still add up to 1."""
@@ -211,9 +167,13 @@ def test_folds_of_members_without_weight_are_refused(cross_validated: tuple[Path
         first["weight"] += third["weight"]
         third["weight"] = 0.0
 
-    change_json(tmp_path / "received" / "ensemble.json", take_weight)
-    with pytest.raises(InputError, match="is for other members"):
-        Ensemble.load(tmp_path / "received")
+    for fold in WRONG_FOLDS:
+        manifest.write_text(sound)
+        edit_json(manifest, lambda value, fold=fold: value["calibration"]["energy"]["folds"][0].update(fold))
+        refused("damaged", Ensemble.load, tmp_path / "received")
+    manifest.write_text(sound)
+    edit_json(manifest, take_weight)
+    refused("is for other members", Ensemble.load, tmp_path / "received")
 
 
 def test_a_member_without_weight_has_no_say(fold_runs: list[Path], tmp_path: Path) -> None:
@@ -235,13 +195,9 @@ def member(runs: list[Path]) -> Member:
 @shared
 def calibrated_runs(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The runs with an eighth of the graphs for calibration, which training does not depend on."""
-    folders = []
-    for run in runs:
-        folders.append(tmp_path_factory.mktemp("calibrated") / run.name)
-        shutil.copytree(run, folders[-1])
-        config = json.loads((run / "config.json").read_text())
-        config["split"]["calibration"] = 0.125
-        (folders[-1] / "config.json").write_text(json.dumps(config))
+    folders = [shutil.copytree(run, tmp_path_factory.mktemp("calibrated") / run.name) for run in runs]
+    for folder in folders:
+        edit_json(folder / "config.json", lambda value: value["split"].update(calibration=0.125))
     return folders
 
 
@@ -253,7 +209,7 @@ def test_members_of_one_split_have_that_split(member: Member, store: MemoryStore
 
 @pytest.mark.parametrize("seeds", [(3, 9), (1, 2, 3)], ids=str)
 @pytest.mark.parametrize("calibration", [0.0, 0.1, 0.25])
-def test_a_graph_calibrates_only_if_no_member_was_trained_or_validated_on_it(
+def test_only_unseen_graphs_calibrate(
     member: Member, store: MemoryStore, seeds: tuple[int, ...], calibration: float
 ) -> None:
     members = [with_split(member, seed=seed, calibration=calibration) for seed in seeds]
@@ -266,23 +222,19 @@ def test_a_graph_calibrates_only_if_no_member_was_trained_or_validated_on_it(
     assert sorted(together.tolist()) == list(range(len(store)))
 
 
-def test_members_that_leave_nothing_to_validate_on_are_refused(
-    member: Member, store: MemoryStore, frames: list[Any]
-) -> None:
+def test_members_that_leave_no_validation_are_refused(member: Member, store: MemoryStore, frames: list[Any]) -> None:
     few = MemoryStore(store.read(np.arange(2)), store.attributes)
     halves = [with_split(member, train=0.5, valid=0.5, seed=seed, calibration=None) for seed in range(20)]
     trained = [int(make_split(few, one.config.split).train[0]) for one in halves]
     one, other = halves[trained.index(0)], halves[trained.index(1)]
-    with pytest.raises(InputError, match=r"hold out different graphs.*choose runs with one"):
-        joint_split([one, other], few)
+    refused(r"hold out different graphs.*choose runs with one", joint_split, [one, other], few)
 
 
 def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     evaluation = build_ensemble(calibrated_runs, tmp_path / "out", store=store)
     manifest = Ensemble.load(tmp_path / "out").manifest
     assert manifest.data["parts"] == {"train": 40, "valid": 20, "calibration": 10, "test": 10}
-    assert {one.part for one in manifest.calibration.values()} == {"calibration"}
-    assert {one.graphs for one in manifest.calibration.values()} == {10}
+    assert {(one.part, one.graphs) for one in manifest.calibration.values()} == {("calibration", 10)}
     assert "calibrated on 10 graphs that chose nothing" in manifest.calibration["energy"].sentence
     assert set(evaluation.parts) == {"valid", "test"}
     with np.load(tmp_path / "out" / "evaluation.npz") as arrays:
@@ -291,25 +243,14 @@ def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store:
     assert tested == set(split.test.tolist()) and not tested & set(split.calibration.tolist())
 
 
-def without_labels(store: MemoryStore, name: str, graphs: np.ndarray) -> MemoryStore:
-    """Return a store whose graphs with these numbers lack a field."""
-    one_by_one = [store.read(np.array([number])) for number in range(len(store))]
-    bare = [one.with_fields(drop={name}) if k in graphs else one for k, one in enumerate(one_by_one)]
-    return MemoryStore(bare, store.attributes)
-
-
-def test_a_field_without_labels_in_the_calibration_part_is_calibrated_on_validation(
-    calibrated_runs: list[Path], store: MemoryStore, tmp_path: Path
-) -> None:
+def test_validation_calibrates_without_labels(calibrated_runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     split = make_split(store, load_run(calibrated_runs[0]).config.split)
-    bare = without_labels(store, "forces", split.calibration)
-    folders = []
-    for run in calibrated_runs:
-        folders.append(tmp_path / run.name)
-        shutil.copytree(run, folders[-1])
-        record = json.loads((run / "record.json").read_text())
-        record["data_hash"] = bare.fingerprint
-        write_sealed(folders[-1] / "record.json", record)
+    graphs = [store.read(np.array([number])) for number in range(len(store))]
+    graphs = [one.with_fields(drop={"forces"}) if k in split.calibration else one for k, one in enumerate(graphs)]
+    bare = MemoryStore(graphs, store.attributes)
+    folders = [shutil.copytree(run, tmp_path / run.name) for run in calibrated_runs]
+    for folder in folders:
+        edit_json(folder / "record.json", lambda value: value.update(data_hash=bare.fingerprint))
     build_ensemble(folders, tmp_path / "out", store=bare)
     calibration = Ensemble.load(tmp_path / "out").manifest.calibration
     assert (calibration["energy"].part, calibration["energy"].graphs) == ("calibration", 10)

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from hydragnn.base.errors import InputError
 from hydragnn.ensemble.building.weights import SECOND, errors_alone, errors_of, mixed, optimum, worst_ratio
 from hydragnn.ensemble.estimates.metrics import (
     coverage,
@@ -21,12 +20,11 @@ from hydragnn.ensemble.estimates.moments import MixtureMoments, isotropic, total
 from hydragnn.ensemble.estimates.numbers import NumberEstimate, NumberEvidence
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
+from tests.ensemble.conftest import refused
 
 
 @pytest.mark.parametrize("target, mean, std", [(0.0, 0.0, 1.0), (1.3, -0.4, 0.7), (5.0, 0.0, 0.1), (-2.0, 1.0, 30.0)])
-def test_crps_is_the_integral_of_the_squared_difference_of_distributions(
-    target: float, mean: float, std: float
-) -> None:
+def test_crps_is_the_integral_of_a_squared_difference(target: float, mean: float, std: float) -> None:
     far = 40 * std + abs(target - mean)
     numeric = 0.0
     for distribution, low, high in ((stats.norm.cdf, mean - far, target), (stats.norm.sf, target, mean + far)):
@@ -37,13 +35,9 @@ def test_crps_is_the_integral_of_the_squared_difference_of_distributions(
     assert closed == pytest.approx(numeric, rel=1e-6)
 
 
-def test_crps_of_a_certain_prediction_is_its_absolute_error() -> None:
+def test_crps_of_a_certain_prediction_is_its_absolute_error_and_nll_that_of_scipy() -> None:
     assert gaussian_crps(np.array([3.0]), np.array([1.0]), np.array([0.0]))[0] == 2.0
-
-
-def test_nll_is_that_of_scipy() -> None:
-    generator = np.random.default_rng(0)
-    target, mean, std = generator.normal(size=9), generator.normal(size=9), generator.uniform(0.1, 2, size=9)
+    target, mean, std = np.random.default_rng(0).uniform(0.1, 2, size=(3, 9))
     np.testing.assert_allclose(gaussian_nll(target, mean, std), -stats.norm.logpdf(target, mean, std))
 
 
@@ -58,9 +52,8 @@ def test_miscalibration_area_is_small_for_honest_and_near_half_for_absurd_errors
     generator = np.random.default_rng(2)
     std = generator.uniform(0.5, 2.0, size=4000)
     target = generator.normal(0.0, std)
-    assert miscalibration_area(target, np.zeros(4000), std) < 0.02
-    assert miscalibration_area(target, np.zeros(4000), 1e-6 * std) > 0.45
-    assert miscalibration_area(target, np.zeros(4000), 1e6 * std) > 0.45
+    honest, small, large = (miscalibration_area(target, np.zeros(4000), factor * std) for factor in (1, 1e-6, 1e6))
+    assert honest < 0.02 and small > 0.45 and large > 0.45
 
 
 def test_rank_correlation_is_spearmans_with_ties_and_zero_with_a_constant() -> None:
@@ -70,14 +63,9 @@ def test_rank_correlation_is_spearmans_with_ties_and_zero_with_a_constant() -> N
     assert rank_correlation(np.ones(4), np.arange(4.0)) == 0.0
 
 
-def test_coverage_counts_the_ends() -> None:
-    target, lower, upper = np.array([1.0, 2.0, 9.0]), np.ones(3), np.array([1.5, 2.0, 3.0])
-    assert coverage(target, lower, upper) == pytest.approx(2 / 3)
-
-
-def test_metrics_of_nothing_are_refused() -> None:
-    with pytest.raises(InputError, match="labelled graphs"):
-        point_metrics(np.zeros((0, 1)), np.zeros((0, 1)))
+def test_coverage_counts_the_ends_and_metrics_of_nothing_are_refused() -> None:
+    assert coverage(np.array([1.0, 2.0, 9.0]), np.ones(3), np.array([1.5, 2.0, 3.0])) == pytest.approx(2 / 3)
+    refused("labelled graphs", point_metrics, np.zeros((0, 1)), np.zeros((0, 1)))
 
 
 def of_points(means: np.ndarray, weights: np.ndarray) -> MixtureMoments:
@@ -96,36 +84,21 @@ def test_total_variance_is_that_of_samples_from_the_mixture() -> None:
     np.testing.assert_allclose(moments.variance, samples.var(axis=0), atol=0.03)
 
 
-def test_one_member_has_no_epistemic_part() -> None:
-    moments = total_variance(np.ones((1, 5)), np.full((1, 5), 0.3), np.ones(1))
-    assert (moments.epistemic == 0).all()
-    np.testing.assert_allclose(moments.aleatoric, 0.3)
-
-
-@given(st.integers(1, 5), st.integers(1, 4))
-def test_copies_of_one_member_change_nothing(copies: int, items: int) -> None:
-    values = np.random.default_rng(items).normal(size=(2, items))
-    once = of_points(values, np.array([0.5, 0.5]))
-    again = of_points(np.repeat(values, copies, axis=0), np.full(2 * copies, 0.5 / copies))
+def test_neither_copies_of_members_nor_the_axes_of_vectors_change_the_spread() -> None:
+    generator = np.random.default_rng(1)
+    vectors, weights = generator.normal(size=(4, 6, 3)), np.full(4, 0.25)
+    turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
+    alone = total_variance(np.ones((1, 5)), np.full((1, 5), 0.3), np.ones(1))
+    assert (alone.epistemic == 0).all() and alone.aleatoric == pytest.approx(np.full(5, 0.3))
+    for axes, shape in ((1, (5, 3)), (2, (5, 3, 3))):  # averaging over components keeps the total
+        values, nothing = generator.uniform(size=shape), np.zeros(shape)
+        moments = MixtureMoments(mean=nothing, epistemic=values, aleatoric=nothing)
+        np.testing.assert_allclose(isotropic(moments, axes).epistemic.sum(), values.sum())
+    here, turned = (isotropic(of_points(some, weights), axes=1) for some in (vectors, vectors @ turn.T))
+    np.testing.assert_allclose(here.variance, turned.variance, atol=1e-12)
+    once, again = of_points(vectors, weights), of_points(np.repeat(vectors, 3, axis=0), np.full(12, 1 / 12))
     np.testing.assert_allclose(once.mean, again.mean, atol=1e-12)
     np.testing.assert_allclose(once.variance, again.variance, atol=1e-12)
-
-
-def test_the_spread_of_a_vector_does_not_depend_on_how_the_axes_lie() -> None:
-    generator = np.random.default_rng(1)
-    vectors = generator.normal(size=(4, 6, 3))
-    turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
-    weights = np.full(4, 0.25)
-    here = isotropic(of_points(vectors, weights), axes=1)
-    turned = isotropic(of_points(vectors @ turn.T, weights), axes=1)
-    np.testing.assert_allclose(here.variance, turned.variance, atol=1e-12)
-
-
-@pytest.mark.parametrize("axes, shape", [(1, (5, 3)), (2, (5, 3, 3))], ids=["vector", "tensor"])
-def test_averaging_over_components_keeps_the_total(axes: int, shape: tuple[int, ...]) -> None:
-    values = np.random.default_rng(2).uniform(size=shape)
-    moments = MixtureMoments(mean=np.zeros(shape), epistemic=values, aleatoric=np.zeros(shape))
-    np.testing.assert_allclose(isotropic(moments, axes).epistemic.sum(), values.sum())
 
 
 def evidence(errors: np.ndarray, seed: int = 0) -> NumberEvidence:
@@ -137,12 +110,9 @@ def noise(*sizes: float, rows: int = 400, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(len(sizes), rows)) * np.array(sizes)[:, None]
 
 
-def test_a_member_that_only_hurts_weighs_nothing() -> None:
+def test_members_weigh_as_the_inverse_of_their_variance_and_one_that_only_hurts_weighs_nothing() -> None:
     weights = optimum({"energy": evidence(noise(0.1, 0.1, 3.0))}, np.full(3, 1 / 3))
     assert weights[2] == 0 and weights[:2] == pytest.approx([0.5, 0.5], abs=0.1)
-
-
-def test_members_weigh_as_the_inverse_of_their_variance() -> None:
     weights = optimum({"energy": evidence(noise(0.1, 0.2, rows=20_000))}, np.full(2, 0.5))
     assert weights == pytest.approx([0.8, 0.2], abs=0.02)
 
@@ -190,17 +160,12 @@ def test_diversity_of_copies_is_none_and_of_independent_members_half() -> None:
     copies = evidence(errors[[0, 0]]).diversity(weights)
     assert copies["error_correlation"] == pytest.approx(1.0)
     assert copies["ambiguity"] == pytest.approx(0.0)
+    case = evidence(noise(*np.random.default_rng(7).uniform(0.2, 2.0, size=2), rows=60))
+    of_members, of_ensemble = ((np.square(of - case.target)).mean() for of in (case.values, weights @ case.values))
+    assert case.diversity(weights)["ambiguity"] == pytest.approx(1 - of_ensemble / of_members)
     independent = evidence(errors, seed=1).diversity(weights)
     assert abs(independent["error_correlation"]) < 0.06
     assert independent["ambiguity"] == pytest.approx(0.5, abs=0.03)
-
-
-def test_ambiguity_is_what_averaging_takes_off_the_squared_error() -> None:
-    case = evidence(noise(*np.random.default_rng(7).uniform(0.2, 2.0, size=5), rows=60))
-    weights = np.full(5, 0.2)
-    mean_of_members = np.mean((case.values - case.target) ** 2)
-    of_ensemble = np.mean((weights @ case.values - case.target) ** 2)
-    assert case.diversity(weights)["ambiguity"] == pytest.approx(1 - of_ensemble / mean_of_members)
 
 
 def test_diversity_on_a_single_labelled_vector_is_a_number() -> None:

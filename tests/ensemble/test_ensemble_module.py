@@ -1,4 +1,4 @@
-"""Loaded models as modules of torch, for any kind of graphs; members load as the runs that they were."""
+"""Loaded models as modules of torch, for any kind of graphs; roll-outs that feed every member its own predictions."""
 
 import copy
 import pickle
@@ -16,24 +16,32 @@ from torch.utils.data import DataLoader
 import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, open_store
-from hydragnn.ensemble import Ensemble, build_ensemble, calculator
+from hydragnn.ensemble import Ensemble, build_ensemble, calculator, rollout, spread_factors
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import load_model
+from tests.ensemble.conftest import calculating, refused, written
+from tests.once import shared
 
+PYG = torch_geometric("data")
 SOURCES: dict[str, Callable[[MemoryStore, list[Atoms]], Any]] = {
     "a batch": lambda store, frames: store[:6],
     "graphs": lambda store, frames: list(store)[:6],
     "a store": lambda store, frames: MemoryStore(store[:6], store.attributes),
     "structures": lambda store, frames: frames[:6],
-    "a batch of torch_geometric": lambda store, frames: torch_geometric("data").Batch.from_data_list(
-        [store.to_pyg()[number] for number in range(6)]
-    ),
-    "data of torch_geometric": lambda store, frames: [store.to_pyg()[number] for number in range(6)],
-    "data without edges": lambda store, frames: [
-        torch_geometric("data").Data(z=torch.tensor(one.numbers), pos=torch.tensor(one.positions)) for one in frames[:6]
-    ],
+    "a batch of torch_geometric": lambda store, frames: PYG.Batch.from_data_list(of_pyg(store)),
+    "data of torch_geometric": lambda store, frames: of_pyg(store),
+    "data without edges": lambda store, frames: [data(one.numbers, torch.tensor(one.positions)) for one in frames[:6]],
     "a dataset": lambda store, frames: MemoryStore(store[:6]).to_pyg(),
 }
+
+
+def of_pyg(store: MemoryStore) -> list[Any]:
+    return [store.to_pyg()[number] for number in range(6)]
+
+
+def data(numbers: Any, positions: torch.Tensor, **more: Any) -> Any:
+    return PYG.Data(z=torch.as_tensor(numbers), pos=positions, **more)
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -71,9 +79,7 @@ def test_a_loop_of_ones_own_trains_a_copy(runs: list[Path], store: MemoryStore) 
         for batch in DataLoader(store.dataset(), batch_size=20):
             optimizer.zero_grad()
             values = model(batch)
-            loss = (values["energy"] - batch["energy"]).square().mean() + (
-                values["forces"] - batch["forces"]
-            ).square().mean()
+            loss = sum((values[name] - batch[name]).square().mean() for name in ("energy", "forces"))
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
@@ -107,16 +113,13 @@ def test_embeddings_are_the_states_that_heads_read(ensemble: Path, runs: list[Pa
     assert hydragnn.load(ensemble).embeddings(store[:3]).shape[1] == 36
 
 
-def test_a_model_is_found_by_all_its_paths(
-    runs: list[Path], ensemble: Path, store: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_model_has_several_paths(runs: list[Path], ensemble: Path, store: MemoryStore, tmp_path: Path) -> None:
     expected = hydragnn.load(runs[0]).predict(store[:2])["energy"].mean
     for path in (str(runs[0]), runs[0] / "model", str(runs[0] / "model")):
         np.testing.assert_array_equal(hydragnn.load(path).predict(store[:2])["energy"].mean, expected)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.json").write_text("{}")
-    with pytest.raises(InputError, match="is a model without its run"):
-        hydragnn.load(tmp_path / "model")
+    refused("is a model without its run", hydragnn.load, tmp_path / "model")
     assert repr(hydragnn.load(ensemble)) == "Ensemble(energy, forces; of 0000, 0001, 0002)"
     assert "eV/Angstrom" in hydragnn.load(ensemble)._repr_html_()
 
@@ -144,40 +147,27 @@ def test_predict_takes_what_is_in_memory_and_what_is_in_files(
         ("in.xyz", "in.xyz does not exist"),
         (__file__, r"is no store; predict files with hydragnn.predict"),
         ([np.zeros(3)], "not numpy's ndarray"),
-        (torch_geometric("data").HeteroData(), "not torch_geometric's HeteroData"),
+        (PYG.HeteroData(), "not torch_geometric's HeteroData"),
     ],
-    ids=["a number", "nothing", "no file", "a file", "arrays", "relations"],
 )
 def test_what_is_no_graph_gets_a_sentence(wrong: Any, words: str, runs: list[Path]) -> None:
-    with pytest.raises(InputError, match=words):
-        Ensemble.load(runs[0]).predict(wrong)
+    refused(words, Ensemble.load(runs[0]).predict, wrong)
 
 
-def test_edges_of_another_rule_are_refused(runs: list[Path], store: MemoryStore) -> None:
-    data = store.to_pyg()[3]
-    data.edge_index, data.edge_shifts = data.edge_index[:, :4], data.edge_shifts[:4]
-    model = hydragnn.load(runs[0])
+def test_edges_of_another_rule_are_refused_where_only_large_graphs_tell(runs: list[Path], store: MemoryStore) -> None:
+    one, model = store.to_pyg()[3], hydragnn.load(runs[0])
+    one.edge_index, one.edge_shifts = one.edge_index[:, :4], one.edge_shifts[:4]
     for use in (model.trainable(), model.predict):
-        with pytest.raises(InputError, match=r"has 4 edges, and those of training \(cutoff = 4.5\) would be"):
-            use([data])
-    with pytest.raises(InputError, match="have 2 coordinates, and those of atoms 3"):
-        model.graphs(torch_geometric("data").Data(z=torch.tensor([29]), pos=torch.zeros(1, 2)))
-
-
-def test_edges_of_another_rule_are_refused_where_only_large_graphs_tell(runs: list[Path]) -> None:
-    make = torch_geometric("data").Data
+        refused(r"has 4 edges, and those of training \(cutoff = 4.5\) would be", use, [one])
+    refused("have 2 coordinates, and those of atoms 3", model.graphs, data([29], torch.zeros(1, 2)))
     chain = torch.arange(4)[:, None] * torch.tensor([2.5, 0.0, 0.0])
     ends = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])  # within 3, and training had 4.5
-    data = [make(z=torch.full((size,), 29), pos=chain[:size], edge_index=ends[:, : 2 * size - 2]) for size in (2, 4)]
-    model = hydragnn.load(runs[0])
-    assert model.trainable()(data[:1])["energy"].isfinite().all()
-    model.predict([data[0]])
-    data[1].pos = chain * 0.8  # second neighbours are 4 apart
+    small, large = (data([29] * size, chain[:size], edge_index=ends[:, : 2 * size - 2]) for size in (2, 4))
+    assert model.trainable()([small])["energy"].isfinite().all()
+    model.predict([small])
+    large.pos = chain * 0.8  # second neighbours are 4 apart
     for use in (model.graphs, model.predict):
-        with pytest.raises(
-            InputError, match=r"graph 1 of torch_geometric's Data has 6 edges, and those .* would be 10"
-        ):
-            use(data)
+        refused(r"graph 1 of torch_geometric's Data has 6 edges, and those .* would be 10", use, [small, large])
 
 
 def test_forces_are_never_zeros_of_inference_mode(runs: list[Path], store: MemoryStore) -> None:
@@ -197,36 +187,27 @@ def test_models_and_stores_are_copied_and_pickled(runs: list[Path], stored: Path
 
 
 def energy_of(model: Any, atoms: Atoms) -> float:
-    copy = atoms.copy()
-    copy.calc = calculator(model, outside="record")
-    return float(copy.get_potential_energy())
+    return float(calculating(atoms, model, outside="record").get_potential_energy())
 
 
 @pytest.mark.parametrize(
-    "door",
-    [
-        lambda folder, atoms: energy_of(folder, atoms),
-        lambda folder, atoms: energy_of(str(folder), atoms),
-        lambda folder, atoms: energy_of(hydragnn.load(folder), atoms),
-        lambda folder, atoms: energy_of(Ensemble.load(folder, dtype=torch.float64), atoms),
-    ],
+    "load",
+    [Path, str, hydragnn.load, lambda folder: Ensemble.load(folder, dtype=torch.float64)],
     ids=["calculator", "calculator of a text", "load", "load in double precision"],
 )
 def test_a_member_has_the_energy_of_its_run(
-    door: Callable[[Path, Atoms], float], ensemble: Path, runs: list[Path], frames: list[Atoms]
+    load: Callable[[Path], Any], ensemble: Path, runs: list[Path], frames: list[Atoms]
 ) -> None:
     for number, run in enumerate(runs):
-        assert door(ensemble / "members" / str(number), frames[3]) == pytest.approx(door(run, frames[3]), abs=1e-6)
+        energies = [energy_of(load(folder), frames[3]) for folder in (ensemble / "members" / str(number), run)]
+        assert energies[0] == pytest.approx(energies[1], abs=1e-6)
 
 
-def test_a_member_predicts_a_store_as_its_run(ensemble: Path, runs: list[Path], store: MemoryStore) -> None:
+def test_members_predict_a_store_as_their_runs_and_make_an_ensemble(
+    ensemble: Path, runs: list[Path], store: MemoryStore, frames: list[Atoms], tmp_path: Path
+) -> None:
     own, other = (hydragnn.predict(one, store)["forces"]["mean"] for one in (ensemble / "members" / "1", runs[1]))
     np.testing.assert_allclose(own, other, atol=1e-6)
-
-
-def test_members_become_an_ensemble_again(
-    ensemble: Path, store: MemoryStore, frames: list[Atoms], tmp_path: Path
-) -> None:
     members = [ensemble / "members" / number for number in "02"]
     build_ensemble(members, tmp_path / "again", store=store)
     energies = [energy_of(member, frames[0]) for member in members]
@@ -235,8 +216,89 @@ def test_members_become_an_ensemble_again(
 
 def test_a_member_without_its_weights_is_damaged(received: Path) -> None:
     (received / "members" / "0" / "weights.safetensors").unlink()
-    with pytest.raises(InputError, match=r"weights\.safetensors"):
-        calculator(received / "members" / "0")
+    refused(r"weights\.safetensors", calculator, received / "members" / "0")
     shutil.copyfile(received / "members" / "1" / "weights.safetensors", received / "members" / "0" / "model.json")
-    with pytest.raises(InputError, match=r"model\.json"):
-        calculator(received / "members" / "0")
+    refused(r"model\.json", calculator, received / "members" / "0")
+
+
+FIELDS = [
+    *(Field(name=name, on="node", unit="K") for name in ("warmth", "source")),
+    *(Field(name=name, on="node", unit=unit, role="target") for name, unit in (("next", "K"), ("flow", "W"))),
+]
+
+
+def ring(number: int) -> GraphBatch:
+    """A ring whose nodes take part of the warmth of their neighbours."""
+    random, size = torch.Generator().manual_seed(number), 5 + number % 3
+    here, following = torch.arange(size), (torch.arange(size) + 1) % size
+    warmth, source = torch.randn(2, size, generator=random)
+    flow = warmth[following] + warmth[here - 1] - 2 * warmth
+    nodes = {"warmth": warmth, "source": source, "next": warmth + 0.2 * flow + 0.1 * source, "flow": flow}
+    angle = 2 * torch.pi * here / size
+    positions = torch.stack([angle.cos(), angle.sin()], dim=1)
+    ends = torch.cat([here, following]), torch.cat([following, here])
+    return graph_from_arrays(positions, *ends, fields=FIELDS, nodes=nodes)
+
+
+@shared
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs on rings and their ensemble."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    store = written(folder / "rings.h5", concatenate([ring(number) for number in range(40)]))
+    for seed in range(2):
+        table = {
+            "data": {"store": str(store)},
+            "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1},
+            "heads": [
+                {"kind": "scalar", "field": "next", "correction_of": "warmth"},
+                {"kind": "scalar", "field": "flow"},
+            ],
+            "train": {"epochs": 2, "seed": seed},
+        }
+        hydragnn.train(table, folder / f"run-{seed}")
+    hydragnn.build_ensemble([folder / "run-0", folder / "run-1"], folder / "both")
+    return folder
+
+
+def test_every_member_goes_on_from_its_own_predictions(place: Path) -> None:
+    model, graph = hydragnn.load(place / "both"), ring(100)
+    course = rollout(model, graph, 3)
+    assert course.constant == ("source",) and course.steps == 3
+    for number in range(2):
+        member, batch = load_model(place / f"run-{number}/model"), graph
+        for step in range(3):
+            warmth = member.predict(batch)["next"].mean
+            torch.testing.assert_close(course.courses["warmth"][number, step], warmth)
+            batch = batch.with_fields({"warmth": warmth.float()})
+    first, second = course.courses["warmth"]
+    weights = course.weights["warmth"]
+    mean, away = weights[0] * first + weights[1] * second, weights.square().sum()
+    torch.testing.assert_close(course.mean("warmth"), mean)
+    variance = weights[0] * (first - mean) ** 2 + weights[1] * (second - mean) ** 2
+    torch.testing.assert_close(course.spread("warmth"), (variance * (1 + away) / (1 - away)).sqrt())
+
+
+def test_factors_of_held_out_roll_outs_make_the_spread_as_large_as_errors(place: Path) -> None:
+    model, graphs = hydragnn.load(place / "both"), [ring(number) for number in (100, 101)]
+    courses = [rollout(model, graph, 3) for graph in graphs]
+    means = [course.mean("warmth") for course in courses]
+    truths = [{"warmth": mean + 0.1 * torch.randn(mean.shape)} for mean in means]
+    factors = spread_factors(courses, truths)
+    scaled = [course.scaled(factors) for course in courses]
+    torch.testing.assert_close(spread_factors(scaled, truths)["warmth"], torch.ones(3, dtype=torch.float64))
+    refused("2 factors of warmth; give one per step of warmth: 3", courses[0].scaled, {"warmth": factors["warmth"][:2]})
+
+
+def test_what_has_no_roll_out_is_refused(place: Path) -> None:
+    model, graph = Ensemble.load(place / "run-0"), ring(100)
+    for feedback, words in (
+        ({"warmth": "flow"}, "flow is a node field of shape .* in W, and warmth a node field of shape .* in K"),
+        ({"warmh": "next"}, "the model has no warmh there; did you mean warmth"),
+        ({"warmth": "nex"}, "the model has no nex there; did you mean next"),
+        ({}, "no prediction becomes an input; say which in feedback"),
+    ):
+        refused(words, rollout, model, graph, 2, feedback=feedback)
+    refused("0 steps; roll out at least 1", rollout, model, graph, 0)
+    refused("one model has no spread", rollout(model, graph, 1).spread, "warmth")
+    lost = graph.with_fields({"source": torch.full_like(graph["source"], torch.nan)})
+    refused(r"member .*: warmth is no longer finite after 1 steps; take fewer steps", rollout, model, lost, 2)

@@ -7,9 +7,10 @@ import re
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
+from unittest.mock import patch
 
 import h5py
 import numpy as np
@@ -21,18 +22,20 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
 from hydragnn.base.errors import InputError, Interrupted
-from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
+from hydragnn.datasets import BatchSettings, MemoryStore
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict as predict_module
 from hydragnn.ensemble.prediction import rules, work
 from hydragnn.ensemble.prediction.formats.structures import Frame, as_ase
+from hydragnn.ensemble.prediction.job import FORMATS
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.models import Target
 from hydragnn.scripts import api
 from tests.acting import first_acts
-from tests.ensemble.finished import arrays_of, assert_same, finished_units
+from tests.ensemble.conftest import Predict, refused, written
+from tests.ensemble.finished import arrays_of, assert_same, edit_json, finished_units
 from tests.forked import SERVER
 from tests.graphs.geometry import assert_same_geometry
 
@@ -43,10 +46,11 @@ def structures(structures_file: Callable[[int], Path]) -> Path:
 
 
 BATCH = BatchSettings(max_graphs=16)
+PLAIN = ("numbers", "positions")
 
 
-def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: MemoryStore, tmp_path: Path) -> None:
-    result = predict_to_file(ensemble, stored, tmp_path / "out.h5")
+def test_files_say_what_the_ensemble_says(predict: Predict, ensemble: Path, store: MemoryStore, tmp_path: Path) -> None:
+    result = predict("out.h5")
     assert (result.graphs, result.failed) == (len(store), 0)
     direct = Ensemble.load(ensemble).predict(store)
     arrays = arrays_of(tmp_path / "out.h5")
@@ -61,47 +65,24 @@ def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: M
     assert not (tmp_path / "out.h5.parts").exists()
 
 
-def test_numbers_of_which_a_bit_has_turned_are_not_read_from_hdf5(ensemble: Path, stored: Path, tmp_path: Path) -> None:
-    def numbers() -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        with h5py.File(out) as file:
-            file.visititems(
-                lambda name, item: found.update({name: item[:].tobytes()} if getattr(item, "dtype", "O") != "O" else {})
-            )
-        return found
-
-    out, refused = tmp_path / "out.h5", 0
-    predict_to_file(ensemble, stored, out)
-    whole = numbers()
-    assert len(whole) > 10
-    content, places = out.read_bytes(), np.random.default_rng(0).integers(out.stat().st_size, size=40)
-    for place in places.tolist():
-        out.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        try:
-            assert numbers() == whole
-        except (OSError, RuntimeError):
-            refused += 1
-    assert refused > 20
-
-
 def _predict_with_few_files(ensemble: Path, structures: Path, out: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     rules.FRAMES, rules.BYTES = 2, 1
     predict_to_file(ensemble, structures, out, batch=BATCH)
 
 
-def test_any_number_of_structures_needs_64_open_files(
-    ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path
+def test_64_open_files_suffice(
+    predict: Predict, ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    """Of 25 parts, each of which is open for three files, only some stay open."""
-    path = structures_file(50)
-    predict_to_file(ensemble, path, tmp_path / "many.h5", batch=BATCH)
+    """Of 20 parts, each of which is open for three files, only some stay open."""
+    path = structures_file(40)
+    predict("many.h5", path, batch=BATCH)
     process = SERVER.Process(target=_predict_with_few_files, args=(ensemble, path, tmp_path / "few.h5"))
     process.start()
     process.join(300)
     assert process.exitcode == 0
     few, many = arrays_of(tmp_path / "few.h5"), arrays_of(tmp_path / "many.h5")
-    assert len(many["graph"]) == 50
+    assert len(many["graph"]) == 40
     for name, values in many.items():
         np.testing.assert_array_equal(few[name], values)
 
@@ -115,14 +96,13 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
     result = predict_to_file(runs[0], structures, out, quiet=False)
     assert (result.failed, result.outside_training_domain) == (1, 0)
     assert "is a single run, so its predictions have no calibrated uncertainty and no domain" in capfd.readouterr().err
-    means = {"energy_mean", *(f"forces_{axis}_mean" for axis in "xyz")}
     if suffix == ".csv":
         heads = [path.read_text().splitlines()[0] for path in (out, out.with_suffix(".nodes.csv"))]
+        means = {"energy_mean", *(f"forces_{axis}_mean" for axis in "xyz")}
         assert set(",".join(heads).split(",")) == {"graph", "name", "status", "nodes", "node", *means}
     elif suffix == ".xyz":
-        for atoms in read(out, ":"):
-            names = {name for name in (*atoms.info, *atoms.arrays) if not name.startswith("input_")}
-            assert names <= {"graph", "name", "status", "numbers", "positions"}
+        names = {name for atoms in read(out, ":") for name in (*atoms.info, *atoms.arrays)}
+        assert {name for name in names if not name.startswith("input_")} <= {"graph", "name", "status", *PLAIN}
     else:
         assert set(arrays_of(out)) == {"graph", "nodes", "name", "status", "fields/energy/mean", "fields/forces/mean"}
 
@@ -130,18 +110,16 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
 def test_a_run_whose_training_store_is_gone_says_what_it_does_not_know_of_structures(
     runs: list[Path], stored: Path, structures: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = "is not there, so that structures have all neighbours within the model's cutoff"
-    run = tmp_path / "run"
-    shutil.copytree(runs[0], run)
-    predict_to_file(run, structures, tmp_path / "known.h5", quiet=False)
-    assert words not in capfd.readouterr().err
-    config = json.loads((run / "config.json").read_text())
-    config["data"]["store"] = str(tmp_path / "gone.h5")
-    (run / "config.json").write_text(json.dumps(config))
-    predict_to_file(run, structures, tmp_path / "unknown.h5", quiet=False)
-    assert words in capfd.readouterr().err
-    predict_to_file(run, stored, tmp_path / "store.h5", quiet=False)
-    assert words not in capfd.readouterr().err
+    run = shutil.copytree(runs[0], tmp_path / "run")
+
+    def notes(source: Path, out: str) -> bool:
+        predict_to_file(run, source, tmp_path / out, quiet=False)
+        words = "is not there, so that structures have all neighbours within the model's cutoff"
+        return words in capfd.readouterr().err
+
+    assert not notes(structures, "known.h5")
+    edit_json(run / "config.json", lambda value: value["data"].update(store=str(tmp_path / "gone.h5")))
+    assert notes(structures, "unknown.h5") and not notes(stored, "store.h5")
 
 
 def test_predictions_are_taken_by_field_and_say_so(ensemble: Path, frames: list[Atoms]) -> None:
@@ -152,26 +130,33 @@ def test_predictions_are_taken_by_field_and_say_so(ensemble: Path, frames: list[
             use(predictions)
 
 
-def test_tables_have_one_line_per_graph_and_one_per_node(
-    ensemble: Path, structures: Path, tmp_path: Path, frames: list[Atoms]
+def test_tables_and_structures_agree(
+    predict: Predict, ensemble: Path, structures: Path, tmp_path: Path, frames: list[Atoms]
 ) -> None:
-    predict_to_file(ensemble, structures, tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open() as file:
-        graphs = list(csv.DictReader(file))
-    with (tmp_path / "out.nodes.csv").open() as file:
-        nodes = list(csv.DictReader(file))
+    direct = Ensemble.load(ensemble).predict(frames[2:6])
+    for suffix in ("csv", "xyz"):
+        predict(f"out.{suffix}", structures)
+    graphs, nodes = (
+        [*csv.DictReader((tmp_path / name).read_text().splitlines())] for name in ("out.csv", "out.nodes.csv")
+    )
     assert [row["graph"] for row in graphs] == [str(i) for i in range(6)]
     assert [row["name"] for row in graphs] == [f"frames.xyz#{i}" for i in range(6)]
     failed = [name for name, value in graphs[1].items() if value == ""]
     assert "structure 1" in graphs[1]["status"] and {"energy_mean", "energy_upper", "domain_score"} <= set(failed)
-    direct = Ensemble.load(ensemble).predict(frames[2:6])
     np.testing.assert_allclose([float(row["energy_mean"]) for row in graphs[2:]], direct["energy"].mean, rtol=1e-6)
     assert len(nodes) == sum(len(frames[i]) for i in (0, 2, 3, 4, 5))
     assert {"forces_x_mean", "forces_z_upper"} <= set(nodes[0])
+    back, own = read(tmp_path / "out.xyz", index=":"), slice(0, len(frames[2]))
+    assert len(back) == 6 and "structure 1" in back[1].info["status"] and len(back[1]) == 0
+    np.testing.assert_allclose(back[2].positions, frames[2].positions, atol=1e-7)
+    assert back[2].get_potential_energy() == pytest.approx(direct["energy"].mean[0], rel=1e-6)
+    assert back[2].info["energy_std"] == pytest.approx(direct["energy"].std[0], rel=1e-6)
+    np.testing.assert_allclose(back[2].get_forces(), direct["forces"].mean[own], atol=1e-6)
+    np.testing.assert_allclose(back[2].arrays["forces_std"], direct["forces"].std[own], atol=1e-6)
 
 
 def test_parquet_has_the_tables_of_csv_with_types(
-    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    predict: Predict, ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in groups of rows of several sittings, of which the second is of another process."""
     pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
@@ -181,8 +166,8 @@ def test_parquet_has_the_tables_of_csv_with_types(
 
     monkeypatch.setattr(tables, "ROW_GROUP", 1)
     monkeypatch.setattr(work, "KEEP_BYTES", 1)
-    predict_to_file(ensemble, structures, tmp_path / "out.csv")
-    predict_to_file(ensemble, structures, tmp_path / "out.parquet", batch=BATCH, workers=2)
+    predict("out.csv", structures)
+    predict("out.parquet", structures, batch=BATCH, workers=2)
     for name in ("out", "out.nodes"):
         with (tmp_path / f"{name}.csv").open() as file:
             titles, *lines = csv.reader(file)
@@ -198,15 +183,10 @@ def test_parquet_has_the_tables_of_csv_with_types(
             else:
                 assert [str(value) for value in values] == texts
     assert not (tmp_path / "out.parquet.parts").exists()
-
-
-def test_without_pyarrow_a_sentence_names_the_extra(
-    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"out.parquet needs the package pyarrow; install it with: .*\[parquet\]"):
-        predict_to_file(ensemble, structures, tmp_path / "out.parquet")
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match=r"more.parquet needs the package pyarrow; install it with: .*\[parquet\]"):
+        predict("more.parquet", structures)
+    assert not list(tmp_path.glob("more*"))
 
 
 def labelled(frames: list[Atoms], path: Path) -> None:
@@ -244,9 +224,7 @@ def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_
 
 
 @pytest.mark.parametrize("suffix", [".xyz", ".traj"])
-def test_structures_are_written_as_ase_writes_them(
-    ensemble: Path, frames: list[Atoms], tmp_path: Path, suffix: str
-) -> None:
+def test_ase_writes_structures_alike(ensemble: Path, frames: list[Atoms], tmp_path: Path, suffix: str) -> None:
     labelled(frames, tmp_path / "in.xyz")
     given = [*read(tmp_path / "in.xyz", index=":"), bulk("Cu", cubic=True) * (2, 1, 1), *frames[5:9]]
     write(tmp_path / f"given{suffix}", given)
@@ -263,17 +241,15 @@ def test_structures_are_written_as_ase_writes_them(
 
 
 def test_a_resumed_prediction_has_the_batches_of_the_device_that_it_began_on(
-    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    predict: Predict, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def predict(out: str, limits: tuple[int, int], *, resume: bool = False) -> None:
-        monkeypatch.setattr(predict_module, "device_limits", lambda: limits)
-        predict_to_file(ensemble, structures, tmp_path / out, resume=resume)
-
-    predict("whole.h5", (20, 300))
+    monkeypatch.setattr(predict_module, "device_limits", lambda: (20, 300))
+    predict("whole.h5", structures)
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         first_acts(patch, work, "outcome_of", stop, 3)
-        predict("parts.h5", (20, 300))
-    predict("parts.h5", (1000, 10_000), resume=True)
+        predict("parts.h5", structures)
+    monkeypatch.setattr(predict_module, "device_limits", lambda: (1000, 10_000))
+    predict("parts.h5", structures, resume=True)
     assert (tmp_path / "parts.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
@@ -284,31 +260,24 @@ def stop() -> Never:
 def test_structures_made_at_once_are_those_made_one_by_one(ensemble: Path, frames: list[Atoms]) -> None:
     structures = Ensemble.load(ensemble).structures
     some = [*frames[:6], bulk("Cu", cubic=True)]
-    batch = structures.graphs(some)
-    assert batch is not None
-    single = concatenate([structures.graph(atoms, "one") for atoms in some])
+    batch, single = structures.graphs(some), concatenate([structures.graph(atoms, "one") for atoms in some])
+    assert batch is not None and torch.equal(batch["atomic_numbers"], single["atomic_numbers"])
     assert_same_geometry(batch, single)
-    assert torch.equal(batch["atomic_numbers"], single["atomic_numbers"])
 
 
 def test_results_in_files_of_structures_are_in_ases_units_or_have_another_name() -> None:
-    energy = Field(name="energy", on="graph", unit="Ha")
-    forces = Field(name="forces", on="node", shape=(3,))
-    stress = Field(name="stress", on="graph", shape=(3, 3), unit="GPa")
-    named = as_ase([Target(field=field) for field in (energy, forces, stress)], units.Bohr)
-    assert {name: called for name, (called, _) in named.items()} == {name: name for name in named}
-    factors = [factor for _, factor in named.values()]
-    np.testing.assert_allclose(factors, [units.Ha, units.Ha / units.Bohr, units.GPa], rtol=1e-6)
-    others = [
-        Field(name="energy", on="node", unit="Ha"),
-        Field(name="stress", on="graph", shape=(2,)),
-        Field(name="gap", on="graph", unit="Ha"),
-    ]
-    assert as_ase([Target(field=field) for field in others], 1.0) == {
-        "energy": ("predicted_energy", 1.0),
-        "stress": ("predicted_stress", 1.0),
-        "gap": ("gap", 1.0),
+    fields = {
+        ("energy", units.Ha): Field(name="energy", on="graph", unit="Ha"),
+        ("forces", units.Ha / units.Bohr): Field(name="forces", on="node", shape=(3,)),
+        ("stress", units.GPa): Field(name="stress", on="graph", shape=(3, 3), unit="GPa"),
+        ("predicted_energy", 1.0): Field(name="energy", on="node", unit="Ha"),
+        ("predicted_stress", 1.0): Field(name="stress", on="graph", shape=(2,)),
+        ("gap", 1.0): Field(name="gap", on="graph", unit="Ha"),
     }
+    for (name, factor), field in fields.items():
+        length = units.Bohr if name == "forces" else 1.0
+        energy = [Target(field=Field(name="energy", on="graph", unit="Ha"))] if name == "forces" else []
+        assert as_ase([*energy, Target(field=field)], length)[field.name] == (name, pytest.approx(factor, rel=1e-6))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float64, np.bool_])
@@ -319,49 +288,27 @@ def test_arrays_of_nodes_of_every_type_are_read_by_ase(dtype: type, tmp_path: Pa
     np.testing.assert_array_equal(read(tmp_path / "one.xyz").arrays["site_set"], values)
 
 
-ODD_TEXTS = {
-    "two\nlines": "two lines",
-    "": None,
-    'a="b" {c}, ü': 'a="b" {c}, ü',
-    "C:\\x y": "C:\\x y",
-    "_JSON {": "JSON {",
-}
+ODD_TEXTS = {"two\nlines": "two lines", "": None, "_JSON {": "JSON {"}
+ODD_TEXTS |= {text: text for text in ('a="b" {c}, ü', "C:\\x y")}
 
 
-def test_structures_with_any_texts_are_read_again(ensemble: Path, frames: list[Atoms], tmp_path: Path) -> None:
+def test_structures_with_any_texts_are_read_again(predict: Predict, frames: list[Atoms], tmp_path: Path) -> None:
     """Formats other than XYZ hold texts that no line of XYZ holds, and entries that XYZ takes for results or geometry."""
     some = [atoms.copy() for atoms in frames[: len(ODD_TEXTS)]]
     for atoms, text in zip(some, ODD_TEXTS):
         atoms.info |= {"config_type": text, "run": 7, "stress": np.ones(6), "Properties": "x", "Lattice": "y"}
     write(tmp_path / "in.traj", some)
-    predict_to_file(ensemble, tmp_path / "in.traj", tmp_path / "out.xyz")
+    predict("out.xyz", tmp_path / "in.traj")
     for atoms, given, text in zip(read(tmp_path / "out.xyz", ":"), some, ODD_TEXTS.values(), strict=True):
         assert (atoms.info.get("config_type"), atoms.info["run"], atoms.info["input_Lattice"]) == (text, 7, "y")
         np.testing.assert_allclose(atoms.positions, given.positions, atol=1e-7)
         assert set(atoms.calc.results) == {"energy", "forces"}  # no stress of the input among what is predicted
 
 
-def test_structures_come_back_with_energies_forces_and_their_uncertainties(
-    ensemble: Path, structures: Path, tmp_path: Path, frames: list[Atoms]
-) -> None:
-    predict_to_file(ensemble, structures, tmp_path / "out.xyz")
-    back = read(tmp_path / "out.xyz", index=":")
-    assert len(back) == 6
-    assert "structure 1" in back[1].info["status"] and len(back[1]) == 0
-    direct = Ensemble.load(ensemble).predict(frames[2])
-    np.testing.assert_allclose(back[2].positions, frames[2].positions, atol=1e-7)
-    assert back[2].get_potential_energy() == pytest.approx(direct["energy"].mean[0], rel=1e-6)
-    np.testing.assert_allclose(back[2].get_forces(), direct["forces"].mean, atol=1e-6)
-    np.testing.assert_allclose(back[2].arrays["forces_std"], direct["forces"].std, atol=1e-6)
-    assert back[2].info["energy_std"] == pytest.approx(direct["energy"].std[0], rel=1e-6)
-
-
-def test_a_graph_above_the_budget_has_a_line_with_the_reason(
-    ensemble: Path, store: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_graph_above_the_budget_has_a_reason(predict: Predict, store: MemoryStore, tmp_path: Path) -> None:
     nodes = store.sizes().nodes[:12]
-    few = write_store(tmp_path / "few.h5", store.fields(), store.read(np.arange(12)), 3)
-    result = predict_to_file(ensemble, few, tmp_path / "out.h5", batch=BatchSettings(max_graphs=0, max_nodes=6))
+    few = written(tmp_path / "few.h5", store[:12])
+    result = predict("out.h5", few, batch=BatchSettings(max_graphs=0, max_nodes=6))
     arrays = arrays_of(tmp_path / "out.h5")
     large = nodes > 6
     assert result.failed == large.sum() > 0
@@ -370,17 +317,12 @@ def test_a_graph_above_the_budget_has_a_line_with_the_reason(
     assert len(arrays["fields/forces/mean"]) == nodes.sum()
 
 
-def test_a_member_that_gives_nan_fails_the_graph_and_no_other(
-    ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_that_gives_nan_fails_graphs(ensemble: Path, frames: list[Atoms]) -> None:
     loaded = Ensemble.load(ensemble)
-    batch_of = loaded.structures.graph
-    batch = concatenate([batch_of(frames[0], "a"), batch_of(frames[2], "b")])
-    weights = loaded.members[1].model.model.state_dict()
-    for value in weights.values():
+    for value in loaded.members[1].model.model.state_dict().values():
         if value.is_floating_point():
             value.fill_(float("nan"))
-    predictions = loaded.predict(batch)
+    predictions = loaded.predict([frames[0], frames[2]])
     assert all("is not finite" in status and "0001" in status for status in predictions.status)
 
 
@@ -388,49 +330,43 @@ class Killed(BaseException):
     """Stands for the end of the process in the middle of the work."""
 
 
-def die() -> Never:
-    raise Killed
+def killed(predict: Predict, owner: Any = work, name: str = "outcome_of", after: int = 0) -> None:
+    """Leave a prediction into ``out.h5`` behind whose process was killed at a call."""
+
+    def die() -> Never:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        first_acts(patch, owner, name, die, after)
+        predict("out.h5", batch=BATCH)
 
 
 @pytest.mark.parametrize("after", [0, 7, 14])
-def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=BATCH)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        first_acts(patch, work, "outcome_of", die, after)
-        predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
+def test_an_interrupted_prediction_ends_with_the_same_bits(predict: Predict, tmp_path: Path, after: int) -> None:
+    undisturbed = predict("whole.h5", batch=BATCH)
+    killed(predict, after=after)
     assert not (tmp_path / "out.h5").exists()
-    with pytest.raises(InputError, match="--resume"):
-        predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
-    result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH, resume=True)
+    refused("--resume", predict, "out.h5", batch=BATCH)
+    result = predict("out.h5", batch=BATCH, resume=True)
     assert result.units_resumed == after // 3 and undisturbed.units_resumed == 0
     assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
-def test_a_failure_while_writing_leaves_no_half_file_and_the_prediction_goes_on(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    from hydragnn.ensemble.prediction.job import FORMATS
-
+def test_a_failure_while_writing_leaves_no_half_file(predict: Predict, tmp_path: Path, suffix: str) -> None:
     class Full(FORMATS[suffix]):
         def write(self, block: Any) -> Never:
             super().write(block)
             raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setitem(FORMATS, suffix, Full)
-        with pytest.raises(InputError, match="No space left on device; free space"):
-            predict_to_file(ensemble, stored, tmp_path / f"out{suffix}")
+    with patch.dict(FORMATS, {suffix: Full}):
+        refused("No space left on device; free space", predict, f"out{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}.parts"]
-    result = predict_to_file(ensemble, stored, tmp_path / f"out{suffix}", resume=True)
+    result = predict(f"out{suffix}", resume=True)
     assert result.units_resumed == result.units and (tmp_path / f"out{suffix}").exists()
 
 
-def test_a_member_short_of_memory_tries_smaller_batches(
-    ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_memory_means_small_batches(ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = Ensemble.load(ensemble)
     model = type(loaded.members[0].model)
     original = model.predict_with_states
@@ -449,29 +385,16 @@ def test_a_member_short_of_memory_tries_smaller_batches(
     assert all("allocate memory" in status for status, fits in zip(predictions.status, small) if not fits)
 
 
-def test_a_part_torn_by_a_power_cut_is_made_again(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, out = tmp_path / "whole.h5", tmp_path / "out.h5"
-    predict_to_file(ensemble, stored, whole, batch=BATCH)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(work, "KEEP_BYTES", 1)
-        first_acts(patch, work.Joiner, "finish", die)
-        predict_to_file(ensemble, stored, out, batch=BATCH)
-    assert finished_units(tmp_path / f"{out.name}.parts") == 5
-    first, second, *_ = sorted((tmp_path / f"{out.name}.parts").glob("0*.h5"))
+def test_torn_parts_are_made_again(predict: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predict("whole.h5", batch=BATCH)
+    monkeypatch.setattr(work, "KEEP_BYTES", 1)
+    killed(predict, work.Joiner, "finish")
+    assert finished_units(tmp_path / "out.h5.parts") == 5
+    first, second, *_ = sorted((tmp_path / "out.h5.parts").glob("0*.h5"))
     first.write_bytes(first.read_bytes()[:-9])
     second.write_bytes(second.read_bytes()[:-9] + b"x" + second.read_bytes()[-8:])
-    result = predict_to_file(ensemble, stored, out, batch=BATCH, resume=True)
+    result = predict("out.h5", batch=BATCH, resume=True)
     assert (result.units, result.units_resumed) == (5, 3)
-    assert_same(out, whole)
-
-
-def test_a_segment_that_is_damaged_before_it_is_joined_is_made_again(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=BATCH)
-    monkeypatch.setattr(work, "KEEP_BYTES", 1)
     original, torn = Parts.keep_segment, list[Path]()
 
     def keep_torn(parts: Parts, *segment: Any) -> None:
@@ -481,18 +404,19 @@ def test_a_segment_that_is_damaged_before_it_is_joined_is_made_again(
             torn[0].write_bytes(torn[0].read_bytes()[:-1])
 
     monkeypatch.setattr(Parts, "keep_segment", keep_torn)
-    predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH)
+    predict("again.h5", batch=BATCH)
     assert torn
-    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
+    for name in ("out.h5", "again.h5"):
+        assert_same(tmp_path / name, tmp_path / "whole.h5")
 
 
 def test_part_files_that_stay_are_read_as_one_file(
-    ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    predict: Predict, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "KEEP_BYTES", 1)
     small = BatchSettings(max_graphs=2)
-    predict_to_file(ensemble, structures, tmp_path / "whole.h5", batch=small)
-    predict_to_file(ensemble, structures, tmp_path / "out.h5", batch=small, keep_parts=True)
+    predict("whole.h5", structures, batch=small)
+    predict("out.h5", structures, batch=small, keep_parts=True)
     kept = sorted(path.name for path in (tmp_path / "out.h5.parts").iterdir())
     assert len(kept) == 4 and all(re.fullmatch(r"\d+-\d+\.\w+\.h5", name) for name in kept)
     (tmp_path / "elsewhere").mkdir()
@@ -507,20 +431,14 @@ def test_part_files_that_stay_are_read_as_one_file(
         energies, expected = file["fields/energy/mean"][:], whole["fields/energy/mean"][:]
         assert 0 < gone.sum() < len(gone) and np.isnan(energies[gone]).all()
         np.testing.assert_array_equal(energies[~gone], expected[~gone])
-    with pytest.raises(InputError, match=r"only \.h5 can be a view"):
-        predict_to_file(ensemble, structures, tmp_path / "out.csv", keep_parts=True)
+    refused(r"only \.h5 can be a view", predict, "out.csv", structures, keep_parts=True)
 
 
-def test_parts_of_another_prediction_are_not_mixed_in(
-    ensemble: Path, runs: list[Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        first_acts(patch, work, "outcome_of", die)
-        predict_to_file(ensemble, stored, tmp_path / "out.h5")
-    with pytest.raises(InputError, match="begun with another ensemble;"):
-        predict_to_file(runs[0], stored, tmp_path / "out.h5", resume=True)
-    with pytest.raises(InputError, match="begun with another batch budget;"):
-        predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=True, batch=BATCH)
+def test_parts_of_others_are_not_mixed_in(predict: Predict, runs: list[Path], stored: Path, tmp_path: Path) -> None:
+    killed(predict)
+    options = {"resume": True, "batch": BATCH}
+    refused("begun with another ensemble;", predict_to_file, runs[0], stored, tmp_path / "out.h5", **options)
+    refused("begun with another batch budget;", predict, "out.h5", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -532,14 +450,10 @@ def test_parts_of_another_prediction_are_not_mixed_in(
         ("/", r"name a file, such as predictions\.h5"),
         (f"{240 * 'x'}.h5", "a name of 243 bytes is too long"),
     ],
-    ids=["foreign suffix", "no suffix", "file that is there", "no name", "long name"],
 )
-def test_impossible_outputs_are_refused_before_any_work(
-    ensemble: Path, stored: Path, tmp_path: Path, out: str, says: str
-) -> None:
+def test_impossible_outputs_are_refused(predict: Predict, tmp_path: Path, out: str, says: str) -> None:
     (tmp_path / "there.h5").write_text("precious")
-    with pytest.raises(InputError, match=says):
-        predict_to_file(ensemble, stored, tmp_path / out)
+    refused(says, predict, out)
     assert (tmp_path / "there.h5").read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
 
@@ -558,10 +472,10 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("suffix", ["h5", "xyz"])
-def test_structures_that_cannot_be_predicted_cost_no_others(ensemble: Path, tmp_path: Path, suffix: str) -> None:
+def test_impossible_structures_cost_no_others(predict: Predict, ensemble: Path, tmp_path: Path, suffix: str) -> None:
     frames = "".join("".join(f"{line}\n" for line in lines) for lines in FRAMES.values())
     (tmp_path / "some.xyz").write_text(frames)
-    result = predict_to_file(ensemble, tmp_path / "some.xyz", tmp_path / f"out.{suffix}")
+    result = predict(f"out.{suffix}", tmp_path / "some.xyz")
     assert (result.graphs, result.failed) == (len(FRAMES), len(FRAMES) - 2)
     if suffix == "h5":
         arrays, memory = arrays_of(tmp_path / "out.h5"), api.predict(ensemble, tmp_path / "some.xyz")
@@ -571,31 +485,16 @@ def test_structures_that_cannot_be_predicted_cost_no_others(ensemble: Path, tmp_
         assert np.array_equal(arrays["fields/energy/mean"], memory["energy"]["mean"], equal_nan=True)
 
 
-def test_a_pipe_of_structures_is_refused_before_it_is_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "some.xyz")
-    with pytest.raises(InputError, match="is no regular file, and reading it might not end"):
-        rules.structures_in(tmp_path / "some.xyz")
-
-
-def write_store(path: Path, fields: Sequence[Field], batch: GraphBatch, dim: int) -> Path:
-    with StoreWriter(path, fields, dim=dim) as writer:
-        writer.write(batch)
-    return path
-
-
-def test_sources_that_do_not_fit_are_refused(ensemble: Path, tmp_path: Path) -> None:
+def test_sources_that_do_not_fit_are_refused(predict: Predict, tmp_path: Path) -> None:
     nodes = Field(name="height", on="node")
     for dim, words in ((2, "dimension 2"), (3, "no field atomic_numbers")):
         graph = graph_from_arrays(np.eye(2, dim), [0], [1], fields=[nodes], nodes={"height": np.ones(2)})
-        source = write_store(tmp_path / f"{dim}.h5", [nodes], graph, dim)
-        with pytest.raises(InputError, match=words):
-            predict_to_file(ensemble, source, tmp_path / "out.h5")
-    with pytest.raises(InputError, match="does not exist"):
-        predict_to_file(ensemble, tmp_path / "nowhere.h5", tmp_path / "out.h5")
+        refused(words, predict, "out.h5", written(tmp_path / f"{dim}.h5", graph))
+    refused("does not exist", predict, "out.h5", tmp_path / "nowhere.h5")
     (tmp_path / "notes.xyz").write_text("not a structure")
-    with pytest.raises(InputError, match="neither a store nor a file that ASE can read"):
-        predict_to_file(ensemble, tmp_path / "notes.xyz", tmp_path / "out.h5")
-    write(tmp_path / "helium.xyz", Atoms("He2", positions=[[0, 0, 0], [0, 0, 0]]))
-    with pytest.raises(InputError, match="can be turned into a graph"):
-        predict_to_file(ensemble, tmp_path / "helium.xyz", tmp_path / "out.h5")
+    refused("neither a store nor a file that ASE can read", predict, "out.h5", tmp_path / "notes.xyz")
+    (tmp_path / "helium.xyz").write_text("2\n\nHe 0 0 0\nHe 0 0 0\n")
+    refused("can be turned into a graph", predict, "out.h5", tmp_path / "helium.xyz")
+    os.mkfifo(tmp_path / "some.xyz")
+    refused("is no regular file, and reading it might not end", rules.structures_in, tmp_path / "some.xyz")
     assert not list(tmp_path.glob("*out.h5*"))

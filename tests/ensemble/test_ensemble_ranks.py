@@ -1,4 +1,4 @@
-"""Any number of ranks, started in any way, some of them slow or dead, make the file that one process makes."""
+"""Any number of ranks, started in any way, some of them slow or dead, or sharing every batch, make the file that one process makes."""
 
 import json
 import os
@@ -8,27 +8,38 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Never
 
+import numpy as np
 import psutil
 import pytest
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
 
 from hydragnn.base.errors import InputError, Interrupted
+from hydragnn.config import RunConfig
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import finishing
+from hydragnn.ensemble import build_ensemble
 from hydragnn.ensemble.members import member as members
 from hydragnn.ensemble.prediction import rules as blocks
 from hydragnn.ensemble.prediction import sources, work
 from hydragnn.ensemble.prediction.formats import hdf5
-from hydragnn.ensemble.prediction.job import PredictionJob
-from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
+from hydragnn.ensemble.prediction.job import Inputs, PredictionJob
+from hydragnn.ensemble.prediction.predict import begin, predict_to_file, predict_with
 from hydragnn.ensemble.prediction.rules import blocks_of, frames_of
+from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase
+from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.runs import train
 from tests.acting import first_acts
-from tests.ensemble.finished import assert_same, finished_units
+from tests.ensemble.conftest import STRESS, TARGETS, Predict, refused, written
+from tests.ensemble.finished import arrays_of, assert_same, finished_units
 from tests.ensemble.test_ensemble_queues import Pair
 from tests.forked import Forked
+from tests.graphs.test_cutting import grid
 from tests.once import shared
 
 BIN = Path(sys.executable).parent
@@ -55,12 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path
 
 
 def started(
-    ensemble: Path,
-    source: Path,
-    out: Path,
-    *options: object,
-    launcher: Sequence[str] = (),
-    **environment: str,
+    ensemble: Path, source: Path, out: Path, *options: object, launcher: Sequence[str] = (), **environment: str
 ) -> Process:
     words = [str(PREDICTING), str(ensemble), str(source), str(out), *map(str, options)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
@@ -89,9 +95,7 @@ def steps(ensemble: Path, source: Path, out: Path, *options: object, ranks: int 
 
 
 @needs_mpirun
-def test_ranks_of_mpi_make_the_file_that_one_process_makes(
-    ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_ranks_of_mpi_make_that_file(ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path) -> None:
     """Of structures, which they make graphs of; graphs of a store are those of the tests below."""
     result = counts(finish(started(ensemble, structures, tmp_path / "out.h5", launcher=MPIRUN)))
     assert_same(tmp_path / "out.h5", whole["structures"])
@@ -124,18 +128,24 @@ def test_ranks_that_mpi_does_not_see_are_refused(ensemble: Path, stored: Path, t
 
 
 @needs_mpirun
+@pytest.mark.parametrize(
+    "fault",
+    # the other rank, which could do the rest before MPI ends it, waits for that
+    [(1, "--after", 5), (0, "--after", 2, "--at", "segment", "--others-seconds", 60)],
+    ids=["predicting", "writing"],
+)
 def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
-    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
+    predict: Predict, fault: tuple[object, ...], ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
-    options = ("--faulty-rank", 1, "--after", 5)
-    killed = started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN)
+    out = tmp_path / "out.h5"
+    killed = started(ensemble, stored, out, "--faulty-rank", *fault, launcher=MPIRUN)
     killed.communicate(timeout=300)
-    assert killed.returncode != 0 and not (tmp_path / "out.h5").exists()
+    assert killed.returncode != 0 and not out.exists()
     finished = finished_units(tmp_path / "out.h5.parts")
     assert finished >= 1  # by rank 1; the other rank may have begun late
-    result = counts(finish(started(ensemble, stored, tmp_path / "out.h5", "--resume", launcher=MPIRUN)))
-    assert result["units_resumed"] == finished
-    assert_same(tmp_path / "out.h5", whole["store"])
+    assert "segment" not in fault or list((tmp_path / "out.h5.parts").glob(".*.part"))
+    assert predict("out.h5", batch=BATCH, resume=True).units_resumed == finished
+    assert_same(out, whole["store"])
 
 
 def test_bad_input_is_refused_by_all_ranks_and_leaves_nothing(ensemble: Path, structures: Path, tmp_path: Path) -> None:
@@ -160,44 +170,20 @@ def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(
     assert not list(tmp_path.glob("*.parts"))
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of several segments, as those that ``predicting.py`` writes."""
-    monkeypatch.setattr(hdf5, "ROWS", 8)
-
-
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
 def test_lines_and_arrays_that_ranks_make_are_those_of_one_process(
-    suffix: str, ensemble: Path, structures: Path, tmp_path: Path
+    predict: Predict, suffix: str, ensemble: Path, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for process in steps(ensemble, structures, tmp_path / f"two{suffix}"):
         finish(process)
-    predict_to_file(ensemble, structures, tmp_path / f"one{suffix}", batch=BATCH)
+    monkeypatch.setattr(hdf5, "ROWS", 8)  # several segments, as in the files that ``predicting.py`` writes
+    predict(f"one{suffix}", structures, batch=BATCH)
     for path in tmp_path.glob(f"two*{suffix}"):
         assert_same(path, path.with_name(path.name.replace("two", "one")))
 
 
 @needs_mpirun
-@pytest.mark.usefixtures("small_chunks")
-def test_ranks_of_mpi_killed_while_they_write_a_file_are_resumed_to_the_same_bits(
-    ensemble: Path, stored: Path, tmp_path: Path
-) -> None:
-    # the other rank, which could do the rest before MPI ends it, waits for that
-    options = ("--faulty-rank", 0, "--after", 2, "--at", "segment", "--others-seconds", 60)
-    killed = started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN)
-    killed.communicate(timeout=300)
-    assert killed.returncode != 0 and not (tmp_path / "out.h5").exists()
-    assert list((tmp_path / "out.h5.parts").glob(".*.part"))
-    predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BATCH, resume=True)
-    predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=BATCH)
-    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
-
-
-@needs_mpirun
-def test_a_rank_that_comes_when_the_others_have_written_the_file_ends_well(
-    ensemble: Path, stored: Path, structures: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_comes_too_late_ends_well(ensemble: Path, stored: Path, structures: Path, tmp_path: Path) -> None:
     options = ("--faulty-rank", 1, "--at", "graphs", "--until-there")
     assert counts(finish(started(ensemble, stored, tmp_path / "mpi.h5", *options, launcher=MPIRUN)))["ranks"] == 2
     for process in steps(ensemble, structures, tmp_path / "step.h5", *options):
@@ -205,9 +191,7 @@ def test_a_rank_that_comes_when_the_others_have_written_the_file_ends_well(
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_local_workers_make_the_same_file_even_if_one_is_killed(
-    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_killed_worker_costs_nothing(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
     process = started(ensemble, stored, tmp_path / "out.h5", "--workers", 2, "--max-graphs", 4)
     spawned: list[psutil.Process] = []
     while process.poll() is None and not spawned:
@@ -222,13 +206,10 @@ def test_local_workers_make_the_same_file_even_if_one_is_killed(
 
 
 @needs_mpirun
-@pytest.mark.parametrize(("hanging", "ending"), [(0, ()), (1, ("--fall-off",))])
-def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_without_it(
-    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path, hanging: int, ending: tuple[str, ...]
-) -> None:
-    """Also if the first hangs, and under a script that ends like any other; what was said is heard."""
-    fault = ("--faulty-rank", hanging, "--after", 8, "--seconds", 600)
-    options = (*fault, "--hesitation", 0.1, "--farewell", 0.1, *ending)
+def test_idle_ranks_replace_hanging_ones(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+    """Under a script that ends like any other; what was said is heard."""
+    fault = ("--faulty-rank", 1, "--after", 8, "--seconds", 600)
+    options = (*fault, "--hesitation", 0.1, "--farewell", 0.1, "--fall-off")
     output = finish(started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN))
     assert "some ranks hang" in output and counts(output)["ranks"] == 2
     assert_same(tmp_path / "out.h5", whole["store"])
@@ -236,12 +217,9 @@ def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_wi
 
 
 @needs_mpirun
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_of_mpi_that_is_stopped_holds_up_the_others_for_seconds(
-    rank: int, ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
-) -> None:
-    """The first one decides for all, so that without it nobody would lay out or write the file."""
-    options = ("--faulty-rank", rank, "--after", 2, "--seconds", -1, "--farewell", 1, "--hesitation", 10**4)
+def test_a_stopped_rank_costs_seconds(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+    """The first one, which decides for all, so that without it nobody would lay out or write the file."""
+    options = ("--faulty-rank", 0, "--after", 2, "--seconds", -1, "--farewell", 1, "--hesitation", 10**4)
     output = finish(started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN))
     assert_same(tmp_path / "out.h5", whole["store"])
     assert "the job ends without them" in output and "Abort" not in output
@@ -261,27 +239,19 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
 
 
 @pytest.mark.parametrize(
-    ("share", "workers", "words"),
-    [(0.9, 1, "each of 1 processes"), (1.5, 2, "each of 2 processes"), (1.5, 1, "")],
+    ("share", "ranks", "words"), [(0.9, 1, "each of 1 processes"), (1.5, 2, "each of 2 processes"), (1.5, 1, "")]
 )
 def test_members_that_do_not_fit_into_memory_are_refused_with_what_they_take(
-    share: float,
-    workers: int,
-    words: str,
-    ensemble: Path,
-    stored: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    share: float, ranks: int, words: str, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(path.stat().st_size for path in ensemble.rglob("weights.safetensors"))
     monkeypatch.setattr(members, "free_memory", lambda: share * members.GROWTH * size)
     monkeypatch.setattr(members, "cores", lambda: 2)
-    if not words:
-        assert predict_to_file(ensemble, stored, tmp_path / "out.h5", workers=workers) is not None
-        return
-    with pytest.raises(InputError, match=rf"{ensemble}: its members take .* GB .*{words}; take fewer members"):
-        predict_to_file(ensemble, stored, tmp_path / "out.h5", workers=workers)
-    assert not list(tmp_path.iterdir())
+    job = PredictionJob(model=ensemble, source=stored, out=tmp_path / "out.h5")
+    sentence = rf"{ensemble}: its members take .* GB .*{words}; take fewer members"
+    with ExitStack() as lock, pytest.raises(InputError, match=sentence) if words else nullcontext():
+        begin(job, Inputs(job), ranks, lock)
+    assert bool(list(tmp_path.iterdir())) == (not words)
 
 
 @pytest.fixture
@@ -294,10 +264,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 ATOM = "H 0 0 0\n"
 TORN: dict[str, tuple[Callable[[str], str], str]] = {
     "cut off": (lambda text: text[: text.rindex("\n", 0, -1) + 1], "structure 39: the file ends before"),
-    "many atoms": (
-        lambda text: f"1000000000000000\n\n{ATOM}",
-        "structure 0: the file ends before its 1000000000000000 atoms",
-    ),
+    "many atoms": (lambda text: f"{10**15}\n\n{ATOM}", f"structure 0: the file ends before its {10**15} atoms"),
     "a number of 5000 digits": (lambda text: f"{'9' * 5000}\n\n{ATOM}", "neither a store nor a file that ASE can"),
     "an empty line": (lambda text: f"{text}\n{text}", "before structure 40"),
 }
@@ -328,20 +295,158 @@ def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path: Path, 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_that_are_built_survive_an_interruption(
-    ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    predict: Predict, structures: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> Never:
         raise KeyboardInterrupt
 
-    out = tmp_path / "out.h5"
+    parts = tmp_path / "out.h5.parts"
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="--resume"):
         first_acts(patch, work, "outcome_of", stop)
-        predict_to_file(ensemble, structures, out, batch=BATCH)
-    parts = PredictionJob(model=ensemble, source=structures, out=out).parts.folder
+        predict("out.h5", structures, batch=BATCH)
     (parts / "graphs.json").unlink()
     assert (parts / "block-00003.json").exists()
     monkeypatch.setattr(finishing, "PAUSES", (0.0, 0.0))
     built = first_acts(monkeypatch, sources.Graphs, "_write", lambda: None)
-    predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
+    predict("out.h5", structures, batch=BATCH, resume=True)
     assert built == [] and not parts.exists()
-    assert_same(out, whole["structures"])
+    assert_same(tmp_path / "out.h5", whole["structures"])
+
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+"""Double precision; sums over ranks are added in another order."""
+
+ENERGY = {"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress", "references": True}
+CHARGE = {"kind": "scalar", "field": "charge"}
+FIELDS = (*TARGETS, STRESS, Field(name="charge", on="node", role="target"))
+LOAD = Field(name="load", on="node")
+
+
+def crystals(count: int, seed: int = 0) -> list[GraphBatch]:
+    """Rattled alloys of four to sixteen atoms, whose cells are smaller than the cutoff."""
+    generator, graphs = np.random.default_rng(seed), []
+    for number in range(count):
+        atoms: Atoms = bulk("Cu", cubic=True) * (1 + number % 3 // 2, 1, 1 + number % 5 // 4)
+        atoms.symbols[0] = "Au"
+        atoms.rattle(0.08, rng=generator)
+        atoms.calc = EMT()
+        atoms.get_stress(), atoms.get_forces()
+        atoms.arrays["charge"] = atoms.positions[:, 0] - atoms.positions[:, 0].mean()
+        graphs.append(from_ase(atoms, 4.0, fields=FIELDS, name=f"alloy {number}"))
+    return graphs
+
+
+def meshes(count: int, seed: int = 0) -> list[GraphBatch]:
+    """Meshes of squares with a load and its answer."""
+    generator, graphs = np.random.default_rng(seed), []
+    for number in range(count):
+        mesh = grid(4 + number % 5)
+        load = generator.normal(size=mesh.num_nodes)
+        values = {"load": load, "charge": np.cumsum(load)}
+        ends = mesh.senders.numpy(), mesh.receivers.numpy()
+        graphs.append(graph_from_arrays(mesh.positions.numpy(), *ends, fields=(LOAD, FIELDS[-1]), nodes=values))
+    return graphs
+
+
+def stored_in(path: Path, graphs: list[GraphBatch]) -> Path:
+    return written(path, concatenate(graphs), **({"cutoff": 4.0} if "energy" in graphs[0].fields else {}))
+
+
+def ensemble_of(root: Path, make: Callable[..., list[GraphBatch]], **table: Any) -> tuple[Path, Path]:
+    """Return an ensemble of two architectures in double precision, and a store of new graphs."""
+    config = {"data": {"store": str(stored_in(root / "graphs.h5", make(16)))}, "split": {"train": 0.5, "valid": 0.25}}
+    runs = [root / "schnet", root / "painn"]
+    for seed, run in enumerate(runs):
+        model = {"kind": run.name, "hidden_dim": 6, "num_layers": 2, "num_radial": 4, **table["model"]}
+        own = {"model": model, "heads": table["heads"], "train": {"epochs": 1, "precision": "fp64", "seed": seed}}
+        assert train(RunConfig.parse({**config, **own}), run).status == "finished"
+    build_ensemble(runs, root / "ensemble")
+    return root / "ensemble", stored_in(root / "new.h5", make(5, seed=1))
+
+
+@shared
+def alloys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return ensemble_of(tmp_path_factory.mktemp("alloys"), crystals, model={"cutoff": 4.0}, heads=[ENERGY, CHARGE])
+
+
+@shared
+def plates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return ensemble_of(tmp_path_factory.mktemp("plates"), meshes, model={"cutoff": 2.0}, heads=[CHARGE])
+
+
+def assert_equal(file: Path, expected: Path) -> None:
+    """Compare all arrays: numbers to rounding, and the rest exactly."""
+    ours, theirs = arrays_of(file), arrays_of(expected)
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(ours[name], values, err_msg=name, **EXACT)
+        else:
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("data", ["alloys", "plates"])
+@pytest.mark.parametrize(("graphs", "ranks"), [(1, 2), (3, 4)], ids=["each graph cut", "two groups"])
+def test_ranks_that_share_every_batch_make_the_file_of_one_process(
+    data: str, graphs: int, ranks: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Energies, forces, stress and node fields of crystals and meshes, with spread, intervals and domain."""
+    ensemble, store = request.getfixturevalue(data)
+    predict_to_file(ensemble, store, tmp_path / "one.h5", batch=BatchSettings(max_graphs=graphs))
+    options = ("--graph-ranks", 2, "--max-graphs", graphs)
+    outputs = [finish(process) for process in steps(ensemble, store, tmp_path / "two.h5", *options, ranks=ranks)]
+    assert counts("".join(outputs))["ranks"] == ranks // 2
+    assert_equal(tmp_path / "two.h5", tmp_path / "one.h5")
+    assert not list(tmp_path.glob("*.parts"))
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, pytest.param(MPIRUN, marks=needs_mpirun)], ids=["torchrun", "mpirun"])
+def test_ranks_of_launchers_share_batches(launcher: list[str], plates: tuple[Path, Path], tmp_path: Path) -> None:
+    ensemble, store = plates
+    predict_to_file(ensemble, store, tmp_path / "one.h5", batch=BatchSettings(max_graphs=4))
+    finish(started(ensemble, store, tmp_path / "two.h5", "--graph-ranks", 2, launcher=launcher))
+    assert_equal(tmp_path / "two.h5", tmp_path / "one.h5")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_resumed_to_the_same_bits(rank: int, plates: tuple[Path, Path], tmp_path: Path) -> None:
+    ensemble, store = plates
+    options = ("--graph-ranks", 2, "--max-graphs", 1)
+    for process in steps(ensemble, store, tmp_path / "whole.h5", *options):
+        finish(process)
+    faulty = ("--faulty-rank", rank, "--after", 5, "--at", "shared")
+    processes = steps(ensemble, store, tmp_path / "out.h5", *options, *faulty)
+    for process in processes:
+        process.communicate(timeout=300)
+    assert processes[rank].returncode == -signal.SIGKILL
+    assert processes[1 - rank].returncode not in (0, -signal.SIGKILL)
+    assert finished_units(tmp_path / "out.h5.parts")
+    with pytest.raises(InputError, match="another number of graph ranks"):
+        predict_to_file(ensemble, store, tmp_path / "out.h5", batch=BatchSettings(max_graphs=1), resume=True)
+    outputs = [finish(process) for process in steps(ensemble, store, tmp_path / "out.h5", *options, "--resume")]
+    assert counts("".join(outputs))["units_resumed"]
+    assert_same(tmp_path / "out.h5", tmp_path / "whole.h5")
+
+
+def test_members_whose_graphs_cannot_be_shared_are_refused(alloys: tuple[Path, Path], tmp_path: Path) -> None:
+    config = json.loads((alloys[0].parent / "schnet" / "config.json").read_text())
+    config["model"] = {"kind": "dimenet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6, "cutoff": 3.0}
+    config["train"]["epochs"] = 1
+    assert train(RunConfig.parse(config), tmp_path / "angles").status == "finished"
+    processes = steps(tmp_path / "angles", alloys[1], tmp_path / "out.h5", "--graph-ranks", 2)
+    assert "consecutive edges" in finish(processes[0], code=2)
+    finish(processes[1], code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["angles"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"graph_ranks": 2}, "does not divide the 1 ranks"),
+        ({"graph_ranks": 0}, "a whole number from 1"),
+        ({"graph_ranks": 2, "workers": 2}, "not --workers"),
+    ],
+)
+def test_odd_ranks_are_refused(options: dict[str, int], words: str, plates: tuple[Path, Path], tmp_path: Path) -> None:
+    refused(words, predict_to_file, *plates, tmp_path / "out.h5", **options)
+    assert not list(tmp_path.iterdir())

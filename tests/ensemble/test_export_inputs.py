@@ -1,6 +1,7 @@
-"""Exported programs have the calculator's numbers for every form of an input, or refuse it."""
+"""Exported programs and torch-sim's model have the calculator's numbers for every form of an input, or refuse it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -13,9 +14,12 @@ from ase.build import bulk
 from torch import Tensor
 from vesin import NeighborList
 
-from hydragnn.base.errors import InputError
-from hydragnn.ensemble import calculator, package_calculator
-from tests.ensemble.conftest import export
+from hydragnn.base.errors import MissingPackageError
+from hydragnn.ensemble import OutsideDomain, calculator, package_calculator, torch_sim_model
+from hydragnn.graphs.atomic import neighbour_list
+from hydragnn.graphs.many_skins import ManySkins
+from hydragnn.graphs.search import completed_cell
+from tests.ensemble.conftest import export, refused
 from tests.once import shared
 
 Inputs = list[Tensor]
@@ -40,18 +44,13 @@ def columns(tensor: Tensor) -> Tensor:
     return tensor.permute(axes).contiguous().permute(axes)
 
 
+TYPES = (torch.float32, torch.float16, torch.int32, torch.uint8, torch.complex128, torch.float64, torch.int64)
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda tensor: tensor,
     "spread": spread,
     "window": window,
     "columns": columns,
-    "float32": lambda tensor: tensor.to(torch.float32),
-    "float16": lambda tensor: tensor.to(torch.float16),
-    "int32": lambda tensor: tensor.to(torch.int32),
-    "uint8": lambda tensor: tensor.to(torch.uint8),
-    "complex128": lambda tensor: tensor.to(torch.complex128),
-    "float64": lambda tensor: tensor.to(torch.float64),
-    "int64": lambda tensor: tensor.to(torch.int64),
+    **{str(dtype).removeprefix("torch."): partial(Tensor.to, dtype=dtype) for dtype in TYPES},
     "one short": lambda tensor: tensor[:-1],
     "nothing": lambda tensor: tensor[:0],
     "flat": lambda tensor: tensor.flatten(),
@@ -66,13 +65,11 @@ def structures() -> dict[str, Atoms]:
     crystal = bulk("Cu", cubic=True)
     crystal.positions += 0.1 * np.random.default_rng(1).normal(size=crystal.positions.shape)
     some = {"crystal": crystal}
-    for name, periodic in {"slab": (1, 1, 0), "wire": (0, 0, 1), "cluster": (0, 0, 0)}.items():
+    for name, periodic in {"slab": (1, 1, 0), "wire": (0, 0, 1), "cluster": (0, 0, 0), "far away": (1, 1, 1)}.items():
         some[name] = crystal.copy()
         some[name].pbc = periodic
-    some["alone"] = Atoms("Cu", [[1.0, 2.0, 3.0]])
-    some["one in a crystal"] = bulk("Cu")
-    some["far away"] = crystal.copy()
     some["far away"].positions += 40.0
+    some |= {"alone": Atoms("Cu", [[1.0, 2.0, 3.0]]), "one in a crystal": bulk("Cu")}
     return some
 
 
@@ -123,21 +120,26 @@ def answer(program: Program, inputs: Inputs) -> list[np.ndarray] | None:
         return None
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_any_form_of_an_input_has_the_calculators_numbers_or_is_refused(
-    form: str, program: Program, strained: tuple[Path, Atoms]
-) -> None:
-    potential = calculator(strained[0], outside="record")
+@pytest.fixture(scope="module")
+def right(strained: tuple[Path, Atoms]) -> dict[str, list[np.ndarray]]:
+    """Energy, forces and, of crystals, stress of the calculator."""
+    potential, numbers = calculator(strained[0], outside="record"), {}
     for name, atoms in structures().items():
         atoms.calc = potential
-        right = [np.array([atoms.get_potential_energy()]), atoms.get_forces()]
         stress = [atoms.get_stress(voigt=False)[None]] if atoms.pbc.all() else []
+        numbers[name] = [np.array([atoms.get_potential_energy()]), atoms.get_forces(), *stress]
+    return numbers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_form_is_computed_or_refused(form: str, program: Program, right: dict[str, list[np.ndarray]]) -> None:
+    for name, atoms in structures().items():
         for place, what in enumerate(NAMES):
             inputs = inputs_of(atoms)
             inputs[place] = FORMS[form](inputs[place])
             results = answer(program, inputs)
             assert results is not None or form not in SAME, f"{what} of {name} are refused"
-            for own, other in zip(results or (), right + stress):
+            for own, other in zip(results or (), right[name]):
                 np.testing.assert_allclose(own, other, atol=1e-6, err_msg=f"{what} of {name}")
 
 
@@ -165,20 +167,14 @@ def test_an_unknown_element_makes_all_results_of_its_structure_unknown(species: 
     for own, other, atoms in zip(results, alone, (1, 4, 1)):
         assert np.isnan(own[:atoms]).all()
         np.testing.assert_allclose(own[atoms:], other, atol=1e-9)
-
-
-def test_a_lone_atom_of_an_unknown_element_has_no_forces(program: Program) -> None:
-    inputs = inputs_of(structures()["alone"])
-    inputs[1] = torch.tensor([79])
-    results = answer(program, inputs)
-    assert results is not None and all(np.isnan(one).all() for one in results)
+    lone = inputs_of(structures()["alone"])
+    lone[1] = torch.tensor([79])
+    assert all(np.isnan(one).all() for one in answer(program, lone) or [np.zeros(1)])
 
 
 @pytest.mark.slow
 @without_compiler
-def test_a_package_is_a_calculator_of_ase_for_its_own_model_alone(
-    package: Path, strained: tuple[Path, Atoms], runs: list[Path]
-) -> None:
+def test_a_package_is_a_calculator_of_its_model(package: Path, strained: tuple[Path, Atoms], runs: list[Path]) -> None:
     fast, right = package_calculator(strained[0], package), calculator(strained[0], outside="record")
     for name, atoms in structures().items():
         for _ in range(2):  # with the neighbours that are kept
@@ -192,19 +188,14 @@ def test_a_package_is_a_calculator_of_ase_for_its_own_model_alone(
             atoms.positions += 0.01
     gold = bulk("Au", cubic=True)
     gold.calc = fast
-    with pytest.raises(InputError, match="elements that training did not hold"):
-        gold.get_potential_energy()
-    with pytest.raises(InputError, match="another model"):
-        package_calculator(runs[0], package)
-    with pytest.raises(InputError, match="does not exist; write it with"):
-        package_calculator(strained[0], package.with_name("none.pt2"))
+    refused("elements that training did not hold", gold.get_potential_energy)
+    refused("another model", package_calculator, runs[0], package)
+    refused("does not exist; write it with", package_calculator, strained[0], package.with_name("none.pt2"))
 
 
 @pytest.mark.parametrize("periodic", [(1, 1, 1), (1, 1, 0), (0, 1, 0), (0, 0, 0)])
 @pytest.mark.parametrize("form", ["as it is", "window", "columns", "float32"])
-def test_states_of_torch_sim_in_any_form_have_the_calculators_numbers(
-    form: str, periodic: tuple[int, ...], strained: tuple[Path, Atoms]
-) -> None:
+def test_states_of_torch_sim_have_any_form(form: str, periodic: tuple[int, ...], strained: tuple[Path, Atoms]) -> None:
     torch_sim = pytest.importorskip("torch_sim", reason="torch-sim is not installed")
     from hydragnn.ensemble import torch_sim_model
 
@@ -219,3 +210,117 @@ def test_states_of_torch_sim_in_any_form_have_the_calculators_numbers(
     results = model(state)
     assert results["energy"].item() == pytest.approx(atoms.get_potential_energy(), abs=1e-6)
     np.testing.assert_allclose(results["forces"], atoms.get_forces(), atol=1e-6)
+
+
+NEEDED = "torch-sim is not installed: pip install 'hydragnn-ensemble[simulation]'"
+
+
+def rattled(count: int, seed: int) -> list[Atoms]:
+    """Cells of one to eight atoms, some with an open side and some far from their origin."""
+    random = np.random.default_rng(seed)
+    structures = []
+    for number in range(count):
+        atoms = bulk("Cu", cubic=bool(number % 2)) * (1, 1, 1 + number % 3 // 2)
+        atoms.positions += 0.1 * random.normal(size=atoms.positions.shape)
+        atoms.pbc[2] = number % 4 != 3
+        atoms.positions += 60.0 * (number % 5 == 4)
+        structures.append(atoms)
+    return structures
+
+
+def moved_edges(skins: ManySkins, structures: list[Atoms]) -> list[tuple[int, int, float]]:
+    edges = skins(
+        torch.from_numpy(np.concatenate([atoms.positions for atoms in structures])),
+        torch.from_numpy(np.stack([atoms.cell.array for atoms in structures])),
+        torch.from_numpy(np.stack([atoms.pbc for atoms in structures])),
+        torch.tensor([len(atoms) for atoms in structures]),
+    )
+    senders, receivers = edges.topology.senders, edges.topology.receivers
+    lengths = (edges.positions[senders] + edges.shifts - edges.positions[receivers]).norm(dim=1)
+    return sorted(zip(senders.tolist(), receivers.tolist(), lengths.round(decimals=9).tolist()))
+
+
+@pytest.mark.parametrize("most", [None, 5])
+def test_many_lists_are_those_of_each_structure_while_atoms_and_cells_move(most: int | None) -> None:
+    structures, random, skins = rattled(9, seed=0), np.random.default_rng(1), ManySkins(4.0, most)
+    for step in range(12):
+        expected, first = [], 0
+        for atoms in structures:
+            cell = completed_cell(atoms.cell.array, atoms.pbc, "")
+            senders, receivers, images = neighbour_list(atoms.positions, cell, atoms.pbc, 4.0, most)
+            lengths = np.linalg.norm(atoms.positions[senders] + images @ cell - atoms.positions[receivers], axis=1)
+            expected += zip((senders + first).tolist(), (receivers + first).tolist(), lengths.tolist())
+            first += len(atoms)
+        found = moved_edges(skins, structures)
+        assert [one[:2] for one in found] == [one[:2] for one in sorted(expected)]
+        np.testing.assert_allclose([one[2] for one in found], [one[2] for one in sorted(expected)], atol=1e-8)
+        for number, atoms in enumerate(structures):
+            atoms.positions += 0.02 * random.normal(size=atoms.positions.shape) * (number < 4)
+            atoms.set_cell(atoms.cell.array * (1 + 0.004 * (number == 5)), scale_atoms=True)
+        structures = structures[1:] if step == 10 else structures
+    assert skins.searches < 9 + 8 + 30  # of 108
+
+
+def test_a_structure_that_is_impossible_is_named_by_its_number() -> None:
+    structures = rattled(3, seed=0)
+    structures[1].positions[1] = structures[1].positions[0] + 1e-5
+    refused(r"structure 1: nodes 0 and 1 are 1\.7e-05 apart", moved_edges, ManySkins(4.0), structures)
+    structures[2].positions[0, 0] = np.nan
+    refused("structure 2 has positions that are not finite", moved_edges, ManySkins(4.0), structures)
+
+
+def test_all_structures_have_the_calculators_energies_forces_and_stress(strained: tuple[Path, Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    model, potential = torch_sim_model(strained[0]), calculator(strained[0], outside="record")
+    structures = [atoms for atoms in rattled(9, seed=2) if atoms.pbc.all()]
+    results = model(torch_sim.initialize_state(structures, model.device, model.dtype))
+    assert (model.compute_forces, model.compute_stress) == (True, True)
+    first = 0
+    for number, atoms in enumerate(structures):
+        atoms.calc = potential
+        own = slice(first, first := first + len(atoms))
+        assert results["energy"][number].item() == pytest.approx(atoms.get_potential_energy(), rel=1e-9)
+        np.testing.assert_allclose(results["forces"][own], atoms.get_forces(), atol=1e-9)
+        np.testing.assert_allclose(results["stress"][number], atoms.get_stress(voigt=False), atol=1e-9)
+        np.testing.assert_allclose(results["forces_std"][own], potential.results["forces_std"], atol=1e-9)
+        assert results["domain_score"][number].item() == pytest.approx(potential.results["domain_score"])
+        assert model.domain[number] == potential.results["domain"]
+
+
+def test_clusters_are_relaxed_at_once_as_one_after_the_other(ensemble: Path, frames: list[Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    from ase.optimize import FIRE
+
+    model, potential, energies = torch_sim_model(ensemble, outside="record"), calculator(ensemble, outside="record"), []
+    for frame in frames[:4]:
+        atoms = frame.copy()
+        atoms.calc = potential
+        FIRE(atoms, logfile=None).run(1e-9, 6)
+        energies.append(atoms.get_potential_energy())
+    state = torch_sim.initialize_state([frame.copy() for frame in frames[:4]], model.device, model.dtype)
+    state.pbc = False
+    start, step = torch_sim.optimizers.fire(model, md_flavor="ase_fire")
+    fire = start(state)
+    for _ in range(6):
+        fire = step(fire)
+    np.testing.assert_allclose(fire.energy, energies, rtol=1e-6)
+
+
+def test_a_state_outside_the_training_domain_stops_by_name(ensemble: Path, frames: list[Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    far = frames[1].copy()
+    far.positions *= 0.6
+    model = torch_sim_model(ensemble, outside="stop")
+    state = torch_sim.initialize_state([frames[0].copy(), far], model.device, model.dtype)
+    with pytest.raises(OutsideDomain, match="structure 1: "):
+        model(state)
+
+
+def test_models_that_read_more_than_states_hold_and_a_missing_package_get_a_sentence(
+    charged: tuple[Path, Atoms], ensemble: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch_sim", reason=NEEDED)
+    refused("reads charge, tags beside elements and positions", torch_sim_model, charged[0])
+    monkeypatch.setattr("hydragnn.ensemble.exporting.package_calculator.find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"hydragnn-ensemble\[simulation\]"):
+        torch_sim_model(ensemble)

@@ -1,6 +1,7 @@
 """Exported files give the calculator's numbers, in processes without this project, or end with a sentence."""
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -9,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,13 +18,13 @@ from ase import Atoms
 from ase.build import bulk
 
 import hydragnn
-from hydragnn.base.errors import InputError, MissingPackageError
 from hydragnn.ensemble import calculator
-from tests.ensemble.conftest import export
+from hydragnn.ensemble.exporting import export as exporting
+from tests.ensemble.conftest import calculating, export, refused
+from tests.forked import SERVER
 from tests.once import shared
 
 OUTSIDE = Path(__file__).with_name("exporting.py")
-NEEDED = "pip install 'hydragnn-ensemble[simulation]'"
 
 
 @shared
@@ -37,26 +39,24 @@ def structures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ato
     some.append(bulk("Cu", cubic=False))
     some[-1].set_cell(some[-1].cell.standard_form()[0], scale_atoms=True)
     path = tmp_path_factory.mktemp("structures") / "structures.npz"
-    columns = {
-        f"{number} {key}": value
-        for number, atoms in enumerate(some)
-        for key, value in {
-            "positions": atoms.positions,
-            "numbers": atoms.numbers,
-            "cell": atoms.cell.array,
-            "pbc": atoms.pbc,
-        }.items()
-    }
+    columns = {}
+    for number, atoms in enumerate(some):
+        columns |= {f"{number} {key}": np.array(getattr(atoms, key)) for key in ("positions", "numbers", "cell", "pbc")}
     np.savez(path, **columns)
     return path, some
+
+
+def output_of(*words: object, ranks: int = 1, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a process of Python prints, alone or under mpirun."""
+    launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=300)
 
 
 def ran(what: str, file: Path, structures: Path, *more: str, ranks: int = 1) -> dict[str, Any]:
     """Results of a file in another process."""
     out = file.with_name(f"results {ranks} {' '.join(more)}.npz")
-    command = [sys.executable, str(OUTSIDE), what, str(file), str(structures), str(out), *more]
-    launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
-    result = subprocess.run([*launcher, *command], capture_output=True, text=True, check=False, cwd=file.parent)
+    result = output_of(OUTSIDE, what, file, structures, out, *more, ranks=ranks, folder=file.parent)
     assert result.returncode == 0, result.stderr[-2000:]
     return dict(np.load(out))
 
@@ -83,32 +83,32 @@ def test_a_program_of_torch_has_the_calculators_numbers_for_all_sizes_without_th
         np.testing.assert_allclose(results[f"all {name}"], np.concatenate(alone), atol=1e-12)
     facts = json.loads(str(results["facts"]))
     assert stated == {"out": str(file), "to": "torch", **facts}
-    with pytest.raises(InputError, match=r"potential\.pt2 exists already; choose another --out"):
-        hydragnn.export(strained[0], file)
+    refused(r"potential\.pt2 exists already; choose another --out", hydragnn.export, strained[0], file)
 
 
-@pytest.mark.parametrize(("to", "name"), [("torch", "potential.pt2"), ("lammps", "potential")])
-def test_an_export_that_the_disk_cannot_hold_ends_with_a_sentence_and_leaves_nothing(
-    to: str, name: str, strained: tuple[Path, Atoms], tmp_path: Path
-) -> None:
-    command = [sys.executable, "-B", "-m", "hydragnn.scripts", "export", str(strained[0]), "--to", to, "--out", name]
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-    )
-    assert result.returncode == 2, result.stderr[-2000:]
-    assert f"cannot write {name}: File too large; free space" in result.stderr
-    assert not [*tmp_path.iterdir()]
+def _export_without_room(model: Path, folder: Path) -> None:
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    ensemble = hydragnn.load(model)
+    program = exporting.program_of(exporting.PlainPotential(ensemble, exporting.facts_of(ensemble)).eval())
+    exporting.program_of = lambda potential: program
+    for to, name in (("torch", "potential.pt2"), ("lammps", "potential")):
+        refused(f"cannot write {name}: File too large; free space", hydragnn.export, ensemble, Path(name), to=to)
+
+
+def test_an_export_on_a_full_disk_leaves_nothing(strained: tuple[Path, Atoms], tmp_path: Path) -> None:
+    process = SERVER.Process(target=_export_without_room, args=(strained[0], tmp_path))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0 and not [*tmp_path.iterdir()]
 
 
 def test_a_model_of_metatomic_has_the_calculators_numbers(
     strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], tmp_path: Path
 ) -> None:
-    pytest.importorskip("metatomic.torch", reason=f"metatomic is not installed: {NEEDED}")
+    pytest.importorskip(
+        "metatomic.torch", reason="metatomic is not installed: pip install 'hydragnn-ensemble[simulation]'"
+    )
     path, some = structures
     export(strained[0], "metatomic", tmp_path / "m.pt")
     check_same(ran("metatomic", tmp_path / "m.pt", path), strained[0], some, list(range(len(some))), 1e-9)
@@ -125,8 +125,7 @@ def test_lammps_has_the_calculators_numbers_and_moves_atoms_as_ase_does(
     from ase import units as of_ase
     from ase.md.verlet import VelocityVerlet
 
-    atoms = some[4].copy()
-    atoms.calc = calculator(strained[0], outside="record")
+    atoms = calculating(some[4], strained[0], outside="record")
     atoms.set_masses([63.546] * len(atoms))
     atoms.set_velocities(results["4 velocities"] / of_ase.fs)
     before = atoms.get_total_energy()
@@ -136,36 +135,36 @@ def test_lammps_has_the_calculators_numbers_and_moves_atoms_as_ase_does(
     assert results["4 drift"] == pytest.approx(drift, abs=1e-7)
 
 
+REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
+    ("strained", "out.pt2", "onnx", {}, "'onnx' is no format"),
+    (
+        "charged",
+        "out.pt2",
+        "torch",
+        {},
+        r"reads charge, tags beside elements and positions, which exports do not carry",
+    ),
+    ("strained", "out.pt", "torch", {}, r"let the name of a program of torch\.export end in \.pt2"),
+    ("strained", "out.pt2", "lammps", {}, "let the name of a folder for LAMMPS end in no suffix"),
+    ("nothing", "out.pt2", "torch", {}, "neither a campaign, an ensemble nor a run"),
+    ("strained", "out", "lammps", {"dim": 2}, "does not read atoms in three dimensions"),
+    ("strained", "out.pt2", "torch", {"targets": ()}, "the ensemble predicts no energy"),
+    ("strained", "out.pt", "metatomic", {}, r"hydragnn-ensemble\[simulation\]"),
+]
+"""Model, file, format, changes of the manifest, and words."""
+
+
+@pytest.mark.parametrize(("which", "name", "to", "changes", "words"), REFUSED)
 def test_models_that_a_format_cannot_carry_get_one_sentence(
-    strained: tuple[Path, Atoms],
-    charged: tuple[Path, Atoms],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    which: str, name: str, to: str, changes: dict[str, Any], words: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out.pt2"
-    with pytest.raises(InputError, match="'onnx' is no format"):
-        hydragnn.export(strained[0], out, to="onnx")
-    with pytest.raises(
-        InputError, match=r"reads charge, tags beside elements and positions, which exports do not carry"
-    ):
-        hydragnn.export(charged[0], out)
-    with pytest.raises(InputError, match=r"let the name of a program of torch\.export end in \.pt2"):
-        hydragnn.export(strained[0], tmp_path / "out.pt")
-    with pytest.raises(InputError, match="let the name of a folder for LAMMPS end in no suffix"):
-        hydragnn.export(strained[0], out, to="lammps")
-    with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
-        hydragnn.export(tmp_path, out)
-    other = hydragnn.load(strained[0])
-    other.manifest = replace(other.manifest, dim=2)
-    with pytest.raises(InputError, match="does not read atoms in three dimensions"):
-        hydragnn.export(other, tmp_path / "out", to="lammps")
-    other.manifest = replace(hydragnn.load(strained[0]).manifest, targets=())
-    with pytest.raises(InputError, match="the ensemble predicts no energy"):
-        hydragnn.export(other, out)
-    monkeypatch.setattr("hydragnn.ensemble.exporting.export.find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"hydragnn-ensemble\[simulation\]"):
-        hydragnn.export(strained[0], tmp_path / "out.pt", to="metatomic")
-    assert not list(tmp_path.glob("*out*"))
+    model: Any = tmp_path if which == "nothing" else request.getfixturevalue(which)[0]
+    if changes:
+        model = hydragnn.load(model)
+        model.manifest = replace(model.manifest, **changes)
+    with patch.object(exporting, "find_spec", lambda name: None):
+        refused(words, hydragnn.export, model, tmp_path / name, to=to)
+    assert not list(tmp_path.iterdir())
 
 
 SCRIPT = Path(__file__).with_name("lammps_runs.py")
@@ -174,16 +173,13 @@ SCRIPT = Path(__file__).with_name("lammps_runs.py")
 @pytest.fixture(scope="module")
 def answers(driven: Path) -> dict[str, dict[str, Any]]:
     """Answers of all inputs by name."""
-    command = [sys.executable, str(SCRIPT), str(driven)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=driven.parent)
+    result = output_of(SCRIPT, driven, folder=driven.parent)
     assert result.returncode == 0, result.stderr[-2000:]
     rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return {row["name"]: row for row in rows}
 
 
-def test_every_input_has_the_numbers_of_the_plain_one_or_ends_with_its_sentence(
-    answers: dict[str, dict[str, Any]],
-) -> None:
+def test_every_input_has_the_plain_numbers_or_its_sentence(answers: dict[str, dict[str, Any]]) -> None:
     plain = answers["plain"]
     for name, answer in answers.items():
         code, words = answer["expected"]
@@ -201,25 +197,12 @@ def test_every_input_has_the_numbers_of_the_plain_one_or_ends_with_its_sentence(
                 assert own == pytest.approx(other, abs=1e-5), name
 
 
-def on_ranks(driven: Path, ranks: int, what: str) -> tuple[int, str, float]:
-    """Exit code, output and end of a run under mpirun."""
-    launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks), sys.executable]
-    result = subprocess.run(
-        [*launcher, str(SCRIPT), str(driven), "ranks", what],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=driven.parent,
-        timeout=180,
-    )
-    return result.returncode, result.stdout + result.stderr, time.time()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "what"), [(1, "first"), (2, "first"), (2, "last"), (3, "first"), (3, "last")])
 def test_an_error_of_one_rank_ends_all(ranks: int, what: str, driven: Path) -> None:
-    code, text, end = on_ranks(driven, ranks, what)
-    assert code != 0
+    result = output_of(SCRIPT, driven, "ranks", what, ranks=ranks, folder=driven.parent)
+    text, end = result.stdout + result.stderr, time.time()
+    assert result.returncode != 0
     sentences = re.findall("error: the potential failed at step [56]: .*there is no room", text)
     assert len(sentences) == 1, text
     raised = re.search(r"raised at ([\d.]+)", text)
@@ -230,9 +213,9 @@ def test_an_error_of_one_rank_ends_all(ranks: int, what: str, driven: Path) -> N
 def test_ids_near_two_billions_and_ranks_without_atoms_have_the_numbers_of_one_rank(driven: Path) -> None:
     energies = []
     for ranks, what in ((1, "few"), (1, "ids"), (3, "ids")):
-        code, text, _ = on_ranks(driven, ranks, what)
-        assert code == 0, text
-        found = re.search(r"energy (\S+) of (\S+)", text)
+        result = output_of(SCRIPT, driven, "ranks", what, ranks=ranks, folder=driven.parent)
+        assert result.returncode == 0, result.stderr
+        found = re.search(r"energy (\S+) of (\S+)", result.stdout)
         assert found and float(found.group(1)) == pytest.approx(float(found.group(2)), abs=1e-9)
         energies.append(float(found.group(1)))
     assert energies[1:] == pytest.approx(energies[:1] * 2, abs=1e-8)
