@@ -13,7 +13,7 @@ from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.ops import random_graph
 from hydragnn.kernels.pointwise import ended, measured
 from hydragnn.kernels.triton.launch import launched_by
-from tests.hydragnn.training.launches import Counting
+from tests.hydragnn.training.recorder import Counting
 
 GRAPHS = {"random": random_graph(7, 3)}
 WITH_TOPOLOGY = [

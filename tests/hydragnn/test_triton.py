@@ -17,7 +17,7 @@ from hydragnn.kernels.triton import sums as triton_sums
 from hydragnn.kernels.triton.tiles import TILES, tile_shape
 from tests.forked import Forked
 from tests.hydragnn.op_checks import OPS, OpErrors, case_graphs, parts_of
-from tests.hydragnn.training.launches import launches_of
+from tests.hydragnn.training.recorder import launches_of
 from tests.hydragnn.triton_interpreted import ROOTS, STRIDED
 
 JITTED = [

@@ -1,38 +1,43 @@
 """Small graphs, configurations and comparisons for the tests of training."""
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
 from safetensors.torch import load_file
 
 from hydragnn.base.files import digest
 from hydragnn.base.settings import with_value
-from hydragnn.config import AnyConfig, RunConfig
+from hydragnn.config import AnyConfig, BranchedConfig, RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.distributed import Ranks
+from hydragnn.graphs import Field
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import DevicePlacement
 from tests.forked import Forked
+from tests.hydragnn.training.worker import clusters
 from tests.once import made_once, shared
 
-Configs = Callable[..., RunConfig]
 Trained = Callable[..., RunRecord]
 RunOnce = Callable[..., Path]
 Process = subprocess.Popen[str] | Forked
-Launch = Callable[..., Process]
 
 WORKER = Path(__file__).with_name("worker.py")
 GEOMETRIC: dict[str, Any] = {"hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0}
@@ -68,6 +73,9 @@ WITHOUT_FORCES = [
     {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]},
     CHARGE,
 ]
+ENERGY_FIELD = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
+FORCES_FIELD = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
+STORE = clusters(40)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", sys.executable]
 needs_mpirun = pytest.mark.skipif(not Path(MPIRUN[0]).exists(), reason="no mpirun beside this Python; install mpich")
@@ -94,11 +102,55 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def start_process(words: list[str], environment: dict[str, str], launcher: list[str] | None = None) -> Process:
+    """Start Python with these words, alone or behind a launcher command."""
+    if launcher is None:
+        return Forked(words, environment)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([*launcher, *words], env=environment, start_new_session=True, **pipes)
+
+
+def job_step(rank: int, ranks: int = 2) -> dict[str, str]:
+    """Return the variables of a rank of a job step of Slurm."""
+    size = {"SLURM_STEP_NUM_TASKS": str(ranks), "SLURM_PROCID": str(rank)}
+    return {"SLURM_JOB_ID": "79", "SLURM_STEP_ID": "0", **size}
+
+
+def wait_for(path: Path, process: Process) -> None:
+    """Wait until a process has written a file, or has ended."""
+    while process.poll() is None and not path.exists():
+        time.sleep(0.01)
+
+
 def finish(*processes: Process, code: int = 0) -> str:
     """Return the output of processes, which must end with this code."""
     outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [code] * len(processes), outputs
     return "".join(outputs)
+
+
+def branched(config: RunConfig, heads: Mapping[str, list[dict[str, Any]]], /, **changes: Any) -> BranchedConfig:
+    """Return the configuration of branches that differ in their heads; ``changes`` are those of ``make_config``."""
+    table = config.to_json()
+    own = {key: table.pop(key) for key in ("data", "split", "heads")}
+    table["branches"] = [{"name": name, **own, "heads": one} for name, one in heads.items()]
+    table = json.loads(json.dumps(table))
+    for path, value in changes.items():
+        with_value(table, path.replace("__", "."), value)
+    return BranchedConfig.parse(table)
+
+
+def crystal(
+    seed: int | np.random.Generator, symbols: str = "Cu", *, lattice: float | None = None, rattle: float = 0.1
+) -> Atoms:
+    """Return a rattled cubic cell of one or two elements with labels of EMT."""
+    atoms, kinds = bulk("Cu", "fcc", a=lattice, cubic=True), symbols.split("-")
+    atoms.symbols[:] = [kinds[position % len(kinds)] for position in range(4)]
+    atoms.rattle(rattle, rng=np.random.RandomState(seed) if isinstance(seed, int) else seed)
+    atoms.calc = EMT()
+    labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces(), "stress": atoms.get_stress()}
+    atoms.calc = SinglePointCalculator(atoms, **labels)
+    return atoms
 
 
 def assert_same_curves(one: RunRecord, other: RunRecord, rel: float = 1e-6, absolute: float = 1e-12) -> None:
@@ -132,77 +184,51 @@ def bits(run: Path) -> dict[str, bytes]:
     return {"model": model, **{name: value.numpy().tobytes() for name, value in tensors.items()}}
 
 
-class At:
-    """A progress display that does something once a run has come to a moment."""
+def at(moment: float, action: Callable[[], object]) -> Any:
+    """Return a progress display that does something once a run has come to a moment."""
+    progress = Mock()
 
-    def __init__(self, moment: float, action: Callable[[], object]) -> None:
-        self.moment, self.action = moment, action
+    def step(epochs: float, *_: Any) -> None:
+        if moment <= epochs and not progress.done.called:
+            progress.done()
+            action()
 
-    def begin(self, epochs: float, total: int) -> None: ...
-
-    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
-        if self.moment <= epochs:
-            self.moment = 1e9
-            self.action()
-
-    def epoch(self, number: int, values: dict[str, float | None]) -> None: ...
-
-    def end(self, sentence: str) -> None: ...
+    progress.step = step
+    return progress
 
 
-def signal_at(moment: float, number: signal.Signals) -> At:
+def signal_at(moment: float, number: signal.Signals) -> Any:
     """Return a progress display that sends this process a signal when a run has come to a moment."""
-    return At(moment, lambda: signal.raise_signal(number))
-
-
-@pytest.fixture(scope="session")
-def material() -> ModuleType:
-    """The worker script as a module."""
-    spec = importlib.util.spec_from_file_location("training_worker", WORKER)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def store(material: ModuleType) -> MemoryStore:
-    """Forty clusters."""
-    return material.clusters(40)
+    return at(moment, lambda: signal.raise_signal(number))
 
 
 @shared
-def stored(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The clusters on disk, for reading only."""
-    return written(tmp_path_factory.mktemp("stored") / "clusters.h5", store)
+    return written(tmp_path_factory.mktemp("stored") / "clusters.h5", STORE)
+
+
+def make_config(model: str = "schnet", heads: list[dict[str, Any]] | None = None, **changes: Any) -> RunConfig:
+    """Return a configuration; keyword arguments with __ for . change it (train__epochs=3)."""
+    table: dict[str, Any] = {
+        "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
+        "split": {"train": 0.7, "valid": 0.2},
+        "batch": {"max_graphs": 6},
+        "model": {"kind": model, **MODELS[model]},
+        "heads": heads or [ENERGY, CHARGE],
+        "train": {"epochs": 3, "learning_rate": 0.005, "precision": "fp64", "checkpoint_seconds": 0},
+    }
+    table = json.loads(json.dumps(table))
+    for path, value in changes.items():
+        with_value(table, path.replace("__", "."), value)
+    return RunConfig.parse(table)
 
 
 @pytest.fixture(scope="session")
-def make_config() -> Configs:
-    """Makes a configuration; keyword arguments with __ for . change it (train__epochs=3)."""
-
-    def make(model: str = "schnet", heads: list[dict[str, Any]] | None = None, **changes: Any) -> RunConfig:
-        table: dict[str, Any] = {
-            "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
-            "split": {"train": 0.7, "valid": 0.2},
-            "batch": {"max_graphs": 6},
-            "model": {"kind": model, **MODELS[model]},
-            "heads": heads or [ENERGY, CHARGE],
-            "train": {"epochs": 3, "learning_rate": 0.005, "precision": "fp64", "checkpoint_seconds": 0},
-        }
-        table = json.loads(json.dumps(table))
-        for path, value in changes.items():
-            with_value(table, path.replace("__", "."), value)
-        return RunConfig.parse(table)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def run_once(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
     """Trains a configuration to its end, once for all tests; gives the run's folder, for reading only."""
 
-    def run(config: AnyConfig, graphs: MemoryStore = store) -> Path:
+    def run(config: AnyConfig, graphs: MemoryStore = STORE) -> Path:
         def make() -> Path:
             train(config, folder := tmp_path_factory.mktemp("once") / "run", store=graphs)
             return folder
@@ -213,7 +239,7 @@ def run_once(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Ru
 
 
 @pytest.fixture
-def trained(store: MemoryStore, make_config: Configs, tmp_path: Path) -> Trained:
+def trained(tmp_path: Path) -> Trained:
     """Trains a run in a folder of this name; after that come a configuration, or the arguments of ``make_config``.
 
     Keyword arguments with __ change the configuration, others are those of ``train``.
@@ -224,58 +250,30 @@ def trained(store: MemoryStore, make_config: Configs, tmp_path: Path) -> Trained
     ) -> RunRecord:
         changes = {key: options.pop(key) for key in [*options] if "__" in key}
         config = make_config(model, heads, **changes) if isinstance(model, str) else model
-        return train(config, tmp_path / name, **{"store": store, **options})
+        return train(config, tmp_path / name, **{"store": STORE, **options})
 
     return run
 
 
-@pytest.fixture(scope="session")
-def environment(root: Path) -> dict[str, str]:
-    """The environment of a process that finds the checkout and runs on one thread."""
-    return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+def environment() -> dict[str, str]:
+    """Return the environment of a process that finds the checkout and runs on one thread."""
+    return {**os.environ, "PYTHONPATH": str(WORKER.parents[3]), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="session")
-def launch(environment: dict[str, str]) -> Launch:
-    """Starts the worker for runs (folder: configuration), alone or behind a launcher command."""
-
-    def start(
-        runs: Mapping[Path, AnyConfig], *options: str, launcher: list[str] | None = None, **variables: str
-    ) -> Process:
-        arguments: list[str] = []
-        for out, config in runs.items():
-            path = out.with_name(f"{out.name}.json")
-            text = json.dumps(config.to_json())
-            if not path.exists() or path.read_text() != text:  # another rank may be reading it
-                path.write_text(text)
-            arguments += [str(out), str(path)]
-        words, variables = [str(WORKER), *arguments, *options], {**environment, **variables}
-        if launcher is None:
-            return Forked(words, variables)
-        return subprocess.Popen(
-            [*launcher, *words],
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    return start
+def launch(
+    runs: Mapping[Path, AnyConfig], *options: str, launcher: list[str] | None = None, **variables: str
+) -> Process:
+    """Start the worker for runs (folder: configuration), alone or behind a launcher command."""
+    arguments: list[str] = []
+    for out, config in runs.items():
+        path = out.with_name(f"{out.name}.json")
+        text = json.dumps(config.to_json())
+        if not path.exists() or path.read_text() != text:  # another rank may be reading it
+            path.write_text(text)
+        arguments += [str(out), str(path)]
+    return start_process([str(WORKER), *arguments, *options], {**environment(), **variables}, launcher)
 
 
-@pytest.fixture(scope="session")
-def start_ranks(launch: Launch) -> Callable[..., list[Process]]:
-    """Starts ranks of a job step, which train runs (folder: configuration) one after the other."""
-
-    def start(runs: Mapping[Path, AnyConfig], ranks: int, *options: str) -> list[Process]:
-        step = {"SLURM_JOB_ID": "79", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(ranks)}
-        return [launch(runs, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
-
-    return start
-
-
-@pytest.fixture(scope="session")
-def train_on_ranks(start_ranks: Callable[..., list[Process]]) -> Callable[..., str]:
-    """Trains runs to the end on so many ranks of a job step."""
-    return lambda runs, ranks, *options: finish(*start_ranks(runs, ranks, *options))
+def start_ranks(runs: Mapping[Path, AnyConfig], ranks: int, *options: str) -> list[Process]:
+    """Start ranks of a job step, which train runs (folder: configuration) one after the other."""
+    return [launch(runs, *options, **job_step(rank, ranks)) for rank in range(ranks)]

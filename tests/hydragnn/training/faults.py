@@ -24,9 +24,10 @@ def in_preparation() -> None:
     assembly.build_from_description = lambda *arguments, **options: torch.empty(TOO_MUCH)
 
 
-def in_a_step() -> None:
-    """The allocator refuses memory in the fifth step."""
-    after(loop, "loss_sums", 5, lambda: torch.empty(TOO_MUCH))
+def in_a_step_while_the_first_hangs() -> None:
+    """The allocator refuses memory in the fifth step, and the first rank does not notice, as in a collective on GPUs."""
+    hangs = this_launch().rank == 0
+    after(loop, "loss_sums", 5, lambda: time.sleep(60) if hangs else torch.empty(TOO_MUCH))
 
 
 def limited() -> None:
@@ -44,14 +45,6 @@ def limited() -> None:
                 size //= 2
 
     after(loop, "loss_sums", 3, limit)
-
-
-def in_a_step_while_the_first_hangs() -> None:
-    """As above, and the first rank does not notice, as in a collective on GPUs."""
-    if this_launch().rank == 0:
-        after(loop, "loss_sums", 5, lambda: time.sleep(60))
-    else:
-        in_a_step()
 
 
 def stopped() -> None:

@@ -1,10 +1,7 @@
 """Several data sets on one trunk: branches take turns by their weights, and each is normalised, judged and predicted by itself."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,54 +10,49 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
-from hydragnn.base.settings import with_value
-from hydragnn.config import BranchedConfig, RunConfig
+from hydragnn.config import BranchedConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.graphs.joining import concatenate
 from hydragnn.models import load_model
 from hydragnn.training.loop import take_step
-from tests.hydragnn.training.conftest import Trained, assembled
+from tests.hydragnn.training.conftest import (
+    CHARGE,
+    ENERGY,
+    ENERGY_FIELD,
+    STORE,
+    Trained,
+    assembled,
+    assert_same_end,
+    branched,
+    make_config,
+)
+from tests.hydragnn.training.worker import clusters
 
-Configs = Callable[..., BranchedConfig]
+
+def large_energies() -> MemoryStore:
+    """Twelve clusters whose energies are a thousand times as large and start elsewhere."""
+    graphs = clusters(12, seed=7).read(range(12))
+    return MemoryStore(graphs.with_fields({"energy": 1000.0 * graphs["energy"] + 77.0}))
 
 
-@pytest.fixture(scope="module")
-def stores(material: ModuleType) -> dict[str, MemoryStore]:
-    """Forty clusters, and twelve others whose energies are a thousand times as large and start elsewhere."""
-    small = material.clusters(12, seed=7)
-    graphs = small.read(range(len(small)))
-    other = graphs.with_fields({"energy": 1000.0 * graphs["energy"] + 77.0})
-    return {"metals": material.clusters(40), "oxides": MemoryStore(other)}
+STORES = {"metals": STORE, "oxides": large_energies()}
 
 
-@pytest.fixture(scope="module")
-def make(make_config: Callable[..., RunConfig]) -> Configs:
-    """Makes a configuration with two branches; keyword arguments with __ for . change it."""
-
-    def branched(model: str = "schnet", **changes: Any) -> BranchedConfig:
-        one = make_config(model).to_json()
-        own = {key: one.pop(key) for key in ("data", "split", "heads")}
-        oxides = {**own, "heads": [{"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}]}
-        table = {**one, "branches": [{"name": "metals", **own}, {"name": "oxides", **oxides}]}
-        table = json.loads(json.dumps(table))
-        for path, value in changes.items():
-            with_value(table, path.replace("__", "."), value)
-        return BranchedConfig.parse(table)
-
-    return branched
+def make(model: str = "schnet", **changes: Any) -> BranchedConfig:
+    """Return a configuration with two branches; keyword arguments with __ for . change it."""
+    oxides = [{"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}]
+    return branched(make_config(model), {"metals": [ENERGY, CHARGE], "oxides": oxides}, **changes)
 
 
 @pytest.mark.parametrize("model", ["painn", "pna"])
-def test_each_branch_learns_and_predicts_in_its_own_units(
-    model: str, stores: dict[str, MemoryStore], make: Configs, trained: Trained, tmp_path: Path
-) -> None:
-    record = trained("run", make(model, train__epochs=12), store=stores)
+def test_each_branch_learns_and_predicts_in_its_own_units(model: str, trained: Trained, tmp_path: Path) -> None:
+    record = trained("run", make(model, train__epochs=12), store=STORES)
     assert record.status == "finished"
     assert record.parts == {"train": 36, "valid": 11, "calibration": 0, "test": 5}
     assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "calibration": 0, "test": 1}
-    assert record.branches["oxides"].data_hash == stores["oxides"].fingerprint
+    assert record.branches["oxides"].data_hash == STORES["oxides"].fingerprint
     assert record.curves["valid/loss"][-1] < record.curves["valid/loss"][0]
-    for name, store in stores.items():
+    for name, store in STORES.items():
         model_of = load_model(tmp_path / "run" / "model", torch.float64, branch=name)
         batch = store.read(range(len(store)))
         actual = model_of.predict(batch)[f"energy@{name}"].mean
@@ -70,10 +62,8 @@ def test_each_branch_learns_and_predicts_in_its_own_units(
     assert "valid/energy@oxides/mae" in record.trivial
 
 
-def test_a_step_of_one_branch_leaves_the_heads_of_the_other_without_a_gradient(
-    stores: dict[str, MemoryStore], make: Configs
-) -> None:
-    run = assembled(make(train__weight_decay=0.0), stores)
+def test_a_step_of_one_branch_leaves_the_heads_of_the_other_without_a_gradient() -> None:
+    run = assembled(make(train__weight_decay=0.0), STORES)
     share = next(share for share in run.data.epoch(0) if share.branch == 1)
     called: list[str] = []
     for heads in run.state.model.heads[0]:
@@ -87,10 +77,8 @@ def test_a_step_of_one_branch_leaves_the_heads_of_the_other_without_a_gradient(
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0, 1.7, 2.0])
-def test_an_epoch_shows_the_graphs_of_a_branch_as_often_as_its_weight_says(
-    weight: float, stores: dict[str, MemoryStore], make: Configs
-) -> None:
-    run = assembled(make(branches__1__weight=weight, batch__max_graphs=2), stores)
+def test_an_epoch_shows_the_graphs_of_a_branch_as_often_as_its_weight_says(weight: float) -> None:
+    run = assembled(make(branches__1__weight=weight, batch__max_graphs=2), STORES)
     shown = [
         [part["energy"] for share in run.data.epoch(epoch) if share.branch == 1 for part in share.parts]
         for epoch in range(10)
@@ -100,20 +88,17 @@ def test_an_epoch_shows_the_graphs_of_a_branch_as_often_as_its_weight_says(
     times = values.unique(return_counts=True)[1]
     assert len(times) == 8 and set(times.tolist()) == {int(10 * weight)}  # whole passes: every graph equally often
     assert {share.branch for share in run.data.epoch(0)} == {0, 1}
-    again = [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
-    assert again == [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
-    assert again != sorted(again)  # they take turns
 
 
-def test_turns_of_branches_are_spread_evenly_over_the_epoch(stores: dict[str, MemoryStore], make: Configs) -> None:
-    run = assembled(make(batch__max_graphs=2), stores)
+def test_turns_of_branches_are_spread_evenly_over_the_epoch() -> None:
+    run = assembled(make(batch__max_graphs=2), STORES)
     turns = [run.data.turns(epoch) for epoch in range(20)]
     for one in turns:
         assert np.bincount(one).tolist() == [14, 4]
         between = np.diff(np.flatnonzero(one == 1)) - 1
         assert set(between.tolist()) <= {3, 4}  # 14 / 4 = 3.5 batches of the first data set between two of the second
     assert len({tuple(one.tolist()) for one in turns}) > 1  # the second's first batch comes earlier or later
-    equal = assembled(make(branches__1__weight=3.5, batch__max_graphs=2), stores).data
+    equal = assembled(make(branches__1__weight=3.5, batch__max_graphs=2), STORES).data
     for epoch in range(20):
         assert np.abs(np.diff(equal.turns(epoch))).tolist() == [1] * 27  # strictly one after the other
 
@@ -121,10 +106,8 @@ def test_turns_of_branches_are_spread_evenly_over_the_epoch(stores: dict[str, Me
 @pytest.mark.parametrize(
     "changes", [{}, {"branches__0__data__window": 16}, {"batch": {"max_graphs": 0, "max_nodes": 25}}]
 )
-def test_an_epoch_can_be_entered_at_any_step(
-    changes: dict[str, Any], stores: dict[str, MemoryStore], make: Configs
-) -> None:
-    run = assembled(make(branches__1__weight=1.5, **changes), stores)
+def test_an_epoch_can_be_entered_at_any_step(changes: dict[str, Any]) -> None:
+    run = assembled(make(branches__1__weight=1.5, **changes), STORES)
     for epoch in (0, 1):
         whole = list(run.data.epoch(epoch))
         assert len(whole) == run.data.steps(epoch)
@@ -135,27 +118,23 @@ def test_an_epoch_can_be_entered_at_any_step(
                 assert torch.equal(concatenate(one.parts)["energy"], concatenate(other.parts)["energy"])
 
 
-def test_a_run_in_segments_has_the_bits_of_one_in_one_go(
-    stores: dict[str, MemoryStore], make: Configs, trained: Trained, tmp_path: Path
-) -> None:
+def test_a_run_in_segments_has_the_bits_of_one_in_one_go(trained: Trained, tmp_path: Path) -> None:
     config = make(branches__1__weight=1.5)
-    whole = trained("whole", config, store=stores)
-    trained("parts", config, store=stores, until=1)
-    parts = trained("parts", config, store=stores, resume=True)
-    assert parts.curves == whole.curves
-    weights = [(tmp_path / name / "model" / "weights.safetensors").read_bytes() for name in ("whole", "parts")]
-    assert weights[0] == weights[1]
+    trained("whole", config, store=STORES)
+    trained("parts", config, store=STORES, until=1)
+    trained("parts", config, store=STORES, resume=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
     elsewhere = make(branches__1__weight=1.5, branches__0__data__store="moved.h5")
-    assert trained("parts", elsewhere, store=stores, resume=True).status == "finished"
+    assert trained("parts", elsewhere, store=STORES, resume=True).status == "finished"
     with pytest.raises(InputError, match="another configuration"):
-        trained("parts", make(branches__1__weight=2.0), store=stores, resume=True)
+        trained("parts", make(branches__1__weight=2.0), store=STORES, resume=True)
 
 
-def test_equal_inputs_look_equal_to_the_trunk_whatever_the_data_set(material: ModuleType, make: Configs) -> None:
+def test_equal_inputs_look_equal_to_the_trunk_whatever_the_data_set() -> None:
     def with_heat(count: int, seed: int, around: float) -> MemoryStore:
-        graphs = material.clusters(count, seed).read(range(count))
+        graphs = clusters(count, seed).read(range(count))
         heat = torch.full((count,), around, dtype=torch.float64) + torch.arange(count)
-        field = replace(material.FIELDS[1], name="heat", role="input", unit="K")
+        field = replace(ENERGY_FIELD, name="heat", role="input", unit="K")
         return MemoryStore(graphs.with_fields({"heat": heat}, fields=[field]))
 
     stores = {"metals": with_heat(20, 0, 300.0), "oxides": with_heat(20, 1, 900.0)}
@@ -182,14 +161,12 @@ UNREADABLE: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "words"), UNREADABLE)
-def test_what_one_trunk_cannot_read_is_refused_with_a_sentence(
-    key: str, value: Any, words: str, stores: dict[str, MemoryStore], make: Configs
-) -> None:
+def test_what_one_trunk_cannot_read_is_refused_with_a_sentence(key: str, value: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        assembled(make(**{f"branches__{key}": value}), stores)
+        assembled(make(**{f"branches__{key}": value}), STORES)
 
 
-def test_a_configuration_says_what_its_branches_are(make: Configs, make_config: Callable[..., RunConfig]) -> None:
+def test_a_configuration_says_what_its_branches_are() -> None:
     config = make()
     assert config.targets == ["energy@metals", "forces@metals", "charge@metals", "energy@oxides"]
     assert BranchedConfig.parse(config.to_json()) == config
@@ -207,10 +184,8 @@ def test_a_configuration_says_what_its_branches_are(make: Configs, make_config: 
             make(**changes)
 
 
-def test_a_model_with_branches_asks_for_one_of_them(
-    stores: dict[str, MemoryStore], make: Configs, trained: Trained, tmp_path: Path
-) -> None:
-    trained("run", make(), store=stores, until=1)
+def test_a_model_with_branches_asks_for_one_of_them(trained: Trained, tmp_path: Path) -> None:
+    trained("run", make(), store=STORES, until=1)
     model = tmp_path / "run" / "model"
     assert read_json(model / "model.json")["version"] == 3
     for branch, words in (("", "several branches, and none was named"), ("metal", "no branch metal")):

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
-from hydragnn.architectures import architecture_of
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, with_encodings
-from hydragnn.graphs.joining import concatenate
-from hydragnn.models import build_model, load_model, parse_head
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.models import load_model
 from hydragnn.record import read_record
-from tests.hydragnn.training.conftest import Trained
+from tests.hydragnn.training.conftest import Trained, make_config
 
 FIELDS = (
     Field(name="site", on="node", classes=2, dtype="int64"),
@@ -54,18 +51,12 @@ def pairs() -> MemoryStore:
     return MemoryStore(graphs)
 
 
-def config_for(inputs: list[str] | None = None, **model: Any) -> RunConfig:
-    """A small network without geometry; ``model`` are keys of its section."""
-    return RunConfig.parse(
-        {
-            "data": {"store": "in memory", "inputs": inputs},
-            "split": {"train": 0.7, "valid": 0.2},
-            "batch": {"max_graphs": 6},
-            "model": {"kind": "gin", "hidden_dim": 8, "num_layers": 2, **model},
-            "heads": [{"kind": "scalar", "field": "strength", "hidden_dims": [8]}],
-            "train": {"epochs": 30, "learning_rate": 0.01, "precision": "fp64", "checkpoint_seconds": 0},
-        }
-    )
+def config_for(kind: str = "gin", inputs: list[str] | None = None, **model: Any) -> RunConfig:
+    """Return the configuration of a small network; ``model`` are keys of its section."""
+    head = {"kind": "scalar", "field": "strength", "hidden_dims": [8]}
+    train = {"train__epochs": 12, "train__learning_rate": 0.03}
+    section = {f"model__{key}": value for key, value in model.items()}
+    return make_config(kind, [head], data__inputs=inputs, **train, **section)
 
 
 @pytest.mark.parametrize("conditioning", ["concat", "film", "pooled"])
@@ -96,31 +87,6 @@ def test_edge_fields_that_an_architecture_does_not_see_are_left_out_and_named_or
     record = trained("run", config_for(), store=pairs, until=1)
     assert record.unseen_inputs == read_record(tmp_path / "run").unseen_inputs == ["length"]
     assert load_model(tmp_path / "run" / "model").inputs == ("site", "material", "heat")
-    assert trained("seeing", config_for(kind="gatv2"), store=pairs, until=1).unseen_inputs == []
+    assert trained("seeing", config_for("gatv2"), store=pairs, until=1).unseen_inputs == []
     with pytest.raises(InputError, match="gin does not see edge features, so length would have no say"):
         trained("named", config_for(inputs=["site", "length"]), store=pairs)
-
-
-@pytest.mark.parametrize("kind", ["multihead", "linear"])
-def test_graphs_that_look_alike_to_neighbours_and_attention_are_told_apart_by_an_encoding(kind: str) -> None:
-    """Two triangles and a ring of six look alike to every node and its neighbours; random walks come home sooner in a triangle."""
-    rings = [ring(3, 2), ring(6, 1)]
-    table = {"kind": "gin", "hidden_dim": 8, "global_attention": {"kind": kind}}
-    settings = architecture_of("gin").Settings.parse(table)
-    target = Field(name="cycles", on="graph", role="target")
-
-    def answers(batch: GraphBatch, inputs: list[str] | None) -> Tensor:
-        head = parse_head({"kind": "scalar", "field": "cycles"})
-        fields = [*batch.fields.values(), target]
-        return build_model(settings, [head], fields, inputs=inputs, dim=2, seed=0)(batch)["cycles"].mean.detach()
-
-    blind = answers(concatenate(rings), [])
-    seeing = answers(with_encodings(concatenate(rings), {"random_walk_encoding": 4}), ["random_walk_encoding"])
-    assert torch.allclose(blind[0], blind[1], atol=1e-6)
-    assert not torch.allclose(seeing[0], seeing[1], atol=1e-4)
-
-
-def ring(size: int, copies: int) -> GraphBatch:
-    here = np.arange(size * copies)
-    there = here // size * size + (here + 1) % size
-    return graph_from_arrays(np.zeros((len(here), 2)), np.concatenate([here, there]), np.concatenate([there, here]))

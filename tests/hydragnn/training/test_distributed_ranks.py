@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,12 +13,13 @@ from hydragnn.record import read_record
 from tests.hydragnn.training.conftest import (
     MPIRUN,
     TORCHRUN,
-    Configs,
-    Launch,
     Trained,
     assert_same_curves,
     finish,
+    launch,
+    make_config,
     needs_mpirun,
+    wait_for,
 )
 
 
@@ -28,8 +28,6 @@ def test_ranks_of_every_launcher_meet_and_train_like_one_rank(
     launcher: str,
     request: pytest.FixtureRequest,
     trained: Trained,
-    make_config: Configs,
-    launch: Launch,
     tmp_path: Path,
 ) -> None:
     """A real Slurm has two nodes."""
@@ -45,9 +43,7 @@ def test_ranks_of_every_launcher_meet_and_train_like_one_rank(
 
 
 @needs_mpirun
-def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(
-    make_config: Configs, launch: Launch, tmp_path: Path
-) -> None:
+def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(tmp_path: Path) -> None:
     output = finish(launch({tmp_path / "run": make_config()}, PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4"), code=2)
     assert "the launcher started 4 ranks, but MPI sees 1" in output
     assert not (tmp_path / "run" / "record.json").exists()
@@ -105,13 +101,10 @@ def test_variables_that_no_launcher_writes_are_named(environment: dict[str, str]
         launch_from(environment)
 
 
-def test_a_lost_rank_is_recorded_as_such_and_the_run_goes_on_from_its_checkpoint(
-    trained: Trained, make_config: Configs, launch: Launch, tmp_path: Path
-) -> None:
+def test_a_lost_rank_is_recorded_and_the_run_goes_on_from_its_checkpoint(trained: Trained, tmp_path: Path) -> None:
     config, run = make_config(train__epochs=4000), tmp_path / "run"
     process = launch({run: config}, launcher=TORCHRUN)
-    while process.poll() is None and not (run / "checkpoints" / "latest.json").exists():
-        time.sleep(0.05)
+    wait_for(run / "checkpoints" / "latest.json", process)
     ranks = [child for child in psutil.Process(process.pid).children() if "worker.py" in " ".join(child.cmdline())]
     ranks[-1].kill()
     finish(process, code=1)

@@ -3,17 +3,14 @@
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import bulk
-from ase.calculators.emt import EMT
-from ase.calculators.singlepoint import SinglePointCalculator
 
 import hydragnn
 from hydragnn.base.errors import InputError, words_of
@@ -32,29 +29,16 @@ from hydragnn.runs.fine_tuning import rate_factors
 from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.start import StartSettings, folder_of
 from hydragnn.training.evaluate import evaluate
-from tests.hydragnn.training.conftest import assembled, written
+from tests.hydragnn.training.conftest import ENERGY_FIELD, FORCES_FIELD, assembled, crystal, written
 from tests.once import shared
 
 CUTOFF = 3.5
-ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
-FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
 HEAD = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
 MODEL = {"kind": "painn", "hidden_dim": 8, "num_layers": 3, "num_radial": 4, "cutoff": CUTOFF}
 
 
-def crystal(symbols: str, number: int) -> Atoms:
-    """A rattled crystal of one or two elements with labels of EMT."""
-    atoms = bulk("Cu", cubic=True)
-    atoms.symbols[:] = [symbols.split("-")[position % len(symbols.split("-"))] for position in range(4)]
-    atoms.rattle(0.1, seed=number)
-    atoms.calc = EMT()
-    labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-    atoms.calc = SinglePointCalculator(atoms, **labels)
-    return atoms
-
-
-def make_store(path: Path, frames: list[Atoms], energy: Field = ENERGY) -> Path:
-    graphs = [from_ase(atoms, CUTOFF, fields=(energy, FORCES)) for atoms in frames]
+def make_store(path: Path, frames: list[Atoms], energy: Field = ENERGY_FIELD) -> Path:
+    graphs = [from_ase(atoms, CUTOFF, fields=(energy, FORCES_FIELD)) for atoms in frames]
     return written(path, graphs, cutoff=CUTOFF, source="ase")
 
 
@@ -73,8 +57,8 @@ def table_of(store: Path, start: dict[str, Any] | None = None, **train: Any) -> 
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stores of copper and copper with gold, a run on the first, and its model."""
     folder = tmp_path_factory.mktemp("tuning")
-    make_store(folder / "cu.h5", [crystal("Cu", number) for number in range(30)])
-    make_store(folder / "cuau.h5", [crystal("Cu-Au", 100 + number) for number in range(30)])
+    make_store(folder / "cu.h5", [crystal(number) for number in range(30)])
+    make_store(folder / "cuau.h5", [crystal(100 + number, "Cu-Au") for number in range(30)])
     hydragnn.train(table_of(folder / "cu.h5", epochs=4, seed=3), folder / "cu")
     shutil.copytree(folder / "cu" / "model", folder / "bare")
     return folder
@@ -90,23 +74,17 @@ def first_function(run: Assembly) -> TrainedModel:
 
 
 @pytest.mark.parametrize("data", ["cu.h5", "cuau.h5"])
-def test_forces_before_the_first_step_are_those_of_the_start_in_physical_units(place: Path, data: str) -> None:
+def test_a_run_begins_with_the_forces_of_its_start_and_references_of_its_own(place: Path, data: str) -> None:
     run = begun(table_of(place / data, {"model": str(place / "cu")}), place)
     batch = open_store(place / "cu.h5").read(np.arange(6))
     before, now = load_model(place / "cu/model", torch.float64).predict(batch), first_function(run).predict(batch)
     assert torch.allclose(now["forces"].mean, before["forces"].mean, rtol=1e-12, atol=1e-12)
-    fresh = begun(table_of(place / data), place).data.branches[0].normalisation
-    kept = run.data.branches[0].normalisation
-    assert kept.scales["forces"] != fresh.scales["forces"] or data == "cu.h5"
-
-
-def test_reference_energies_take_what_the_start_leaves(place: Path) -> None:
-    run = begun(table_of(place / "cuau.h5", {"model": str(place / "cu")}), place)
-    train = run.data.branches[0].split.train
-    batch = open_store(place / "cuau.h5").read(train)
+    (own,), fresh = run.data.branches, begun(table_of(place / data), place).data.branches[0].normalisation
+    assert own.normalisation.scales["forces"] != fresh.scales["forces"] or data == "cu.h5"
+    batch = open_store(place / data).read(own.split.train)
     errors = first_function(run).predict(batch)["energy"].mean - batch["energy"]
     assert abs(float(errors.mean())) < 1e-8
-    assert run.record.start["new_elements"] == {"Au": "Cu"}
+    assert run.record.start.get("new_elements", {}) == ({"Au": "Cu"} if data == "cuau.h5" else {})
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
@@ -154,19 +132,24 @@ def test_species_of_mace_get_weights_of_the_nearest_element(place: Path) -> None
     assert torch.allclose(first_function(run).predict(gold)["forces"].mean, now["forces"].mean, atol=1e-12)
 
 
-def test_heads_of_other_networks_are_new_and_the_record_says_why(place: Path) -> None:
-    plain = {key: value for key, value in HEAD.items() if key != "hidden_dims"}
-    for head, outcome in (
+WITHOUT_DIMS = {key: value for key, value in HEAD.items() if key != "hidden_dims"}
+
+
+@pytest.mark.parametrize(
+    ("head", "outcome"),
+    [
         ({**HEAD, "hidden_dims": [4]}, "new: its hidden_dims is [8] in the start"),
-        ({**plain, "weight": 3.0, "loss": "huber"}, "kept"),  # with the start's hidden_dims
+        ({**WITHOUT_DIMS, "weight": 3.0, "loss": "huber"}, "kept"),  # with the start's hidden_dims
         (
             {"kind": "scalar", "field": "energy", "extensive": True, "pool": "sum"},
             "new: its kind is 'energy' in the start",
         ),
-    ):
-        run = begun({**table_of(place / "cu.h5", {"model": str(place / "cu/model")}), "heads": [head]}, place)
-        assert run.record.start["heads"] == {"energy": outcome}
-        assert outcome == "kept" or f"the head of energy is {outcome}" in run.record.notes
+    ],
+)
+def test_heads_of_other_networks_are_new_and_noted(head: dict[str, Any], outcome: str, place: Path) -> None:
+    run = begun({**table_of(place / "cu.h5", {"model": str(place / "cu/model")}), "heads": [head]}, place)
+    assert run.record.start["heads"] == {"energy": outcome}
+    assert outcome == "kept" or f"the head of energy is {outcome}" in run.record.notes
 
 
 @pytest.mark.parametrize(
@@ -229,7 +212,7 @@ def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Pa
 def test_another_zero_of_energy_is_neither_learned_by_replay_nor_called_forgotten(place: Path) -> None:
     losses = []
     for shift in (0.0, -100.0):
-        frames = [crystal("Cu", 50 + number) for number in range(15)]
+        frames = [crystal(50 + number) for number in range(15)]
         for atoms in frames:
             atoms.calc.results["energy"] += shift * len(atoms)
         path = make_store(place / f"shifted{shift}.h5", frames)
@@ -265,20 +248,20 @@ def test_an_ensemble_gives_its_best_member_or_the_one_that_is_named(place: Path)
     assert run.record.start["heads"] == {"energy": "kept"} and run.record.start["earlier_data"]
 
 
-def test_searches_from_a_start_leave_its_architecture_alone(place: Path) -> None:
-    rates = {"train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-3}}
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("train.learning_rate", ""),
+        ("model.hidden_dim", "the architecture; search settings of train"),
+        ("start.model", "cannot be compared"),
+    ],
+)
+def test_searches_from_a_start_leave_its_architecture_alone(path: str, words: str, place: Path) -> None:
+    choices = {path: {"type": "categorical", "choices": [4, 8]}}
     table = table_of(place / "cuau.h5", {"model": "cu"})
-    for space, words in (
-        (rates, ""),
-        (
-            {"model.hidden_dim": {"type": "categorical", "choices": [4, 8]}},
-            "the architecture; search settings of train",
-        ),
-        ({"start.model": {"type": "categorical", "choices": [4, 8]}}, "cannot be compared"),
-    ):
-        settings = campaign_settings({**table, "search": {"trials": 2, "space": space}}, place / "CAMPAIGN.toml")
-        with pytest.raises(InputError, match=words) if words else nullcontext():
-            check_campaign(settings, Space(parameters=settings.search.space))
+    settings = campaign_settings({**table, "search": {"trials": 2, "space": choices}}, place / "CAMPAIGN.toml")
+    with pytest.raises(InputError, match=words) if words else nullcontext():
+        check_campaign(settings, Space(parameters=settings.search.space))
     settings = campaign_settings({**table, "search": {"space": "default"}}, place / "CAMPAIGN.toml")
     assert not [path for path in settings.search.space if path.startswith(("model", "heads"))]
 
@@ -295,19 +278,6 @@ def test_data_that_changed_since_are_not_replayed(place: Path) -> None:
     assert run.record.start["earlier_data"]
 
 
-def failing(error: BaseException, after: int = 0) -> Any:
-    """Return a function that raises from its call ``after`` on."""
-    calls: list[Any] = []
-
-    def call(original: Any, *args: Any, **more: Any) -> Any:
-        calls.append(args)
-        if len(calls) > after:
-            raise error
-        return original(*args, **more)
-
-    return call
-
-
 @pytest.mark.parametrize(
     "where, error",
     [
@@ -320,11 +290,11 @@ def test_what_fails_after_the_last_epoch_is_a_note(
     where: str, error: Exception, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = table_of(place / "cuau.h5", {"model": str(place / "cu")}, epochs=1)
-    monkeypatch.setattr(session, where, partial(failing(error), getattr(session, where)))
+    monkeypatch.setattr(session, where, Mock(side_effect=error))
     record = hydragnn.train(table, tmp_path / "run")
     assert record.status == read_record(tmp_path / "run").status == "finished"
     assert any(note.startswith("forgetting is not measured: ") and words_of(error) in note for note in record.notes)
-    assert set(hydragnn.predict(tmp_path / "run", [crystal("Cu-Au", 0)]).status) == {"ok"}
+    assert set(hydragnn.predict(tmp_path / "run", [crystal(0, "Cu-Au")]).status) == {"ok"}
     monkeypatch.undo()
     again = hydragnn.train(tmp_path / "run", resume=True)
     assert again.status == "finished" and again.start["forgetting"]["errors"] and again.curves == record.curves
@@ -335,55 +305,38 @@ def test_a_kill_or_a_full_disk_after_the_last_epoch_leaves_a_finished_run(
 ) -> None:
     table = table_of(place / "cuau.h5", {"model": str(place / "cu")}, epochs=1)
     with monkeypatch.context() as patch:
-        patch.setattr(session, "forgetting", partial(failing(KeyboardInterrupt()), None))
+        patch.setattr(session, "forgetting", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             hydragnn.train(table, tmp_path / "killed")
-    assert read_record(tmp_path / "killed").status == "finished"
+    write = callback.write_record
 
-    def full(original: Any, record: Any, *args: Any) -> Any:
+    def full(record: Any, *args: Any) -> Any:
         if record.start.get("forgetting"):
             raise InputError("cannot write record.json: No space left on device")
-        return original(record, *args)
+        return write(record, *args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(callback, "write_record", partial(full, callback.write_record))
-        assert hydragnn.train(table, tmp_path / "full").status == "finished"
-    assert read_record(tmp_path / "full").status == "finished"
+    monkeypatch.setattr(callback, "write_record", full)
+    hydragnn.train(table, tmp_path / "full")
+    assert [read_record(tmp_path / name).status for name in ("killed", "full")] == ["finished"] * 2
     assert "note: the record: cannot write record.json" in capsys.readouterr().err
 
 
-class Broken:
-    """A writer or a bar that fails in the end."""
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def begin(self, *_: Any) -> None: ...
-
-    step = epoch = begin
-
-    def add_scalar(self, *_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    close = end = add_scalar
-
-
 def test_pictures_and_bars_end_no_training(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callback, "summary_writer", Broken)
+    full = {f"{name}.side_effect": OSError(28, "No space left on device") for name in ("add_scalar", "close", "end")}
+    monkeypatch.setattr(callback, "summary_writer", lambda *_: Mock(**full))
     config = config_from_table(table_of(place / "cu.h5", epochs=2, tensorboard=True), place / "CONFIG.toml")
-    record = train_run(config, tmp_path / "run", progress=Broken())
+    record = train_run(config, tmp_path / "run", progress=Mock(**full))
     assert record.status == "finished" and record.epochs == 2
     assert record.notes.count("TensorBoard: OSError: [Errno 28] No space left on device") == 1
 
 
-def test_errors_of_fields_that_both_predict_are_measured_beside_an_energy_of_another_name(
-    place: Path, tmp_path: Path
-) -> None:
+def test_forgetting_is_measured_of_the_fields_that_both_predict(place: Path, tmp_path: Path) -> None:
     """The tuned head knows no element of the start but copper."""
     hydragnn.train(table_of(place / "cuau.h5"), tmp_path / "start")
-    frames = [crystal("Cu", number) for number in range(20)]
+    frames = [crystal(number) for number in range(20)]
     for atoms in frames:
         atoms.info["REF_energy"] = atoms.get_potential_energy()
-    make_store(tmp_path / "cu.h5", frames, replace(ENERGY, name="REF_energy"))
+    make_store(tmp_path / "cu.h5", frames, replace(ENERGY_FIELD, name="REF_energy"))
     table = table_of(tmp_path / "cu.h5", {"model": str(tmp_path / "start")}, epochs=1)
     table["heads"] = [{**HEAD, "field": "REF_energy"}]
     record = hydragnn.train(table, tmp_path / "tuned")

@@ -1,10 +1,8 @@
 """Ranks in every layout take the steps of one, and go on from each other's checkpoints."""
 
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,22 +10,24 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.config import AnyConfig, RunConfig, config_from_table
 from hydragnn.datasets import MemoryStore
-from hydragnn.record import RunRecord, read_record
+from hydragnn.record import read_record
 from hydragnn.runs import train
 from hydragnn.runs.plan import plan_run
 from tests.hydragnn.training.conftest import (
+    STORE,
     WITHOUT_FORCES,
-    Configs,
     Process,
     RunOnce,
     assert_same_curves,
     assert_same_model,
     finish,
+    make_config,
+    start_ranks,
+    wait_for,
     written,
 )
+from tests.hydragnn.training.worker import clusters
 from tests.once import shared
-
-Start = Callable[..., list[Process]]
 
 GRAPHS = 20
 COMMON = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 1}
@@ -39,93 +39,64 @@ TWICE = {**FOUR, "train__epochs": 2}
 ROUNDING = 1e-10
 """Relative: sums in another order, over some steps in double precision."""
 
-KINDS = ("painn", "mace", "schnet", "equivariant_transformer", "field_tokens")
 POOLING = {"model__pooling": {"levels": 1}, "heads": WITHOUT_FORCES}
-RELATIONS = {"data__inputs": ["atomic_numbers", "relation"], "heads": WITHOUT_FORCES}
+ATTENTION = {"model__global_attention": {"kind": "multihead", "heads": 2}}
 CHUNKS = {"pipeline": 2, "chunks": 2}
-Row = tuple[str, dict[str, int | str], dict[str, Any]]
-PAIRS: dict[str, Row] = {
-    "copies with attention": ("painn", {}, {"model__global_attention": {"kind": "multihead", "heads": 2}}),
-    "copies of relational": ("relational", {}, RELATIONS),
-    "copies of painn with pooling": ("painn", {}, POOLING),
-    **{f"copies of {kind} that share states": (kind, {"states": "shared"}, {}) for kind in ("dimenet", "field_tokens")},
-    **{
-        f"shards of {kind}": (kind, {"shard": 2, "micro_batches": 2}, {})
-        for kind in ("schnet", "equivariant_transformer", "pna")
-    },
-    **{f"channels of {kind}": (kind, {"tensor": 2}, {}) for kind in KINDS},
-    "stages": ("mace", {"pipeline": 2, "micro_batches": 3}, FOUR),
-    **{f"chunks of {kind}": (kind, {**CHUNKS, "micro_batches": 3}, FOUR) for kind in ("painn", "field_tokens")},
-    "whole graphs": ("schnet", {"graph": 2}, {}),
-    "every graph cut": ("painn", {"graph": 2}, {"batch__max_graphs": 1}),
-    "graphs in parts": ("mace", {"graph": 2, "micro_batches": 3}, {}),
+PARTS = {"micro_batches": 3}
+Row = tuple[int, str, dict[str, int | str], dict[str, Any]]
+ROWS: dict[str, Row] = {
+    "copies with attention": (2, "painn", {}, ATTENTION),
+    "copies with pooling": (2, "painn", {}, POOLING),
+    "copies that share states": (2, "field_tokens", {"states": "shared"}, {"model__angles": 2}),
+    "shards": (2, "pna", {"shard": 2, "micro_batches": 2}, {}),
+    "channels": (2, "mace", {"tensor": 2}, {}),
+    "stages": (2, "mace", {"pipeline": 2, **PARTS}, FOUR),
+    "chunks": (2, "field_tokens", {**CHUNKS, **PARTS}, {**FOUR, "model__angles": 2}),
+    "whole graphs": (2, "schnet", {"graph": 2}, {}),
+    "every graph cut": (2, "painn", {"graph": 2}, {"batch__max_graphs": 1}),
+    "graphs in parts": (2, "mace", {"graph": 2, **PARTS}, {}),
+    "shards of copies": (4, "mace", {"shard": 2, "states": "shared"}, {}),
+    "shards of chunks": (4, "schnet", {**CHUNKS, "shard": 2, **PARTS}, FOUR),
+    "channels of chunks": (4, "painn", {**CHUNKS, "tensor": 2, **PARTS}, FOUR),
+    "chunks of copies": (4, "mace", {**CHUNKS, "states": "shared", "micro_batches": 5}, FOUR),
+    "graphs of chunks": (4, "pna", {**CHUNKS, "graph": 2, **PARTS}, FOUR),
+    "four stages": (4, "equivariant_transformer", {"pipeline": 4, **PARTS}, FOUR),
 }
-"""Models, layouts and other settings of two ranks. That no architecture mixes graphs of a batch is under a promise of conformance.
-
-Only layers of channels are divided by the architectures themselves; other layouts are the same code for all.
-"""
-FOURS: dict[str, Row] = {
-    "shards of copies": ("mace", {"shard": 2, "states": "shared"}, {}),
-    "shards of chunks": ("schnet", {**CHUNKS, "shard": 2, "micro_batches": 3}, FOUR),
-    "channels of chunks": ("painn", {**CHUNKS, "tensor": 2, "micro_batches": 3}, FOUR),
-    "chunks of copies": ("mace", {**CHUNKS, "states": "shared", "micro_batches": 5}, FOUR),
-    "graphs of stages": ("egnn", {"pipeline": 2, "graph": 2, "micro_batches": 3}, FOUR),
-    "graphs of chunks": ("pna", {**CHUNKS, "graph": 2, "micro_batches": 3}, FOUR),
-    "four stages": ("equivariant_transformer", {"pipeline": 4, "micro_batches": 3}, FOUR),
-}
-"""Those of four."""
+"""Ranks, model, layout and other settings. What architectures divide themselves, channels and layers, is under ``test_channels.py`` for all."""
 
 
 @pytest.fixture(scope="session")
-def few(material: ModuleType) -> MemoryStore:
-    """What the ranks train on."""
-    return material.clusters(GRAPHS, related=True)
+def few() -> MemoryStore:
+    return clusters(GRAPHS, related=True)
 
 
-@pytest.fixture(scope="session")
-def start(start_ranks: Start) -> Start:
-    """Starts ranks that train runs on few graphs one after the other."""
-    return lambda runs, ranks, *options: start_ranks(runs, ranks, *options, "--graphs", str(GRAPHS), "--related")
+def start(runs: Mapping[Path, AnyConfig], ranks: int, *options: str) -> list[Process]:
+    """Start ranks that train runs on few graphs one after the other."""
+    return start_ranks(runs, ranks, *options, "--graphs", str(GRAPHS), "--related")
 
 
-@pytest.fixture(scope="session")
-def config_of(make_config: Configs) -> Configs:
-    """Makes the configuration of a row."""
-
-    def make(kind: str, layout: dict[str, Any], changes: dict[str, Any]) -> RunConfig:
-        angles = {"model__angles": 2} if kind == "field_tokens" else {}
-        return make_config(kind, parallel=layout, **{**COMMON, **angles, **changes})
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def alone(few: MemoryStore, run_once: RunOnce) -> Callable[[RunConfig], Path]:
-    """Trains a configuration by one rank, once for all layouts."""
-
-    def run(config: RunConfig) -> Path:
-        table = {key: value for key, value in config.to_json().items() if key != "parallel"}
-        return run_once(RunConfig.parse(table), few)
-
-    return run
+def config_of(kind: str, layout: dict[str, Any], changes: dict[str, Any]) -> RunConfig:
+    return make_config(kind, parallel=layout, **{**COMMON, **changes})
 
 
 @shared
-def together(config_of: Configs, start: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every row by its ranks, one after the other in the same processes."""
     folder = tmp_path_factory.mktemp("together")
-    for ranks, rows in ((2, PAIRS), (4, FOURS)):
-        finish(*start({folder / name: config_of(*row) for name, row in rows.items()}, ranks))
-    return {name: folder / name for name in [*PAIRS, *FOURS]}
+    for ranks in (2, 4):
+        finish(*start({folder / name: config_of(*row) for name, (of, *row) in ROWS.items() if of == ranks}, ranks))
+    return {name: folder / name for name in ROWS}
 
 
-@pytest.mark.parametrize("name", [*PAIRS, *FOURS])
+@pytest.mark.parametrize("name", ROWS)
 def test_ranks_of_every_layout_have_the_curves_and_the_model_of_one(
-    name: str, together: dict[str, Path], alone: Callable[[RunConfig], Path], config_of: Configs
+    name: str, together: dict[str, Path], few: MemoryStore, run_once: RunOnce
 ) -> None:
-    run, one = together[name], alone(config_of(*{**PAIRS, **FOURS}[name]))
-    assert read_record(run).cost.ranks == (2 if name in PAIRS else 4) and read_record(run).status == "finished"
-    assert_same_run(one, run)
+    ranks, *row = ROWS[name]
+    table = {key: value for key, value in config_of(*row).to_json().items() if key != "parallel"}
+    record = read_record(together[name])
+    assert record.cost.ranks == ranks and record.status == "finished"
+    assert_same_run(run_once(RunConfig.parse(table), few), together[name])
 
 
 def assert_same_run(one: Path, other: Path) -> None:
@@ -135,24 +106,22 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert_same_model(one, other)
 
 
+ALL_PAIRS = {"kind": "equivariant", "heads": 2, "cutoff": 2.0}
+RELATIVE = {"kind": "scalar", "field": "charge", "loss": "relative"}
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "words"),
     [
         ("dimenet", {}, "model dimenet reads pairs of consecutive edges"),
-        (
-            "schnet",
-            {"model__global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 2.0}},
-            "looks at all pairs of nodes",
-        ),
-        ("schnet", {"heads": [{"kind": "scalar", "field": "charge", "loss": "relative"}]}, 'loss = "relative"'),
+        ("schnet", {"model__global_attention": ALL_PAIRS}, "looks at all pairs of nodes"),
+        ("schnet", {"heads": [RELATIVE]}, 'loss = "relative"'),
     ],
 )
-def test_a_model_whose_graphs_cannot_be_cut_is_refused_in_one_sentence(
-    store: MemoryStore, make_config: Configs, model: str, changes: dict[str, Any], words: str
-) -> None:
-    plan_run(make_config(model, **changes), store)
+def test_a_model_whose_graphs_cannot_be_cut_is_refused(model: str, changes: dict[str, Any], words: str) -> None:
+    plan_run(make_config(model, **changes), STORE)
     with pytest.raises(InputError, match=words):
-        plan_run(make_config(model, parallel__graph=2, **changes), store)
+        plan_run(make_config(model, parallel__graph=2, **changes), STORE)
 
 
 IN_MEMORY: dict[str, dict[str, Any]] = {
@@ -165,9 +134,7 @@ IN_MEMORY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", IN_MEMORY)
-def test_ranks_of_every_layout_compute_as_many_parts_as_memory_asks_for(
-    name: str, make_config: Configs, start_ranks: Start, tmp_path: Path
-) -> None:
+def test_ranks_of_every_layout_compute_as_many_parts_as_memory_asks_for(name: str, tmp_path: Path) -> None:
     changes = {"batch__max_graphs": 13, "train__epochs": 3, "model__repulsion": "none", **FOUR}
     configs = {
         tmp_path / what: make_config("schnet", parallel=IN_MEMORY[name], **changes, batch__memory=memory)
@@ -184,18 +151,18 @@ MOVED: dict[str, tuple[int, dict[str, Any]]] = {
     "copies that share states": (2, {"states": "shared"}),
     "shards": (2, {"shard": 2, "micro_batches": 2}),
     "channels": (2, {"tensor": 2}),
-    "stages": (2, {"pipeline": 2, "micro_batches": 3}),
-    "chunks": (2, {**CHUNKS, "micro_batches": 3}),
-    "graphs": (2, {"graph": 2, "micro_batches": 3}),
+    "stages": (2, {"pipeline": 2, **PARTS}),
+    "chunks": (2, {**CHUNKS, **PARTS}),
+    "graphs": (2, {"graph": 2, **PARTS}),
     "shards of channels": (4, {"tensor": 2, "shard": 2}),
 }
 """Ranks and layouts between which checkpoints move."""
-MOVES = [(source, [*MOVED][(at + far) % len(MOVED)]) for at, source in enumerate(MOVED) for far in (0, 1, 3)]
-"""Every layout goes on in itself and in two others, and from two others."""
+MOVES = [(source, [*MOVED][(at + far) % len(MOVED)]) for at, source in enumerate(MOVED) for far in (0, 3)]
+"""Every layout goes on in itself and in another, and from another."""
 
 
 @shared
-def moved(config_of: Configs, few: MemoryStore, start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def moved(few: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of all layouts, to the end and to the middle, and from there to the end in every layout."""
     folder = tmp_path_factory.mktemp("moved")
     configs = {name: config_of("painn", layout, TWICE) for name, (_, layout) in MOVED.items()}
@@ -229,20 +196,13 @@ def same_bits(one: Path, other: Path) -> bool:
     return first == second and read_record(one).curves == read_record(other).curves
 
 
-@pytest.mark.parametrize(
-    ("layout", "heads"),
-    [({"shard": 2}, None), ({**CHUNKS, "micro_batches": 3}, WITHOUT_FORCES)],
-    ids=["shards", "chunks"],
-)
-def test_ranks_that_are_killed_go_on_with_the_same_bits(
-    layout: dict[str, Any], heads: Any, config_of: Configs, start: Start, tmp_path: Path
-) -> None:
-    config = config_of("schnet", layout, {"train__epochs": 8, "model__num_layers": 4, "heads": heads})
+def test_ranks_that_are_killed_go_on_with_the_same_bits(tmp_path: Path) -> None:
+    """Pieces of weights that lie on both ranks, and states of the optimizer."""
+    config = config_of("schnet", {"shard": 2}, {"train__epochs": 6})
     finish(*start({tmp_path / "whole": config}, 2))
     latest = tmp_path / "cut" / "checkpoints" / "latest.json"
     processes = start({tmp_path / "cut": config}, 2)
-    while not latest.exists() and processes[0].poll() is None:
-        time.sleep(0.01)
+    wait_for(latest, processes[0])
     for process in processes:
         process.kill()
         process.wait(60)
@@ -250,18 +210,16 @@ def test_ranks_that_are_killed_go_on_with_the_same_bits(
     assert same_bits(tmp_path / "cut", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("layout", [{}, {"pipeline": 2}, CHUNKS], ids=["copies", "stages", "chunks"])
-def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(
-    layout: dict[str, Any], config_of: Configs, start_ranks: Start, material: ModuleType, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("layout", [{}, CHUNKS], ids=["copies", "chunks"])
+def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(layout: dict[str, Any], tmp_path: Path) -> None:
     """With earlier data replayed and two of four layers frozen, all that the first of two stages has; what was forgotten is the same, too."""
     table = config_of("painn", {}, {**TWICE, "heads": WITHOUT_FORCES[:1]}).to_json()
     own = {key: table.pop(key) for key in ("data", "split", "heads")}
     parts = []
     for seed in (0, 7):
-        clusters = material.clusters(24, seed)  # all with the same labels
-        graphs = [clusters.read([number], ["atomic_numbers", "energy"]) for number in range(len(clusters))]
-        path = written(tmp_path / f"{seed}.h5", graphs, **clusters.attributes)
+        labelled = clusters(24, seed)
+        graphs = [labelled.read([number], ["atomic_numbers", "energy"]) for number in range(len(labelled))]
+        path = written(tmp_path / f"{seed}.h5", graphs, **labelled.attributes)
         parts.append({**own, "data": {**own["data"], "store": str(path)}})
 
     def parsed(one: dict[str, Any]) -> AnyConfig:
@@ -269,22 +227,17 @@ def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(
 
     train(parsed({**table, **parts[0]}), tmp_path / "first")
     rest = {key: value for key, value in table.items() if key != "model"}
-    start = {"model": str(tmp_path / "first"), "freeze": 2, "replay": 0.5, "encoder_rate": 0.5}
+    begin = {"model": str(tmp_path / "first"), "freeze": 2, "replay": 0.5, "encoder_rate": 0.5}
     tables = {
-        "start": {**rest, **parts[1], "start": start},
+        "start": {**rest, **parts[1], "start": begin},
         "branches": {**table, "branches": [{"name": "a", **parts[0]}, {"name": "b", **parts[1]}]},
     }
-    shared = {**layout, "micro_batches": 3}
-    finish(*start_ranks({tmp_path / name: parsed({**one, "parallel": shared}) for name, one in tables.items()}, 2))
+    parallel = {**layout, **PARTS}
+    finish(*start_ranks({tmp_path / name: parsed({**one, "parallel": parallel}) for name, one in tables.items()}, 2))
     for name, one in tables.items():
-        alone, run = train(parsed(one), tmp_path / "alone" / name), read_record(tmp_path / name)
+        records = train(parsed(one), tmp_path / "alone" / name), read_record(tmp_path / name)
         assert_same_run(tmp_path / "alone" / name, tmp_path / name)
-        before, after = errors_of(alone), errors_of(run)
+        before, after = (record.start.get("forgetting", {}).get("errors", {}) for record in records)
         assert bool(before) == (name == "start") and before.keys() == after.keys()
         for key, values in before.items():
             assert after[key] == pytest.approx(values, rel=1e-8), key
-
-
-def errors_of(record: RunRecord) -> dict[str, Any]:
-    errors: dict[str, Any] = record.start.get("forgetting", {}).get("errors", {})
-    return errors

@@ -13,39 +13,38 @@ from torch.distributions import Laplace as Reference
 
 import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.graphs import Field
 from hydragnn.models import Distribution, Point, Target, concatenate_distributions, load_model
 from hydragnn.runs import train
 from tests.forked import Forked
-from tests.hydragnn.training.conftest import ENERGY, Configs, Trained
+from tests.hydragnn.training.conftest import ENERGY, STORE, Trained, environment, make_config
 from tests.laplace import Laplace, LaplaceHead
+from tests.once import shared
 
 HEAD = {"kind": "tests.laplace:LaplaceHead", "field": "charge"}
 
 
-@pytest.fixture(scope="module")
-def runs(make_config: Configs, stored: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs that predict Laplace distributions of charges beside energies."""
+@shared
+def runs(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs that predict Laplace distributions of charges beside energies, and their ensemble."""
     folders = [tmp_path_factory.mktemp("laplace") / f"run{seed}" for seed in (0, 1)]
     for seed, folder in enumerate(folders):
         config = make_config("schnet", [ENERGY, HEAD], data__store=str(stored), train__seed=seed)
         record = train(config, folder)
         assert record.status == "finished" and record.best is not None
         assert np.isfinite([record.best["valid/loss"], record.best["valid/charge/mae"]]).all()
+    build_ensemble(folders, folders[0].with_name("ensemble"))
     return folders
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ensemble(runs: list[Path]) -> Path:
-    """The ensemble of both runs."""
-    build_ensemble(runs, runs[0].with_name("ensemble"))
     return runs[0].with_name("ensemble")
 
 
-def test_the_loss_is_the_likelihood_per_label(runs: list[Path], store: MemoryStore) -> None:
-    model, batch = load_model(runs[0] / "model", torch.float64), store.read(range(40))
+def test_the_loss_is_the_likelihood_per_label(runs: list[Path]) -> None:
+    model, batch = load_model(runs[0] / "model", torch.float64), STORE.read(range(40))
     prediction, labels = model.predict(batch)["charge"], batch["charge"].double()
     assert isinstance(prediction, Laplace)
     expected = -Reference(prediction.mean, prediction.scale).log_prob(labels) - np.log(2)
@@ -54,10 +53,10 @@ def test_the_loss_is_the_likelihood_per_label(runs: list[Path], store: MemorySto
     torch.testing.assert_close(prediction.nll(labels, factor), prediction.scale_by(1 / factor).nll(labels / factor))
 
 
-def test_an_ensemble_is_the_mixture_and_is_written_and_read(
-    runs: list[Path], ensemble: Path, stored: Path, store: MemoryStore, tmp_path: Path
+def test_an_ensemble_is_the_mixture_in_memory_and_on_disk(
+    runs: list[Path], ensemble: Path, stored: Path, tmp_path: Path
 ) -> None:
-    batch = store.read(range(40))
+    batch = STORE.read(range(40))
     members = [load_model(run / "model", torch.float64).predict(batch)["charge"] for run in runs]
     mean, variance = (torch.stack([getattr(one, what) for one in members]) for what in ("mean", "variance"))
     estimate = Ensemble.load(ensemble, dtype=torch.float64).predict(batch)["charge"]
@@ -77,10 +76,10 @@ def test_an_ensemble_is_the_mixture_and_is_written_and_read(
     [([], "ensemble.json: distribution = .*add --allow-code tests.laplace"), (["--allow-code", "tests.laplace"], "")],
 )
 def test_another_process_reads_it_where_its_code_is_allowed(
-    options: list[str], words: str, ensemble: Path, stored: Path, environment: dict[str, str], tmp_path: Path
+    options: list[str], words: str, ensemble: Path, stored: Path, tmp_path: Path
 ) -> None:
     command = ["-m", "hydragnn", "predict", str(ensemble), str(stored), "--out", str(tmp_path / "out.h5")]
-    process = Forked([*command, "--workers", "2", *options], environment)
+    process = Forked([*command, "--workers", "2", *options], environment())
     output, _ = process.communicate(timeout=120)
     assert (process.returncode == 0) == (not words) and re.search(words, " ".join(output.split()))
 
@@ -89,12 +88,6 @@ def test_points_join_it() -> None:
     one = Laplace(mean=torch.ones(2), scale=torch.ones(2))
     joined = concatenate_distributions([Point(mean=torch.zeros(1)), one])
     assert joined.tensors()["variance"].tolist() == [0.0, 2.0, 2.0]
-
-
-class Nameless(Laplace):
-    """Laplace distributions under the name of another."""
-
-    kind = "point"
 
 
 class Foreign(Distribution):
@@ -106,14 +99,16 @@ class Foreign(Distribution):
 @pytest.mark.parametrize(
     ("distribution", "words"),
     [
-        (Nameless, "head charge: 'point' names another distribution than Nameless"),
+        (
+            type("Nameless", (Laplace,), {"kind": "point"}),
+            "head charge: 'point' names another distribution than Nameless",
+        ),
         (Foreign, "lacks the methods blank, denormalise"),
     ],
 )
 def test_a_distribution_that_later_steps_cannot_use_is_refused_at_once(
     distribution: type[Distribution], words: str, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     def targets(head: LaplaceHead, fields: Mapping[str, Field]) -> tuple[Target, ...]:
         return (Target(field=fields["charge"], loss="nll", distribution=distribution),)
 

@@ -1,6 +1,5 @@
-"""Labels that are missing inside graphs: training, statistics and metrics are those of the present ones, whatever the source."""
+"""Labels that are missing inside graphs, and masks that part them: each part sees the present ones alone, whatever the source."""
 
-import csv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 from hydragnn.base.errors import InputError
+from hydragnn.config import RunConfig
 from hydragnn.datasets import (
-    GraphStore,
     MemoryStore,
     Normalisation,
     Split,
@@ -27,15 +26,28 @@ from hydragnn.datasets import (
     read_build_settings,
     store_info,
 )
-from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays, unbatch
+from hydragnn.datasets.build import makers_of
+from hydragnn.distributed.building import first_and_count
+from hydragnn.graphs import (
+    Field,
+    GraphBatch,
+    concatenate,
+    field_from_json,
+    from_pyg,
+    graph_from_arrays,
+    graphs_of_parts,
+    unbatch,
+)
 from hydragnn.graphs.pyg import torch_geometric
-from hydragnn.models import Point
-from hydragnn.record import RunRecord
+from hydragnn.models import Point, load_model
 from hydragnn.runs.label_notes import unlabelled
-from hydragnn.training import trivial_predictor
+from hydragnn.scripts.report.data import fields_table
+from hydragnn.scripts.report.data_facts import data_facts
+from hydragnn.training import evaluate, trivial_predictor
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors, target_moments
-from tests.hydragnn.training.test_training_metrics import target_of
+from tests.hydragnn.training.conftest import Trained
+from tests.hydragnn.training.test_training_loss import target_of
 
 GRAPHS = 8
 ENDS = np.array([[0, 1], [1, 0], [1, 2], [2, 1], [2, 0], [0, 2]])
@@ -46,6 +58,7 @@ FIELDS = (
     Field(name="phase", on="node", role="target", classes=2, dtype="int64"),
     Field(name="gap", on="graph", role="target", dtype="float64"),
 )
+NODES = ("x", "charge", "phase")
 OPTIONAL = [field.name for field in FIELDS if field.role == "target"]
 TABLES = [
     {**{k: v for k, v in field.to_json().items() if k != "parity"}, "optional": field.role == "target"}
@@ -73,126 +86,61 @@ def arrays_of(number: int, copies: int = 2) -> dict[str, Any]:
     }
 
 
-def graph_of(arrays: dict[str, Any], **more: Any) -> GraphBatch:
-    nodes = {name: arrays[name] for name in ("x", "charge", "phase")}
-    gap = {} if "gap" not in arrays else {"gap": arrays["gap"]}
-    fields = [field for field in FIELDS if field.name != "gap" or gap]
-    return graph_from_arrays(arrays["positions"], *arrays["ends"].T, fields=fields, nodes=nodes, graphs=gap, **more)
+def graph_of(arrays: dict[str, Any], optional: list[str] = OPTIONAL) -> GraphBatch:
+    nodes, graphs = {name: arrays[name] for name in NODES}, {"gap": arrays["gap"]}
+    ends = arrays["ends"].T
+    return graph_from_arrays(arrays["positions"], *ends, fields=FIELDS, nodes=nodes, graphs=graphs, optional=optional)
 
 
-def present_only(number: int) -> GraphBatch:
-    """The first triangle alone, without a gap where it is missing: nothing here is missing inside a graph."""
-    arrays = arrays_of(number, copies=1)
-    if np.isnan(arrays["gap"]):
-        del arrays["gap"]
-    return graph_of({**arrays, "phase": arrays["phase"].astype(int)})
+def python_source(copies: int = 2) -> MemoryStore:
+    return MemoryStore([graph_of(arrays_of(number, copies)) for number in range(GRAPHS)])
 
 
-def python_source(folder: Path) -> GraphStore:
-    return MemoryStore([graph_of(arrays_of(number), optional=OPTIONAL) for number in range(GRAPHS)])
-
-
-def xyz_source(folder: Path) -> GraphStore:
+def xyz_source(folder: Path) -> dict[str, Any]:
     frames = []
-    for number in range(GRAPHS):
-        arrays = arrays_of(number)
-        frame = ase.Atoms("H6", arrays["positions"], info={"gap": arrays["gap"]})
-        for name in ("x", "charge", "phase"):
-            frame.arrays[name] = arrays[name]
-        frames.append(frame)
+    for arrays in map(arrays_of, range(GRAPHS)):
+        frames.append(ase.Atoms("H6", arrays["positions"], info={"gap": arrays["gap"]}))
+        frames[-1].arrays |= {name: arrays[name] for name in NODES}
     ase.io.write(folder / "all.xyz", frames)
-    return built(folder, kind="ase", files=["all.xyz"], cutoff=2.0, fields=TABLES)
+    return {"kind": "ase", "files": ["all.xyz"], "cutoff": 2.0}
 
 
-def csv_source(folder: Path) -> GraphStore:
-    def cell(value: float) -> Any:
-        return "" if np.isnan(value) else value
-
-    rows: dict[str, list[list[Any]]] = {
-        "nodes": [["graph", "x", "px", "py", "pz", "charge_0", "charge_1", "phase"]],
-        "edges": [["graph", "sender", "receiver"]],
-        "graphs": [["graph", "gap"]],
-    }
-    for number in range(GRAPHS):
-        arrays = arrays_of(number)
-        for x, position, charge, phase in zip(*(arrays[key] for key in ("x", "positions", "charge", "phase"))):
-            phase_cell = "NA" if np.isnan(phase) else int(phase)
-            rows["nodes"].append([number, x, *position, *map(cell, charge), phase_cell])
-        rows["edges"] += [[number, *pair] for pair in arrays["ends"].tolist()]
-        rows["graphs"].append([number, cell(arrays["gap"])])
-    for name, lines in rows.items():
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows(lines)
-    tables = [{**table, **({"key": ["charge_0", "charge_1"]} if table["name"] == "charge" else {})} for table in TABLES]
-    names = {"edges": "edges.csv", "graphs": "graphs.csv", "positions": ["px", "py", "pz"]}
-    return built(folder, kind="grains", files=["nodes.csv"], fields=tables, **names)
-
-
-def npz_source(folder: Path) -> GraphStore:
+def npz_source(folder: Path) -> dict[str, Any]:
     every = [arrays_of(number) for number in range(GRAPHS)]
-    whole = {key: np.concatenate([arrays[key] for arrays in every]) for key in every[0] if key != "gap"}
+    whole = {key: np.concatenate([np.atleast_1d(arrays[key]) for arrays in every]) for key in every[0]}
     counts = np.full(GRAPHS, 6)
-    gap = np.array([arrays["gap"] for arrays in every])
-    np.savez(folder / "all.npz", counts=counts, pairs=2 * counts, gap=gap, **whole)
+    np.savez(folder / "all.npz", counts=counts, pairs=2 * counts, **whole)
     names = {"nodes": "counts", "edge_counts": "pairs", "edges": "ends", "positions": "positions"}
-    return built(folder, kind="npz", files=["all.npz"], fields=TABLES, **names)
+    return {"kind": "npz", "files": ["all.npz"], **names}
 
 
-def mesh_source(folder: Path) -> GraphStore:
-    lines = ["file,gap"]
-    for number in range(GRAPHS):
-        arrays = arrays_of(number)
-        data = {name: arrays[name] for name in ("x", "charge", "phase")}
-        meshio.Mesh(arrays["positions"], [("triangle", [[0, 1, 2], [3, 4, 5]])], data).write(folder / f"{number}.vtu")
+def mesh_source(folder: Path) -> dict[str, Any]:
+    lines, cells = ["file,gap"], [("triangle", [[0, 1, 2], [3, 4, 5]])]
+    for number, arrays in enumerate(map(arrays_of, range(GRAPHS))):
+        data = {name: arrays[name] for name in NODES}
+        meshio.Mesh(arrays["positions"], cells, data).write(folder / f"{number}.vtu")
         lines.append(f"{number}.vtu,{'' if np.isnan(arrays['gap']) else arrays['gap']}")
     (folder / "gaps.csv").write_text("\n".join(lines))
-    return built(folder, kind="mesh", files=["*.vtu"], labels="gaps.csv", fields=TABLES)
+    return {"kind": "mesh", "files": ["*.vtu"], "labels": "gaps.csv"}
 
 
-def pyg_source(folder: Path) -> GraphStore:
-    data = torch_geometric("data").Data
-    graphs = []
-    for number in range(GRAPHS):
-        arrays = arrays_of(number)
-        values = {name: torch.tensor(arrays[name], dtype=torch.float64) for name in ("x", "charge", "phase", "gap")}
+def pyg_source(folder: Path) -> dict[str, Any]:
+    data, graphs = torch_geometric("data").Data, []
+    for arrays in map(arrays_of, range(GRAPHS)):
+        values = {name: torch.tensor(arrays[name], dtype=torch.float64) for name in (*NODES, "gap")}
         ends = torch.tensor(arrays["ends"].T)
         graphs.append(data(pos=torch.tensor(arrays["positions"]), edge_index=ends, **values))
     torch.save(graphs, folder / "all.pt")
-    return built(folder, kind="pyg", files=["all.pt"], fields=TABLES)
+    return {"kind": "pyg", "files": ["all.pt"]}
 
 
-SOURCES: dict[str, Callable[[Path], GraphStore]] = {
-    "Python": python_source,
-    "extended XYZ": xyz_source,
-    "CSV": csv_source,
-    "npz": npz_source,
-    "mesh": mesh_source,
-    "PyG": pyg_source,
-}
+WHOLE = {"data__inputs": ["x"], "batch__max_graphs": 32, "split__train": 0.5, "split__valid": 0.5}
+"""All training graphs in one batch."""
 
 
-def built(folder: Path, **table: Any) -> GraphStore:
-    build_store(read_build_settings(table, folder / "BUILD.toml"), folder / "out.h5")
-    return open_store(folder / "out.h5")
-
-
-Train = Callable[[GraphStore, str], RunRecord]
-
-
-@pytest.fixture
-def run(trained: Callable[..., RunRecord]) -> Train:
-    """Trains three epochs with all training graphs in one batch."""
-
-    def go(store: GraphStore, name: str) -> RunRecord:
-        options = {"data__inputs": ["x"], "batch__max_graphs": 32, "split__train": 0.5, "split__valid": 0.5}
-        return trained(name, "sage", HEADS, store=store, **options)
-
-    return go
-
-
-def test_training_with_partial_labels_is_training_on_the_present_ones(run: Train, tmp_path: Path) -> None:
-    partial = run(python_source(tmp_path), "partial")
-    whole = run(MemoryStore([*map(present_only, range(GRAPHS))]), "whole")
+def test_training_with_partial_labels_is_training_on_the_present_ones(trained: Trained) -> None:
+    partial = trained("partial", "sage", HEADS, store=python_source(), **WHOLE)
+    whole = trained("whole", "sage", HEADS, store=python_source(copies=1), **WHOLE)
     assert partial.curves.keys() == whole.curves.keys() and len(whole.curves["train/loss"]) == 3
     for name, values in whole.curves.items():
         if name.partition("/")[0] in ("train", "valid"):
@@ -201,21 +149,21 @@ def test_training_with_partial_labels_is_training_on_the_present_ones(run: Train
     assert "24 of 48 labels of charge in graphs of the training part that have it are missing" in partial.notes[0]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_source_keeps_the_graphs_what_is_missing_and_its_counts(source: str, tmp_path: Path) -> None:
-    expected, store = python_source(tmp_path).read(range(GRAPHS)), SOURCES[source](tmp_path)
-    batch = store.read(range(GRAPHS))
+@pytest.mark.parametrize("source", [xyz_source, npz_source, mesh_source, pyg_source])
+def test_every_source_keeps_what_is_missing(source: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
+    settings = read_build_settings({**source(tmp_path), "fields": TABLES}, tmp_path / "BUILD.toml")
+    build_store(settings, tmp_path / "out.h5")
+    expected, batch = python_source().read(range(GRAPHS)), open_store(tmp_path / "out.h5").read(range(GRAPHS))
     ends = [{*zip(one.senders.tolist(), one.receivers.tolist())} for one in (batch, expected)]
     assert torch.equal(batch["x"], expected["x"]) and ends[0] == ends[1]  # so that a training is the same
     for name in OPTIONAL:
         torch.testing.assert_close(batch.labelled(name), expected.labelled(name))
         torch.testing.assert_close(batch[name], expected[name], equal_nan=True)
     assert batch.present("gap").tolist() == [number % 3 != 2 for number in range(GRAPHS)]
-    if source != "Python":
-        rows = {row["name"]: row for row in store_info(tmp_path / "out.h5").to_json()["fields"]}
-        counts = {name: (rows[name]["labels"], rows[name]["missing_labels"]) for name in OPTIONAL}
-        assert counts == {"charge": (48, 48), "phase": (24, 24), "gap": (6, 2)}
-        assert check_store(tmp_path / "out.h5") == []
+    rows = {row["name"]: row for row in store_info(tmp_path / "out.h5").to_json()["fields"]}
+    counts = {name: (rows[name]["labels"], rows[name]["missing_labels"]) for name in OPTIONAL}
+    assert counts == {"charge": (48, 48), "phase": (24, 24), "gap": (6, 2)}
+    assert check_store(tmp_path / "out.h5") == []
 
 
 def scattered() -> tuple[MemoryStore, torch.Tensor, torch.Tensor]:
@@ -224,7 +172,7 @@ def scattered() -> tuple[MemoryStore, torch.Tensor, torch.Tensor]:
     for number in range(GRAPHS):
         arrays = arrays_of(number, copies=1)
         arrays["charge"][generator.random((3, 2)) < (1.0 if number == 4 else 0.4)] = np.nan
-        graphs.append(graph_of(arrays, optional=OPTIONAL))
+        graphs.append(graph_of(arrays))
     store = MemoryStore(graphs)
     batch = store.read(range(GRAPHS))
     return store, batch["charge"], batch.labelled("charge")
@@ -266,13 +214,13 @@ def test_statistics_and_metrics_are_those_of_present_components() -> None:
 
 
 def test_graphs_one_by_one_and_together_are_written_with_their_missing_labels(tmp_path: Path) -> None:
-    batch = python_source(tmp_path).read(range(GRAPHS))
+    batch = python_source().read(range(GRAPHS))
     graphs = unbatch(batch)
     assert [sorted(graph.masks) for graph in graphs] == [["charge", "phase"]] * GRAPHS
     with StoreWriter(tmp_path / "out.h5", FIELDS, dim=3) as writer:
         writer.write_graphs(graphs[:4])
         writer.write(concatenate(graphs[4:]))
-    assert open_store(tmp_path / "out.h5").fingerprint == python_source(tmp_path).fingerprint
+    assert open_store(tmp_path / "out.h5").fingerprint == python_source().fingerprint
     bare = [replace(graph, masks={}) for graph in graphs[:1]]
     with (
         pytest.raises(InputError, match=r"graph 0, field charge: nan .*optional=\['charge'\] in Python"),
@@ -298,10 +246,10 @@ def test_only_labels_that_a_target_declares_optional_may_be_missing(case: str) -
         graph_of({**arrays_of(0), **changes}, optional=optional)
 
 
-def test_a_target_with_missing_labels_is_no_input(trained: Callable[..., RunRecord], tmp_path: Path) -> None:
+def test_a_target_with_missing_labels_is_no_input(trained: Trained, tmp_path: Path) -> None:
     heads = [{"kind": "scalar", "field": "gap", "loss": "mae"}]
     with pytest.raises(InputError, match="graph 0 lacks 6 values of charge, which the model reads"):
-        trained("run", "sage", heads, store=python_source(tmp_path), data__inputs=["x", "charge"], split__seed=1)
+        trained("run", "sage", heads, store=python_source(), data__inputs=["x", "charge"], split__seed=1)
 
 
 def split_of(train: list[int], valid: list[int]) -> Split:
@@ -309,11 +257,11 @@ def split_of(train: list[int], valid: list[int]) -> Split:
     return Split(train=np.array(train), valid=np.array(valid), calibration=none, test=none)
 
 
-def test_parts_without_any_label_are_refused_or_noted(run: Train) -> None:
+def test_parts_without_any_label_are_refused_or_noted(trained: Trained) -> None:
     every = [arrays_of(number) for number in range(GRAPHS)]
     for arrays in every[2:4]:
         arrays.update({name: np.full(np.shape(arrays[name]), np.nan) for name in OPTIONAL})
-    store = MemoryStore([graph_of(arrays, optional=OPTIONAL) for arrays in every])
+    store = MemoryStore([graph_of(arrays) for arrays in every])
     targets = [target_of(store, name) for name in ("charge", "gap")]
     assert unlabelled(store, split_of([0, 1, 4], [6, 7]), targets) == []
     assert "has no label of gap," in unlabelled(store, split_of([0, 1, 4], [5]), targets)[0]
@@ -324,4 +272,98 @@ def test_parts_without_any_label_are_refused_or_noted(run: Train) -> None:
         with pytest.raises(InputError, match=words):
             unlabelled(store, split_of(train, valid), targets)
     with pytest.raises(InputError, match="no graph of the training part has a value of charge"):
-        run(MemoryStore([graph_of(every[2], optional=OPTIONAL)] * GRAPHS), "bare")
+        trained("bare", "sage", HEADS, store=MemoryStore([graph_of(every[2])] * GRAPHS), **WHOLE)
+
+
+PAPERS, MASKS = 60, ["train_mask", "val_mask", "test_mask"]
+PAPER_FIELDS = [
+    {"name": "x", "on": "node", "shape": [3], "dtype": "float64"},
+    {"name": "y", "on": "node", "role": "target", "classes": 3, "dtype": "int64"},
+]
+TABLE = {"kind": "pyg", "files": ["one.pt"], "fields": PAPER_FIELDS, "node_split": MASKS}
+TOPICS = [{"kind": "classes", "field": "y"}]
+
+
+def citations(**changes: Any) -> Any:
+    """One graph of three communities; a third of its nodes trains, a sixth validates, a third tests."""
+    generator = np.random.default_rng(3)
+    y = generator.integers(0, 3, PAPERS)
+    linked = generator.random((PAPERS, PAPERS)) < np.where(y[:, None] == y, 0.2, 0.02)
+    edges = np.stack(np.nonzero(np.triu(linked, 1) | np.triu(linked, 1).T))
+    order, cuts = generator.permutation(PAPERS), (0, 20, 30, 50)
+    masks = {name: np.isin(np.arange(PAPERS), order[a:b]) for name, a, b in zip(MASKS, cuts, cuts[1:])}
+    values = {"x": np.eye(3)[y] + generator.normal(size=(PAPERS, 3)), "y": y, **masks, **changes}
+    tensors = {name: torch.tensor(value) for name, value in values.items()}
+    return torch_geometric("data").Data(edge_index=torch.tensor(edges), **tensors)
+
+
+def built(folder: Path, data: Any, **more: Any) -> Path:
+    torch.save(data, folder / "one.pt")
+    build_store(read_build_settings({**TABLE, **more}, folder / "BUILD.toml"), folder / "out.h5")
+    return folder / "out.h5"
+
+
+def test_one_graph_trains_on_the_nodes_of_its_training_mask_alone(trained: Trained, tmp_path: Path) -> None:
+    one, records = citations(), {}
+    options: dict[str, Any] = {"store": None, "split__kind": "given", "split__field": "part", "data__inputs": ["x"]}
+    swapped = torch.where(one.train_mask, one.y, (one.y + 1) % 3)
+    for name, data in (("own", one), ("swapped", citations(y=swapped.numpy()))):
+        (tmp_path / name).mkdir()
+        path = str(built(tmp_path / name, data))
+        records[name] = trained(f"run-{name}", "sage", TOPICS, data__store=path, **options)
+    assert records["own"].curves["train/loss"] == records["swapped"].curves["train/loss"]
+    assert records["own"].curves["valid/y/nll"] != records["swapped"].curves["valid/y/nll"]
+    for name, labels in (("own", one.y), ("swapped", swapped)):  # early stopping and test judge their own nodes
+        store, model = open_store(tmp_path / name / "out.h5"), load_model(tmp_path / f"run-{name}/model", torch.float64)
+        logits = model.predict(store.read([0]))["y"].logits.double()
+        for part, mask in enumerate(MASKS[1:], 1):
+            chosen = data[mask]
+            by_hand = torch.nn.functional.cross_entropy(logits[chosen], labels[chosen]).item()
+            metrics = evaluate(model, store, np.array([part]))["y"]
+            assert metrics["count"] == chosen.sum() and metrics["nll"] == pytest.approx(by_hand, rel=1e-12)
+            if part == 1:
+                assert records[name].best["valid/y/nll"] == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_counts_of_masks_are_those_by_hand(tmp_path: Path) -> None:
+    store = built(tmp_path, citations())
+    rows = {row["name"]: (row["labels"], row["missing_labels"]) for row in store_info(store).to_json()["fields"]}
+    assert rows == {"x": (3 * 3 * PAPERS, 0), "y": (50, 3 * PAPERS - 50), "part": (3, 0)}
+    assert list(open_store(store).texts["name"]) == ["one.pt#0, train", "one.pt#0, valid", "one.pt#0, test"]
+    config = {"data": {"store": str(store)}, "split": {"kind": "given", "field": "part"}, "model": {"kind": "sage"}}
+    table = fields_table(data_facts(RunConfig.parse({**config, "heads": TOPICS}), store))
+    cells = dict(zip(table.header, next(row for row in table.rows if row[0] == "y")))
+    assert cells["labels"] == "20 of 60 train, 10 of 60 valid, 20 of 60 test"
+
+
+def test_masks_work_in_python_and_count_for_several_processes(tmp_path: Path) -> None:
+    fields = [field_from_json(table) for table in PAPER_FIELDS]
+    masks = [Field(name=name, on="node", role="auxiliary", classes=2, dtype="int64") for name in MASKS]
+    parts, data = graphs_of_parts(from_pyg(citations(), [*fields, *masks]), MASKS), citations()
+    assert [part.labelled("y").sum().item() for part in parts] == [20, 10, 20] and MASKS[0] not in parts[0].fields
+    assert all(torch.equal(part.labelled("y"), data[mask]) for part, mask in zip(parts, MASKS))
+    built(tmp_path, [data, data])
+    settings = read_build_settings(TABLE, tmp_path / "BUILD.toml")
+    assert first_and_count(settings, makers_of(settings))[1] == len(open_store(tmp_path / "out.h5")) == 6
+
+
+GAP = {"name": "gap", "on": "graph", "role": "target"}
+WRONG_MASKS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"node_split": None}, r"one.pt, graph 0 has train_mask, val_mask, test_mask; say node_split = \["),
+    ({"val_mask": np.arange(PAPERS) < 40}, {}, "node [0-9]+ is in train_mask and in val_mask, so that errors"),
+    ({"test_mask": np.zeros((PAPERS, 10), dtype=bool)}, {}, r"test_mask: shape \(60, 10\) is not \(60,\)"),
+    ({}, {"node_split": ["train_mask", "valid_mask"]}, "no attribute valid_mask; did you mean val_mask"),
+    ({}, {"node_split": ["train_mask"]}, "node_split"),
+    (
+        {"gap": np.ones(1)},
+        {"fields": [*PAPER_FIELDS, GAP]},
+        "target gap lives on graphs, and masks part the labels of nodes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "settings", "words"), WRONG_MASKS)
+def test_wrong_masks_are_refused(changes: dict[str, Any], settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        built(tmp_path, citations(**changes), **settings)
+    assert not (tmp_path / "out.h5").exists()

@@ -7,28 +7,35 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 import torch
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json
 from hydragnn.config import RunConfig
-from hydragnn.datasets import DiskStore, MemoryStore, SplitSettings, WithoutEdges, loader
+from hydragnn.datasets import DiskStore, MemoryStore, SplitSettings, Survey, WithoutEdges, loader
+from hydragnn.datasets import survey as survey_module
 from hydragnn.datasets.manifest import write_manifest
+from hydragnn.distributed import Ranks
+from hydragnn.record import read_record
 from hydragnn.runs import graph_statistics, preparation, statistics_cache
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.plan import plan_run
+from hydragnn.runs.preparation import check_on_all
 from hydragnn.runs.statistics_cache import StatisticsCache
-from tests.hydragnn.training.conftest import Configs, assembled, written
+from tests.hydragnn.training.conftest import STORE, Trained, assembled, finish, make_config, start_ranks, written
 
 
 @pytest.fixture
-def disk(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStore:
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStore:
     """The store on disk, where even so few graphs are worth a file."""
     monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", 1)
     monkeypatch.setattr(preparation, "LEAST_GRAPHS", 1)
     monkeypatch.setattr(loader, "GRAPHS_AHEAD", 8)
-    return DiskStore(written(tmp_path / "store.h5", store))
+    return DiskStore(written(tmp_path / "store.h5", STORE))
 
 
 def begun(config: RunConfig, store: DiskStore | MemoryStore, *, shared: bool = True) -> Assembly:
@@ -57,19 +64,14 @@ def batches(run: Assembly) -> list[dict[str, torch.Tensor]]:
 
 
 def forbid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError(f"{name} was called again")
-
     module = preparation if hasattr(preparation, name) else graph_statistics
-    monkeypatch.setattr(module, name, never)
+    monkeypatch.setattr(module, name, Mock(side_effect=AssertionError(f"{name} was called again")))
 
 
 @pytest.mark.parametrize("model", ["pna", "mace"])
-def test_a_second_run_measures_nothing_and_knows_the_same_bits(
-    model: str, store: MemoryStore, disk: DiskStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_measures_nothing_anew(model: str, disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(model)
-    anew, first = begun(config, store), begun(config, disk)
+    anew, first = begun(config, STORE), begun(config, disk)
     for name in ("check_graphs", "fit_normalisation", "valid_statistics", "degree_sums", "species_in"):
         forbid(name, monkeypatch)
     second = begun(config, disk)
@@ -78,12 +80,10 @@ def test_a_second_run_measures_nothing_and_knows_the_same_bits(
         assert all(torch.equal(one[name], other[name]) and torch.equal(one[name], third[name]) for name in one)
 
 
-def test_copies_in_two_parts_are_noted_and_counted_once(
-    store: MemoryStore, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_in_two_parts_are_noted_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", 1)
-    graphs = store.read([*range(40), *range(20)]).with_texts({"name": [f"g{number}" for number in range(60)]})
-    path = written(tmp_path / "store.h5", [graphs], **store.attributes)
+    graphs = STORE.read([*range(40), *range(20)]).with_texts({"name": [f"g{number}" for number in range(60)]})
+    path = written(tmp_path / "store.h5", [graphs], **STORE.attributes)
     config = make_config("schnet")
     first = begun(config, DiskStore(path)).record.notes
     monkeypatch.setattr("hydragnn.runs.provenance.copies_across", None)
@@ -94,9 +94,7 @@ def test_copies_in_two_parts_are_noted_and_counted_once(
     assert not any("copies" in note for note in begun(grouped, DiskStore(path)).record.notes)
 
 
-def test_other_loss_weights_need_no_new_statistics(
-    disk: DiskStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_loss_weights_need_no_new_statistics(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("schnet")
     begun(config, disk)
     forbid("measure", monkeypatch)
@@ -105,7 +103,7 @@ def test_other_loss_weights_need_no_new_statistics(
 
 
 @pytest.mark.parametrize("damage", ["a digit", "half", "nothing", "another key"])
-def test_a_damaged_file_is_computed_anew(damage: str, disk: DiskStore, make_config: Configs) -> None:
+def test_a_damaged_file_is_computed_anew(damage: str, disk: DiskStore) -> None:
     config = make_config("schnet")
     expected = known(begun(config, disk))
     for path in (disk.path / "statistics").glob("*.json"):
@@ -119,7 +117,7 @@ def test_a_damaged_file_is_computed_anew(damage: str, disk: DiskStore, make_conf
     assert known(begun(config, disk)) == expected == known(begun(config, disk))
 
 
-def test_a_bit_that_changed_since_is_found_by_the_next_run(disk: DiskStore, make_config: Configs) -> None:
+def test_a_bit_that_changed_since_is_found_by_the_next_run(disk: DiskStore) -> None:
     config = make_config("schnet")
     plan = plan_run(config, disk)
     begun(config, disk)
@@ -133,14 +131,6 @@ def test_a_bit_that_changed_since_is_found_by_the_next_run(disk: DiskStore, make
         begun(config, disk)
 
 
-def test_a_file_that_is_written_to_while_it_is_read_ends_the_run(disk: DiskStore) -> None:
-    disk.read([0])
-    part = next(disk.path.glob("part-*"))
-    part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(InputError, match="was changed while it was read"):
-        disk.read([1])
-
-
 def test_views_of_a_store_have_values_of_their_own(disk: DiskStore) -> None:
     for store, value in ((disk, 1), (WithoutEdges(disk), 2)):
         assert value_of(store, value) == value
@@ -149,11 +139,11 @@ def test_views_of_a_store_have_values_of_their_own(disk: DiskStore) -> None:
 
 @pytest.mark.parametrize("claimed", [None, "../../../elsewhere", "nul\0"])
 def test_a_claimed_fingerprint_gives_no_store_the_values_of_another(
-    claimed: str | None, store: MemoryStore, disk: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    claimed: str | None, disk: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two stores that cannot be written, so that both have their values in the user's folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches" / "of" / "ada"))
-    written(tmp_path / "forged.h5", list(store)[:-1], **store.attributes)
+    written(tmp_path / "forged.h5", list(STORE)[:-1], **STORE.attributes)
     manifest = DiskStore(tmp_path / "forged.h5").manifest
     write_manifest(tmp_path / "forged.h5", replace(manifest, fingerprint=claimed or disk.fingerprint))
     forged = DiskStore(tmp_path / "forged.h5")
@@ -168,50 +158,62 @@ def test_a_claimed_fingerprint_gives_no_store_the_values_of_another(
 
 
 def test_of_several_that_ask_at_once_one_computes(disk: DiskStore) -> None:
-    calls: list[int] = []
-
-    def make() -> int:
-        calls.append(1)
-        time.sleep(0.3)
-        return 7
-
+    make = Mock(side_effect=lambda: time.sleep(0.3) or 7)
     with ThreadPoolExecutor(4) as threads:
         found = [*threads.map(lambda _: value_of(disk, make), range(4))]
-    assert (found, len(calls)) == ([7] * 4, 1)
+    assert (found, make.call_count) == ([7] * 4, 1)
     assert not [*(disk.path / "statistics").glob("*.lock")]
 
 
 def test_an_error_leaves_no_value_and_no_lock(disk: DiskStore) -> None:
-    def fail() -> None:
-        raise InputError("no")
-
     with pytest.raises(InputError, match="no"):
-        value_of(disk, fail)
+        value_of(disk, Mock(side_effect=InputError("no")))
     assert not [*(disk.path / "statistics").iterdir()]
 
 
-def test_a_store_in_memory_and_a_small_one_keep_nothing(
-    store: MemoryStore, disk: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_in_memory_and_a_small_one_keep_nothing(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", len(disk) + 1)
-    for one in (store, disk):
+    for one in (STORE, disk):
         assert [value_of(one, number) for number in (1, 2)] == [1, 2]
     assert not (disk.path / "statistics").exists()
 
 
-def test_a_window_reads_the_validation_part_in_pieces(
-    disk: DiskStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config("schnet", data__window=8)
-    (branch,) = begun(config, disk, shared=False).data.branches
-    sizes: list[int] = []
-    read = DiskStore.read
-
-    def noted(self: DiskStore, indices: Any, fields: Any = None) -> object:
-        sizes.append(len(indices))
-        return read(self, indices, fields)
-
-    monkeypatch.setattr(DiskStore, "read", noted)
-    graphs = sum(len(part) for part in branch.valid)
+def test_a_window_reads_the_validation_part_in_pieces(disk: DiskStore) -> None:
+    (branch,) = begun(make_config("schnet", data__window=8), disk, shared=False).data.branches
+    with patch.object(DiskStore, "read", autospec=True, side_effect=DiskStore.read) as read:
+        graphs = sum(len(part) for part in branch.valid)
+    sizes = [len(call.args[1]) for call in read.call_args_list]
     assert graphs == len(branch.split.valid) == sum(sizes)
     assert 0 < min(sizes) <= max(sizes) <= 8
+
+
+def test_two_ranks_measure_the_data_with_the_bits_of_one(trained: Trained, tmp_path: Path) -> None:
+    config = make_config("pna", train__epochs=1)
+    alone = trained("alone", config)
+    finish(*start_ranks({tmp_path / "pair": config}, 2))
+    for key in ("normalisation", "statistics"):
+        here, there = (read_json(tmp_path / name / "model" / "model.json").get(key) for name in ("alone", "pair"))
+        assert here == there, key
+    assert read_record(tmp_path / "pair").trivial == alone.trivial
+
+
+def test_a_survey_reads_a_field_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "BLOCK", 16)
+    survey = Survey(STORE, np.arange(20))
+    forces = next(field for field in STORE.fields() if field.name == "forces")
+    with patch.object(MemoryStore, "column", autospec=True, side_effect=MemoryStore.column) as column:
+        assert survey.summary(forces) is survey.summary(forces)
+    # no graph of the training part lies beyond
+    assert [call.args[1:3] for call in column.call_args_list] == [("forces", 0), ("forces", 16)]
+
+
+class OtherRankFoundDamage(Ranks):
+    """The first of two ranks, whose peer adds a one to single numbers: it has found something."""
+
+    def sum_in_place(self, values: torch.Tensor) -> torch.Tensor:
+        return values + 1 if values.is_floating_point() and not values.dim() else values
+
+
+def test_damage_that_only_another_rank_sees_ends_the_run() -> None:
+    with pytest.raises(InputError, match="and the first rank none; copy the store anew"):
+        check_on_all(lambda graphs: None, np.arange(10), OtherRankFoundDamage(size=2))

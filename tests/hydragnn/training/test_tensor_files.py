@@ -1,14 +1,23 @@
-"""Tensors in files with an index: whole ones in one file, and pieces of one tensor in several."""
+"""A checkpoint is what was written or it is refused; reading it runs no code."""
 
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from hydragnn.base.errors import InputError
+from hydragnn.runs import train
 from hydragnn.runs.tensor_files import FileInfo, TensorFiles, TensorIndex, TensorInfo, TensorSlice, write_tensors
+from tests.hydragnn.training.conftest import STORE, Trained, make_config
+from tests.once import shared
 
 TENSORS = {
     "matrix": torch.arange(12, dtype=torch.float64).reshape(3, 4) / 7,
@@ -58,3 +67,89 @@ def test_a_tensor_in_pieces_of_several_files_is_put_together_unless_one_is_anoth
 def test_pieces_that_do_not_make_up_the_tensor_are_refused(starts: list[int], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the pieces of tensor matrix do not make it up"):
         TensorFiles(tmp_path, in_pieces(tmp_path, starts))
+
+
+@shared
+def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("begun") / "run"
+    train(make_config(), run, store=STORE, until=1)
+    return run
+
+
+@pytest.fixture
+def checkpoint(saved_run: Path, tmp_path: Path) -> Path:
+    """The newest checkpoint in a copy of the run."""
+    shutil.copytree(saved_run, tmp_path / "run")
+    return tmp_path / "run" / "checkpoints" / "000001-000000"
+
+
+def rewritten(checkpoint: Path, **changes: Any) -> None:
+    """Change members of ``state.json`` and give it the checksum that fits, as someone would who means harm."""
+    content = json.loads((checkpoint / "state.json").read_text()) | changes
+    content.pop("checksum")
+    content["checksum"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (checkpoint / "state.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(name: str, checkpoint: Path, trained: Trained) -> None:
+    sound, generator = (checkpoint / name).read_bytes(), random.Random(3)
+    for place in [0, 7, 8, len(sound) - 1, *generator.choices(range(len(sound)), k=6)]:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << generator.randrange(8)
+        if json_value(bytes(damaged)) == json_value(sound):  # a blank that became another blank
+            continue
+        (checkpoint / name).write_bytes(damaged)
+        words = rf"{name}.*(damaged|is not valid JSON|unknown key|missing key|has no version)"
+        with pytest.raises(InputError, match=words):
+            trained(resume=True)
+    (checkpoint / name).write_bytes(sound)
+    assert trained(resume=True).status == "finished"
+
+
+def json_value(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
+
+
+HUGE = 10**15
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "pointer": (lambda c: (c.parent / "latest.json").write_text('{"checkpoint": 3}'), "latest.json is damaged"),
+    "pointer to elsewhere": (
+        lambda c: (c.parent / "latest.json").write_text('{"checkpoint": "../../other"}'),
+        "latest.json is damaged",
+    ),
+    "empty state": (lambda c: (c / "state.json").write_text("{}"), "state.json is damaged"),
+    "nested state": (lambda c: (c / "state.json").write_text("[" * 100_000), "state.json is not valid JSON"),
+    "endless number": (lambda c: (c / "state.json").write_text("9" * 10_000), "state.json is not valid JSON"),
+    "empty tensors": (lambda c: (c / "tensors.safetensors").write_bytes(b""), "has 0 bytes, not the"),
+    "no tensors": (lambda c: (c / "tensors.safetensors").unlink(), "cannot be read"),
+    "newer": (lambda c: rewritten(c, version=99), "has version 99, this program reads up to 3; update"),
+    "other model": (lambda c: rewritten(c, layout={}), "holds another model"),
+    "ranks beyond all memory": (lambda c: rewritten(c, ranks=HUGE), "tensor totals is F64"),
+    "no ranks": (lambda c: rewritten(c, ranks=0), "ranks: .* greater than or equal to 1"),
+    "curves of another length": (lambda c: rewritten(c, epoch=7), "a curve does not have 7 values"),
+    "a file elsewhere": (lambda c: with_index(c, file="../../secret.safetensors"), "String should match pattern"),
+    "a tensor beyond all memory": (lambda c: with_index(c, shape=[HUGE]), "bytes, not the .* that were written"),
+    "pieces with a hole": (lambda c: with_index(c, whole=[HUGE]), "pieces of tensor weights do not make it up"),
+}
+
+
+def with_index(checkpoint: Path, file: str = "", shape: Any = None, whole: Any = None) -> None:
+    """Change what the index says of the tensor ``weights``."""
+    index = json.loads((checkpoint / "state.json").read_text())["index"]
+    tensor = index["tensors"]["weights"]
+    tensor["shape"] = whole or shape or tensor["shape"]
+    tensor["pieces"][0]["shape"] = shape or tensor["pieces"][0]["shape"]
+    tensor["pieces"][0]["file"] = file or tensor["pieces"][0]["file"]
+    rewritten(checkpoint, index=index)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_is_not_what_was_written_is_refused(damage: str, checkpoint: Path, trained: Trained) -> None:
+    change, message = DAMAGES[damage]
+    change(checkpoint)
+    with pytest.raises(InputError, match=message):
+        trained(resume=True)

@@ -1,7 +1,7 @@
 """Values of nodes add up to a total: in physical units, in every step and form of a model."""
 
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,12 @@ from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import INPUTS, make_graph, small_settings
 from hydragnn.conformance.law import permuted
 from hydragnn.datasets import MemoryStore
-from hydragnn.distributed import Ranks
 from hydragnn.ensemble import Ensemble, build_ensemble
 from hydragnn.graphs import Field, GraphBatch, concatenate
-from hydragnn.models import GraphModel, TrainedModel, build_model, load_model, parse_head, replay, target_from_json
-from hydragnn.models.distributions import Number
+from hydragnn.models import GraphModel, build_model, load_model, parse_head, target_from_json
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs import recording, train
-from hydragnn.runs.recording import with_replays
-from hydragnn.training.loop import take_step
-from tests.hydragnn.training.conftest import CHARGE, ENERGY, Configs, Trained, assembled
-from tests.hydragnn.training.recorder import StandIn
+from hydragnn.runs import train
+from tests.hydragnn.training.conftest import CHARGE, ENERGY, STORE, Trained, make_config
 from tests.once import shared
 
 SITE, PAIR = Field(name="site", on="node", role="target"), Field(name="pair", on="node", shape=(2,), role="target")
@@ -32,6 +27,7 @@ OF_GRAPH = Field(name="of_graph", on="graph", role="target")
 MOMENTS = Field(name="moments", on="graph", shape=(2,))
 NET = Field(name="net", on="graph", unit="e", dtype="float64")
 FIELDS = (*INPUTS, SITE, PAIR, LABEL, OF_GRAPH, MOMENTS)
+assert_close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 WITH_NET = {"data__inputs": ["atomic_numbers", "net"]}
 WAYS: dict[str, dict[str, Any]] = {
     "zero": {"total": 0},
@@ -42,16 +38,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def built(
-    head: dict[str, Any], field: str = "site", kind: str = "schnet", inputs: str = "species size load"
-) -> GraphModel:
+def built(head: dict[str, Any], field: str = "site", inputs: str = "species size load") -> GraphModel:
     heads = [parse_head({"kind": "scalar", "field": field, "hidden_dims": [6], **head})]
-    return build_model(small_settings(kind), heads, FIELDS, inputs=inputs.split(), dim=3, seed=0).double()
-
-
-def values_of(model: GraphModel, batch: GraphBatch, field: str = "site") -> Number:
-    result: Number = model(batch)[field]  # type: ignore[assignment]
-    return result
+    return build_model(small_settings("schnet"), heads, FIELDS, inputs=inputs.split(), dim=3, seed=0).double()
 
 
 def sums(values: Tensor, batch: GraphBatch) -> Tensor:
@@ -63,16 +52,14 @@ def test_values_add_up_and_depend_on_neither_company_nor_order(way: str) -> None
     model, sizes = built(WAYS[way]), (4, 4) if way == "networks per index" else (3, 6)
     graphs = [make_graph(seed, nodes) for seed, nodes in enumerate(sizes)]
     batch = concatenate(graphs)
-    values = values_of(model, batch)
-    expected = batch["load"] if "graph field" in way or way in ("gaussian", *[*WAYS][3:]) else torch.zeros(2)
-    torch.testing.assert_close(sums(values.mean, batch), expected.double(), rtol=1e-12, atol=1e-12)
-    alone = [values_of(model, graph).mean for graph in graphs]
-    torch.testing.assert_close(torch.cat(alone), values.mean, rtol=1e-12, atol=1e-12)
+    values = model(batch)["site"]
+    expected = torch.zeros(2) if way == "zero" else batch["load"]
+    assert_close(sums(values.mean, batch), expected.double())
+    alone = [model(graph)["site"].mean for graph in graphs]
+    assert_close(torch.cat(alone), values.mean)
     if way != "networks per index":
         order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
-        torch.testing.assert_close(
-            values_of(model, permuted(graphs[1], order)).mean, alone[1][order], rtol=1e-12, atol=1e-12
-        )
+        assert_close(model(permuted(graphs[1], order))["site"].mean, alone[1][order])
 
 
 def test_the_shift_is_the_equation_and_has_its_gradients() -> None:
@@ -82,8 +69,8 @@ def test_the_shift_is_the_equation_and_has_its_gradients() -> None:
     states = model.encode(batch, graph)
     raw = head.get_submodule("head")(states, graph, batch).mean
     expected = torch.cat([a + (total - a.sum()) / len(a) for a, total in zip(raw.split([3, 6]), batch["load"])])
-    actual = values_of(model, batch).mean
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    actual = model(batch)["site"].mean
+    assert_close(actual, expected)
     weights = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     ours, theirs = (
         torch.autograd.grad((one * weights).sum(), [*model.parameters()], retain_graph=True, allow_unused=True)
@@ -100,7 +87,7 @@ def test_components_have_totals_of_their_own() -> None:
     moments = torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     batch = batch.with_fields({"moments": moments}, fields=[MOMENTS])
     model = built({"total": "moments"}, "pair", inputs="species moments")
-    torch.testing.assert_close(sums(values_of(model, batch, "pair").mean, batch), moments, rtol=1e-12, atol=1e-12)
+    assert_close(sums(model(batch)["pair"].mean, batch), moments)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -111,7 +98,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "node fields": ({"total": "size"}, "total = 'size' is no numeric graph input"),
     "not an input": ({"total": "moments"}, "total = 'moments' is no numeric graph input"),
     "other shape": ({"field": "pair", "total": "load"}, r"total = 'load' has shape \(\), the field \(2,\)"),
-    "trained shares": ({"total": 0, "total_shift": "softness"}, "head site: total_shift = softness is gone; train"),
     "other numbers": ({"total": 1}, "1.0 is no total; write 0, or the name of a graph input"),
 }
 
@@ -124,20 +110,15 @@ def test_totals_that_cannot_hold_are_refused(case: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def charged(material: ModuleType) -> MemoryStore:
-    """Return clusters with the sums of their charges, or 3 where these are not known."""
-    whole = material.clusters(40)
-    graphs = []
-    for number in range(len(whole)):
-        graph = whole.read([number])
-        known = bool(graph.masks["charge"].all()) if "charge" in graph.masks else True
-        net = graph["charge"].sum().reshape(1) if known else torch.full((1,), 3.0, dtype=torch.float64)
-        graphs.append(graph.with_fields({"net": net}, fields=[NET]))
-    return MemoryStore(graphs, whole.attributes)
+def charged() -> MemoryStore:
+    """Clusters with the sums of their charges, or 3 where these are not known."""
+    batch = STORE.read(range(40))
+    net = torch.where(batch.present("charge"), sums(batch["charge"], batch), 3.0)
+    return MemoryStore(batch.with_fields({"net": net}, fields=[NET]), STORE.attributes)
 
 
 @shared
-def folders(charged: MemoryStore, make_config: Configs, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def folders(charged: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root, heads = tmp_path_factory.mktemp("totals"), [ENERGY, {**CHARGE, "total": "net"}]
     for seed in (0, 1):
         config = make_config("schnet", heads, train__seed=seed, train__precision="fp32", **WITH_NET)
@@ -147,56 +128,27 @@ def folders(charged: MemoryStore, make_config: Configs, tmp_path_factory: pytest
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_saved_models_and_ensembles_keep_totals_in_physical_units(
-    folders: list[Path], charged: MemoryStore, dtype: torch.dtype, tolerance: float
+def test_saved_models_stacks_and_ensembles_keep_totals_in_physical_units(
+    folders: list[Path], charged: MemoryStore, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     batch = charged.read(range(40))
     models = [load_model(folder / "model", dtype) for folder in folders]
     scale = models[0].normalisation.scales
     assert scale["net"] == scale["charge"] and scale["net"].mean == (0.0,) and scale["net"].std != (1.0,)
-    stack = TrainedStack(models)
-    for model, (stacked, _) in zip(models, stack.predict_with_states(batch)):
-        values = values_in(model.predict(batch)["charge"])
+
+    def assert_totals(values: Tensor) -> None:
         assert float((sums(values, batch) - batch["net"]).abs().max()) < tolerance * float(batch["net"].abs().max())
-        torch.testing.assert_close(values_in(stacked["charge"]), values, rtol=0, atol=tolerance)
+
+    for model, (stacked, _) in zip(models, TrainedStack(models).predict_with_states(batch)):
+        values = model.predict(batch)["charge"].mean
+        assert_totals(values)
+        torch.testing.assert_close(stacked["charge"].mean, values, rtol=0, atol=tolerance)
     with pytest.raises(InputError, match="no field net, which the model reads"):
         models[0].predict(batch.with_fields(drop=["net"]))
-
-
-def values_in(prediction: Any) -> Tensor:
-    values: Tensor = prediction.mean
-    return values
-
-
-def test_means_of_ensembles_keep_totals(folders: list[Path], charged: MemoryStore, tmp_path: Path) -> None:
     build_ensemble(folders, tmp_path / "ensemble", store=charged)
-    batch = charged.read(range(40))
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        estimate = Ensemble.load(tmp_path / "ensemble", dtype=dtype).predict(batch)["charge"]
-        found = sums(torch.from_numpy(np.asarray(estimate.mean)), batch)
-        assert float((found - batch["net"]).abs().max()) < tolerance * float(batch["net"].abs().max())
-        lower, upper = estimate["lower"], estimate["upper"]
-        assert np.nanmin(upper - lower) > 0  # of unknown intervals NaN
-
-
-def test_padded_and_replayed_steps_with_totals_are_the_steps(
-    make_config: Configs, charged: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = StandIn()
-    monkeypatch.setattr(recording, "recorder_on", lambda device: recorder)
-    monkeypatch.setattr(replay, "USES", 0)
-    heads = [ENERGY, {**CHARGE, "total": "net"}]
-    changes = {"train__optimizer": "sgd", **WITH_NET}
-    configs = [make_config("painn", heads, train__graphs=way, **changes) for way in ("off", "on")]
-    plain, replayed = (with_replays(assembled(one, charged), Ranks(), lambda: None) for one in configs)
-    for ours, theirs in zip(replayed.data.epoch(0), plain.data.epoch(0)):
-        new, old = (take_step(r.state, share, r.context, 1e-3) for r, share in ((replayed, ours), (plain, theirs)))
-        torch.testing.assert_close((new.loss, new.norm), (old.loss, old.norm), rtol=1e-12, atol=0)
-    assert recorder.replays > 0
-    scales = plain.data.branches[0].normalisation
-    model = TrainedModel(model=plain.state.model, normalisation=scales, dtype=torch.float64)
-    batch = charged.read(range(40))
-    assert float((sums(values_in(model.predict(batch)["charge"]), batch) - batch["net"]).abs().max()) < 1e-11
+    estimate = Ensemble.load(tmp_path / "ensemble", dtype=dtype).predict(batch)["charge"]
+    assert_totals(torch.from_numpy(np.asarray(estimate.mean)))
+    assert np.nanmin(estimate["upper"] - estimate["lower"]) > 0  # of unknown intervals NaN
 
 
 def test_labels_that_miss_their_total_are_noted(trained: Trained) -> None:

@@ -1,22 +1,21 @@
-"""Attempts at one run: the one that its folder names writes, every other leaves without a trace."""
+"""Attempts at one run: the one that its folder names writes; a run begins only where nothing else lies."""
 
 import itertools
 import json
 import os
-import signal
-import sys
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
 
-from hydragnn.base.errors import InputError
-from hydragnn.base.files import write_sealed
+from hydragnn.base.errors import Busy, InputError
+from hydragnn.base.files import lock_file, unlock_file, write_sealed
 from hydragnn.record import read_record, write_record
+from hydragnn.runs import run
 from hydragnn.runs.attempt import (
     BEAT_SECONDS,
     SECONDS_BETWEEN_BEATS,
@@ -27,9 +26,7 @@ from hydragnn.runs.attempt import (
     shown_epochs,
 )
 from hydragnn.runs.checkpoint import _remove_old
-from tests.hydragnn.training.conftest import TORCHRUN, At, Configs, Launch, Process, Trained, files
-
-Started = Callable[[int], tuple[Process, Path]]
+from tests.hydragnn.training.conftest import TORCHRUN, Trained, at, files, launch, make_config, wait_for
 
 
 def take_over(folder: Path, number: int) -> None:
@@ -37,11 +34,6 @@ def take_over(folder: Path, number: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "attempt.json.new").write_text(json.dumps({"attempt": number}))
     (folder / "attempt.json.new").replace(folder / "attempt.json")
-
-
-def complete(actual: dict[str, bytes]) -> dict[str, bytes]:
-    """Without what the attempt was just writing under another name when it was stopped."""
-    return {name: content for name, content in actual.items() if not name.endswith(".tmp")}
 
 
 @pytest.mark.parametrize("moment", [1.2, 3.0], ids=["in an epoch", "at the last step"])
@@ -54,16 +46,14 @@ def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(moment: float, trai
 
     take_over(run, 1)
     with pytest.raises(Fenced, match="belongs to attempt 2 now; attempt 1 leaves"):
-        trained(attempt=1, progress=At(moment, a_successor_comes))
+        trained(attempt=1, progress=at(moment, a_successor_comes))
     assert files(run) == before and read_record(run).attempt == 1 and read_record(run).status == "running"
     again = trained(attempt=2, resume=True)
     assert (again.attempt, again.status) == (2, "finished")
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[", '{"attempt": "1"}', '{"attempt": 3}'])
-def test_an_attempt_that_its_folder_does_not_name_never_begins(
-    content: str | None, trained: Trained, tmp_path: Path
-) -> None:
+def test_an_attempt_not_named_by_its_folder_never_begins(content: str | None, trained: Trained, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     if content is not None:
@@ -74,9 +64,7 @@ def test_an_attempt_that_its_folder_does_not_name_never_begins(
     assert files(run) == before
 
 
-def test_where_nobody_counts_nothing_is_fenced_and_records_without_attempt_are_of_attempt_0(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_without_attempts_nothing_is_fenced_and_records_are_of_attempt_0(trained: Trained, tmp_path: Path) -> None:
     run = tmp_path / "run"
     take_over(run, 7)
     record = trained(train__epochs=1)
@@ -93,41 +81,6 @@ def test_where_nobody_counts_nothing_is_fenced_and_records_without_attempt_are_o
     assert json.loads((run / "record.json").read_text())["version"] == 1
 
 
-@pytest.fixture
-def started(make_config: Configs, launch: Launch, tmp_path: Path) -> Iterator[Started]:
-    """A long run that attempt 1 has begun on one or two ranks, once it has a checkpoint."""
-    processes: list[Process] = []
-
-    def start(ranks: int) -> tuple[Process, Path]:
-        run = tmp_path / "run"
-        take_over(run, 1)
-        launcher = TORCHRUN if ranks == 2 else None
-        process = launch({run: make_config(train__epochs=4000)}, "--attempt", "1", launcher=launcher)
-        processes.append(process)
-        while process.poll() is None and not (run / "checkpoints" / "latest.json").exists():
-            time.sleep(0.02)
-        return process, run
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(started: Started, trained: Trained) -> None:
-    process, run = started(1)
-    process.send_signal(signal.SIGSTOP)
-    take_over(run, 2)
-    until = read_record(run).epochs + 2
-    record = trained(train__epochs=4000, attempt=2, resume=True, until=until)
-    before = files(run)
-    process.send_signal(signal.SIGCONT)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 4, output
-    assert complete(files(run)) == complete(before)
-    assert read_record(run) == record
-
-
 class Overtaken(RunAttempt):
     """An attempt that is overtaken, and its successor writes a checkpoint, at the very moment at which it checks."""
 
@@ -142,28 +95,10 @@ def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001-000000", "000002-000000", "000003-000000"]
 
 
-def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, before = tmp_path / "run", {}
-
-    def overtaken_at_new_weights(descriptor: int) -> None:
-        writes_model = Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith(".weights")
-        if writes_model and (run / "model" / "model.json").exists():
-            before.update(files(run / "model"))
-            take_over(run, 2)
-
-    take_over(run, 1)
-    monkeypatch.setattr("hydragnn.base.files.os.fsync", overtaken_at_new_weights)
-    with pytest.raises(Fenced):
-        trained(train__epochs=4, attempt=1)
-    assert complete(files(run / "model")) == complete(before) and complete(before)
-
-
 @pytest.mark.parametrize(
     "name", ["record.json", "weights.safetensors", "latest.json", "000002-000000", "000003-000000"]
 )
-def test_a_successor_that_begins_between_the_last_look_and_the_renaming_keeps_all_its_files(
+def test_a_successor_that_begins_before_a_late_renaming_keeps_its_files(
     name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old attempt has looked and stops; it wakes up after its successor has trained and renames what it wrote."""
@@ -187,8 +122,11 @@ def test_a_successor_that_begins_between_the_last_look_and_the_renaming_keeps_al
     assert trained(train__epochs=4, attempt=2, resume=True).status == "finished"
 
 
-def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(started: Started, trained: Trained) -> None:
-    process, run = started(2)
+def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(trained: Trained, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    take_over(run, 1)
+    process = launch({run: make_config(train__epochs=4000)}, "--attempt", "1", launcher=TORCHRUN)
+    wait_for(run / "checkpoints" / "latest.json", process)
     take_over(run, 2)
     output, _ = process.communicate(timeout=600)
     assert process.returncode != 0 and "FENCED" in output, output
@@ -220,23 +158,25 @@ EVERY_SECOND = [float(second) for second in range(33)]
 @pytest.mark.parametrize(
     ("asked", "beats"), [(30.0, [0.0, 30.0]), (0.01, EVERY_SECOND), ("often", EVERY_SECOND), (None, EVERY_SECOND)]
 )
-def test_the_heart_beats_as_rarely_as_its_starter_asks_and_every_second_on_its_node(
-    tmp_path: Path, asked: Any, beats: list[float]
-) -> None:
+def test_the_heart_beats_as_rarely_as_its_starter_asks(tmp_path: Path, asked: Any, beats: list[float]) -> None:
     now, run, node = [0.0], tmp_path / "heartbeat", tmp_path / "node"
     write_sealed(tmp_path / "attempt.json", {"attempt": 1, **({BEAT_SECONDS: asked} if asked else {})})
     heart = Heartbeat(RunAttempt(folder=tmp_path, number=1, beats=node), first=True, clock=lambda: now[0])
     assert beats_of(heart, [run, node], now, 32.9) == [beats, EVERY_SECOND]
 
 
+def heart_of(folder: Path, number: int, **options: Any) -> Heartbeat:
+    return Heartbeat(RunAttempt(folder=folder, number=number), **{"first": True, **options})
+
+
 def test_only_the_owners_heart_beats_and_only_on_the_first_rank(tmp_path: Path) -> None:
     beat = tmp_path / "heartbeat"
     take_over(tmp_path, 2)
     with pytest.raises(Fenced):
-        Heartbeat(RunAttempt(folder=tmp_path, number=1), first=True).beat()
-    Heartbeat(RunAttempt(folder=tmp_path, number=2), first=False).beat()
+        heart_of(tmp_path, 1).beat()
+    heart_of(tmp_path, 2, first=False).beat()
     assert not beat.exists()
-    Heartbeat(RunAttempt(folder=tmp_path, number=2), first=True).beat()
+    heart_of(tmp_path, 2).beat()
     assert abs(float(beat.read_text().split()[0]) - time.time()) < 60
     Heartbeat(RunAttempt(folder=tmp_path / "gone"), first=True).beat()  # a full disk does not stop the heart
     assert not (tmp_path / "gone").exists()
@@ -246,20 +186,21 @@ def test_a_heart_beats_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
     take_over(tmp_path, 1)
     beat, mine = tmp_path / "heartbeat", tmp_path / "mine"
     mine.write_text("mine")
-    beat.symlink_to(mine)
-    with pytest.raises(InputError, match="is a symbolic link"):
-        Heartbeat(RunAttempt(folder=tmp_path, number=1), first=True).beat()
+    for make, words in (
+        (lambda: beat.symlink_to(mine), "a symbolic link"),
+        (lambda: os.mkfifo(beat), "no regular file"),
+    ):
+        make()
+        with pytest.raises(InputError, match=f"is {words}"):
+            heart_of(tmp_path, 1).beat()
+        beat.unlink()
     assert mine.read_text() == "mine"
-    beat.unlink()
-    os.mkfifo(beat)
-    with pytest.raises(InputError, match="is no regular file"):
-        Heartbeat(RunAttempt(folder=tmp_path, number=1), first=True).beat()
 
 
 def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path: Path) -> None:
     now = [0.0]
     take_over(tmp_path, 3)
-    heart = Heartbeat(RunAttempt(folder=tmp_path, number=3), first=True, clock=lambda: now[0])
+    heart = heart_of(tmp_path, 3, clock=lambda: now[0])
     assert shown_epochs(tmp_path, 3) is None
     shown = []
     for now[0], epochs in ((0.0, None), (2.0, 12345.6789), (4.0, 2.5), (6.0, None)):
@@ -270,38 +211,21 @@ def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path: Path) -> 
     assert shown_epochs(tmp_path, 3) is None
 
 
-def _is_caller(code: CodeType) -> bool:
-    """Return False for checks of shapes, and for what looks for signals before it beats."""
-    checks = (
-        code.co_filename.startswith("<")
-        or "site-packages" in code.co_filename
-        or code.co_filename.endswith("tests/conftest.py")
-    )
-    return not checks and not code.co_filename.endswith("session.py")
-
-
-def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moments: list[str] = []
+def test_a_run_beats_while_it_reads_trains_and_validates(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments: set[str] = set()
 
     def beat(heart: Heartbeat, epochs: int | None = None) -> None:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and not _is_caller(frame.f_code):
-            frame = frame.f_back
-        moments.append(frame.f_code.co_name)
+        moments.update(frame.f_code.co_name for frame, _ in traceback.walk_stack(None))
 
     monkeypatch.setattr(Heartbeat, "beat", beat)
     trained("run", "pna", train__epochs=1)
-    assert {"prepare_data", "_row", "row", "on_step_end", "heartbeat"} <= set(moments)
+    assert {"prepare_data", "_row", "row", "on_step_end", "heartbeat"} <= moments
 
 
 def test_long_work_shows_that_the_run_lives(tmp_path: Path) -> None:
     take_over(tmp_path, 3)
     ticks = itertools.count()
-    heart = Heartbeat(
-        RunAttempt(folder=tmp_path, number=3), first=True, clock=lambda: next(ticks) * SECONDS_BETWEEN_BEATS
-    )
+    heart = heart_of(tmp_path, 3, clock=lambda: next(ticks) * SECONDS_BETWEEN_BEATS)
 
     def seen(content: str) -> bool:
         """Wait for a heartbeat file that is not this one."""
@@ -319,3 +243,74 @@ def test_long_work_shows_that_the_run_lives(tmp_path: Path) -> None:
         (thread,) = [one for one in threading.enumerate() if one.name == "heartbeat"]
         thread.join(30)
         assert not thread.is_alive()  # what hangs for ever shows no life for ever
+
+
+KINDS = {
+    "manifest.json": "is a store",
+    "campaign.json": "is a campaign",
+    "ensemble.json": "is an ensemble",
+    "model.json": "is a model",
+    "thesis.tex": "holds thesis.tex, which belongs to no run",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_with_something_else_is_left_alone(name: str, resume: bool, trained: Trained, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).write_text("{}")
+    says = "holds no run to resume" if resume and name == "thesis.tex" else KINDS[name]
+    with pytest.raises(InputError, match=f"{folder} {says}"):
+        trained(resume=resume)
+    assert [entry.name for entry in folder.iterdir()] == [name]
+
+
+def test_the_member_of_an_ensemble_is_not_resumed(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name, content in (("config.json", make_config().to_json()), ("model.json", {}), ("record.json", {})):
+        (tmp_path / "run" / name).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="is a model, and a run would be mixed into it"):
+        trained(resume=True)
+
+
+def test_a_configuration_of_another_program_is_not_overwritten(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in (".failure-1.json", ".config.json.99.tmp"):
+        (tmp_path / "run" / name).write_text("{}")
+    (tmp_path / "run" / "config.json").write_text('{"architectures": ["Llama"]}')
+    with pytest.raises(InputError, match=r"config.json is not the configuration of a run .*choose another --out"):
+        trained(until=1)
+    assert "Llama" in (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "run" / "config.json").unlink()
+    assert trained(until=1).epochs == 1
+
+
+def test_nothing_is_written_through_a_link_out_of_the_folder(trained: Trained, tmp_path: Path) -> None:
+    trained(until=1)
+    for name in ("checkpoints", "model"):
+        folder, elsewhere = tmp_path / name, tmp_path / f"beside {name}"
+        shutil.copytree(tmp_path / "run", folder)
+        elsewhere.mkdir()
+        (folder / name).rename(folder / "moved")
+        (folder / name).symlink_to(elsewhere)
+        with pytest.raises(InputError, match=f"{folder / name} is a symbolic link, and nothing is written through one"):
+            trained(name, resume=True)
+        assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_second_that_trains_in_a_folder_leaves_it_as_it_is(begun: bool, trained: Trained, tmp_path: Path) -> None:
+    """One that begins beside one that begins, and one that resumes what another process trains."""
+    out = tmp_path / "run"
+    trained(until=1) if begun else out.mkdir()
+    lock = lock_file(out / ".lock")
+    assert lock is not None
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(Busy, match=f"another process trains in {out}; wait for it"):
+        trained(resume=begun)
+    assert not begun or run.main([str(out)]) == run.BAD_INPUT
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    unlock_file(out / ".lock", lock)
+    assert trained(resume=begun, until=2).epochs == 2
+    assert not (out / ".lock").exists()

@@ -1,13 +1,24 @@
-"""Weights, schedules, clipping and averages."""
+"""Weights of a model: schedules, clipping, averages, and sums and gathering over ranks."""
 
 import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hydragnn.architectures import architectures
+from hydragnn.base.errors import InputError
 from hydragnn.config import TrainSettings
-from hydragnn.training.parameters import FlatParameters, average_in_place, clip_in_place
+from hydragnn.conformance.cases import AROUND, CORNERS, loss_of, make_graph, make_model, no_nodes
+from hydragnn.graphs.joining import concatenate
+from hydragnn.training import buckets
+from hydragnn.training.buckets import Wait
+from hydragnn.training.parameters import FlatParameters, Sharing, average_in_place, clip_in_place
 from hydragnn.training.schedule import best_epoch, learning_rate, out_of_patience, plateaus
 
 
@@ -99,9 +110,8 @@ def test_patience_counts_epochs_since_the_best() -> None:
 
 def test_clipping_shortens_long_gradients_only() -> None:
     gradient = torch.tensor([3.0, 4.0])
-    assert clip_in_place(gradient, 10.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
-    assert clip_in_place(gradient, 0.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
-    assert clip_in_place(gradient, 1.0) == 5.0 and gradient.tolist() == pytest.approx([0.6, 0.8])
+    for longest, clipped in ((10.0, [3.0, 4.0]), (0.0, [3.0, 4.0]), (1.0, [0.6, 0.8])):
+        assert clip_in_place(gradient, longest) == 5.0 and gradient.tolist() == pytest.approx(clipped)
     assert clip_in_place(torch.tensor([float("nan"), 1.0]), 1.0).isnan()
 
 
@@ -124,3 +134,175 @@ def test_the_average_follows_the_weights_and_forgets_the_start() -> None:
     late = torch.zeros(1)
     average_in_place(late, torch.ones(1), 0.9, 10**6)
     assert late.item() == pytest.approx(0.1)
+
+
+class OtherRank:
+    """A peer that has the same gradient: sums are begun at once and are there after the wait."""
+
+    number, count = 0, 2
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int]] = []
+        self.backward_ends = False
+        self.during: list[bool] = []
+
+    def begin_sum(self, values: Tensor) -> Callable[[], object]:
+        self.begun.append((values.storage_offset(), len(values)))
+        self.during.append(not self.backward_ends)
+        seen = values.clone()
+
+        def wait() -> None:
+            assert torch.equal(values, seen)  # what was begun is complete: nothing is added later
+            values.mul_(2.0)
+
+        return wait
+
+    def begin_scatter(self, values: Tensor, own: Tensor) -> Callable[[], object]:
+        return self.begin_sum(own)
+
+    def begin_gather(self, values: Tensor, own: Tensor) -> Callable[[], object]:
+        raise NotImplementedError
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(*(nn.Linear(6, 6) for _ in range(5)))
+
+
+def through(model: nn.Sequential, used: Sequence[int], states: Tensor) -> Tensor:
+    for number in used:
+        states = model[number](states).tanh()
+    return states
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch) -> OtherRank:
+    monkeypatch.setattr(buckets, "BYTES", 100)
+    return OtherRank()
+
+
+def test_buckets_begin_within_the_last_backward_pass_and_hold_every_weight_once(peer: OtherRank) -> None:
+    model, plain = chain(), chain()
+    weights = FlatParameters(model, TrainSettings(), Sharing(copies=peer))
+    parts = torch.randn(2, 7, 6)
+    for part in parts:
+        plain(part).square().sum().backward()
+    for step in range(2):
+        weights.zero_gradient()
+        for number, part in enumerate(parts):
+            peer.backward_ends = False
+            if number == 1:
+                weights.expect_sum()
+            model(part).square().sum().backward(inputs=list(model.parameters()))
+            peer.backward_ends = True
+            assert len(peer.begun) == (step + number) * 5, "the first part begins none, the second all"
+        weights.sum_gradient()
+        for one, other in zip(model.parameters(), plain.parameters()):
+            torch.testing.assert_close(one.grad, 2 * other.grad)
+    order = peer.begun[:5]
+    assert peer.begun[5:] == order == sorted(order, reverse=True) and all(peer.during)
+    assert sum(length for _, length in order) == len(weights.gradient)
+
+
+def test_ranks_that_use_other_weights_sum_in_the_same_order(peer: OtherRank) -> None:
+    """A rank without graphs, and one whose batch leaves a layer out."""
+    orders = []
+    for used in (range(5), [], [0, 1, 3, 4], [0]):
+        model = chain()
+        weights = FlatParameters(model, TrainSettings(), Sharing(copies=peer))
+        peer.begun.clear()
+        weights.zero_gradient()
+        weights.expect_sum()
+        if used:
+            through(model, used, torch.randn(3, 6)).sum().backward()
+        gradient = weights.gradient.clone()
+        weights.sum_gradient()
+        assert torch.equal(weights.gradient, 2 * gradient)
+        orders.append(list(peer.begun))
+    assert all(order == orders[0] for order in orders)
+
+
+@dataclass(kw_only=True, slots=True)
+class Threads:
+    """Two ranks as threads, or one."""
+
+    number: int
+    barrier: Barrier
+    table: dict[int, Tensor]
+    count: int = 2
+
+    def every(self, values: Tensor) -> list[Tensor]:
+        self.table[self.number] = values.detach().clone()
+        self.barrier.wait(20)
+        every = [self.table[rank] for rank in range(self.count)]
+        self.barrier.wait(20)
+        return every
+
+    def begin_sum(self, values: Tensor) -> Wait:
+        values.copy_(sum(self.every(values)))
+        return lambda: None
+
+    def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
+        own.copy_(sum(self.every(values)).chunk(self.count)[self.number])
+        return lambda: None
+
+    def begin_gather(self, values: Tensor, own: Tensor) -> Wait:
+        values.copy_(torch.cat(self.every(own)))
+        return lambda: None
+
+
+def gradients(passes: Sequence[list[bool]]) -> list[Any]:
+    """Return what two ranks get of these passes: rows of gradients, or an error."""
+    barrier, table, models = Barrier(2), dict[int, Tensor](), [chain(), chain()]
+
+    def run(rank: int) -> Any:
+        shards = Threads(number=rank, barrier=barrier, table=table)
+        weights = FlatParameters(models[rank], TrainSettings(), Sharing(shards=shards))
+        try:
+            for whole in passes[rank]:
+                weights.zero_gradient()
+                with weights.in_use():
+                    used = range(5) if whole else [0, 2, 3, 4]
+                    weights.add_gradient(through(models[rank], used, torch.ones(2, 6)).sum())
+        except Exception as error:  # a refusal, or that of a broken barrier
+            barrier.abort()  # as the end of a process closes its connections
+            return error
+        return weights.gradient.clone()
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, (0, 1)))
+
+
+def test_passes_that_agree_give_the_gradient_of_one_rank_twice() -> None:
+    model = chain()
+    through(model, range(5), torch.ones(2, 6)).sum().backward()
+    wanted = sorted(float(one) for p in model.parameters() if p.grad is not None for one in 2 * p.grad.flatten())
+    found = torch.cat(gradients([[True, True], [True, True]]))
+    assert sorted(found[found != 0].tolist()) == pytest.approx(sorted(one for one in wanted if one), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "passes",
+    # which would mix weights, or wait for ever
+    [([True], [False]), ([False], [True]), ([True, True], [True, False]), ([True, False], [True, False])],
+)
+def test_other_weights_than_on_other_ranks_or_before_are_an_error(passes: Sequence[list[bool]]) -> None:
+    errors = gradients(passes)
+    assert any(isinstance(one, InputError) for one in errors)
+    assert all(isinstance(one, Exception) for one in errors)
+    assert "use all weights in every batch" in str(next(one for one in errors if isinstance(one, InputError)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "around"), [*((kind, "") for kind in architectures()), *(("painn", name) for name in AROUND)]
+)
+def test_every_architecture_takes_the_same_weights_whatever_the_batch(kind: str, around: str) -> None:
+    """With forces where there are any; a pass that differed would raise."""
+    model, alone = make_model(kind, **AROUND.get(around, {})), Threads(number=0, barrier=Barrier(1), table={}, count=1)
+    weights = FlatParameters(model, TrainSettings(), Sharing(shards=alone))
+    sizes = concatenate([make_graph(8, 30), make_graph(9, 2), make_graph(10, 3, edges=0)])
+    for batch in (CORNERS["one graph"](), CORNERS["no edges"](), no_nodes(), sizes):
+        with weights.in_use():
+            weights.add_gradient(loss_of(model(batch.to(dtype=torch.float64))))
+        with torch.no_grad(), weights.in_use():
+            model(batch.to(dtype=torch.float64))

@@ -1,25 +1,31 @@
-"""Steps recorded once and replayed: the same numbers, and nothing that a graph of a device cannot do."""
+"""Steps recorded once and replayed, and several models as one: the same numbers by other calls."""
 
-import random
 import signal
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from hydragnn.architectures import ArchitectureSettings
 from hydragnn.base.errors import Interrupted
-from hydragnn.config import BranchedConfig, RunConfig
+from hydragnn.config import RunConfig
+from hydragnn.conformance.cases import FORCES, INPUTS, SCALARS, STRESS, make_graph, small_settings
 from hydragnn.datasets import MemoryStore
+from hydragnn.datasets.normalisation import Normalisation
 from hydragnn.distributed import Ranks
+from hydragnn.graphs import GraphBatch, concatenate
 from hydragnn.kernels.family import taken_for
-from hydragnn.models import TrainedModel, replay
-from hydragnn.models.trained_stack import TrainedStack
+from hydragnn.layers.stacked import NotStackable
+from hydragnn.models import TrainedModel, build_model, degree_statistics, parse_head, replay
+from hydragnn.models.branched import build_branched
+from hydragnn.models.graph_model import eager_prediction
+from hydragnn.models.trained_stack import TrainedStack, check_alike, of_inputs
 from hydragnn.runs import memory, recording
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.memory import allocations
@@ -33,15 +39,17 @@ from tests.hydragnn.training.conftest import (
     ENERGY,
     HARD,
     MODELS,
-    Configs,
-    Launch,
+    STORE,
     Trained,
     assembled,
     assert_same_curves,
     assert_same_end,
+    branched,
+    make_config,
     signal_at,
 )
-from tests.hydragnn.training.recorder import StandIn, watched
+from tests.hydragnn.training.recorder import StandIn, launches_of, watched
+from tests.hydragnn.training.worker import clusters
 
 CPU = torch.device("cpu")
 WITHOUT_FORCES = {"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}
@@ -56,15 +64,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return stand_in
 
 
-def run_of(config: RunConfig, store: MemoryStore, parts: int = 1) -> Assembly:
+def run_of(config: RunConfig, store: MemoryStore = STORE, parts: int = 1) -> Assembly:
     return with_replays(assembled(config, store, parts=parts), Ranks(), lambda: None)
 
 
 def assert_same_vectors(ours: Assembly, theirs: Assembly) -> None:
-    """Gradient, weights, average and moments differ by 1e-12 of their norm.
-
-    Not number by number: a gradient that is zero but for rounding has no digits in common, and AdamW divides it by 1e-8.
-    """
+    # a gradient that is zero but for rounding has no digits in common, and AdamW divides it by 1e-8
     moved, plain = ({**run.state.tensors(), "gradient": run.state.parameters.gradient} for run in (ours, theirs))
     for name, tensor in plain.items():
         error = (moved[name].double() - tensor.double()).norm()
@@ -86,21 +91,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "checkpointing": ("painn", {"model__checkpoint_activations": True}),
     "angles at receivers": ("dimenet", {"model__angle": "at_receiver"}),
     "bf16": ("painn", {"train__precision": "bf16"}),
+    "totals": ("painn", {"heads": [ENERGY, {**CHARGE, "total": 0}]}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_replayed_steps_are_the_steps(case: str, material: ModuleType, make_config: Configs, recorder: StandIn) -> None:
+def test_replayed_steps_are_the_steps(case: str, recorder: StandIn) -> None:
     """Labels are missing here and there, gradients clipped, weights averaged, and batches computed in two parts."""
     model, changes = CASES[case]
     forces = model not in ("gin", "sage", "mfc", "relational") and "model__pooling" not in changes
     heads = [ENERGY if forces else WITHOUT_FORCES, CHARGE]
-    options: dict[str, Any] = {"train__ema_decay": 0.9, "train__optimizer": "sgd", "train__clip_norm": 0.1}
+    options: dict[str, Any] = {
+        "heads": heads,
+        "train__ema_decay": 0.9,
+        "train__optimizer": "sgd",
+        "train__clip_norm": 0.1,
+    }
     if len(case) % 2:  # either of both
         options["train__optimizer"] = "adamw"
-    store = material.clusters(40, related="relational" in (case, model) or "pooling" in case)
+    store = clusters(40, related="relational" in (case, model) or "pooling" in case)
     plain, replayed = (
-        run_of(make_config(model, heads, train__graphs=way, **options, **changes), store, 2) for way in ("off", "on")
+        run_of(make_config(model, train__graphs=way, **(options | changes)), store, 2) for way in ("off", "on")
     )
     assert replayed.record.graphs and not plain.record.graphs, replayed.record.notes
     for ours, theirs in [*zip(replayed.data.epoch(0), plain.data.epoch(0))][:1]:
@@ -112,7 +123,7 @@ def test_replayed_steps_are_the_steps(case: str, material: ModuleType, make_conf
 
 
 def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
-    trained: Trained, make_config: Configs, recorder: StandIn, tmp_path: Path
+    trained: Trained, recorder: StandIn, tmp_path: Path
 ) -> None:
     config = make_config(**{**HARD, "train__epochs": 3}, train__graphs="on")
     record = trained("whole", config)
@@ -124,66 +135,41 @@ def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_kill_and_a_resume_of_replayed_runs_change_no_bit(
-    trained: Trained, make_config: Configs, launch: Launch, tmp_path: Path, recorder: StandIn
-) -> None:
-    """Killed at a random moment after a checkpoint, in a process of its own; resumed here, where sizes are recorded sooner."""
-    config = make_config("egnn", **{**HARD, "train__epochs": 3}, train__graphs="on")
-    with taken_for("cpu", "xpu"):  # where the stand-in computes
-        trained("whole", config)
-    cut = tmp_path / "cut"
-    process = launch({cut: config}, "--replayed")
-    while process.poll() is None and not [*(cut / "checkpoints").glob("0*")]:
-        time.sleep(0.01)
-    time.sleep(random.random() * 0.3)
-    process.kill()
-    process.communicate()
-    with taken_for("cpu", "xpu"):
-        assert trained("cut", config, resume=True).graphs
-    assert_same_end(tmp_path / "whole", cut)
-
-
-def test_branches_have_recordings_of_their_own(
-    material: ModuleType, make_config: Configs, recorder: StandIn, trained: Trained
-) -> None:
-    stores = {"metals": material.clusters(20), "oxides": material.clusters(12, seed=7)}
+def test_branches_have_recordings_of_their_own(recorder: StandIn, trained: Trained) -> None:
+    stores = {"metals": clusters(20), "oxides": clusters(12, seed=7)}
     records = []
     for way in ("off", "on"):
-        one = make_config("painn", train__graphs=way, train__optimizer="sgd", train__epochs=2).to_json()
-        own = {key: one.pop(key) for key in ("data", "split", "heads")}
-        heads = [{**WITHOUT_FORCES, "forces": "forces"}]
-        branches = [{"name": "metals", **own}, {"name": "oxides", **own, "heads": heads}]
-        records.append(trained(way, BranchedConfig.parse({**one, "branches": branches}), store=stores))
+        one = make_config("painn", train__graphs=way, train__optimizer="sgd", train__epochs=2)
+        heads = {"metals": [ENERGY, CHARGE], "oxides": [{**WITHOUT_FORCES, "forces": "forces"}]}
+        records.append(trained(way, branched(one, heads), store=stores))
     assert records[1].graphs and len(recorder.recorded) > 2
     assert_same_curves(*records, rel=1e-12)
 
 
-def test_few_recordings_are_kept_where_there_is_no_room_for_more(
-    trained: Trained, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_bits_depend_neither_on_when_a_size_is_recorded_nor_on_the_room_for_recordings(
+    trained: Trained, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that was not used for longest goes, and what finds no memory is computed as it is, with the same bits."""
-    config = make_config(**{**HARD, "train__epochs": 2}, train__graphs="on")
-    with taken_for("cpu", "xpu"):
-        trained("all", config)
-        every = len(recorder.recorded)
-        monkeypatch.setattr(replay, "MOST", 2)
-        trained("two", config)
-        assert len(recorder.recorded) - every > every
-        recorder.room = len(recorder.recorded) + 4
-        trained("none", config)
-    assert_same_end(tmp_path / "all", tmp_path / "two")
-    assert_same_end(tmp_path / "all", tmp_path / "none")
+    """Without room the one that was not used for longest goes, and what finds no memory is computed as it is."""
+    config, recorded = make_config(**{**HARD, "train__epochs": 2}, train__graphs="on"), [0]
+    with taken_for("cpu", "xpu"):  # where the stand-in computes
+        for name, uses, most in (("all", 0, replay.MOST), ("later", 2, replay.MOST), ("two", 0, 2), ("none", 0, 2)):
+            monkeypatch.setattr(replay, "USES", uses)
+            monkeypatch.setattr(replay, "MOST", most)
+            recorder.room = len(recorder.recorded) + 4 if name == "none" else recorder.room
+            trained(name, config)
+            recorded.append(len(recorder.recorded))
+            assert_same_end(tmp_path / "all", tmp_path / name)
+    every, later, two, none = np.diff(recorded)
+    assert 0 < later < every < two and none == 4
 
 
-def test_recordings_count_where_memory_is_limited(
-    store: MemoryStore, make_config: Configs, recorder: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recordings_count_where_memory_is_limited(recorder: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, the largest plain step, the pool of all recordings and their batches fit together; parts are smaller for it."""
     changes = {"batch__memory": "3 MB", "batch__max_graphs": 28}
     parts = []
     for way in ("off", "on"):
         config = make_config("painn", train__graphs=way, **changes)
-        limited = memory.within_memory(assembled(config, store), plan_run(config, store), Ranks(), lambda: None)
+        limited = memory.within_memory(assembled(config, STORE), plan_run(config, STORE), Ranks(), lambda: None)
         run = with_replays(limited, Ranks(), lambda: None)
         parts.append([part for share in run.data.epoch(0) for part in share.parts])
     assert run.record.graphs and len(parts[1]) > len(parts[0])
@@ -198,24 +184,6 @@ def test_recordings_count_where_memory_is_limited(
     assert recorder.recorded and memory.size_of_state(run) + plain + recorder.pool + held <= 3_000_000
 
 
-def test_bits_do_not_depend_on_when_a_size_is_recorded(
-    trained: Trained, make_config: Configs, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config(**{**HARD, "train__epochs": 2}, train__graphs="on")
-    with taken_for("cpu", "xpu"):  # where the stand-in computes
-        trained("at once", config)
-        at_once = len(recorder.recorded)
-        monkeypatch.setattr(replay, "USES", 2)
-        trained("later", config)
-    assert 0 < len(recorder.recorded) - at_once < at_once
-    assert_same_end(tmp_path / "at once", tmp_path / "later")
-
-
-def test_validation_by_replays_gives_the_same_metrics(trained: Trained, recorder: StandIn) -> None:
-    changes = {"train__optimizer": "sgd", "train__epochs": 2}
-    assert_same_curves(*(trained(way, train__graphs=way, **changes) for way in ("off", "on")), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     "model, changes, reason",
     [
@@ -223,17 +191,15 @@ def test_validation_by_replays_gives_the_same_metrics(trained: Trained, recorder
         ("schnet", {"model__checkpoint_activations": True, "model__dropout": 0.1}, "dropout is drawn twice"),
     ],
 )
-def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(
-    model: str, changes: dict[str, Any], reason: str, material: ModuleType, make_config: Configs, recorder: StandIn
-) -> None:
+def test_what_cannot_be_recorded_is_noted(model: str, changes: dict[str, Any], reason: str, recorder: StandIn) -> None:
     heads = [WITHOUT_FORCES, CHARGE]
-    run = run_of(make_config(model, heads, train__graphs="on", **changes), material.clusters(40, related=True))
+    run = run_of(make_config(model, heads, train__graphs="on", **changes), clusters(40, related=True))
     assert not run.record.graphs and reason in run.record.notes[-1]
     assert not any(isinstance(one, Recorded) for one in run.context.executors)
 
 
-def test_a_network_for_each_node_is_replayed(make_config: Configs, recorder: StandIn, material: ModuleType) -> None:
-    graphs = material.clusters(40)
+def test_a_network_for_each_node_is_replayed(recorder: StandIn) -> None:
+    graphs = clusters(40)
     size = int(np.bincount(graphs.sizes().nodes).argmax())
     store = MemoryStore(graphs.read(np.flatnonzero(graphs.sizes().nodes == size)))
     heads = [{**CHARGE, "hidden_dims": [], "per_index": size}]
@@ -243,9 +209,9 @@ def test_a_network_for_each_node_is_replayed(make_config: Configs, recorder: Sta
     torch.testing.assert_close((new.loss, new.norm), (old.loss, old.norm), rtol=1e-12, atol=0)
 
 
-def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for(store: MemoryStore, make_config: Configs) -> None:
-    assert run_of(make_config(train__graphs="on"), store).record.notes[-1].endswith("there are none on cpu")
-    silent = run_of(make_config(), store).record
+def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for() -> None:
+    assert run_of(make_config(train__graphs="on"), STORE).record.notes[-1].endswith("there are none on cpu")
+    silent = run_of(make_config(), STORE).record
     assert not silent.graphs and not any("graphs of the device" in note for note in silent.notes)
 
 
@@ -259,9 +225,9 @@ def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for(store: MemoryS
     ],
 )
 def test_a_run_records_by_itself_where_it_is_long_enough_alone_and_without_limit(
-    epochs: int, ranks: int, limited: bool, reason: str, store: MemoryStore, make_config: Configs
+    epochs: int, ranks: int, limited: bool, reason: str
 ) -> None:
-    run = run_of(make_config(train__epochs=epochs), store)
+    run = run_of(make_config(train__epochs=epochs), STORE)
     found = recording.reason_against(run, ranks, limited=limited)
     assert reason in found and bool(reason) == bool(found)
 
@@ -280,17 +246,15 @@ def assert_same_predictions(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("attention", [{}, {"model__global_attention": {"kind": "multihead", "heads": 2}}])
 def test_predictions_of_one_model_and_of_members_as_one_are_replayed_or_made_as_before(
     attention: dict[str, Any],
-    store: MemoryStore,
-    make_config: Configs,
     recorder: StandIn,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    models = [model_of(run_of(make_config("painn", train__seed=seed, **attention), store)) for seed in range(3)]
+    models = [model_of(run_of(make_config("painn", train__seed=seed, **attention), STORE)) for seed in range(3)]
     assert models[0].replayed() is models[0], "a CPU has no graphs"
     replayed = [replace(one, function=replay.ReplayedPrediction(one.model, recorder)) for one in models]
     stack = None if attention else TrainedStack(replayed)
     for graphs in ([0, 1, 2], [3], [5, 4]):
-        batch = store.read(graphs)
+        batch = STORE.read(graphs)
         expected = [model.predict_with_states(batch) for model in models]
         assert_same_predictions(replayed[0].predict_with_states(batch), expected[0])
         for ours, theirs in zip(stack.predict_with_states(batch) if stack else [], expected):
@@ -304,30 +268,101 @@ def test_the_stand_in_refuses_what_a_graph_of_a_device_cannot_hold() -> None:
     for refused in (
         lambda: values.sum().item(),
         lambda: values[values > 1],
+        lambda: bool(values[0] > 0),
         lambda: values.new_tensor([1.0]),
         lambda: torch.repeat_interleave(values, torch.arange(2)),
     ):
         with pytest.raises(recording.NotRecordable), watched():
             refused()
-    grown = [values]
-    with pytest.raises(AssertionError, match="other calls"):
-        again, _ = StandIn()(lambda: (grown.append(values), torch.stack(grown))[1:])
-        again()
-    weights = {"now": values}
-    again, _ = StandIn()(lambda: [weights["now"] + 1])
+    grown, weights = [values], {"now": values}
+    other_calls, _ = StandIn()(lambda: (grown.append(values), torch.stack(grown))[1:])
+    other_memory, _ = StandIn()(lambda: [weights["now"] + 1])
     weights["now"] = values.clone()
-    with pytest.raises(AssertionError, match="other memory"):
-        again()
+    for again, words in ((other_calls, "other calls"), (other_memory, "other memory")):
+        with pytest.raises(AssertionError, match=words):
+            again()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of NVIDIA or AMD")
-def test_a_gpu_replays_the_steps(store: MemoryStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_replays_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "USES", 0)
     placement = DevicePlacement(device=torch.device("cuda", 0), dtype=torch.float64)
-    plans = [plan_run(make_config("painn", train__graphs=way), store) for way in ("off", "on")]
+    plans = [plan_run(make_config("painn", train__graphs=way), STORE) for way in ("off", "on")]
     runs = [assemble(plan, placement, Ranks(), lambda: None) for plan in plans]
     plain, replayed = (with_replays(run, Ranks(), lambda: None) for run in runs)
     assert replayed.record.graphs, replayed.record.notes
     for share in plain.data.epoch(0):
         ours, theirs = (take_step(run.state, share, run.context, 1e-3) for run in (replayed, plain))
         torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-10, atol=0)
+
+
+EXACT = 1e-12
+
+
+def models_of(model: str, members: int = 3, **changes: Any) -> list[TrainedModel]:
+    heads = [WITHOUT_FORCES, CHARGE] if model in ("gin", "sage", "mfc") else [ENERGY, CHARGE]
+    runs = [assembled(make_config(model, heads, train__seed=seed, **changes), STORE) for seed in range(members)]
+    return [TrainedModel(model=run.state.model, normalisation=Normalisation(), dtype=torch.float64) for run in runs]
+
+
+def assert_stacked(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
+    """Values and states of members as one are those of each alone."""
+    for (values, states), trained in zip(TrainedStack(models).predict_with_states(batch), models, strict=True):
+        expected, exact = trained.predict_with_states(batch)
+        pairs = [(states, exact)]
+        for name, prediction in expected.items():
+            tensors: dict[str, Any] = prediction.tensors()
+            pairs += [(value, tensors[what]) for what, value in values[name].tensors().items()]
+        for one, other in pairs:
+            assert float((one - other).abs().max()) <= EXACT * float(other.abs().max())
+
+
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational", "field_tokens"}))
+def test_several_models_as_one_predict_what_each_does_alone(model: str) -> None:
+    """Values and states, with forces where the model has some."""
+    models = models_of(model, 8 if model == "painn" else 3)
+    batch = STORE.read(range(5))
+    if model == "painn":
+        check_launches(models, batch)
+    assert_stacked(models, batch)
+
+
+@pytest.mark.parametrize("kind", ["painn", "mace", "pna"])
+def test_branches_of_several_models_predict_as_one_what_each_does_alone(kind: str) -> None:
+    """Values, forces and stress; branches of other trunks are no models of this shape."""
+    batch = concatenate([make_graph(seed, 3 + seed) for seed in range(3)])
+    models = [branch_of(seed, small_settings(kind)) for seed in range(3)]
+    assert {"energy@metals", "forces@metals", "stress@metals"} <= models[0].predict(batch).keys()
+    assert_stacked(models, batch)
+    wider = branch_of(0, small_settings(kind, hidden_dim=16))
+    with pytest.raises(NotStackable, match="different shapes"):
+        check_alike([models[0].model, wider.model])
+
+
+def branch_of(seed: int, settings: ArchitectureSettings) -> TrainedModel:
+    tables: dict[str, list[dict[str, Any]]] = {
+        "metals": [{"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"}],
+        "oxides": [{"kind": "scalar", "field": "charge"}],
+    }
+    fields, statistics = [*INPUTS, *SCALARS, FORCES, STRESS], degree_statistics([make_graph(1, 5)])
+    shared: dict[str, Any] = {"inputs": ["species"], "dim": 3, "seed": 0, "statistics": statistics}
+    models = [build_model(settings, [*map(parse_head, heads)], fields, **shared) for heads in tables.values()]
+    descriptions = [replace(model.description, branch=name) for name, model in zip(tables, models)]
+    view = build_branched(descriptions, seed).double().views[0]
+    return TrainedModel(model=view, normalisation=Normalisation(), dtype=torch.float64)
+
+
+def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
+    """Eight members as one launch at most 1.6 times what one does, and nothing whose order is open."""
+    stack = TrainedStack(models)
+    inputs = of_inputs(models[0].normalised(batch), stack.inputs)
+    fresh = [inputs.mapped(Tensor.clone) for _ in range(2)]
+    of_all, unordered = launches_of(lambda: eager_prediction(stack.model, stack.joined(fresh[:1])))
+    of_one, _ = launches_of(lambda: eager_prediction(models[0].model, fresh[1]))
+    assert sum(of_all.values()) <= 1.6 * sum(of_one.values()) and not unordered
+
+
+def test_layers_without_a_stacked_form_are_computed_one_after_the_other() -> None:
+    models = models_of("gatv2", model__wide_heads=True)
+    with pytest.raises(NotStackable, match="weights of WideLayer have no stacked form"):
+        TrainedStack(models)

@@ -28,6 +28,7 @@ FIELDS = (
     Field(name="charge", on="node", unit="e", role="target", dtype="float64"),
     Field(name="length", on="edge", unit="Angstrom", dtype="float64"),
 )
+RELATION = Field(name="relation", on="edge", classes=2, dtype="int64")
 
 
 def cluster(generator: np.random.Generator) -> GraphBatch:
@@ -57,21 +58,15 @@ def cluster(generator: np.random.Generator) -> GraphBatch:
 
 def clusters(count: int, seed: int = 0, *, related: bool = False) -> MemoryStore:
     """A store of clusters; every fifth has no charges. With ``related`` edges have a kind, short or long, and graphs a coarser level."""
-    generator = np.random.default_rng(seed)
-    graphs = [_without_charges(cluster(generator), number % 5 == 4) for number in range(count)]
-    return MemoryStore(
-        [_related(graph) for graph in graphs] if related else graphs, {"cutoff": CUTOFF, "close_nuclei": True}
-    )
-
-
-def _related(graph: GraphBatch) -> GraphBatch:
-    relation = Field(name="relation", on="edge", classes=2, dtype="int64")
-    kinds = (graph.edges["length"] > CUTOFF / 2).long()
-    return with_contracted_levels(graph.with_fields({"relation": kinds}, fields=[relation]), 1)
-
-
-def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
-    return graph.with_fields(drop=["charge"]) if really else graph
+    generator, graphs = np.random.default_rng(seed), []
+    for number in range(count):
+        graph = cluster(generator)
+        graph = graph.with_fields(drop=["charge"]) if number % 5 == 4 else graph
+        if related:
+            kinds = (graph.edges["length"] > CUTOFF / 2).long()
+            graph = with_contracted_levels(graph.with_fields({"relation": kinds}, fields=[RELATION]), 1)
+        graphs.append(graph)
+    return MemoryStore(graphs, {"cutoff": CUTOFF, "close_nuclei": True})
 
 
 def main() -> int:
@@ -82,20 +77,10 @@ def main() -> int:
     parser.add_argument("--related", action="store_true")
     parser.add_argument("--until", type=int, default=None)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--replayed", action="store_true", help="by the stand-in, at the first use of a size")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--attempt", type=int, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.replayed:
-        from hydragnn.kernels.family import taken_for
-        from hydragnn.models import replay
-        from hydragnn.runs import recording
-        from tests.hydragnn.training.recorder import StandIn
-
-        recording.recorder_on, replay.USES = lambda device: StandIn(), 1
-        forms = taken_for("cpu", "xpu")  # where the stand-in computes, to the end
-        forms.__enter__()
     records = []
     try:
         with join_ranks(options.runs[0]):
@@ -105,15 +90,9 @@ def main() -> int:
                 store = clusters(options.graphs, related=options.related) if in_memory else None
                 how = {"resume": options.resume, "micro_batches": options.micro_batches, "attempt": options.attempt}
                 records.append(train(config, out, until=options.until, store=store, **how))
-    except Interrupted as note:
-        print(note)
-        return 0
-    except Fenced as note:
-        print(f"FENCED: {note}")
-        return 4
-    except InputError as error:
-        print(error)
-        return 2
+    except (Interrupted, Fenced, InputError) as note:
+        print(f"FENCED: {note}" if isinstance(note, Fenced) else note)
+        return 0 if isinstance(note, Interrupted) else 4 if isinstance(note, Fenced) else 2
     except Exception as error:
         print(f"rank failed with {error!r}")
         return 3
