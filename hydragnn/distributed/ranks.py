@@ -115,7 +115,7 @@ class Ranks:
         rows: list[list[int]] = self.gather(torch.tensor(own, dtype=torch.int64, device=self.device)).tolist()
         return rows
 
-    def largest(self, *own: float) -> list[float]:
+    def largest(self, *own: int | float) -> list[float]:
         """Return the largest of each number; collective."""
         largest: list[float] = self.gather(torch.tensor(own, dtype=torch.float64, device=self.device)).amax(0).tolist()
         return largest
