@@ -1,6 +1,7 @@
 """Progress on screen: a bar in terminals, lines elsewhere."""
 
 import time
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -11,8 +12,25 @@ from hydragnn.base.terminal import PlainConsole
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
-    """Progress of a run: a live bar in a terminal, else a line every some seconds."""
+@runtime_checkable
+class Progress(Protocol):
+    """Shows the progress of a run."""
+
+    def begin(self, epochs: float, total: int) -> None:
+        """Begin at ``epochs`` (with fraction) of ``total``."""
+
+    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
+        """Show ``epochs`` and the loss of the last step."""
+
+    def epoch(self, number: int, values: dict[str, float | None]) -> None:
+        """Show the curves' values of epoch ``number`` (from 1)."""
+
+    def end(self, sentence: str) -> None:
+        """Say how the run ended."""
+
+
+class ConsoleProgress:
+    """Progress on a console: a live bar in a terminal, else a line every some seconds."""
 
     def __init__(self, console: Console) -> None:
         """Show the bar or the lines on this console."""
@@ -61,7 +79,7 @@ class Progress:
 
 def console_progress(console: Console | None = None) -> Progress:
     """Return the progress on a console, by default that of stderr."""
-    return Progress(console or PlainConsole(stderr=True))
+    return ConsoleProgress(console or PlainConsole(stderr=True))
 
 
 def _short(value: float | None) -> str:
