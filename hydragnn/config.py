@@ -12,6 +12,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import digest, read_json
 from hydragnn.base.places import paths_of
 from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
+from hydragnn.callbacks import AnyCallback
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.models.heads import AnyHead, HeadSettings
@@ -28,7 +29,9 @@ class TrainSettings(Settings):
         )
     }
 
-    removed: ClassVar = frozenset({"compile"})
+    removed: ClassVar = frozenset({"compile", "tensorboard"})
+
+    seldom: ClassVar = frozenset({"callbacks"})
 
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""
@@ -80,8 +83,8 @@ class TrainSettings(Settings):
     checkpoint_seconds: float = Field(default=2.0, ge=0)
     """Least time between checkpoints, so that runs of short epochs do not spend theirs on files; results do not depend on it."""
 
-    tensorboard: bool = False
-    """Also write TensorBoard curves into the run's folder."""
+    callbacks: list[AnyCallback] = Field(default_factory=list, exclude_if=lambda callbacks: not callbacks)
+    """Loggers (csv, tensorboard, mlflow, wandb) and callbacks of your own (docs/own-code.md); training does not depend on them."""
 
     @model_validator(mode="after")
     def _check(self) -> "TrainSettings":

@@ -196,12 +196,15 @@ def train(
         typer.Option(help='Memory of a rank, such as "4 GB"; larger batches are computed in parts (batch.memory).'),
     ] = None,
     quiet: bool = True,
+    callbacks: Sequence[Any] = (),
     allow_code: AllowCode = (),
 ) -> RunRecord:
     """Train one model into the folder ``out``, or resume an interrupted run.
 
-    ``config`` may be the folder of a run, which resumes there, or its ``config.json``. ``memory`` (``"4 GB"``) is what a rank may take;
-    it goes before ``batch.memory`` of the configuration.
+    ``config`` may be the folder of a run, which resumes there, or its ``config.json``.
+
+    ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration. ``callbacks`` are
+    ``TrainingCallback`` objects, or functions of the run that are called after every epoch, beside those of the configuration.
     """
     _allow_code(allow_code)
     source = config
@@ -215,6 +218,7 @@ def train(
             )
         if this_launch().size == 1:
             check_stores(table, path)  # needs no torch, which takes seconds to load
+    from hydragnn.callbacks import as_callback
     from hydragnn.config import config_from_table
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
@@ -222,7 +226,14 @@ def train(
     if not isinstance(config, Settings):
         config = config_from_table(table, path, stored=own is not None)
     place = run_folder(source, out, resume=resume)
-    return run(config, place, resume=resume, memory=memory, progress=None if quiet else console_progress())
+    return run(
+        config,
+        place,
+        resume=resume,
+        memory=memory,
+        progress=None if quiet else console_progress(),
+        callbacks=[as_callback(one) for one in callbacks],
+    )
 
 
 @check_arguments

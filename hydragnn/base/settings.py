@@ -214,6 +214,7 @@ def with_overrides(
 
 REMOVED: Mapping[str, str] = {
     "train.compile": "plain steps are as fast; for dynamics, hydragnn export --to aoti makes a compiled potential",
+    "train.tensorboard": 'callbacks = [{ kind = "tensorboard" }] writes its files',
     "batch.budget": "batch.max_graphs and others say how large a batch is; with batch.memory it is computed in parts that fit",
     "search.together": "trials no longer share a process; trials_per_device = N lets N trials share a GPU, each in its own",
     "model.schedule": "every layer reads all edges; layers that reach far pool ([model.pooling])",

@@ -1,31 +1,39 @@
-"""Callback of runs: checkpoints, model, record, TensorBoard, progress, cost."""
+"""Callback of runs: checkpoints, model, record, callbacks of users, progress, cost."""
 
 import json
+import math
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hydragnn.base.errors import MissingPackageError, as_note
+from hydragnn.base.errors import InputError, as_note, nearest, words_of
 from hydragnn.base.files import write_json
+from hydragnn.callbacks import RunView, StopTraining, TrainingCallback, checked_values
+from hydragnn.datasets import Budget, Loader, open_store
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.distributed.sharing import texts_of_all
-from hydragnn.models import BranchedModel, GraphModel, save_model
+from hydragnn.distributed.sharing import first_ranks_value, texts_of_all
+from hydragnn.models import BranchedModel, Categorical, GraphModel, Number, TrainedModel, save_model
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Heartbeat
+from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Heartbeat, keep_beating
 from hydragnn.runs.checkpoint import save_checkpoint
 from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import Signals
-from hydragnn.training.state import TrainState
+from hydragnn.training.context import Values
+from hydragnn.training.data import RunData
+from hydragnn.training.state import STOPPED, TrainState
 
 WARM_UP = 2
 """First steps of a segment, which load and allocate.
@@ -90,6 +98,7 @@ class RunCallback:
         signals: Signals,
         heart: Heartbeat,
         progress: Progress | None,
+        callbacks: Sequence[TrainingCallback] = (),
     ) -> None:
         """Files go where the heart beats."""
         self.record = replace(run.record, attempt=heart.attempt.name)
@@ -97,7 +106,8 @@ class RunCallback:
         self.folder, self.settings = heart.attempt.folder, run.context.settings
         self.mesh, self.ranks, self.stopwatch, self.signals, self.heart = run.mesh, ranks, stopwatch, signals, heart
         self.progress = progress if ranks.first else None
-        self.board: Any = None
+        self.callbacks = [*self.settings.callbacks, *callbacks]
+        self.data, self.device = run.data, run.context.device
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
 
     def add_note(self, sentence: str) -> None:
@@ -108,8 +118,6 @@ class RunCallback:
     def begin(self, state: TrainState, steps: int) -> None:
         """Write configuration, model and record before the next step."""
         if self.ranks.first:
-            if self.settings.tensorboard:
-                self.board = summary_writer(self.folder / "tensorboard", state.epoch)
             write_json(self.folder / "config.json", self.record.config, self.heart.attempt.check)
         self.export(state)
         self.write(state)
@@ -134,6 +142,50 @@ class RunCallback:
         if self.progress:
             self.progress.step(epochs, loss if self.ranks.size == 1 else None, self.stopwatch.graphs_per_second)
 
+    def on_validated(self, state: TrainState, values: Values) -> Values:
+        """Return the callbacks' numbers; where one fails, save and raise."""
+        try:
+            return self.call("epoch", state, values)
+        except InputError:
+            self.save(state)
+            raise
+
+    def call(self, moment: str, state: TrainState, values: Values) -> Values:
+        """Call a method of all callbacks on the first rank; return their numbers on all.
+
+        InputError that names the callback where one fails.
+        """
+        if not self.callbacks:
+            return {}
+        curves = {**state.curves, **{name: [*state.curves.get(name, []), value] for name, value in values.items()}}
+
+        def numbers() -> Values:
+            added: Values = {}
+            for one in self.callbacks:
+                view = RunView(
+                    folder=self.folder,
+                    config=self.record.config,
+                    epochs=self.settings.epochs,
+                    curves={name: [*curve] for name, curve in curves.items()},
+                    predictor=partial(predicted, state, self.data, self.mesh),
+                )
+                try:
+                    added |= checked_values(getattr(one, moment)(view), one.kind, {**values, **added})
+                except StopTraining as reason:
+                    added[STOPPED] = 1.0
+                    self.add_note(f"callback {one.kind} stopped the run in epoch {state.epoch + 1}: {reason}")
+                except InputError:
+                    raise
+                except Exception as error:  # whatever the user's code raises
+                    raise InputError(
+                        f"callback {one.kind} failed {PLACES[moment].format(state.epoch + 1)}: {words_of(error)}; the run has a checkpoint: "
+                        "repair the callback and resume"
+                    ) from error
+            return added
+
+        with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat):
+            return first_ranks_value(numbers, self.ranks, self.device)
+
     def on_epoch_end(self, state: TrainState) -> None:
         """Write a due checkpoint and record, and show the epoch."""
         if self.due(state):
@@ -143,10 +195,6 @@ class RunCallback:
         values = {name: curve[-1] for name, curve in state.curves.items()}
         if self.progress:
             self.progress.epoch(state.epoch, values)
-        with as_note("TensorBoard", self.add_note):
-            for name, value in values.items() if self.board else ():
-                if value is not None:
-                    self.board.add_scalar(name, value, state.epoch)
         self.stopwatch.begin_steps()
 
     def due(self, state: TrainState) -> bool:
@@ -194,21 +242,59 @@ class RunCallback:
 
     def close(self, sentence: str) -> None:
         """Say how the run ended and close what is open."""
-        with as_note("TensorBoard"):
-            if self.board:
-                self.board.close()
         with as_note("progress"):
             if self.progress:
                 self.progress.end(sentence)
 
 
-def summary_writer(folder: Path, epochs: int) -> Any:
-    """Return TensorBoard's writer, which drops values after ``epochs``."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingPackageError("tensorboard", "tensorboard", "train.tensorboard = true") from error
-    return SummaryWriter(str(folder), purge_step=epochs + 1)
+PLACES = {
+    "begin": "before epoch {}",
+    "epoch": "after epoch {}",
+    "rung": "after a segment",
+    "end": "after the last epoch",
+}
+"""Moments of callbacks as errors name them."""
+
+
+def predicted(
+    state: TrainState, data: RunData, mesh: Mesh, graphs: Any, branch: str
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return predictions and labels by field, in its unit ``[items, *shape]``.
+
+    ``graphs`` as of ``RunView.predict``.
+    """
+    if mesh.shares_model or mesh.size("graph") > 1:
+        raise InputError("callbacks cannot predict where ranks share weights or graphs; let all ranks be copies")
+    names = [one.name for one in data.branches]
+    if branch not in names:
+        raise InputError(f"the run has no branch {branch!r}; {nearest(branch, names)}")
+    number = names.index(branch)
+    own = data.branches[number]
+    if isinstance(graphs, str) and graphs == "valid":
+        store, rows = own.store, own.split.valid
+    else:
+        store = open_store(graphs) if isinstance(graphs, str | Path) else graphs
+        rows = np.arange(len(store))
+    model = state.of_branch(number)
+    assert isinstance(model, GraphModel)
+    trained = TrainedModel(model=model, normalisation=own.normalisation, dtype=model.node_inputs.origin.dtype)
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {target.name: [] for target in own.targets}
+    model.eval()
+    with torch.no_grad():
+        for _, batch in Loader(store, rows, Budget(max_graphs=32), shuffle=False).epoch(0):
+            predictions = trained.predict(batch)
+            for target in own.targets:
+                one = predictions[target.name]
+                assert isinstance(one, Number | Categorical)
+                mean = one.mean if isinstance(one, Number) else one.probabilities
+                name = target.field.name
+                labels = batch[name] if name in batch.fields else torch.zeros_like(mean)
+                absent = ~batch.labelled(name) if name in batch.fields else torch.ones_like(labels, dtype=torch.bool)
+                found[target.name].append(
+                    (mean.cpu(), labels.masked_fill(absent, -1 if target.field.classes else math.nan))
+                )
+    model.train()
+    return {name: (torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])) for name, pairs in found.items()}
 
 
 def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:

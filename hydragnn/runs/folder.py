@@ -36,7 +36,7 @@ INDIFFERENT = {
     "data": ("store", "memory", "group"),
     "split": ("calibration",),
     "batch": ("memory",),
-    "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
+    "train": ("checkpoint_epochs", "checkpoint_seconds", "callbacks"),
     "start": ("model", "store"),
 }
 """Settings that no training depends on: where the store and the start lie (their contents are compared) and what keeps the data in memory, which of the graphs that it never

@@ -1,5 +1,6 @@
 """One run in its folder: begin or resume, train, record."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted, as_note
 from hydragnn.base.machine import bytes_of
+from hydragnn.callbacks import TrainingCallback
 from hydragnn.config import AnyConfig, RunConfig
 from hydragnn.distributed.ranks import Ranks, bind_near, cores_given_back, join_ranks, own_gpu
 from hydragnn.distributed.sharing import first_ranks_value
@@ -64,6 +66,7 @@ def train(
     sharing: int = 1,
     attempt: int | None = None,
     beats: Path | None = None,
+    callbacks: Sequence[TrainingCallback] = (),
 ) -> RunRecord:
     """Train a configuration into ``out`` up to epoch ``until``.
 
@@ -73,7 +76,7 @@ def train(
     steps; ``memory`` (``"4 GB"``) in as many as a rank needs for it, and goes before ``batch.memory`` of the configuration.
     ``sharing`` processes use this device, and each gets its part of the memory. ``attempt`` is this attempt's number in
     ``out/attempt.json``: once another one stands there, nothing more is written. ``beats`` is a file on this node that shows that
-    the run lives, beside ``out/heartbeat``. Raises InputError for bad input and for an ``out`` that holds a run already (unless
+    the run lives, beside ``out/heartbeat``. ``callbacks`` are called beside those of the configuration. Raises InputError for bad input and for an ``out`` that holds a run already (unless
     ``resume``), Busy where another process trains there, Interrupted after SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint
     written, Fenced where a later attempt owns the run, and whatever a defect of ours raises, after recording it.
     """
@@ -107,7 +110,7 @@ def train(
                 memory=memory,
             )
             with trap_signals() as signals:
-                callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
+                callback = RunCallback(run, ranks, stopwatch, signals, heart, progress, callbacks)
                 return train_to_end(run, callback, until)
 
 
@@ -167,9 +170,12 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
     callback.begin(state, run.data.steps(state.epoch))
     until = settings.epochs if until is None else min(until, settings.epochs)
     try:
+        callback.call("begin", state, {})
         with reserve_memory():
             status = train_epochs(state, run.data, run.context, callback, until)
             callback.save(state)
+            with as_note("a callback", callback.add_note):
+                callback.call("rung" if status == "paused" else "end", state, {})
             callback.ranks.wait()  # success means that all ranks came to the end
     except Interrupted as note:
         callback.write(state, status="paused")

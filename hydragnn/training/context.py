@@ -16,6 +16,9 @@ from hydragnn.training.executor import Eager
 from hydragnn.training.parameters import alone
 from hydragnn.training.state import TrainState
 
+Values = dict[str, float | None]
+"""Values of an epoch by name."""
+
 
 class Diverged(ArithmeticError):
     """A loss or a gradient is NaN or infinite."""
@@ -46,6 +49,9 @@ class Callback(Protocol):
 
     def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float | None) -> None:
         """Note a queued step of ``steps``, its graphs and the newest loss."""
+
+    def on_validated(self, state: TrainState, values: Values) -> Values:
+        """Return more values of the epoch; called by all ranks."""
 
     def on_epoch_end(self, state: TrainState) -> None:
         """An epoch was validated and its values stand in the curves."""

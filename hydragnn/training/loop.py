@@ -24,15 +24,20 @@ Ended = Literal["finished", "stopped", "paused"]
 def train_epochs(state: TrainState, data: RunData, context: TrainingContext, callback: Callback, until: int) -> Ended:
     """Train to the end of epoch ``until``, or out of patience."""
     settings = context.settings
-    while state.epoch < until and not out_of_patience(state.valid_losses, settings.patience, context.stage_two):
+
+    def is_over() -> bool:
+        return state.is_stopped or out_of_patience(state.valid_losses, settings.patience, context.stage_two)
+
+    while state.epoch < until and not is_over():
         train_loss = train_epoch(state, data, context, callback)
         values = {"train/loss": train_loss, **validate(state, data, context, callback)}
         values["learning_rate"] = learning_rate(settings, state.epoch + 1.0, state.valid_losses)
+        values |= callback.on_validated(state, values)
         state.finish_epoch(values)
         callback.on_epoch_end(state)
     if state.epoch >= settings.epochs:
         return "finished"
-    return "stopped" if out_of_patience(state.valid_losses, settings.patience, context.stage_two) else "paused"
+    return "stopped" if is_over() else "paused"
 
 
 def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> float:

@@ -9,6 +9,9 @@ from hydragnn.models import BranchedModel
 from hydragnn.training.parameters import FlatParameters
 from hydragnn.training.schedule import best_epoch
 
+STOPPED = "stopped"
+"""Curve that ends with 1 where a callback stopped the run."""
+
 Curves = dict[str, list[float | None]]
 
 
@@ -36,6 +39,11 @@ class TrainState:
     def valid_losses(self) -> list[float | None]:
         """The curve that schedules, early stopping and searches go by."""
         return self.curves.get("valid/loss", [])
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return True where a callback stopped the run."""
+        return bool(self.curves.get(STOPPED, [None])[-1])
 
     @property
     def best_epoch(self) -> int:

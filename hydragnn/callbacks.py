@@ -1,0 +1,269 @@
+"""Callbacks of runs: loggers, and metrics and rules of your own.
+
+The first rank calls them after every validation. They see values and copies only, so that no callback changes a bit of what is trained.
+"""
+
+import csv
+import io
+import math
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PrivateAttr, SerializeAsAny, WrapValidator
+from torch import Tensor
+
+from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.base.files import write_atomically
+from hydragnn.base.imports import class_of_kind
+from hydragnn.base.settings import Settings
+
+GROUP = "hydragnn.callbacks"
+"""Entry-point group in which packages announce callbacks; the name of an entry is its kind."""
+
+Values = Mapping[str, float | None]
+"""Numbers of an epoch by name."""
+
+
+class StopTraining(Exception):
+    """Ends a run after this epoch; raised by callbacks, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunView:
+    """A run after the validation of an epoch, as callbacks see it."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """The whole configuration as JSON."""
+    epochs: int
+    """Full budget; the run ends there if nothing stops it."""
+    curves: Mapping[str, Sequence[float | None]]
+    """One value per finished epoch by name, such as ``valid/energy/mae``; copies."""
+    predictor: Callable[[Any, str], dict[str, tuple[Tensor, Tensor]]]
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of finished epochs."""
+        return max((len(curve) for curve in self.curves.values()), default=0)
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """Return the newest value of every curve."""
+        return {name: curve[-1] for name, curve in self.curves.items() if curve}
+
+    def predict(self, graphs: Any = "valid", branch: str = "") -> dict[str, tuple[Tensor, Tensor]]:
+        """Return predictions and labels by field, in its unit ``[items, *shape]``.
+
+        ``graphs`` is "valid" for the validation part, a store, or the path of one. Labels that are absent are NaN, or class -1; classes
+        are predicted as probabilities. The weights are those that validation uses. InputError where ranks share the weights.
+        """
+        return self.predictor(graphs, branch)
+
+
+class TrainingCallback(Settings, ABC):
+    """Base of callbacks: settings, and methods for the moments of a run.
+
+    It is registered by an entry point of the group ``hydragnn.callbacks``, or named ``package.module:Name``. An instance sees one segment of
+    a run: what must outlive it is read from ``run.curves``. An error in a method ends the run in a sentence, with a checkpoint.
+    """
+
+    kind: str
+
+    curves: ClassVar[tuple[str, ...]] = ()
+    """Names of numbers that ``epoch`` returns; a search may have one as its objective."""
+
+    def begin(self, run: RunView) -> None:
+        """Begin or go on; called before the first step of a segment."""
+
+    def epoch(self, run: RunView) -> Values | None:
+        """See an epoch; the numbers returned become curves of the run.
+
+        StopTraining ends the run here.
+        """
+        return None
+
+    def rung(self, run: RunView) -> None:
+        """See the end of a segment before the last epoch, as at a rung of a search."""
+
+    def end(self, run: RunView) -> None:
+        """See the end of the run."""
+
+
+class CsvLogger(TrainingCallback):
+    """Writes ``curves.csv`` into the run folder: a row per epoch."""
+
+    kind: str = "csv"
+
+    def epoch(self, run: RunView) -> None:
+        """Write all epochs anew, which holds after any resume."""
+        table = io.StringIO()
+        writer = csv.writer(table)
+        writer.writerow(["epoch", *run.curves])
+        writer.writerows(zip(range(1, run.epoch + 1), *run.curves.values()))
+        write_atomically(run.folder / "curves.csv", table.getvalue())
+
+
+class TensorBoardLogger(TrainingCallback):
+    """Writes TensorBoard's files into the run folder."""
+
+    kind: str = "tensorboard"
+    _writer: Any = PrivateAttr(None)
+
+    def begin(self, run: RunView) -> None:
+        """Open the writer, which drops values of epochs to come."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingPackageError("tensorboard", "tensorboard", 'callbacks of kind "tensorboard"') from error
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.epoch + 1)
+
+    def epoch(self, run: RunView) -> None:
+        """Add the values of the epoch."""
+        for name, value in run.values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, run.epoch)
+
+    def rung(self, run: RunView) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    end = rung
+
+
+class MlflowLogger(TrainingCallback):
+    """Logs values and settings to MLflow; offline where no ``uri`` is given."""
+
+    kind: str = "mlflow"
+
+    uri: str | None = None
+    """Tracking server; absent: the file ``mlflow.db`` in the run folder."""
+
+    experiment: str = "hydragnn"
+    """Name of the experiment, which is made where it is missing."""
+
+    _log: tuple[Any, str] = PrivateAttr()
+
+    def begin(self, run: RunView) -> None:
+        """Begin a run of MLflow, or go on with the one of this folder."""
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise MissingPackageError("mlflow", "mlflow", 'callbacks of kind "mlflow"') from error
+        client = MlflowClient(self.uri or f"sqlite:///{(run.folder / 'mlflow.db').resolve()}")
+        known = client.get_experiment_by_name(self.experiment)
+        home = known.experiment_id if known else client.create_experiment(self.experiment)
+        tag = str(run.folder.resolve())
+        found = client.search_runs([home], f"tags.folder = '{tag}'")
+        one = found[0] if found else client.create_run(home, tags={"folder": tag}, run_name=run.folder.name)
+        if not found:
+            for section, table in run.config.items():
+                client.log_param(one.info.run_id, section, str(table)[:6000])
+        self._log = client, one.info.run_id
+
+    def epoch(self, run: RunView) -> None:
+        """Log the values of the epoch."""
+        client, identity = self._log
+        for name, value in run.values.items():
+            if value is not None:
+                client.log_metric(identity, name.replace("@", " at "), value, step=run.epoch)
+
+    def end(self, run: RunView) -> None:
+        """Say that the run is over."""
+        self._log[0].set_terminated(self._log[1])
+
+
+class WandbLogger(TrainingCallback):
+    """Logs values and settings to Weights & Biases; offline by default."""
+
+    kind: str = "wandb"
+
+    project: str = "hydragnn"
+    """Name of the project."""
+
+    mode: str = "offline"
+    """offline: files in the run folder, for ``wandb sync``; online: a server, with the user's own login."""
+
+    _run: Any = PrivateAttr(None)
+
+    def begin(self, run: RunView) -> None:
+        """Begin or go on."""
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingPackageError("wandb", "wandb", 'callbacks of kind "wandb"') from error
+        name = run.folder.resolve().name
+        self._run = wandb.init(
+            project=self.project, dir=run.folder, mode=self.mode, name=name, config=dict(run.config), resume="allow"
+        )
+
+    def epoch(self, run: RunView) -> None:
+        """Log the values of the epoch."""
+        self._run.log({name: value for name, value in run.values.items() if value is not None}, step=run.epoch)
+
+    def rung(self, run: RunView) -> None:
+        """Close the files."""
+        self._run.finish()
+
+    end = rung
+
+
+OWN = {one.model_fields["kind"].default: one for one in (CsvLogger, TensorBoardLogger, MlflowLogger, WandbLogger)}
+
+
+class FunctionCallback(TrainingCallback):
+    """A function of a run, called after every epoch."""
+
+    kind: str = "function"
+    _function: Callable[[RunView], Values | None] = PrivateAttr()
+
+    def epoch(self, run: RunView) -> Any:
+        """Return the function's numbers."""
+        return self._function(run)
+
+
+def as_callback(value: Any) -> TrainingCallback:
+    """Return a callback as it is, or one that calls a function."""
+    if isinstance(value, TrainingCallback):
+        return value
+    if not callable(value) or isinstance(value, type):
+        raise InputError(f"{value!r:.80} is no callback; give a TrainingCallback, or a function of the run")
+    callback = FunctionCallback(kind=getattr(value, "__name__", type(value).__name__))
+    callback._function = value
+    return callback
+
+
+def checked_values(values: Any, name: str, known: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return a callback's numbers; InputError for anything else, and for names of others' curves."""
+    if values is None:
+        return {}
+    try:
+        numbers = {str(key): None if value is None else float(value) for key, value in dict(values).items()}
+    except (TypeError, ValueError) as error:
+        raise InputError(f"callback {name} returned {values!r:.80}; return a dict of numbers, or nothing") from error
+    if double := sorted(numbers.keys() & known.keys()):
+        raise InputError(f"callback {name} returned {double[0]}, which is a curve already; give it another name")
+    return {key: value if value is not None and math.isfinite(value) else None for key, value in numbers.items()}
+
+
+def _parse(value: Any, handler: Callable[[Any], Any], info: Any) -> TrainingCallback:
+    """Parse a table with the class of its kind."""
+    if isinstance(value, TrainingCallback) or not isinstance(value, Mapping):
+        return handler(value)
+    kind = value.get("kind")
+    if not isinstance(kind, str):
+        raise ValueError(f"a callback has no kind; add one of {', '.join(OWN)}, or package.module:Name")
+    parent = "hydragnn.callbacks.TrainingCallback"
+    try:
+        cls = class_of_kind(
+            kind, OWN, TrainingCallback, group=GROUP, where="callbacks.kind", noun="callback", parent=parent
+        )
+    except InputError as error:
+        raise ValueError(str(error)) from error
+    return cls.model_validate(dict(value), context=info.context)
+
+
+AnyCallback = Annotated[SerializeAsAny[TrainingCallback], WrapValidator(_parse)]
+"""An entry of ``[[train.callbacks]]``: the settings of whichever callback its ``kind`` names."""

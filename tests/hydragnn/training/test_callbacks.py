@@ -1,0 +1,205 @@
+"""Callbacks of runs: what they see, what they may not change, and what becomes of their errors."""
+
+import csv
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydragnn.base.errors import InputError
+from hydragnn.callbacks import CsvLogger, RunView, StopTraining, TrainingCallback, as_callback
+from hydragnn.record import read_record
+from tests.hydragnn.training.conftest import Configs, Trained, assert_same_end, written
+
+HERE = "tests.hydragnn.training.test_callbacks"
+
+
+class Within(TrainingCallback):
+    """Share of energies within a tolerance, which stops the run once it is reached."""
+
+    kind: str = f"{HERE}:Within"
+    curves = ("valid/energy/within",)
+    tolerance: float = 1.0
+    most: float = -1.0
+
+    def epoch(self, run: RunView) -> dict[str, float]:
+        """Return the share."""
+        predictions, labels = run.predict()["energy"]
+        share = float(((predictions - labels).abs() < self.tolerance).double().mean())
+        if run.epoch >= 2 and share <= self.most:
+            raise StopTraining("enough")
+        return {"valid/energy/within": share}
+
+
+class Ended(TrainingCallback):
+    """A file that says which methods were called after which epoch."""
+
+    kind: str = f"{HERE}:Ended"
+
+    def note(self, run: RunView, moment: str) -> None:
+        """Add a line."""
+        with (run.folder / "moments.txt").open("a") as file:
+            file.write(f"{moment} {run.epoch}\n")
+
+    def begin(self, run: RunView) -> None:
+        """Note it."""
+        self.note(run, "begin")
+
+    def rung(self, run: RunView) -> None:
+        """Note it."""
+        self.note(run, "rung")
+
+    def end(self, run: RunView) -> None:
+        """Note it."""
+        self.note(run, "end")
+
+
+def meddle(run: RunView) -> None:
+    """Change everything that can be reached."""
+    torch.manual_seed(1)
+    random.seed(1)
+    predictions, labels = run.predict()["energy"]
+    predictions.zero_()
+    labels.zero_()
+    for curve in run.curves.values():
+        curve[-1] = 0.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tensorboard", "mlflow", "wandb", f"{HERE}:Within", f"{HERE}:Ended"])
+def test_no_logger_and_no_callback_changes_a_bit_over_a_pause(
+    kind: str, trained: Trained, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind in ("tensorboard", "mlflow", "wandb"):
+        pytest.importorskip(kind)
+    monkeypatch.setitem(os.environ, "WANDB_SILENT", "true")
+    options = {"train__epochs": 3, "train__ema_decay": 0.9, "model__dropout": 0.2}
+    trained("plain", **options)
+    config = make_config(**options, train__callbacks=[{"kind": kind}])
+    trained("run", config, until=2)
+    trained("run", config, resume=True)
+    if kind != f"{HERE}:Within":  # which adds a curve
+        assert_same_end(tmp_path / "plain", tmp_path / "run")
+    one, other = (read_record(tmp_path / name).curves for name in ("plain", "run"))
+    assert {name: other[name] for name in one} == one
+    files = {
+        "csv": "curves.csv",
+        "tensorboard": "tensorboard/events.*",
+        "mlflow": "mlflow.db",
+        "wandb": "wandb/offline-run-*/*.wandb",
+    }
+    assert kind not in files or list((tmp_path / "run").glob(files[kind]))
+
+
+def test_functions_see_copies_and_their_numbers_become_curves(trained: Trained, tmp_path: Path) -> None:
+    trained("plain", train__epochs=2)
+    seen: list[dict[str, Any]] = []
+
+    def mae(run: RunView) -> dict[str, float]:
+        predictions, labels = run.predict("valid")["energy"]
+        seen.append(run.values)
+        return {"mine": float((predictions - labels).abs().mean())}
+
+    record = trained("run", train__epochs=2, callbacks=[as_callback(meddle), as_callback(mae)])
+    assert record.curves["mine"] == pytest.approx(record.curves["valid/energy/mae"], rel=1e-6)
+    assert [one["valid/loss"] for one in seen] == record.curves["valid/loss"]
+    plain = read_record(tmp_path / "plain").curves
+    assert {name: record.curves[name] for name in plain} == plain
+
+
+def test_the_file_of_values_is_whole_after_a_pause(trained: Trained, tmp_path: Path) -> None:
+    trained(train__epochs=3, until=1)
+    record = trained(train__epochs=3, train__callbacks=[{"kind": "csv"}], resume=True)
+    rows = [*csv.DictReader((tmp_path / "run" / "curves.csv").read_text().splitlines())]
+    assert [float(row["valid/loss"]) for row in rows] == record.curves["valid/loss"]
+
+
+def test_moments_of_segments(trained: Trained, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train__epochs": 3, "train__callbacks": [{"kind": f"{HERE}:Ended"}]}
+    trained(**options, until=1)
+    trained(**options, resume=True)
+    assert (tmp_path / "run" / "moments.txt").read_text().split("\n") == ["begin 0", "rung 1", "begin 1", "end 3", ""]
+
+
+def test_a_callback_stops_a_run_for_good(trained: Trained, make_config: Configs, tmp_path: Path) -> None:
+    config = make_config(train__epochs=6, train__callbacks=[{"kind": f"{HERE}:Within", "most": 1.0}])
+    record = trained("run", config)
+    assert (record.status, record.epochs) == ("stopped", 2)
+    assert any("stopped the run in epoch 2: enough" in note for note in record.notes)
+    again = trained("run", config, resume=True)
+    assert (again.status, again.epochs) == ("stopped", 2)
+
+
+def test_an_error_of_a_callback_ends_the_run_with_its_name_and_a_checkpoint(trained: Trained, tmp_path: Path) -> None:
+    trained("plain", train__epochs=4)
+
+    def broken(run: RunView) -> None:
+        if run.epoch == 3:
+            raise KeyError("energies")
+
+    with pytest.raises(InputError, match=r"callback broken failed after epoch 3: KeyError: 'energies'.*resume"):
+        trained(train__epochs=4, callbacks=[as_callback(broken)])
+    assert read_record(tmp_path / "run").status == "failed"
+    assert trained(train__epochs=4, resume=True).status == "finished"
+    assert_same_end(tmp_path / "plain", tmp_path / "run")
+
+
+def test_an_error_after_the_last_epoch_is_a_note(trained: Trained) -> None:
+    class Last(CsvLogger):
+        kind: str = "last"
+
+        def end(self, run: RunView) -> None:
+            raise OSError("no space")
+
+    record = trained(train__epochs=1, callbacks=[Last()])
+    assert record.status == "finished" and any("callback last failed" in note for note in record.notes)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda run: 3, "returned 3; return a dict of numbers"),
+        (lambda run: {"a": "x"}, "return a dict of numbers"),
+        (lambda run: {"valid/loss": 1.0}, "valid/loss, which is a curve already"),
+        (lambda run: run.predict(branch="metals"), "no branch 'metals'"),
+        (lambda run: run.predict("gone.h5"), "gone.h5"),
+    ],
+)
+def test_what_a_callback_returns_is_checked(function: Callable[..., Any], words: str, trained: Trained) -> None:
+    with pytest.raises(InputError, match=words):
+        trained(train__epochs=1, callbacks=[as_callback(function)])
+
+
+def test_a_store_that_training_does_not_see_is_predicted(trained: Trained, store: Any, tmp_path: Path) -> None:
+    hidden = written(tmp_path / "hidden.h5", store)
+
+    def errors(run: RunView) -> dict[str, float]:
+        predictions, labels = run.predict(hidden)["charge"]
+        assert len(predictions) == len(labels) > 100 and labels.isnan().any()  # every fifth graph has none
+        return {"hidden": float((predictions - labels).abs().nanmean())}
+
+    assert trained(train__epochs=1, callbacks=[as_callback(errors)]).curves["hidden"][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"kind": "csw"}, "unknown kind of callback 'csw'; did you mean csv"),
+        ({}, "a callback has no kind"),
+        ({"kind": "csv", "file": "a"}, "file"),
+        ({"kind": "os:path"}, "holds no callbacks"),
+        ({"kind": f"{HERE}:meddle"}, "has no callback meddle; derive it from"),
+    ],
+)
+def test_tables_of_callbacks_are_checked(table: dict[str, Any], words: str, make_config: Configs) -> None:
+    with pytest.raises(InputError, match=words):
+        make_config(train__callbacks=[table])
+
+
+@pytest.mark.parametrize("value", [3, CsvLogger])
+def test_what_is_no_callback_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match="is no callback"):
+        as_callback(value)
