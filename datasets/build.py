@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from hydragnn.base.errors import InputError, about
+from hydragnn.base.errors import InputError, about, words_of
+from hydragnn.base.imports import function_named
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.labels import Labels, parted_settings
@@ -133,9 +134,23 @@ class Completed(MakerOfMany):
         batch = with_encodings(_scale_fields(batch, settings.fields), widths)
         if settings.node_split:
             batch = labels_of_part(batch, settings.node_split, self.part)
+        if settings.transform:
+            batch = concatenate([_transformed(graph, settings.transform) for graph in unbatch(batch)])
         if settings.coarsening is None:
             return batch
         return concatenate([settings.coarsening.applied(graph) for graph in unbatch(batch)])
+
+
+def _transformed(graph: GraphBatch, reference: str) -> GraphBatch:
+    """Return what a user's function makes of a graph; InputError where it fails."""
+    function = function_named(reference, where=f"transform = {reference!r}", noun="graph for a graph")
+    try:
+        changed = function(graph)
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(f"transform {reference} failed: {words_of(error)}; repair it, or the file") from error
+    if not isinstance(changed, GraphBatch) or len(changed) != 1:
+        raise InputError(f"transform {reference} returned {changed!r:.80}; return a GraphBatch of one graph")
+    return changed.with_texts(graph.texts) if changed.texts.keys() != graph.texts.keys() else changed
 
 
 def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:

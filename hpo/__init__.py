@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hydragnn.hpo.space.points import Space, space_of
     from hydragnn.hpo.status import CampaignStatus, Follower, campaign_status
     from hydragnn.hpo.status.timeline import Timeline
-    from hydragnn.hpo.status.view import CampaignView
+    from hydragnn.hpo.status.view import CampaignView, StatusCallback
 
 MODULES = {
     "campaign": ("OnEvent", "run_search", "trial_folder"),
@@ -46,7 +46,7 @@ MODULES = {
     "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),
     "space.points": ("Space", "space_of"),
     "status.facts": ("CampaignStatus", "Follower", "campaign_status"),
-    "status.view": ("CampaignView",),
+    "status.view": ("CampaignView", "StatusCallback"),
     "status.timeline": ("Timeline",),
 }
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, words_of
+from hydragnn.base.imports import REFERENCE, function_named
 from hydragnn.record import RunRecord
 
 Objective = str | dict[str, float]
-"""A curve's name, or weights per field for a sum of normalised errors."""
+"""A curve's name, weights per field for a sum of normalised errors, or ``package.module:function`` of a record."""
 
 
 THROUGHPUT = "throughput"
@@ -26,6 +28,8 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
     if objective == THROUGHPUT:
         speed = record.cost.graphs_per_second
         return 1.0 / speed if speed > 0 else None
+    if isinstance(objective, str) and REFERENCE.fullmatch(objective):
+        return _own_value(record, objective, epochs)
     losses = record.curves.get("valid/loss", [])[:epochs]
     finite = [(loss, epoch) for epoch, loss in enumerate(losses) if loss is not None and math.isfinite(loss)]
     if not finite:
@@ -45,16 +49,46 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
 
 
 def check_objective(
-    objective: Objective, targets: Sequence[str], source: str, classes: Collection[str] = frozenset()
+    objective: Objective,
+    targets: Sequence[str],
+    source: str,
+    classes: Collection[str] = frozenset(),
+    added: Sequence[str] = (),
 ) -> None:
-    """Raise InputError where the objective names a field without a prediction."""
+    """Raise InputError where the objective names a field without a prediction.
+
+    ``added`` are curves of callbacks.
+    """
+    if isinstance(objective, str) and REFERENCE.fullmatch(objective):
+        function_named(objective, where=f"{source}: search.objective = {objective!r}", noun="number of a record")
+        return
     metrics = {field: ("error_rate", "nll", "brier") if field in classes else ("mae", "rmse") for field in targets}
-    valid = ["valid/loss", THROUGHPUT, *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field])]
+    valid = [
+        "valid/loss",
+        THROUGHPUT,
+        *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field]),
+        *added,
+    ]
     if isinstance(objective, str) and objective not in valid:
         raise InputError(f"{source}: search.objective = {objective!r} is not recorded; valid: {', '.join(valid)}")
     unknown = [] if isinstance(objective, str) else [field for field in objective if field not in targets]
     if unknown:
         raise InputError(f"{source}: search.objective: no head predicts {unknown[0]}; valid: {', '.join(targets)}")
+
+
+def _own_value(record: RunRecord, objective: str, epochs: int | None) -> float | None:
+    """Return a user's function of the record, which ends after ``epochs`` epochs."""
+    function = function_named(objective, where=f"search.objective = {objective!r}", noun="number of a record")
+    curves = {name: curve[:epochs] for name, curve in record.curves.items()}
+    seen = replace(record, curves=curves, epochs=min(record.epochs, epochs or record.epochs))
+    try:
+        value = float(function(seen))
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(
+            f"search.objective = {objective!r} failed on the record of a trial after {seen.epochs} epochs: {words_of(error)}; repair it, and "
+            "continue with --resume"
+        ) from error
+    return value if math.isfinite(value) else None
 
 
 def _finite(values: Sequence[float | None], position: int) -> float | None:

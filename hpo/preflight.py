@@ -133,7 +133,8 @@ def _check_config(settings: CampaignSettings, config: AnyConfig) -> None:
             "keep rungs below it"
         )
     classes = [name for branch in config.branches for name in _classes_of(settings, branch)]
-    check_objective(settings.search.objective, config.targets, settings.source, set(classes))
+    added = [name for one in config.train.callbacks for name in one.curves]
+    check_objective(settings.search.objective, config.targets, settings.source, set(classes), added)
 
 
 def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:

@@ -255,9 +255,13 @@ def search(
     overrides: Overrides = (),
     quiet: bool = True,
     store: Store = None,
+    callback: Any = None,
     allow_code: AllowCode = (),
 ) -> "CampaignStatus":
     """Run the campaign of a CAMPAIGN.toml or its table; return its status.
+
+    ``store`` is where its data lie now, instead of where the table says. ``callback`` is called with the status whenever a trial
+    has a new result or ends.
 
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
@@ -266,13 +270,14 @@ def search(
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     if not resume:
         check_stores(table, origin)
-    from hydragnn.hpo import CampaignView, campaign_settings, run_search
+    from hydragnn.hpo import CampaignView, StatusCallback, campaign_settings, run_search
     from hydragnn.hpo.status.facts import ENDINGS
 
     settings, folder = campaign_settings(table, origin), as_path(out)
     note = None if quiet else partial(print, file=sys.stderr, flush=True)
     with nullcontext() if quiet else CampaignView(folder) as view:
-        status = run_search(settings, folder, resume=resume, workers=workers, on_event=view, on_note=note)
+        told = view if callback is None else StatusCallback(folder, callback, view)
+        status = run_search(settings, folder, resume=resume, workers=workers, on_event=told, on_note=note)
     outcome = f"{status.trials['finished']} of {sum(status.trials.values())} trials are done"
     if status.status == "walltime":
         raise OutOfWalltime(f"the allocation has ended; {outcome}; {out} continues with --resume in a new one")

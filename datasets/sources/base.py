@@ -15,6 +15,7 @@ from pydantic import Field as Setting
 from pydantic import PrivateAttr, field_validator, model_validator
 
 from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import REFERENCE
 from hydragnn.base.places import distinct_names, matching_files
 from hydragnn.base.settings import Settings
 from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
@@ -153,6 +154,9 @@ class BuildSettings(Settings, ABC):
 
     coarsening: CoarseningSettings | None = None
     """Coarser levels of every graph, for models that pool; absent: none."""
+
+    transform: str | None = Setting(default=None, pattern=REFERENCE.pattern)
+    """Function of your own, ``package.module:name``, that takes a ``GraphBatch`` of one graph and returns the one to store."""
 
     attributes: dict[str, Any] = Setting(default_factory=dict)
     """Anything worth keeping with the store: method, licence, citation."""

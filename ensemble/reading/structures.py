@@ -210,6 +210,12 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             f"the positions of the training data are in {store_attributes[LENGTH_UNIT]}, and those of structure files in Angstrom; give a store, "
             "or a BUILD.toml, of graphs like those of training"
         )
+    rule = store_attributes.get("build")
+    if isinstance(rule, Mapping) and rule.get("transform"):
+        raise InputError(
+            f"graphs of the training store were changed by {rule['transform']}, which is for files; give a store, or a BUILD.toml with this "
+            "transform"
+        )
     of_members = [getattr(member.model.settings, "cutoff", None) or 0.0 for member in members]
     cutoff = store_attributes["cutoff"] if "cutoff" in store_attributes else max(of_members)
     if not cutoff:
@@ -217,7 +223,7 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             "neither the training store nor a member has a cutoff, so edges are unknown; give a store instead"
         )
     others = [field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}]
-    rule, coarsening = store_attributes.get("build"), None
+    coarsening: CoarseningSettings | None = None
     if any(map(is_levels, others)):
         table = rule.get("coarsening") if isinstance(rule, Mapping) else None
         if table is None:

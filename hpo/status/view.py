@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, words_of
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.hpo.controller import trial_folder
+from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import State
@@ -103,6 +103,30 @@ class CampaignView:
         status = status_of(self._builder, self._out, now)
         self._next = begun + max(PAUSE, (self._clock() - begun) / BUSY)
         return status
+
+
+class StatusCallback:
+    """Calls a user's function with the status after every result: an ``on_event`` of ``run_search``.
+
+    ``view`` sees all events before. InputError where the function fails.
+    """
+
+    def __init__(self, out: Path, function: Callable[[CampaignStatus], object], view: OnEvent | None = None) -> None:
+        self._out, self._function, self._view, self._builder = out, function, view, TimelineBuilder()
+
+    def __call__(self, state: State, event: Event, seconds: float) -> None:
+        """Note an event."""
+        if self._view is not None:
+            self._view(state, event, seconds)
+        now = state.session_start + seconds - state.spent
+        self._builder.observe(event, state, now)
+        if isinstance(event, Reached | Failed):
+            try:
+                self._function(status_of(self._builder, self._out, now))
+            except Exception as error:  # whatever the user's code raises
+                raise InputError(
+                    f"the callback of the search failed: {words_of(error)}; repair it, and continue with resume"
+                ) from error
 
 
 def show_status(

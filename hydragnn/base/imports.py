@@ -125,17 +125,32 @@ def class_named(
     return value
 
 
-def function_named(reference: str, *, where: str, noun: str) -> Callable[[], Any]:
-    """Return a value of a module in ``allow_code``; InputError for another.
+def function_of_kind(
+    kind: str, own: Mapping[str, Callable[..., Any]], *, group: str, where: str, noun: str
+) -> Callable[..., Any]:
+    """Return the function of a kind: own, registered, or ``package.module:name``."""
+    if kind in own:
+        return own[kind]
+    others = announced_classes(group)
+    if kind not in others and not REFERENCE.fullmatch(kind):
+        hint = nearest(kind, [*own, *others])
+        raise InputError(
+            f"{where}: unknown {noun} {kind!r}; {hint} (a function of your own is named package.module:name)"
+        )
+    return function_named(others.get(kind, kind), where=where, noun=noun, registered=kind in others)
+
+
+def function_named(reference: str, *, where: str, noun: str, registered: bool = False) -> Callable[..., Any]:
+    """Return a function of a module in ``allow_code``, or a ``registered`` one; InputError for another.
 
     Modules that are imported already are not enough, since their functions may do anything.
     """
     module = reference.partition(":")[0]
-    if not any(f"{module}.".startswith(f"{one}.") for one in _allowed):
+    if not registered and not any(f"{module}.".startswith(f"{one}.") for one in _allowed):
         raise InputError(f"{where} runs code of {module}; where you trust it, add --allow-code {module}")
-    value = _imported(reference, where=where, noun=noun)
+    value = _imported(reference, where=where, noun=noun, registered=registered)
     if not callable(value):
-        raise InputError(f"{where}: {reference} is no function; name one that returns a {noun}")
+        raise InputError(f"{where}: {reference} is no function; name one that gives a {noun}")
     return value
 
 

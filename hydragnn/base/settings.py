@@ -14,7 +14,7 @@ import pydantic
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import kind_of_folder
-from hydragnn.base.imports import allow_named
+from hydragnn.base.imports import REFERENCE, allow_named
 from hydragnn.base.limits import check_mark
 
 T = TypeVar("T", bound="Settings")
@@ -246,6 +246,15 @@ def plain_table(table: Mapping[str, Any]) -> dict[str, Any]:
             return os.fspath(value)
         if hasattr(value, "tolist"):  # of numpy or torch
             return value.tolist()
+        if isinstance(value, Settings):
+            return value.to_json()
+        if callable(value) and hasattr(value, "__qualname__"):
+            reference = f"{value.__module__}:{value.__qualname__}"
+            if REFERENCE.fullmatch(reference) and value.__module__ != "__main__":
+                return reference
+            raise InputError(
+                f"the configuration holds {value!r:.80}, which other processes cannot import; put it into a module, and import it from there"
+            )
         raise InputError(
             f"the configuration holds {value!r:.80}, a {type(value).__name__}; give numbers, texts, paths, lists and tables"
         )

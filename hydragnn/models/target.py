@@ -7,15 +7,14 @@ from typing import Any, Literal
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models.distributions import Distribution, Point, distribution_kind
 
-Loss = Literal["mse", "mae", "huber", "nll", "relative", "cross_entropy"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
     """A predicted field: distribution, loss, weight and scaling with size."""
 
     field: Field
-    loss: Loss = "mse"
+    loss: str = "mse"
+    """Name of the loss, or ``package.module:function``."""
     weight: float = 1.0
     """Weight of the field's mean loss in the total."""
     stage_two_factor: float = 1.0

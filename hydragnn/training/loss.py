@@ -7,9 +7,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from hydragnn.base.errors import InputError, words_of
+from hydragnn.base.imports import function_of_kind
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.kernels import segment_sum
 from hydragnn.models import Distribution, Target
+from hydragnn.models.heads.kinds import LOSS_GROUP
 
 
 def huber(error: Tensor) -> Tensor:
@@ -20,7 +23,30 @@ def huber(error: Tensor) -> Tensor:
 
 TINY = 1e-12  # keeps the slope of a root finite where an error is exactly zero
 
+JUDGED_BY_DISTRIBUTION = ("nll", "cross_entropy", "relative")
+"""Losses that are no function of single errors."""
+
 POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": torch.square, "mae": torch.abs, "huber": huber}
+
+
+@cache
+def point_loss(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the elementwise loss of normalised errors; InputError for a function that is none."""
+    loss = function_of_kind(name, POINT_LOSSES, group=LOSS_GROUP, where=f"heads.loss = {name!r}", noun="loss")
+    if name in POINT_LOSSES:
+        return loss
+    errors = torch.linspace(-3.0, 3.0, 7, requires_grad=True)
+    try:
+        values = loss(errors)
+        slope = torch.autograd.grad(values.sum(), errors)[0]
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(f"heads.loss = {name!r} fails for errors from -3 to 3: {words_of(error)}") from error
+    if values.shape != errors.shape or not bool(values.isfinite().all() and slope.isfinite().all() and slope.any()):
+        raise InputError(
+            f"heads.loss = {name!r} gives no number with a slope per error (shape {tuple(values.shape)} for {tuple(errors.shape)}, slopes "
+            f"{slope.tolist()}); return a tensor of the errors' shape that is smooth at 0"
+        )
+    return loss
 
 
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
@@ -79,7 +105,7 @@ def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Flo
         norms = label_norms(batch, name)
         ratios = (_squares_per_graph(error, batch, name) + TINY).sqrt() / norms.clamp(min=TINY)
         return torch.where(norms > 0, ratios, 0.0).sum()
-    return POINT_LOSSES[target.loss](error).sum()
+    return point_loss(target.loss)(error).sum()
 
 
 @cache

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import AfterValidator, field_validator, model_validator
 from pydantic import Field as Setting
-from pydantic import field_validator, model_validator
 from torch import nn
 
 from hydragnn.architectures.base import Use
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.imports import REFERENCE, announced_classes
 from hydragnn.base.settings import ActsWith, Finite
 from hydragnn.datasets.isolated_atoms import by_atomic_number
 from hydragnn.graphs.field import Field, Location
@@ -50,7 +51,20 @@ WITH_DERIVATIVES: Mapping[str, ActsWith] = {
 }
 """Settings of energy heads that act on what derives from the energy."""
 
-NumberLoss = Literal["mse", "mae", "huber", "nll", "relative"]
+LOSSES = ("mse", "mae", "huber", "nll", "relative")
+LOSS_GROUP = "hydragnn.losses"
+"""Entry-point group in which packages announce losses."""
+
+
+def _known_loss(name: str) -> str:
+    if name not in LOSSES and not REFERENCE.fullmatch(name) and name not in (others := announced_classes(LOSS_GROUP)):
+        hint = nearest(name, [*LOSSES, *others])
+        raise ValueError(f"unknown loss {name!r}; {hint} (a function of your own is named package.module:name)")
+    return name
+
+
+NumberLoss = Annotated[str, AfterValidator(_known_loss)]
+"""A loss by name, or ``package.module:function`` of your own: elementwise, of normalised errors."""
 
 
 class _NumberHead(HeadSettings):
