@@ -75,6 +75,9 @@ class TrainingCallback(Settings, ABC):
     curves: ClassVar[tuple[str, ...]] = ()
     """Names of numbers that ``epoch`` returns; a search may have one as its objective."""
 
+    optional: ClassVar[bool] = False
+    """True where an error after ``begin`` is a note in the record, and the run goes on, as of loggers."""
+
     def begin(self, run: RunView) -> None:
         """Begin or go on; called before the first step of a segment."""
 
@@ -96,6 +99,7 @@ class CsvLogger(TrainingCallback):
     """Writes ``curves.csv`` into the run folder: a row per epoch."""
 
     kind: str = "csv"
+    optional: ClassVar[bool] = True
 
     def epoch(self, run: RunView) -> None:
         """Write all epochs anew, which holds after any resume."""
@@ -110,6 +114,7 @@ class TensorBoardLogger(TrainingCallback):
     """Writes TensorBoard's files into the run folder."""
 
     kind: str = "tensorboard"
+    optional: ClassVar[bool] = True
     _writer: Any = PrivateAttr(None)
 
     def begin(self, run: RunView) -> None:
@@ -137,6 +142,7 @@ class MlflowLogger(TrainingCallback):
     """Logs values and settings to MLflow; offline where no ``uri`` is given."""
 
     kind: str = "mlflow"
+    optional: ClassVar[bool] = True
 
     uri: str | None = None
     """Tracking server; absent: the file ``mlflow.db`` in the run folder."""
@@ -179,6 +185,7 @@ class WandbLogger(TrainingCallback):
     """Logs values and settings to Weights & Biases; offline by default."""
 
     kind: str = "wandb"
+    optional: ClassVar[bool] = True
 
     project: str = "hydragnn"
     """Name of the project."""

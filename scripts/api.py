@@ -606,6 +606,19 @@ def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) 
 
 
 @check_arguments
+def save(module: Any, out: Path | str, *, data: Path | str | None = None) -> RunRecord:
+    """Write a module that was trained in a loop of your own as a run folder.
+
+    ``module`` is what ``load(RUN).trainable()`` gave. Fields, normalisation and configuration are those of that run. Errors are measured on
+    the validation part of its store, or of ``data``. Ensembles, prediction, calculators, exports and fine-tuning take the folder.
+    InputError for modules of several runs, for weights that are not finite, and for an ``out`` that holds something.
+    """
+    from hydragnn.ensemble.uses.outside import save_outside
+
+    return save_outside(module, as_path(out), None if data is None else as_path(data))
+
+
+@check_arguments
 def export(
     model: Annotated[
         "Path | str | Ensemble",

@@ -22,6 +22,9 @@ from hydragnn.models import Distribution, Target, TrainedModel, concatenate_dist
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs.folder import decisive
 
+OUTSIDE = "trained outside"
+"""Key under ``start`` in the record of a run whose weights came from a loop of a user's own, with their checksum."""
+
 GROWTH = 2.0
 """Memory of a loaded member per byte of its file: it predicts, and a copy has the parameters that may train."""
 
@@ -148,7 +151,9 @@ def check_no_copies(members: Sequence[Member]) -> None:
     """Raise InputError where two members are copies of one run."""
     by_settings: dict[str, Member] = {}
     for member in members:
-        first = by_settings.setdefault(digest(decisive(member.record.config)), member)
+        first = by_settings.setdefault(
+            digest([decisive(member.record.config), member.record.start.get(OUTSIDE)]), member
+        )
         if first is not member:
             raise InputError(
                 f"members {first.name} and {member.name} have the same settings and seed, so that they differ by rounding and show no uncertainty; "

@@ -48,16 +48,16 @@ def save_model(
     content = {"version": BRANCHED, "branches": content} if several else {"version": VERSION, **content[0]}
     weights = model.state_dict() if weights is None else weights
     contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    seal = {CHECKSUM: _checksum(contiguous)}
+    seal = {CHECKSUM: weights_checksum(contiguous)}
     write_atomically(folder / "weights.safetensors", save(contiguous, metadata=seal), check)
     write_sealed(folder / "model.json", content, check)
 
 
-def _checksum(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 of all names, types, shapes and numbers."""
+def weights_checksum(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of all names, types, shapes and numbers."""
     total = hashlib.sha256()
     for name in sorted(weights):
-        value = weights[name]
+        value = weights[name].detach().cpu().contiguous()
         total.update(f"{name} {value.dtype} {list(value.shape)};".encode())
         total.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
@@ -65,7 +65,7 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
 
 def checksum_of_weights(folder: Path) -> str:
     """Return the checksum of a model's weights; InputError where they are damaged."""
-    return _checksum(_weights(folder / "weights.safetensors"))
+    return weights_checksum(_weights(folder / "weights.safetensors"))
 
 
 def read_description(folder: Path | str, branch: str = "") -> tuple[ModelDescription, Normalisation]:
@@ -172,6 +172,6 @@ def _weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} does not exist; copy the whole folder of the model") from None
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read ({error}); copy the whole folder of the model again") from error
-    if expected != _checksum(weights):
+    if expected != weights_checksum(weights):
         raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
     return weights

@@ -174,9 +174,12 @@ class RunCallback:
                 except StopTraining as reason:
                     added[STOPPED] = 1.0
                     self.add_note(f"callback {one.kind} stopped the run in epoch {state.epoch + 1}: {reason}")
-                except InputError:
-                    raise
                 except Exception as error:  # whatever the user's code raises
+                    if isinstance(error, InputError) and not one.optional:
+                        raise
+                    if one.optional and moment != "begin":
+                        self.add_note(f"callback {one.kind}: {words_of(error)}")
+                        continue
                     raise InputError(
                         f"callback {one.kind} failed {PLACES[moment].format(state.epoch + 1)}: {words_of(error)}; the run has a checkpoint: "
                         "repair the callback and resume"

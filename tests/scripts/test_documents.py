@@ -33,6 +33,7 @@ from hydragnn.hpo.sampling.sampler import sampler_class
 from hydragnn.hpo.search_settings import search_settings
 from hydragnn.parallel import ParallelSettings
 from hydragnn.scripts.cli import app
+from hydragnn.record import read_record
 from hydragnn.scripts.demo import make_alloys
 from hydragnn.scripts.key_help import OTHER_NAMES, sections
 
@@ -72,6 +73,35 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
         exec(compile(code, "python.md", "exec"), names)  # goes on with the data and the run of the README
     printed = capsys.readouterr().out
     assert "chains.h5: 80 graphs" in printed and "DiskStore(chains.h5: 80 graphs" in printed
+    page = root / "docs" / "own-code.md"
+    named = _named_blocks(page)
+    for code in _blocks(page, "python"):
+        if not code.startswith('"""acme'):
+            exec(compile(code, "own-code.md", "exec"), names)
+    assert "trained outside" in capsys.readouterr().out
+    for name, code in named.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    head = {
+        "kind": "scalar",
+        "field": "moment",
+        "pool": "sum",
+        "extensive": True,
+        "loss": "acme.functions:pseudo_huber",
+    }
+    run = {**names["run"], "heads": [head], "train": {"epochs": 2}}
+    search: dict[str, Any] = {"trials": 2, "space": {"model.hidden_dim": {"type": "int", "low": 4, "high": 8}}}
+    cheap = {**run, "search": {**search, "objective": "acme.functions:cheap"}}
+    seen: list[int] = []
+    best = hydragnn.search(cheap, "cheap", callback=lambda status: seen.append(status.trials["finished"])).best
+    record = read_record(tmp_path / "cheap" / "trials" / "0000")
+    errors = record.curves["valid/moment/mae"]
+    assert best is not None and best.value <= min(errors) * (1 + record.parameters / 1e6) and seen == [1, 2]
+    hidden = {"kind": "acme.hidden:Hidden", "store": str(tmp_path / "chains.h5")}
+    run["train"] |= {"callbacks": [hidden]}
+    assert hydragnn.search({**run, "search": {**search, "objective": "hidden/mae"}}, "hidden").best is not None
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import torch
 from ase import Atoms
 
 import hydragnn
+from hydragnn import callbacks
 from hydragnn.base.errors import InputError, words_of
 from hydragnn.config import config_from_table
 from hydragnn.datasets import open_store
@@ -322,12 +323,12 @@ def test_a_kill_or_a_full_disk_after_the_last_epoch_leaves_a_finished_run(
 
 
 def test_pictures_and_bars_end_no_training(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = {f"{name}.side_effect": OSError(28, "No space left on device") for name in ("add_scalar", "close", "end")}
-    monkeypatch.setattr(callback, "summary_writer", lambda *_: Mock(**full))
-    config = config_from_table(table_of(place / "cu.h5", epochs=2, tensorboard=True), place / "CONFIG.toml")
-    record = train_run(config, tmp_path / "run", progress=Mock(**full))
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(callbacks, "write_atomically", Mock(side_effect=full))
+    config = config_from_table(table_of(place / "cu.h5", epochs=2, callbacks=[{"kind": "csv"}]), place / "CONFIG.toml")
+    record = train_run(config, tmp_path / "run", progress=Mock(**{"end.side_effect": full}))
     assert record.status == "finished" and record.epochs == 2
-    assert record.notes.count("TensorBoard: OSError: [Errno 28] No space left on device") == 1
+    assert record.notes.count("callback csv: OSError: [Errno 28] No space left on device") == 1
 
 
 def test_forgetting_is_measured_of_the_fields_that_both_predict(place: Path, tmp_path: Path) -> None:

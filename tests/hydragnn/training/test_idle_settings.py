@@ -32,6 +32,7 @@ BARE = replace(
 STATISTICS = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
 
 OTHER: dict[str, Any] = {
+    "loss": "relative",
     "global_attention": {"kind": "linear", "heads": 2},
     "pooling": {"levels": 1},
     "correlation": 2,
@@ -136,7 +137,7 @@ def test_a_setting_of_a_head_acts_or_is_refused(table: dict[str, Any]) -> None:
         assert acts == (key not in idle_settings(after)), key
 
 
-FILES = {"checkpoint_epochs", "checkpoint_seconds", "tensorboard"}
+FILES = {"checkpoint_epochs", "checkpoint_seconds", "callbacks"}
 WITHOUT_TRACE = {"patience", "calibration", "graphs", "precision", *FILES}
 """Graphs that calibrate an ensemble, when files are written, and how the same steps are computed."""
 ALLOWED: dict[str, Any] = {

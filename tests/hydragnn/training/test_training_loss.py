@@ -23,7 +23,6 @@ from torch.nn.functional import cross_entropy
 from hydragnn.datasets import Budget, MemoryStore, Normalisation
 from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.models import Categorical, Normal, Point, Target
-from hydragnn.models.target import Loss
 from hydragnn.training import errors_on, trivial_predictor
 from hydragnn.training.class_metrics import balanced_weights, label_frequencies
 from hydragnn.training.loss import label_counts, loss_sum, loss_sums
@@ -57,7 +56,7 @@ def normal(values: list[float], variances: list[float]) -> Normal:
     return Normal(mean=prediction(values).mean, variance=torch.tensor(variances, dtype=torch.float64))
 
 
-def energy_loss(kind: Loss = "mse", per_node: bool = False) -> Target:
+def energy_loss(kind: str = "mse", per_node: bool = False) -> Target:
     return Target(field=FIELDS[0], loss=kind, per_node=per_node)
 
 

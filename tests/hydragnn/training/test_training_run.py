@@ -136,9 +136,9 @@ def test_tensorboard_curves_are_written_on_request_and_a_missing_one_is_named_wi
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch.utils.tensorboard", None)
         with pytest.raises(InputError, match=r"hydragnn-ensemble\[tensorboard\]"):
-            trained("missing", train__tensorboard=True)
+            trained("missing", train__callbacks=[{"kind": "tensorboard"}])
     pytest.importorskip("tensorboard")
-    trained(train__tensorboard=True)
+    trained(train__callbacks=[{"kind": "tensorboard"}])
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 

@@ -1,0 +1,104 @@
+"""Runs of modules that were trained in a loop of a user's own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import empty_folders_removed, write_json
+from hydragnn.config import RunConfig
+from hydragnn.datasets import Budget, GraphStore, Loader, make_split, normalise, open_store
+from hydragnn.ensemble.members.member import OUTSIDE, Member
+from hydragnn.ensemble.reading.module import TrainableEnsemble
+from hydragnn.models import GraphModel, TrainedModel, save_model
+from hydragnn.models.saving import weights_checksum
+from hydragnn.record import Cost, RunRecord, write_record
+from hydragnn.runs.folder import check_folder
+from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor
+from hydragnn.training.loss import label_counts, loss_sums
+
+BUDGET = Budget(max_graphs=32)
+
+
+def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None) -> RunRecord:
+    """Write a module that was trained outside as a run; return its record.
+
+    It keeps the configuration, the fields and the normalisation of the run that it was loaded from. Validation errors are measured here,
+    on the validation part of that run's store, or of ``data``. InputError for several members, for weights that are not finite or of
+    another shape, and where the store lacks a field.
+    """
+    if not isinstance(module, TrainableEnsemble) or len(module.models) != 1:
+        raise InputError(
+            "save takes what load(RUN).trainable() gave for one run; save the modules of several runs one by one"
+        )
+    member, model = module.reader.members[0], module.models[0]
+    assert isinstance(model, GraphModel)
+    own = member.model.model if member.model.exact is None else member.model.exact
+    weights, expected = model.state_dict(), own.state_dict()
+    for name, value in expected.items():
+        if name not in weights or weights[name].shape != value.shape:
+            raise InputError(
+                f"{name} of the module is not {tuple(value.shape)} as in {member.name}; train the parameters it came with"
+            )
+        if not bool(weights[name].isfinite().all()):
+            raise InputError(f"{name} of the module holds numbers that are not finite; save it before it diverged")
+    config = member.config
+    if data is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"store": data.resolve()})})
+    check_folder(config.to_json(), out, resume=False)
+    store = open_store(config.data.store)
+    record = _record(member, model, config, store)
+    with empty_folders_removed(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "config.json", record.config)
+        save_model(out / "model", model, member.model.normalisation)
+        write_record(record, out)
+    return record
+
+
+def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphStore) -> RunRecord:
+    """Return the record with errors on the validation part."""
+    trained = replace(member.model, model=model.eval(), dtype=next(model.parameters()).dtype, function=None, exact=None)
+    split, targets = make_split(store, config.split), list(trained.targets)
+    if not len(split.valid):
+        raise InputError(f"{config.data.store} has no validation part by [split] of {member.name}; give data that has")
+    trivial = trivial_predictor(store, split.train, targets, trained.normalisation)
+    with torch.no_grad():
+        errors = flat_metrics(errors_on(trained.predict, store, split.valid, targets, BUDGET), "valid")
+        simple = flat_metrics(errors_on(trivial, store, split.valid, targets, BUDGET), "valid")
+        values = {"valid/loss": _loss(trained, store, split.valid), **errors}
+    best = {name: value for name, value in values.items() if value is not None}
+    note = (
+        f"trained outside of this program, from the weights of {member.name}: which graphs trained it is not known, and one of its validation "
+        "part may be among them"
+    )
+    return replace(
+        member.record,
+        config=config.to_json(),
+        config_hash=config.hash,
+        data_hash=store.fingerprint,
+        status="finished",
+        epochs=1,
+        parts=split.counts,
+        curves={name: [value] for name, value in values.items()},
+        best=best | {"epoch": 1.0},
+        trivial={name: value for name, value in simple.items() if value is not None},
+        notes=[*member.record.notes, note],
+        cost=Cost(),
+        failure=None,
+        start={OUTSIDE: weights_checksum(model.state_dict())},
+    )
+
+
+def _loss(trained: TrainedModel, store: GraphStore, rows: np.ndarray) -> float:
+    """Return the weighted mean loss, as validation has it."""
+    targets = trained.targets
+    totals = torch.zeros(2, len(targets), dtype=torch.float64)
+    for _, batch in Loader(store, rows, BUDGET, shuffle=False).epoch(0):
+        inputs = normalise(trained.seen(batch), trained.normalisation).to(trained.device, trained.dtype)
+        sums = loss_sums(targets, trained.model(inputs), inputs)
+        totals += torch.stack([sums.double(), label_counts(targets, inputs)]).cpu()
+    weights = torch.tensor([target.weight * target.stage_two_factor for target in targets], dtype=torch.float64)
+    return float((weights * totals[0] / totals[1].clamp(min=1.0)).sum())
