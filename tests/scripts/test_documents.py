@@ -32,8 +32,8 @@ from hydragnn.hpo.sampling import History
 from hydragnn.hpo.sampling.sampler import sampler_class
 from hydragnn.hpo.search_settings import search_settings
 from hydragnn.parallel import ParallelSettings
-from hydragnn.scripts.cli import app
 from hydragnn.record import read_record
+from hydragnn.scripts.cli import app
 from hydragnn.scripts.demo import make_alloys
 from hydragnn.scripts.key_help import OTHER_NAMES, sections
 
