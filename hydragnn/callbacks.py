@@ -21,7 +21,7 @@ from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
 
 GROUP = "hydragnn.callbacks"
-"""Entry-point group in which packages announce callbacks; the name of an entry is its kind."""
+"""Entry-point group of callbacks; the name of an entry is its kind."""
 
 Values = Mapping[str, float | None]
 """Numbers of an epoch by name."""
@@ -73,10 +73,10 @@ class TrainingCallback(Settings, ABC):
     kind: str
 
     curves: ClassVar[tuple[str, ...]] = ()
-    """Names of numbers that ``epoch`` returns; a search may have one as its objective."""
+    """Names of numbers that ``epoch`` returns, for objectives of searches."""
 
     optional: ClassVar[bool] = False
-    """True where an error after ``begin`` is a note in the record, and the run goes on, as of loggers."""
+    """True where an error after ``begin`` is a note, as of loggers."""
 
     def begin(self, run: RunView) -> None:
         """Begin or go on; called before the first step of a segment."""
@@ -89,7 +89,7 @@ class TrainingCallback(Settings, ABC):
         return None
 
     def rung(self, run: RunView) -> None:
-        """See the end of a segment before the last epoch, as at a rung of a search."""
+        """See the end of a segment, such as a rung of a search."""
 
     def end(self, run: RunView) -> None:
         """See the end of the run."""
@@ -243,7 +243,7 @@ def as_callback(value: Any) -> TrainingCallback:
 
 
 def checked_values(values: Any, name: str, known: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return a callback's numbers; InputError for anything else, and for names of others' curves."""
+    """Return a callback's numbers; InputError for others, and for used names."""
     if values is None:
         return {}
     try:

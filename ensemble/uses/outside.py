@@ -23,7 +23,7 @@ BUDGET = Budget(max_graphs=32)
 
 
 def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None) -> RunRecord:
-    """Write a module that was trained outside as a run; return its record.
+    """Write a module trained outside as a run; return its record.
 
     It keeps the configuration, the fields and the normalisation of the run that it was loaded from. Validation errors are measured here,
     on the validation part of that run's store, or of ``data``. InputError for several members, for weights that are not finite or of

@@ -106,7 +106,7 @@ class CampaignView:
 
 
 class StatusCallback:
-    """Calls a user's function with the status after every result: an ``on_event`` of ``run_search``.
+    """Calls a user's function with the status after every result.
 
     ``view`` sees all events before. InputError where the function fails.
     """

@@ -151,7 +151,7 @@ class RunCallback:
             raise
 
     def call(self, moment: str, state: TrainState, values: Values) -> Values:
-        """Call a method of all callbacks on the first rank; return their numbers on all.
+        """Call a method of all callbacks; return their numbers on all ranks.
 
         InputError that names the callback where one fails.
         """

@@ -31,7 +31,7 @@ POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": torch.square, "mae
 
 @cache
 def point_loss(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the elementwise loss of normalised errors; InputError for a function that is none."""
+    """Return the elementwise loss; InputError for a function that is none."""
     loss = function_of_kind(name, POINT_LOSSES, group=LOSS_GROUP, where=f"heads.loss = {name!r}", noun="loss")
     if name in POINT_LOSSES:
         return loss

@@ -80,10 +80,10 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
             exec(compile(code, "own-code.md", "exec"), names)
     assert "trained outside" in capsys.readouterr().out
     for name, code in named.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lib" / name).write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
     head = {
         "kind": "scalar",
         "field": "moment",
