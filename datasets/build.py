@@ -142,7 +142,7 @@ class Completed(MakerOfMany):
 
 
 def _transformed(graph: GraphBatch, reference: str) -> GraphBatch:
-    """Return what a user's function makes of a graph; InputError where it fails."""
+    """Return a user's transform of a graph; InputError where it fails."""
     function = function_named(reference, where=f"transform = {reference!r}", noun="graph for a graph")
     try:
         changed = function(graph)

@@ -9,7 +9,7 @@ from hydragnn.base.imports import REFERENCE, function_named
 from hydragnn.record import RunRecord
 
 Objective = str | dict[str, float]
-"""A curve's name, weights per field for a sum of normalised errors, or ``package.module:function`` of a record."""
+"""A curve, weights per field of normalised errors, or ``package.module:function``."""
 
 
 THROUGHPUT = "throughput"

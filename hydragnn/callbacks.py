@@ -153,7 +153,7 @@ class MlflowLogger(TrainingCallback):
     _log: tuple[Any, str] = PrivateAttr()
 
     def begin(self, run: RunView) -> None:
-        """Begin a run of MLflow, or go on with the one of this folder."""
+        """Begin or go on with the folder's run of MLflow."""
         try:
             from mlflow import MlflowClient
         except ImportError as error:
@@ -191,7 +191,7 @@ class WandbLogger(TrainingCallback):
     """Name of the project."""
 
     mode: str = "offline"
-    """offline: files in the run folder, for ``wandb sync``; online: a server, with the user's own login."""
+    """offline: files in the run folder; online: a server, with your login."""
 
     _run: Any = PrivateAttr(None)
 

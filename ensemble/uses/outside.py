@@ -1,4 +1,4 @@
-"""Runs of modules that were trained in a loop of a user's own."""
+"""Runs of modules that a user's own loop trained."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
         raise InputError(
             "save takes what load(RUN).trainable() gave for one run; save the modules of several runs one by one"
         )
-    member, model = module.reader.members[0], module.models[0]
+    member, model = module.ensemble.members[0], module.models[0]
     assert isinstance(model, GraphModel)
     own = member.model.model if member.model.exact is None else member.model.exact
     weights, expected = model.state_dict(), own.state_dict()

@@ -141,7 +141,7 @@ def function_of_kind(
 
 
 def function_named(reference: str, *, where: str, noun: str, registered: bool = False) -> Callable[..., Any]:
-    """Return a function of a module in ``allow_code``, or a ``registered`` one; InputError for another.
+    """Return a function that is allowed or registered; InputError otherwise.
 
     Modules that are imported already are not enough, since their functions may do anything.
     """

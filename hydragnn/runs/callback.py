@@ -107,7 +107,7 @@ class RunCallback:
         self.mesh, self.ranks, self.stopwatch, self.signals, self.heart = run.mesh, ranks, stopwatch, signals, heart
         self.progress = progress if ranks.first else None
         self.callbacks = [*self.settings.callbacks, *callbacks]
-        self.data, self.device = run.data, run.context.device
+        self.data = run.data
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
 
     def add_note(self, sentence: str) -> None:
@@ -187,7 +187,7 @@ class RunCallback:
             return added
 
         with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat):
-            return first_ranks_value(numbers, self.ranks, self.device)
+            return first_ranks_value(numbers, self.ranks)
 
     def on_epoch_end(self, state: TrainState) -> None:
         """Write a due checkpoint and record, and show the epoch."""

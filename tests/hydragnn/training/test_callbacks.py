@@ -1,4 +1,4 @@
-"""Callbacks of runs: what they see, what they may not change, and what becomes of their errors."""
+"""Callbacks of runs: what they see, and what becomes of their errors."""
 
 import csv
 import os
@@ -13,13 +13,13 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.callbacks import CsvLogger, RunView, StopTraining, TrainingCallback, as_callback
 from hydragnn.record import read_record
-from tests.hydragnn.training.conftest import Configs, Trained, assert_same_end, written
+from tests.hydragnn.training.conftest import STORE, Trained, assert_same_end, make_config, written
 
 HERE = "tests.hydragnn.training.test_callbacks"
 
 
 class Within(TrainingCallback):
-    """Share of energies within a tolerance, which stops the run once it is reached."""
+    """Share of energies within a tolerance."""
 
     kind: str = f"{HERE}:Within"
     curves = ("valid/energy/within",)
@@ -71,7 +71,7 @@ def meddle(run: RunView) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "tensorboard", "mlflow", "wandb", f"{HERE}:Within", f"{HERE}:Ended"])
 def test_no_logger_and_no_callback_changes_a_bit_over_a_pause(
-    kind: str, trained: Trained, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind in ("tensorboard", "mlflow", "wandb"):
         pytest.importorskip(kind)
@@ -124,7 +124,7 @@ def test_moments_of_segments(trained: Trained, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "moments.txt").read_text().split("\n") == ["begin 0", "rung 1", "begin 1", "end 3", ""]
 
 
-def test_a_callback_stops_a_run_for_good(trained: Trained, make_config: Configs, tmp_path: Path) -> None:
+def test_a_callback_stops_a_run_for_good(trained: Trained, tmp_path: Path) -> None:
     config = make_config(train__epochs=6, train__callbacks=[{"kind": f"{HERE}:Within", "most": 1.0}])
     record = trained("run", config)
     assert (record.status, record.epochs) == ("stopped", 2)
@@ -173,8 +173,8 @@ def test_what_a_callback_returns_is_checked(function: Callable[..., Any], words:
         trained(train__epochs=1, callbacks=[as_callback(function)])
 
 
-def test_a_store_that_training_does_not_see_is_predicted(trained: Trained, store: Any, tmp_path: Path) -> None:
-    hidden = written(tmp_path / "hidden.h5", store)
+def test_a_store_that_training_does_not_see_is_predicted(trained: Trained, tmp_path: Path) -> None:
+    hidden = written(tmp_path / "hidden.h5", STORE)
 
     def errors(run: RunView) -> dict[str, float]:
         predictions, labels = run.predict(hidden)["charge"]
@@ -194,7 +194,7 @@ def test_a_store_that_training_does_not_see_is_predicted(trained: Trained, store
         ({"kind": f"{HERE}:meddle"}, "has no callback meddle; derive it from"),
     ],
 )
-def test_tables_of_callbacks_are_checked(table: dict[str, Any], words: str, make_config: Configs) -> None:
+def test_tables_of_callbacks_are_checked(table: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make_config(train__callbacks=[table])
 

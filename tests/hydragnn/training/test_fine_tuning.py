@@ -27,6 +27,7 @@ from hydragnn.runs import callback, session
 from hydragnn.runs import train as train_run
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.fine_tuning import rate_factors
+from hydragnn.runs.progress import Progress
 from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.start import StartSettings, folder_of
 from hydragnn.training.evaluate import evaluate
@@ -326,7 +327,7 @@ def test_pictures_and_bars_end_no_training(place: Path, tmp_path: Path, monkeypa
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(callbacks, "write_atomically", Mock(side_effect=full))
     config = config_from_table(table_of(place / "cu.h5", epochs=2, callbacks=[{"kind": "csv"}]), place / "CONFIG.toml")
-    record = train_run(config, tmp_path / "run", progress=Mock(**{"end.side_effect": full}))
+    record = train_run(config, tmp_path / "run", progress=Mock(spec=Progress, **{"end.side_effect": full}))
     assert record.status == "finished" and record.epochs == 2
     assert record.notes.count("callback csv: OSError: [Errno 28] No space left on device") == 1
 
