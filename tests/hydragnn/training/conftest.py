@@ -30,6 +30,7 @@ from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
+from hydragnn.runs.progress import Progress
 from hydragnn.training.data import DevicePlacement
 from tests.forked import Forked
 from tests.hydragnn.training.worker import clusters
@@ -186,7 +187,7 @@ def bits(run: Path) -> dict[str, bytes]:
 
 def at(moment: float, action: Callable[[], object]) -> Any:
     """Return a progress display that does something once a run has come to a moment."""
-    progress = Mock()
+    progress = Mock(spec=Progress)
 
     def step(epochs: float, *_: Any) -> None:
         if moment <= epochs and not progress.done.called:
