@@ -1,5 +1,6 @@
 """Ranks that share graphs: cuts and exchanges."""
 
+import io
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -183,12 +184,12 @@ class GraphGroup:
 
     def compute(self, number: int, model: GraphModel, batch: GraphBatch) -> Predicted:
         """Return predictions on the first rank; Interrupted where this one fails."""
-        self._send([number, packed(batch)])
+        self._send(number, packed(batch))
         return self._part(model, batch)
 
     def follow(self, model_of: Callable[[int], GraphModel]) -> None:
         """Compute parts until the first rank ends; SaidByFirst if it failed."""
-        while (order := self._send([0, {}]))[0] >= 0:
+        while (order := self._send(0, b""))[0] >= 0:
             model = model_of(order[0])
             self._part(model, unpacked(order[1], model))
         if order[0] == FAILED:
@@ -198,7 +199,7 @@ class GraphGroup:
         """Let the others end, unless they compute."""
         if not self._is_computing:
             with suppress(RuntimeError):  # one is gone, and the rest with it
-                self._send([number, {}])
+                self._send(number, b"")
 
     def _part(self, model: GraphModel, batch: GraphBatch) -> Predicted:
         self._is_computing = True
@@ -212,10 +213,17 @@ class GraphGroup:
         self._is_computing = False
         return result
 
-    def _send(self, order: list[Any]) -> list[Any]:
-        """Return the first rank's number of a model, and tensors of a batch."""
-        dist.broadcast_object_list(order, self.first, group=self._orders)
-        return order
+    def _send(self, number: int, batch: bytes) -> tuple[int, bytes]:
+        """Return the first rank's number of a model and its batch, as bytes."""
+        header = torch.tensor([number, len(batch)])
+        dist.broadcast(header, self.first, group=self._orders)
+        number, size = header.tolist()
+        content = (
+            torch.frombuffer(bytearray(batch), dtype=torch.uint8) if batch else torch.empty(size, dtype=torch.uint8)
+        )
+        if size:
+            dist.broadcast(content, self.first, group=self._orders)
+        return number, content.numpy().tobytes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -231,13 +239,17 @@ class SharedPrediction:
         return self.group.compute(self.number, self.model, batch)
 
 
-def packed(batch: GraphBatch) -> dict[str, Any]:
+def packed(batch: GraphBatch) -> bytes:
     """Return the tensors of a batch, without what no model reads."""
-    return {name: getattr(batch, name) for name in STRUCTURE} | {at: dict(getattr(batch, at)) for at in VALUES}
+    tensors = {name: getattr(batch, name) for name in STRUCTURE} | {at: dict(getattr(batch, at)) for at in VALUES}
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    return file.getvalue()
 
 
-def unpacked(tensors: dict[str, Any], model: GraphModel) -> GraphBatch:
+def unpacked(content: bytes, model: GraphModel) -> GraphBatch:
     """Return a batch for the model."""
+    tensors = torch.load(io.BytesIO(content), weights_only=True)
     senders, receivers, positions = tensors.pop("senders"), tensors.pop("receivers"), tensors["positions"]
     fields: dict[str, Tensor] = {**tensors["nodes"], **tensors["edges"], **tensors["graphs"]}
     return GraphBatch(
