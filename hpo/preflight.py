@@ -30,6 +30,7 @@ from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, wi
 from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
+from hydragnn.runs.plan import check_own_code
 
 OWN = ("version", "enqueued", "stores", "left_out")
 """Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores,
@@ -133,6 +134,7 @@ def _check_config(settings: CampaignSettings, config: AnyConfig) -> None:
             "keep rungs below it"
         )
     classes = [name for branch in config.branches for name in _classes_of(settings, branch)]
+    check_own_code(config)
     added = [name for one in config.train.callbacks for name in one.curves]
     check_objective(settings.search.objective, config.targets, settings.source, set(classes), added)
 

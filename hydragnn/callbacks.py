@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import PrivateAttr, SerializeAsAny, WrapValidator
+from pydantic import ConfigDict, PrivateAttr, SerializeAsAny, WrapValidator
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, MissingPackageError
-from hydragnn.base.files import write_atomically
+from hydragnn.base.files import Check, write_atomically
 from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
 
@@ -25,6 +25,10 @@ GROUP = "hydragnn.callbacks"
 
 Values = Mapping[str, float | None]
 """Numbers of an epoch by name."""
+
+
+RESERVED = ("stopped", "epoch")
+"""Names of numbers that records and curves use for something else."""
 
 
 class StopTraining(Exception):
@@ -43,6 +47,8 @@ class RunView:
     curves: Mapping[str, Sequence[float | None]]
     """One value per finished epoch by name, such as ``valid/energy/mae``; copies."""
     predictor: Callable[[Any, str], dict[str, tuple[Tensor, Tensor]]]
+    check: Check
+    """Refuses to write where a later attempt owns the run; for ``write_atomically``."""
 
     @property
     def epoch(self) -> int:
@@ -67,7 +73,7 @@ class TrainingCallback(Settings, ABC):
     """Base of callbacks: settings, and methods for the moments of a run.
 
     It is registered by an entry point of the group ``hydragnn.callbacks``, or named ``package.module:Name``. An instance sees one segment of
-    a run: what must outlive it is read from ``run.curves``. An error in a method ends the run in a sentence, with a checkpoint.
+    a run: what must outlive it is read from ``run.curves``. An error in ``begin`` or ``epoch`` ends the run in a sentence; a later one is a note.
     """
 
     kind: str
@@ -94,6 +100,9 @@ class TrainingCallback(Settings, ABC):
     def end(self, run: RunView) -> None:
         """See the end of the run."""
 
+    def close(self) -> None:
+        """Close what is open, however the run ended; may be called without ``begin``."""
+
 
 class CsvLogger(TrainingCallback):
     """Writes ``curves.csv`` into the run folder: a row per epoch."""
@@ -107,7 +116,7 @@ class CsvLogger(TrainingCallback):
         writer = csv.writer(table)
         writer.writerow(["epoch", *run.curves])
         writer.writerows(zip(range(1, run.epoch + 1), *run.curves.values()))
-        write_atomically(run.folder / "curves.csv", table.getvalue())
+        write_atomically(run.folder / "curves.csv", table.getvalue(), run.check)
 
 
 class TensorBoardLogger(TrainingCallback):
@@ -131,11 +140,10 @@ class TensorBoardLogger(TrainingCallback):
             if value is not None:
                 self._writer.add_scalar(name, value, run.epoch)
 
-    def rung(self, run: RunView) -> None:
+    def close(self) -> None:
         """Close the file."""
-        self._writer.close()
-
-    end = rung
+        if self._writer is not None:
+            self._writer.close()
 
 
 class MlflowLogger(TrainingCallback):
@@ -210,14 +218,20 @@ class WandbLogger(TrainingCallback):
         """Log the values of the epoch."""
         self._run.log({name: value for name, value in run.values.items() if value is not None}, step=run.epoch)
 
-    def rung(self, run: RunView) -> None:
+    def close(self) -> None:
         """Close the files."""
-        self._run.finish()
-
-    end = rung
+        if self._run is not None:
+            self._run.finish()
 
 
 OWN = {one.model_fields["kind"].default: one for one in (CsvLogger, TensorBoardLogger, MlflowLogger, WandbLogger)}
+
+
+class AbsentCallback(TrainingCallback):
+    """A callback whose class is not here, or not allowed; it stops no prediction."""
+
+    model_config = ConfigDict(extra="allow")
+    _reason: str = PrivateAttr("")
 
 
 class FunctionCallback(TrainingCallback):
@@ -250,16 +264,17 @@ def checked_values(values: Any, name: str, known: Mapping[str, Any]) -> dict[str
         numbers = {str(key): None if value is None else float(value) for key, value in dict(values).items()}
     except (TypeError, ValueError) as error:
         raise InputError(f"callback {name} returned {values!r:.80}; return a dict of numbers, or nothing") from error
-    if double := sorted(numbers.keys() & known.keys()):
-        raise InputError(f"callback {name} returned {double[0]}, which is a curve already; give it another name")
+    if double := sorted(numbers.keys() & {*known, *RESERVED}):
+        raise InputError(f"callback {name} returned {double[0]}, which is the name of something else; give it another")
     return {key: value if value is not None and math.isfinite(value) else None for key, value in numbers.items()}
 
 
 def _parse(value: Any, handler: Callable[[Any], Any], info: Any) -> TrainingCallback:
     """Parse a table with the class of its kind."""
-    if isinstance(value, TrainingCallback) or not isinstance(value, Mapping):
+    table = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
         return handler(value)
-    kind = value.get("kind")
+    kind = table.get("kind")
     if not isinstance(kind, str):
         raise ValueError(f"a callback has no kind; add one of {', '.join(OWN)}, or package.module:Name")
     parent = "hydragnn.callbacks.TrainingCallback"
@@ -268,8 +283,17 @@ def _parse(value: Any, handler: Callable[[Any], Any], info: Any) -> TrainingCall
             kind, OWN, TrainingCallback, group=GROUP, where="callbacks.kind", noun="callback", parent=parent
         )
     except InputError as error:
-        raise ValueError(str(error)) from error
-    return cls.model_validate(dict(value), context=info.context)
+        absent = AbsentCallback.model_validate(dict(table))
+        absent._reason = str(error)
+        return absent
+    return cls.model_validate(dict(table), context=info.context)
+
+
+def check_callbacks(callbacks: Sequence[TrainingCallback]) -> None:
+    """Raise InputError for a callback whose class is not here."""
+    for one in callbacks:
+        if isinstance(one, AbsentCallback):
+            raise InputError(f"train.callbacks: {one._reason}")
 
 
 AnyCallback = Annotated[SerializeAsAny[TrainingCallback], WrapValidator(_parse)]

@@ -12,7 +12,7 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import digest, read_json
 from hydragnn.base.places import paths_of
 from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
-from hydragnn.callbacks import AnyCallback
+from hydragnn.callbacks import AnyCallback, check_callbacks
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.models.heads import AnyHead, HeadSettings
@@ -307,6 +307,7 @@ def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False
     config = parse_config(with_start(with_isolated_atoms(table, path), path), source=str(path))
     if not stored:
         refuse_idle(config, str(path))
+        check_callbacks(config.train.callbacks)
 
     def placed(data: DataSettings) -> DataSettings:
         places = tuple((path.parent / store).resolve() for store in paths_of(data.store))

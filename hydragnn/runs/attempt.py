@@ -66,8 +66,10 @@ class RunAttempt:
         if self.number is None:
             yield
             return
+        is_made = False
         with suppress(OSError):  # a folder that cannot be written says so at the first file
-            self.aside.mkdir(exist_ok=True)
+            self.aside.mkdir()
+            is_made = True
         try:
             self.check()  # after it was made: a fenced attempt must not make it anew
             for other in {*self.folder.glob(".attempt-*.tmp")} - {self.aside}:
@@ -76,7 +78,8 @@ class RunAttempt:
             yield
         finally:
             with suppress(OSError):
-                self.aside.rmdir()
+                if is_made:  # else the first rank, for which this one stands in, may still write there
+                    self.aside.rmdir()
 
     def note(self) -> dict[str, Any]:
         """Return ``attempt.json``, or nothing; Fenced as of ``check``."""

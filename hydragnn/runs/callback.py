@@ -1,5 +1,6 @@
 """Callback of runs: checkpoints, model, record, callbacks of users, progress, cost."""
 
+import copy
 import json
 import math
 import resource
@@ -16,17 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydragnn.base.errors import InputError, as_note, nearest, words_of
+from hydragnn.base.errors import InputError, Interrupted, as_note, nearest, words_of
 from hydragnn.base.files import write_json
 from hydragnn.callbacks import RunView, StopTraining, TrainingCallback, checked_values
 from hydragnn.datasets import Budget, Loader, open_store
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, texts_of_all
-from hydragnn.models import BranchedModel, Categorical, GraphModel, Number, TrainedModel, save_model
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.models import BranchedModel, Categorical, Distribution, GraphModel, Number, TrainedModel, save_model
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Heartbeat, keep_beating
+from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep_beating
 from hydragnn.runs.checkpoint import save_checkpoint
 from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress
@@ -107,6 +109,7 @@ class RunCallback:
         self.mesh, self.ranks, self.stopwatch, self.signals, self.heart = run.mesh, ranks, stopwatch, signals, heart
         self.progress = progress if ranks.first else None
         self.callbacks = [*self.settings.callbacks, *callbacks]
+        self.failed: set[int] = set()
         self.data = run.data
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
 
@@ -153,41 +156,52 @@ class RunCallback:
     def call(self, moment: str, state: TrainState, values: Values) -> Values:
         """Call a method of all callbacks; return their numbers on all ranks.
 
-        InputError that names the callback where one fails.
+        InputError that names the callback where one fails. Loggers come last, and are left out after a failure.
         """
         if not self.callbacks:
             return {}
-        curves = {**state.curves, **{name: [*state.curves.get(name, []), value] for name, value in values.items()}}
 
         def numbers() -> Values:
             added: Values = {}
-            for one in self.callbacks:
-                view = RunView(
-                    folder=self.folder,
-                    config=self.record.config,
-                    epochs=self.settings.epochs,
-                    curves={name: [*curve] for name, curve in curves.items()},
-                    predictor=partial(predicted, state, self.data, self.mesh),
-                )
+            for one in sorted(self.callbacks, key=lambda one: one.optional):
+                if id(one) in self.failed:
+                    continue
                 try:
-                    added |= checked_values(getattr(one, moment)(view), one.kind, {**values, **added})
-                except StopTraining as reason:
-                    added[STOPPED] = 1.0
-                    self.add_note(f"callback {one.kind} stopped the run in epoch {state.epoch + 1}: {reason}")
-                except Exception as error:  # whatever the user's code raises
-                    if isinstance(error, InputError) and not one.optional:
-                        raise
-                    if one.optional and moment != "begin":
+                    returned = getattr(one, moment)(self.view(state, {**values, **added}, moment))
+                    added |= checked_values(returned, one.kind, {**values, **added})
+                except (Fenced, Interrupted):
+                    raise
+                except (Exception, SystemExit) as error:  # whatever the user's code raises
+                    if isinstance(error, StopTraining) and moment == "epoch":
+                        added[STOPPED] = 1.0
+                        self.add_note(f"callback {one.kind} stopped the run in epoch {state.epoch + 1}: {error}")
+                    elif one.optional and moment != "begin":
+                        self.failed.add(id(one))
                         self.add_note(f"callback {one.kind}: {words_of(error)}")
-                        continue
-                    raise InputError(
-                        f"callback {one.kind} failed {PLACES[moment].format(state.epoch + 1)}: {words_of(error)}; the run has a checkpoint: "
-                        "repair the callback and resume"
-                    ) from error
+                    elif isinstance(error, InputError):
+                        raise
+                    else:
+                        raise InputError(
+                            f"callback {one.kind} failed {PLACES[moment].format(state.epoch + 1)}: {words_of(error)}; repair it and resume"
+                        ) from error
             return added
 
         with state.parameters.swap_in_eval_parameters(), keep_beating(self.heartbeat):
             return first_ranks_value(numbers, self.ranks)
+
+    def view(self, state: TrainState, values: Values, moment: str) -> RunView:
+        """Return copies of what a callback may see."""
+        curves = {name: [*curve] for name, curve in state.curves.items()}
+        for name in {**curves, **values} if moment == "epoch" else ():
+            curves[name] = [*curves.get(name, [None] * state.epoch), values.get(name)]
+        return RunView(
+            folder=self.folder,
+            config=copy.deepcopy(self.record.config),
+            epochs=self.settings.epochs,
+            curves=curves,
+            predictor=partial(predicted, state, self.data, self.mesh),
+            check=self.heart.attempt.check,
+        )
 
     def on_epoch_end(self, state: TrainState) -> None:
         """Write a due checkpoint and record, and show the epoch."""
@@ -245,6 +259,9 @@ class RunCallback:
 
     def close(self, sentence: str) -> None:
         """Say how the run ended and close what is open."""
+        for one in self.callbacks if self.ranks.first else ():
+            with as_note(f"callback {one.kind}"):
+                one.close()
         with as_note("progress"):
             if self.progress:
                 self.progress.end(sentence)
@@ -283,21 +300,26 @@ def predicted(
     trained = TrainedModel(model=model, normalisation=own.normalisation, dtype=model.node_inputs.origin.dtype)
     found: dict[str, list[tuple[Tensor, Tensor]]] = {target.name: [] for target in own.targets}
     model.eval()
-    with torch.no_grad():
-        for _, batch in Loader(store, rows, Budget(max_graphs=32), shuffle=False).epoch(0):
-            predictions = trained.predict(batch)
-            for target in own.targets:
-                one = predictions[target.name]
-                assert isinstance(one, Number | Categorical)
-                mean = one.mean if isinstance(one, Number) else one.probabilities
-                name = target.field.name
-                labels = batch[name] if name in batch.fields else torch.zeros_like(mean)
-                absent = ~batch.labelled(name) if name in batch.fields else torch.ones_like(labels, dtype=torch.bool)
-                found[target.name].append(
-                    (mean.cpu(), labels.masked_fill(absent, -1 if target.field.classes else math.nan))
-                )
-    model.train()
+    try:
+        with torch.no_grad():
+            for _, batch in Loader(store, rows, Budget(max_graphs=32), shuffle=False).epoch(0):
+                for name, one in trained.predict(batch).items():
+                    found[name].append(with_labels(one, batch, name.partition("@")[0]))
+    finally:
+        model.train()
     return {name: (torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])) for name, pairs in found.items()}
+
+
+def with_labels(prediction: Distribution, batch: GraphBatch, name: str) -> tuple[Tensor, Tensor]:
+    """Return means or probabilities, and labels: NaN or class -1 where absent."""
+    if not isinstance(prediction, Number | Categorical):
+        raise InputError(f"callbacks cannot predict {name}, whose distribution has no mean; see the numbers of the run")
+    mean = (prediction.mean if isinstance(prediction, Number) else prediction.probabilities).cpu()
+    nothing = math.nan if isinstance(prediction, Number) else -1
+    if name not in batch.fields:
+        like = mean if isinstance(prediction, Number) else mean[..., 0].long()
+        return mean, torch.full_like(like, nothing)
+    return mean, batch[name].cpu().masked_fill(~batch.labelled(name).cpu(), nothing)
 
 
 def best_weights(state: TrainState, mesh: Mesh) -> dict[str, Tensor]:

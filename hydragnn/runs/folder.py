@@ -36,7 +36,7 @@ INDIFFERENT = {
     "data": ("store", "memory", "group"),
     "split": ("calibration",),
     "batch": ("memory",),
-    "train": ("checkpoint_epochs", "checkpoint_seconds", "callbacks"),
+    "train": ("checkpoint_epochs", "checkpoint_seconds", "callbacks", "tensorboard"),
     "start": ("model", "store"),
 }
 """Settings that no training depends on: where the store and the start lie (their contents are compared) and what keeps the data in memory, which of the graphs that it never
@@ -81,7 +81,8 @@ def _with_indifferent(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
         table["branches"] = [_with_indifferent(*pair) for pair in zip(begun["branches"], now["branches"], strict=True)]
     for section, keys in INDIFFERENT.items():
         if begun.get(section):
-            table[section] = {**begun[section], **{key: now[section][key] for key in keys if key in now[section]}}
+            kept = {key: value for key, value in begun[section].items() if key not in keys}
+            table[section] = {**kept, **{key: now[section][key] for key in keys if key in now[section]}}
     return table
 
 

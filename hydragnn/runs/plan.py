@@ -16,6 +16,7 @@ from hydragnn.architectures.base import ActsOn
 from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, is_complete, is_given
+from hydragnn.callbacks import check_callbacks
 from hydragnn.config import AnyConfig, BranchSettings, RunConfig, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.datasets.manifest import cutoff_of
@@ -29,6 +30,7 @@ from hydragnn.parallel import ParallelSettings, check_divisible
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import OpenStart, open_start, with_absent
 from hydragnn.start import StartSettings
+from hydragnn.training.loss import JUDGED_BY_DISTRIBUTION, point_loss
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -181,6 +183,16 @@ def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dic
     return idle
 
 
+def check_own_code(config: AnyConfig) -> None:
+    """Raise InputError for callbacks and losses of users that are not here or unfit."""
+    check_callbacks(config.train.callbacks)
+    for branch in config.branches:
+        for head in branch.heads:
+            loss = getattr(head, "loss", "mse")
+            if loss not in JUDGED_BY_DISTRIBUTION:
+                point_loss(loss)
+
+
 def plan_run(
     config: AnyConfig,
     stores: Stores | None = None,
@@ -192,6 +204,7 @@ def plan_run(
 
     InputError for what ``described_branches`` refuses, where a part is missing, and for a setting that cannot act, unless the run has ``begun``.
     """
+    check_own_code(config)
     plans = []
     branches = described_branches(config, stores, heartbeat, begun=begun)
     for sentence in () if begun else idle_on_data(config, branches).values():

@@ -174,8 +174,10 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
         with reserve_memory():
             status = train_epochs(state, run.data, run.context, callback, until)
             callback.save(state)
-            with as_note("a callback", callback.add_note):
+            try:
                 callback.call("rung" if status == "paused" else "end", state, {})
+            except InputError as note:  # what comes after a training cannot end it
+                callback.add_note(str(note))
             callback.ranks.wait()  # success means that all ranks came to the end
     except Interrupted as note:
         callback.write(state, status="paused")

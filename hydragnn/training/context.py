@@ -13,7 +13,6 @@ from torch import Tensor
 from hydragnn.config import TrainSettings
 from hydragnn.models import Target
 from hydragnn.training.executor import Eager
-from hydragnn.training.loss import JUDGED_BY_DISTRIBUTION, point_loss
 from hydragnn.training.parameters import alone
 from hydragnn.training.state import TrainState
 
@@ -116,9 +115,6 @@ def training_context(
 ) -> TrainingContext:
     """Return the context of the targets of all branches, with eager executors."""
     device, targets = state.totals.device, tuple(target for branch in branches for target in branch)
-    for target in targets:
-        if target.loss not in JUDGED_BY_DISTRIBUTION:
-            point_loss(target.loss)  # a function of the user's, checked before the first step
     changes = any(target.stage_two_factor != 1.0 for target in targets)
     ends = [0, *accumulate(len(branch) for branch in branches)]
     slices = [slice(first, last) for first, last in pairwise(ends)]

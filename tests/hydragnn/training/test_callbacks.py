@@ -1,8 +1,10 @@
 """Callbacks of runs: what they see, and what becomes of their errors."""
 
+import contextlib
 import csv
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ import pytest
 import torch
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.files import read_json, write_json
 from hydragnn.callbacks import CsvLogger, RunView, StopTraining, TrainingCallback, as_callback
+from hydragnn.config import config_from_table, stored_config
+from hydragnn.datasets import MemoryStore
+from hydragnn.graphs import graph_from_arrays
 from hydragnn.record import read_record
-from tests.hydragnn.training.conftest import STORE, Trained, assert_same_end, make_config, written
+from tests.hydragnn.training.conftest import STORE, Trained, assert_same_end, finish, make_config, start_ranks, written
 
 HERE = "tests.hydragnn.training.test_callbacks"
 
@@ -65,6 +71,9 @@ def meddle(run: RunView) -> None:
     predictions, labels = run.predict()["energy"]
     predictions.zero_()
     labels.zero_()
+    run.config["train"].clear()  # type: ignore[index]
+    with contextlib.suppress(InputError):
+        run.predict(MemoryStore([graph_from_arrays([[0.0, 0.0, 0.0]], [], [])]))  # has no elements
     for curve in run.curves.values():
         curve[-1] = 0.0  # type: ignore[index]
 
@@ -95,7 +104,8 @@ def test_no_logger_and_no_callback_changes_a_bit_over_a_pause(
 
 
 def test_functions_see_copies_and_their_numbers_become_curves(trained: Trained, tmp_path: Path) -> None:
-    trained("plain", train__epochs=2)
+    options = {"train__epochs": 2, "model__dropout": 0.2}
+    trained("plain", **options)
     seen: list[dict[str, Any]] = []
 
     def mae(run: RunView) -> dict[str, float]:
@@ -103,7 +113,7 @@ def test_functions_see_copies_and_their_numbers_become_curves(trained: Trained, 
         seen.append(run.values)
         return {"mine": float((predictions - labels).abs().mean())}
 
-    record = trained("run", train__epochs=2, callbacks=[as_callback(meddle), as_callback(mae)])
+    record = trained("run", **options, callbacks=[as_callback(meddle), as_callback(mae)])
     assert record.curves["mine"] == pytest.approx(record.curves["valid/energy/mae"], rel=1e-6)
     assert [one["valid/loss"] for one in seen] == record.curves["valid/loss"]
     plain = read_record(tmp_path / "plain").curves
@@ -112,9 +122,40 @@ def test_functions_see_copies_and_their_numbers_become_curves(trained: Trained, 
 
 def test_the_file_of_values_is_whole_after_a_pause(trained: Trained, tmp_path: Path) -> None:
     trained(train__epochs=3, until=1)
-    record = trained(train__epochs=3, train__callbacks=[{"kind": "csv"}], resume=True)
+    number = as_callback(lambda run: {"mine": float(run.epoch)})
+    record = trained(train__epochs=3, train__callbacks=[{"kind": "csv"}], callbacks=[number], resume=True)
     rows = [*csv.DictReader((tmp_path / "run" / "curves.csv").read_text().splitlines())]
     assert [float(row["valid/loss"]) for row in rows] == record.curves["valid/loss"]
+    assert [row["mine"] for row in rows] == ["", "2.0", "3.0"] and record.curves["mine"] == [None, 2.0, 3.0]
+    trained(train__epochs=3, resume=True)
+    assert "callbacks" not in read_json(tmp_path / "run" / "config.json")["train"]  # nor do they come back
+
+
+def test_a_run_with_the_key_that_callbacks_replaced_is_resumed(trained: Trained, tmp_path: Path) -> None:
+    trained(train__epochs=2, until=1)
+    path = tmp_path / "run" / "config.json"
+    table = read_json(path)
+    table["train"]["tensorboard"] = False
+    write_json(path, table)
+    assert trained(train__epochs=2, resume=True).status == "finished"
+
+
+def test_a_callback_whose_class_is_not_here_stops_training_and_no_prediction(trained: Trained, tmp_path: Path) -> None:
+    trained(train__epochs=2, until=1)
+    path = tmp_path / "run" / "config.json"
+    table = read_json(path)
+    table["train"]["callbacks"] = [{"kind": "acme.gone:Logger", "rate": 3}]
+    write_json(path, table)
+    assert stored_config(path).to_json()["train"]["callbacks"] == table["train"]["callbacks"]
+    with pytest.raises(InputError, match=r"callbacks.kind = 'acme.gone:Logger' names code of acme.gone"):
+        trained("run", stored_config(path), resume=True)
+
+
+def test_the_first_of_two_ranks_logs_for_both(tmp_path: Path) -> None:
+    config = make_config(train__epochs=2, train__callbacks=[{"kind": "csv"}], train__precision="fp64")
+    finish(*start_ranks({tmp_path / "run": config}, 2))
+    rows = [*csv.DictReader((tmp_path / "run" / "curves.csv").read_text().splitlines())]
+    assert [float(row["valid/loss"]) for row in rows] == read_record(tmp_path / "run").curves["valid/loss"]
 
 
 def test_moments_of_segments(trained: Trained, tmp_path: Path) -> None:
@@ -163,7 +204,9 @@ def test_an_error_after_the_last_epoch_is_a_note(trained: Trained) -> None:
     [
         (lambda run: 3, "returned 3; return a dict of numbers"),
         (lambda run: {"a": "x"}, "return a dict of numbers"),
-        (lambda run: {"valid/loss": 1.0}, "valid/loss, which is a curve already"),
+        (lambda run: {"valid/loss": 1.0}, "valid/loss, which is the name of something else"),
+        (lambda run: {"stopped": 1.0}, "stopped, which is the name"),
+        (lambda run: sys.exit(3), "failed after epoch 1: SystemExit: 3"),
         (lambda run: run.predict(branch="metals"), "no branch 'metals'"),
         (lambda run: run.predict("gone.h5"), "gone.h5"),
     ],
@@ -195,8 +238,9 @@ def test_a_store_that_training_does_not_see_is_predicted(trained: Trained, tmp_p
     ],
 )
 def test_tables_of_callbacks_are_checked(table: dict[str, Any], words: str) -> None:
+    run = {"data": {"store": "a.h5"}, "model": {"kind": "gin"}, "heads": [{"kind": "scalar", "field": "charge"}]}
     with pytest.raises(InputError, match=words):
-        make_config(train__callbacks=[table])
+        config_from_table({**run, "train": {"callbacks": [table]}}, Path("CONFIG.toml"))
 
 
 @pytest.mark.parametrize("value", [3, CsvLogger])
