@@ -150,7 +150,7 @@ def function_named(reference: str, *, where: str, noun: str, registered: bool = 
         raise InputError(f"{where} runs code of {module}; where you trust it, add --allow-code {module}")
     value = _imported(reference, where=where, noun=noun, registered=registered)
     if not callable(value):
-        raise InputError(f"{where}: {reference} is no function; name one that gives a {noun}")
+        raise InputError(f"{where}: {reference} is no function; name one that returns a {noun}")
     return value
 
 

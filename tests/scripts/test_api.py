@@ -46,6 +46,7 @@ GIVES: dict[str, Any] = {
     "merge_stores": StoreInfo,
     "predict": PredictionResult | Predictions | None,
     "report": Path,
+    "save": RunRecord,
     "search": CampaignStatus,
     "simulate": SimulationResult,
     "status": CampaignStatus,

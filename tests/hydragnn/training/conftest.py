@@ -187,11 +187,11 @@ def bits(run: Path) -> dict[str, bytes]:
 
 def at(moment: float, action: Callable[[], object]) -> Any:
     """Return a progress display that does something once a run has come to a moment."""
-    progress = Mock(spec=Progress)
+    progress, done = Mock(spec=Progress), Mock()
 
     def step(epochs: float, *_: Any) -> None:
-        if moment <= epochs and not progress.done.called:
-            progress.done()
+        if moment <= epochs and not done.called:
+            done()
             action()
 
     progress.step = step

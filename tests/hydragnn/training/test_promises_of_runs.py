@@ -1,7 +1,7 @@
 """What every run owes; numbers are those of ``tests/contracts/test_silent_failures.py``."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, make_split
-from hydragnn.models.heads.kinds import NumberLoss
+from hydragnn.models.heads.kinds import LOSSES
 from hydragnn.record import read_record
 from hydragnn.training.loop import take_step
 from tests.hydragnn.training.conftest import STORE, RunOnce, Trained, assembled, branched, make_config
@@ -68,7 +68,7 @@ def test_in_double_precision_a_million_electronvolts_on_every_atom_change_no_cur
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss", get_args(NumberLoss))
+@pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_trains_and_one_that_there_is_not_is_refused(loss: str, trained: Trained) -> None:
     """10."""
     head = {"kind": "scalar", "field": "charge", "loss": loss, "distribution": "gaussian" if loss == "nll" else "point"}
