@@ -165,5 +165,6 @@ def test_a_killed_rank_of_a_job_step_ends_all_with_a_sentence_and_no_store(lost:
 def test_a_defect_of_the_source_on_one_rank_ends_all_with_one_sentence(tmp_path: Path) -> None:
     (code, said), (other, _) = steps(2, dying(tmp_path / "source", dies=1, defect="true"), "--out", tmp_path / "s.h5")
     assert (code, other) == (2, 2) and said.count("error:") == 1, said
-    assert "graph 100: the source tests.scripts.dying:Dying raised ZeroDivisionError: of the test" in said
+    # which block this rank takes is a race
+    assert re.search(r"graph \d{3}: the source tests.scripts.dying:Dying raised ZeroDivisionError: of the test", said)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
