@@ -16,7 +16,7 @@ from pydantic import ConfigDict, PrivateAttr, SerializeAsAny, WrapValidator
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, MissingPackageError
-from hydragnn.base.files import Check, write_atomically
+from hydragnn.base.files import Check, digest, write_atomically
 from hydragnn.base.imports import class_of_kind
 from hydragnn.base.settings import Settings
 
@@ -211,7 +211,13 @@ class WandbLogger(TrainingCallback):
             raise MissingPackageError("wandb", "wandb", 'callbacks of kind "wandb"') from error
         name = run.folder.resolve().name
         self._run = wandb.init(
-            project=self.project, dir=run.folder, mode=self.mode, name=name, config=dict(run.config), resume="allow"
+            project=self.project,
+            dir=run.folder,
+            mode=self.mode,
+            name=name,
+            id=digest(str(run.folder.resolve())),
+            config=dict(run.config),
+            resume="allow",
         )
 
     def epoch(self, run: RunView) -> None:
