@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from hydragnn.base.errors import InputError, about, words_of
-from hydragnn.base.imports import function_named
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany, made, made_together, nodes_of
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.labels import Labels, parted_settings
-from hydragnn.datasets.sources.registry import rule_of
+from hydragnn.datasets.sources.registry import rule_of, transform_function
 from hydragnn.datasets.tools import refuse_useless
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.graphs.batch import GraphBatch, volumes
@@ -94,6 +93,7 @@ def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
 
 def makers_of(settings: BuildSettings) -> Iterator[Make]:
     """Yield a maker for each graph, so that failures stay separate."""
+    transform_function(settings.transform)  # one sentence instead of one for every graph
     source, labels = parted_settings(settings)
     for number, make in enumerate(source.makers()):
         for part in range(settings.parts):
@@ -143,7 +143,8 @@ class Completed(MakerOfMany):
 
 def _transformed(graph: GraphBatch, reference: str) -> GraphBatch:
     """Return a user's transform of a graph; InputError where it fails."""
-    function = function_named(reference, where=f"transform = {reference!r}", noun="graph for a graph")
+    function = transform_function(reference)
+    assert function is not None
     try:
         changed = function(graph)
     except Exception as error:  # whatever the user's code raises
@@ -181,8 +182,12 @@ def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
 
 
 def _attributes(settings: BuildSettings) -> dict[str, Any]:
-    attributes = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
+    attributes: dict[str, Any] = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
     for key in ("cutoff", "max_neighbours", CLOSE_NUCLEI):
         if getattr(settings, key, None) not in (None, False):
             attributes[key] = getattr(settings, key)
-    return {**attributes, **({"build": rule} if (rule := rule_of(settings)) else {}), **settings.attributes}
+    if rule := rule_of(settings):
+        attributes["build"] = rule
+    elif settings.transform:
+        attributes["transform"] = settings.transform
+    return {**attributes, **settings.attributes}

@@ -29,6 +29,7 @@ from hydragnn.datasets.manifest import (
     check_part_files,
     part_files,
     read_manifest,
+    transform_of,
 )
 from hydragnn.datasets.part_texts import TextsReader, texts_path
 from hydragnn.datasets.store import Column, Numbers, Sizes
@@ -417,6 +418,9 @@ def check_schema(path: Path, first: StoreManifest, other: Path, own: StoreManife
         values = [one.attributes.get(key) for one in (first, own)]
         if values[0] != values[1]:
             problem = problem or f"{key} is {values[0]} and {values[1]}"
+    changed = [transform_of(one.attributes) for one in (first, own)]
+    if None not in changed and changed[0] != changed[1]:
+        problem = problem or f"their transforms are {changed[0] or 'none'} and {changed[1] or 'none'}"
     if problem:
         raise InputError(
             f"{path} and {other} are no one data set: {problem}; build them alike, or train them as branches"

@@ -1,7 +1,7 @@
 """Manifest of a store: parts, their contents and checksums."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from hashlib import blake2b
@@ -13,6 +13,7 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, read_sealed, write_sealed
+from hydragnn.base.imports import REFERENCE
 from hydragnn.base.places import MANIFEST, check_store
 from hydragnn.datasets.arrays import array_specs
 from hydragnn.datasets.part_texts import TextsInfo
@@ -21,6 +22,9 @@ from hydragnn.graphs.field import Field, field_from_json
 
 FORMAT = "hydragnn-store"
 VERSION = 1
+
+CHANGED_BY = "graphs of the store were changed, as it was built, by "
+"""Begin of the note in a run's record whose store has a transform; its name ends the note."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +105,29 @@ class StoreManifest:
     def graphs(self) -> int:
         """Graphs of all parts."""
         return sum(part.graphs for part in self.parts)
+
+
+def transform_of(attributes: Mapping[str, Any]) -> str | None:
+    """Return the transform that changed the graphs of a store.
+
+    Empty where they were built without one, None where nothing says how they were built. ``attributes`` are those of the store, which
+    may be several in one.
+    """
+    rule, own, merged = (attributes.get(key) for key in ("build", "transform", "merged"))
+    rule = rule if isinstance(rule, Mapping) else {}
+    named = rule.get("transform") or (own if isinstance(own, str) and REFERENCE.fullmatch(own) else "")
+    if named:
+        return str(named)
+    parts = [one for one in merged if isinstance(one, Mapping)] if isinstance(merged, list) else []
+    found = [one for one in map(transform_of, parts) if one is not None]
+    known = bool(found or rule or "source" in attributes)
+    return next(filter(None, found), "") if known else None
+
+
+def transform_in(notes: Iterable[str], branch: str = "") -> str | None:
+    """Return the transform that notes of a run, or of a branch, name."""
+    begin = (f"branch {branch}: " if branch else "") + CHANGED_BY
+    return next((note.removeprefix(begin) for note in notes if note.startswith(begin)), None)
 
 
 def cutoff_of(attributes: Mapping[str, Any]) -> float | None:

@@ -17,6 +17,7 @@ from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
+from hydragnn.datasets.manifest import transform_of
 from hydragnn.distributed.graph_ranks import GraphGroup, SharedPrediction
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.estimates.estimate import Estimate
@@ -42,10 +43,12 @@ from hydragnn.ensemble.reading.structures import (
     Structures,
     check_edges,
     check_lengths,
+    check_transform,
     made_graphs,
     reads_atoms,
     structures_for,
     training_attributes,
+    training_transform,
 )
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -255,10 +258,15 @@ class Ensemble(Shown):
         """Return the attributes of the training store; empty where unknown."""
         return training_attributes(self.members, self.manifest)
 
+    @property
+    def training_transform(self) -> str | None:
+        """Return the transform of the training store, empty for none; None where unknown."""
+        return training_transform(self.members, self.manifest)
+
     def needed(self, store: GraphStore) -> list[str]:
         """Return the fields to read from a store.
 
-        InputError where it lacks one, or nodes have other neighbours in it.
+        InputError where it lacks one, nodes have other neighbours in it, or another transform changed its graphs.
         """
         available = {field.name: field for field in store.fields()}
         if store.dim != self.manifest.dim:
@@ -275,6 +283,7 @@ class Ensemble(Shown):
                 raise InputError(
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
+        check_transform(self.training_transform, transform_of(store.attributes), "graphs of the store")
         check_lengths(self.training_attributes, store.attributes)
         check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
         return self._read_by_members(available)

@@ -1,7 +1,7 @@
 """Kinds of data sources: built in, announced by packages, or named."""
 
 import pkgutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from glob import escape
 from importlib import import_module
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.imports import announced_classes, class_named, is_allowed
+from hydragnn.base.imports import announced_classes, class_named, function_named, is_allowed
 from hydragnn.base.settings import refuse_idle
 from hydragnn.datasets.sources.base import BuildSettings, OwnBuild
 
@@ -73,6 +73,7 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
     settings = source_named(table.get("kind"), str(origin)).parse(table, source=str(origin))
     refuse_idle(settings, str(origin))
     settings.check_fields(str(origin))
+    transform_function(settings.transform)
     folder = origin.parent
     paths: dict[str, Any] = {"files": [str(Path(escape(str(folder))) / file) for file in settings.files]}
     for key in settings.beside:
@@ -90,6 +91,13 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
         mode="json", exclude={"files", "attributes", "node_split", *settings.beside}, exclude_defaults=True
     )
     return {**rule, "kind": settings.kind}
+
+
+def transform_function(reference: str | None) -> Callable[..., Any] | None:
+    """Return a user's transform; InputError where it is none or not allowed."""
+    if not reference:
+        return None
+    return function_named(reference, where=f"transform = {reference!r}", noun="graph for a graph")
 
 
 def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
@@ -114,7 +122,15 @@ def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
 
 
 def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSettings:
-    """Return the settings for ``inputs`` alone: no labels, no tables of labels."""
+    """Return the settings for ``inputs`` alone: no labels, no tables of labels.
+
+    A transform may read all that is declared, so that it all stays, and files may lack what members do not read.
+    """
+    if settings.transform:
+        kept = [
+            field if field.name in inputs else field.model_copy(update={"optional": True}) for field in settings.fields
+        ]
+        return settings.model_copy(update={"fields": kept, "node_split": None})
     fields = [field for field in settings.fields if field.name in inputs]
     needless = () if any(field.on == "graph" for field in fields) else settings.beside
     absent = {key: None for key in needless if not type(settings).model_fields[key].is_required()}

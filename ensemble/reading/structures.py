@@ -15,7 +15,7 @@ from hydragnn.architectures import ArchitectureSettings, GeometricSettings
 from hydragnn.base.errors import InputError
 from hydragnn.base.places import absent_store
 from hydragnn.datasets import CoarseningSettings, Make, open_store
-from hydragnn.datasets.manifest import cutoff_of
+from hydragnn.datasets.manifest import cutoff_of, transform_in, transform_of
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import MakerOfMany, groups_of_makers, pieces_of
 from hydragnn.datasets.sources.registry import settings_of_rule
@@ -210,12 +210,12 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             f"the positions of the training data are in {store_attributes[LENGTH_UNIT]}, and those of structure files in Angstrom; give a store, "
             "or a BUILD.toml, of graphs like those of training"
         )
-    rule = store_attributes.get("build")
-    if isinstance(rule, Mapping) and rule.get("transform"):
+    if transform := training_transform(members, manifest):
         raise InputError(
-            f"graphs of the training store were changed by {rule['transform']}, which is for files; give a store, or a BUILD.toml with this "
+            f"graphs of the training store were changed by {transform}, which is for files; give a store, or a BUILD.toml with this "
             "transform"
         )
+    rule = store_attributes.get("build")
     of_members = [getattr(member.model.settings, "cutoff", None) or 0.0 for member in members]
     cutoff = store_attributes["cutoff"] if "cutoff" in store_attributes else max(of_members)
     if not cutoff:
@@ -283,6 +283,28 @@ def training_attributes(members: Sequence[Member], manifest: Manifest) -> Mappin
         return store_attributes if isinstance(store_attributes, Mapping) else {}
     path = members[0].config.data.store
     return open_store(path).attributes if absent_store(path) is None else {}
+
+
+def training_transform(members: Sequence[Member], manifest: Manifest) -> str | None:
+    """Return the transform of the training store, empty for none; None where unknown.
+
+    Records of runs know it where their store is gone.
+    """
+    branch = manifest.targets[0].branch
+    noted = (transform_in(member.record.notes, branch) for member in members)
+    own = transform_of(training_attributes(members, manifest))
+    return own or next(filter(None, noted), own)
+
+
+def check_transform(training: str | None, now: str | None, what: str) -> None:
+    """Raise InputError where graphs were changed otherwise than in training.
+
+    ``what`` are these graphs. Nothing is known where one of both is None.
+    """
+    if training is None or now is None or training == now:
+        return
+    said = [f"changed by {one}" if one else "not changed by a transform" for one in (now, training)]
+    raise InputError(f"{what} are {said[0]}, and graphs of training are {said[1]}; build them in the same way")
 
 
 def check_edges(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hydragnn.architectures import GeometricSettings
 from hydragnn.base.files import digest
 from hydragnn.datasets import GraphStore
-from hydragnn.datasets.manifest import cutoff_of
+from hydragnn.datasets.manifest import CHANGED_BY, cutoff_of, transform_of
 from hydragnn.datasets.split import PARTS, Copies, Split, copies_across, sentence_on_copies, sentence_on_files
 from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.sharing import shared_rows
@@ -61,6 +61,8 @@ def notes_on(plan: RunPlan, data: RunData, caches: Caches) -> list[str]:
         notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
         encoder, store = model.model, branch.store
         kind = sections.get(branch.name, plan.table).get("split", {}).get("kind", "random")
+        if transform := transform_of(store.attributes):
+            notes.append(f"{of}{CHANGED_BY}{transform}")
         if PART in store.fields() and kind != "given":
             notes.append(
                 f"{of}the store has a graph for each mask of nodes, and this split draws them: labels of test nodes train the model; say kind = "
