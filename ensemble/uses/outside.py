@@ -1,5 +1,6 @@
 """Runs of modules that a user's own loop trained."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import empty_folders_removed, write_json
+from hydragnn.base.places import absent_store
 from hydragnn.config import RunConfig
-from hydragnn.datasets import Budget, GraphStore, Loader, make_split, normalise, open_store
+from hydragnn.datasets import Budget, GraphStore, Loader, WithoutEdges, make_split, normalise, open_store
+from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.ensemble.members.member import OUTSIDE, Member
 from hydragnn.ensemble.reading.module import TrainableEnsemble
 from hydragnn.models import GraphModel, TrainedModel, save_model
@@ -26,8 +29,8 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
     """Write a module trained outside as a run; return its record.
 
     It keeps the configuration, the fields and the normalisation of the run that it was loaded from. Validation errors are measured here,
-    on the validation part of that run's store, or of ``data``. InputError for several members, for weights that are not finite or of
-    another shape, and where the store lacks a field.
+    on the validation part of that run's store, or of ``data``. The module stays as it is; one in double precision will predict so.
+    InputError for several members, for weights that are not finite or of another shape, and where the store is not like that of training.
     """
     if not isinstance(module, TrainableEnsemble) or len(module.models) != 1:
         raise InputError(
@@ -44,12 +47,25 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
             )
         if not bool(weights[name].isfinite().all()):
             raise InputError(f"{name} of the module holds numbers that are not finite; save it before it diverged")
-    config = member.config
+    if own_names := [name for name in weights if name not in expected]:
+        raise InputError(
+            f"the module has {own_names[0]}, which {member.name} has not; a run has the parameters of its configuration alone"
+        )
+    config, dtype = member.config, next(model.parameters()).dtype
+    if (dtype == torch.float64) != (config.train.precision == "fp64"):
+        precision = "fp64" if dtype == torch.float64 else "fp32"
+        config = config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
     if data is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"store": data.resolve()})})
     check_folder(config.to_json(), out, resume=False)
     store = open_store(config.data.store)
-    record = _record(member, model, config, store)
+    module.ensemble.needed(store)
+    if data is not None:
+        _check_other(module, store, data)
+    visible = store if config.data.edges else WithoutEdges(store)
+    record = _record(member, deepcopy(model).eval(), config, visible)
+    if data is not None:
+        record = replace(record, labels={}, unseen_inputs=[])
     with empty_folders_removed(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", record.config)
@@ -58,9 +74,28 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
     return record
 
 
+def _check_other(module: TrainableEnsemble, store: GraphStore, place: Path) -> None:
+    """Raise InputError where a store is not like that of training."""
+    ensemble, stored = module.ensemble, {field.name: field for field in store.fields()}
+    trained = ensemble.members[0].config.data.store
+    fields = open_store(trained).fields() if absent_store(trained) is None else ensemble.fields
+    labels = {field.name: field for field in fields if field.name in {one.name for one in ensemble.fields}}
+    for name, field in labels.items():
+        actual = stored.get(name)
+        if actual is None:
+            raise InputError(f"{place} has no field {name}, which the module predicts; give data that has")
+        if any(getattr(actual, what) != getattr(field, what) for what in ("on", "shape", "unit", "classes")):
+            raise InputError(f"{place} means something else by {name}: {actual}; the run was trained on {field}")
+    of_training, now = cutoff_of(ensemble.training_attributes), cutoff_of(store.attributes)
+    if of_training is not None and now is not None and of_training != now:
+        raise InputError(
+            f"{place} was built with cutoff = {now:g}, the store of training with {of_training:g}; build it in the same way"
+        )
+
+
 def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphStore) -> RunRecord:
     """Return the record with errors on the validation part."""
-    trained = replace(member.model, model=model.eval(), dtype=next(model.parameters()).dtype, function=None, exact=None)
+    trained = replace(member.model, model=model, dtype=next(model.parameters()).dtype, function=None, exact=None)
     split, targets = make_split(store, config.split), list(trained.targets)
     if not len(split.valid):
         raise InputError(f"{config.data.store} has no validation part by [split] of {member.name}; give data that has")
@@ -88,7 +123,8 @@ def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphSt
         notes=[*member.record.notes, note],
         cost=Cost(),
         failure=None,
-        start={OUTSIDE: weights_checksum(model.state_dict())},
+        continued=[],
+        start={**member.record.start, OUTSIDE: weights_checksum(model.state_dict())},
     )
 
 
