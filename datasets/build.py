@@ -186,8 +186,6 @@ def _attributes(settings: BuildSettings) -> dict[str, Any]:
     for key in ("cutoff", "max_neighbours", CLOSE_NUCLEI):
         if getattr(settings, key, None) not in (None, False):
             attributes[key] = getattr(settings, key)
-    if rule := rule_of(settings):
-        attributes["build"] = rule
-    elif settings.transform:
-        attributes["transform"] = settings.transform
+    rule = rule_of(settings)
+    attributes |= {"build": rule} if rule else {"transform": settings.transform} if settings.transform else {}
     return {**attributes, **settings.attributes}

@@ -108,19 +108,13 @@ class StoreManifest:
 
 
 def transform_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the transform that changed the graphs of a store.
-
-    Empty where they were built without one, None where nothing says how they were built. ``attributes`` are those of the store, which
-    may be several in one.
-    """
+    """Return the transform of stores; empty for none, None where unknown."""
     rule, own, merged = (attributes.get(key) for key in ("build", "transform", "merged"))
-    rule = rule if isinstance(rule, Mapping) else {}
-    named = rule.get("transform") or (own if isinstance(own, str) and REFERENCE.fullmatch(own) else "")
-    if named:
-        return str(named)
-    parts = [one for one in merged if isinstance(one, Mapping)] if isinstance(merged, list) else []
-    found = [one for one in map(transform_of, parts) if one is not None]
-    known = bool(found or rule or "source" in attributes)
+    named = rule.get("transform") if isinstance(rule, Mapping) else own
+    if isinstance(named, str) and REFERENCE.fullmatch(named):
+        return named
+    found = [transform_of(one) for one in merged if isinstance(one, Mapping)] if isinstance(merged, list) else []
+    known = rule is not None or "source" in attributes or any(one is not None for one in found)
     return next(filter(None, found), "") if known else None
 
 

@@ -43,7 +43,6 @@ from hydragnn.ensemble.reading.structures import (
     Structures,
     check_edges,
     check_lengths,
-    check_transform,
     made_graphs,
     reads_atoms,
     structures_for,
@@ -258,10 +257,12 @@ class Ensemble(Shown):
         """Return the attributes of the training store; empty where unknown."""
         return training_attributes(self.members, self.manifest)
 
-    @property
-    def training_transform(self) -> str | None:
-        """Return the transform of the training store, empty for none; None where unknown."""
-        return training_transform(self.members, self.manifest)
+    def check_transform(self, now: str | None, what: str) -> None:
+        """Raise InputError for another transform than that of training."""
+        training = training_transform(self.members, self.manifest)
+        if None not in (training, now) and training != now:
+            said = [f"changed by {one}" if one else "not changed by a transform" for one in (now, training)]
+            raise InputError(f"{what} are {said[0]}, and graphs of training are {said[1]}; build them in the same way")
 
     def needed(self, store: GraphStore) -> list[str]:
         """Return the fields to read from a store.
@@ -283,7 +284,7 @@ class Ensemble(Shown):
                 raise InputError(
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
-        check_transform(self.training_transform, transform_of(store.attributes), "graphs of the store")
+        self.check_transform(transform_of(store.attributes), "graphs of the store")
         check_lengths(self.training_attributes, store.attributes)
         check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
         return self._read_by_members(available)

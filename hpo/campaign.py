@@ -78,9 +78,10 @@ def run_search(
         controller = Controller(settings, space, out, journal, launcher, enqueued, on_event)
         with handled_by(lambda number, _: controller.stop(signal.Signals(number).name)):
             state = controller.run(plan)
+            ended = campaign_status(out)  # before another process can continue
             stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
         check_result(state, out, settings.source)
-        return campaign_status(out)
+        return ended
 
 
 def _looked_again(

@@ -1,7 +1,7 @@
 """Objective: one number from a run record, which is minimised."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from hydragnn.base.errors import InputError, words_of
@@ -30,11 +30,9 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
         return 1.0 / speed if speed > 0 else None
     if isinstance(objective, str) and REFERENCE.fullmatch(objective):
         return _own_value(record, objective, epochs)
-    losses = record.curves.get("valid/loss", [])[:epochs]
-    finite = [(loss, epoch) for epoch, loss in enumerate(losses) if loss is not None and math.isfinite(loss)]
-    if not finite:
+    epoch = _best_epoch(record.curves, epochs)
+    if epoch is None:
         return None
-    epoch = min(finite)[1]
     if isinstance(objective, str):
         return _finite(record.curves.get(objective, []), epoch)
     total = 0.0
@@ -79,8 +77,7 @@ def check_objective(
 def _own_value(record: RunRecord, objective: str, epochs: int | None) -> float | None:
     """Return a user's function of the record, which ends after ``epochs`` epochs."""
     function = function_named(objective, where=f"search.objective = {objective!r}", noun="number of a record")
-    curves = {name: curve[:epochs] for name, curve in record.curves.items()}
-    seen = replace(record, curves=curves, epochs=min(record.epochs, epochs or record.epochs))
+    seen = record if epochs is None or epochs >= record.epochs else _cut(record, epochs)
     try:
         value = float(function(seen))
     except Exception as error:  # whatever the user's code raises
@@ -89,6 +86,23 @@ def _own_value(record: RunRecord, objective: str, epochs: int | None) -> float |
             "continue with --resume"
         ) from error
     return value if math.isfinite(value) else None
+
+
+def _cut(record: RunRecord, epochs: int) -> RunRecord:
+    """Return the record as of ``epochs`` epochs: without notes, with all costs."""
+    curves = {name: curve[:epochs] for name, curve in record.curves.items()}
+    best, epoch = dict[str, float](), _best_epoch(curves)
+    if epoch is not None:
+        best = {name: value for name, curve in curves.items() if (value := _finite(curve, epoch)) is not None}
+        best["epoch"] = epoch + 1.0
+    return replace(record, curves=curves, epochs=epochs, best=best, status="paused", notes=[], failure=None)
+
+
+def _best_epoch(curves: Mapping[str, Sequence[float | None]], epochs: int | None = None) -> int | None:
+    """Return the epoch with the lowest finite ``valid/loss``; None without one."""
+    losses = curves.get("valid/loss", [])[:epochs]
+    finite = [(loss, epoch) for epoch, loss in enumerate(losses) if loss is not None and math.isfinite(loss)]
+    return min(finite)[1] if finite else None
 
 
 def _finite(values: Sequence[float | None], position: int) -> float | None:

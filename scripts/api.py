@@ -267,6 +267,8 @@ def search(
     """
     _allow_code(allow_code)
     check_workers(workers)
+    if callback is not None and not callable(callback):
+        raise InputError(f"callback = {callback!r:.60} cannot be called; give a function of the status")
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     if not resume:
         check_stores(table, origin)

@@ -83,6 +83,8 @@ def members_of(
     ``seeds`` are runs of every configuration: 0 is one, and none without ``train`` or ``epochs``.
     """
     options = {"--top-k": top_k, "--train": train, "--final-seeds": seeds, "--epochs": epochs, "--workers": workers}
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top-k = {top_k} chooses no trial; write 1 or more")
     if isinstance(campaign, list):
         for name in (name for name, value in options.items() if value):
             raise InputError(

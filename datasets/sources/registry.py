@@ -94,10 +94,9 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
 
 
 def transform_function(reference: str | None) -> Callable[..., Any] | None:
-    """Return a user's transform; InputError where it is none or not allowed."""
-    if not reference:
-        return None
-    return function_named(reference, where=f"transform = {reference!r}", noun="graph for a graph")
+    """Return a user's transform; InputError where it is none or forbidden."""
+    where = f"transform = {reference!r}"
+    return function_named(reference, where=where, noun="graph for a graph") if reference else None
 
 
 def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
@@ -126,10 +125,8 @@ def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSet
 
     A transform may read all that is declared, so that it all stays, and files may lack what members do not read.
     """
-    if settings.transform:
-        kept = [
-            field if field.name in inputs else field.model_copy(update={"optional": True}) for field in settings.fields
-        ]
+    if transform_function(settings.transform):
+        kept = [one if one.name in inputs else one.model_copy(update={"optional": True}) for one in settings.fields]
         return settings.model_copy(update={"fields": kept, "node_split": None})
     fields = [field for field in settings.fields if field.name in inputs]
     needless = () if any(field.on == "graph" for field in fields) else settings.beside

@@ -18,15 +18,10 @@ from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.sources.ase import AseBuild, species_problem
 from hydragnn.datasets.sources.base import MakerOfMany, made_together, nodes_of
-from hydragnn.datasets.sources.registry import (
-    for_prediction,
-    read_build_settings,
-    settings_of_rule,
-    transform_function,
-)
+from hydragnn.datasets.sources.registry import for_prediction, read_build_settings, settings_of_rule
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.reading.structures import Structures, check_transform, reads_atoms
+from hydragnn.ensemble.reading.structures import Structures, reads_atoms
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.extxyz import read_frame
 from hydragnn.graphs.field import ATOMIC_NUMBERS
@@ -189,8 +184,7 @@ def rule_for(source: Path, ensemble: Ensemble, *, keep: bool = False) -> Rule:
         settings = settings_of_rule(ensemble.training_attributes["build"], source, "the training store")
     else:
         return FromStructures(paths={source: source.name}, structures=ensemble.structures, keep=keep)
-    check_transform(ensemble.training_transform, settings.transform or "", f"graphs by {source}")
-    transform_function(settings.transform)
+    ensemble.check_transform(settings.transform or "", f"graphs by {source}")
     settings = for_prediction(settings, inputs)
     if keep and isinstance(settings, AseBuild):
         settings = KeepingAse.model_construct(**dict(settings))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, Make
 from hydragnn.datasets.manifest import cutoff_of
-from hydragnn.ensemble.reading.structures import check_transform, reads_atoms
+from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
@@ -73,7 +73,7 @@ def makers_of_items(ensemble: "Ensemble", items: Sequence[Any], source: Any) -> 
     if items and all(isinstance(one, Atoms) for one in items):
         return list(ensemble.structures.makers(items))
     if items and all(map(is_pyg, items)):
-        check_transform(ensemble.training_transform, "", "graphs of torch_geometric's Data")
+        ensemble.check_transform("", "graphs of torch_geometric's Data")
         # positions of those with edges
         counts = [0 if one.get("pos") is None or one.get("edge_index") is None else len(one.pos) for one in items]
         largest = int(np.argmax(counts))

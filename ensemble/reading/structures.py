@@ -286,25 +286,10 @@ def training_attributes(members: Sequence[Member], manifest: Manifest) -> Mappin
 
 
 def training_transform(members: Sequence[Member], manifest: Manifest) -> str | None:
-    """Return the transform of the training store, empty for none; None where unknown.
-
-    Records of runs know it where their store is gone.
-    """
-    branch = manifest.targets[0].branch
-    noted = (transform_in(member.record.notes, branch) for member in members)
+    """Return the transform of training, from store or records; None where unknown."""
     own = transform_of(training_attributes(members, manifest))
+    noted = (transform_in(member.record.notes, manifest.targets[0].branch) for member in members)
     return own or next(filter(None, noted), own)
-
-
-def check_transform(training: str | None, now: str | None, what: str) -> None:
-    """Raise InputError where graphs were changed otherwise than in training.
-
-    ``what`` are these graphs. Nothing is known where one of both is None.
-    """
-    if training is None or now is None or training == now:
-        return
-    said = [f"changed by {one}" if one else "not changed by a transform" for one in (now, training)]
-    raise InputError(f"{what} are {said[0]}, and graphs of training are {said[1]}; build them in the same way")
 
 
 def check_edges(

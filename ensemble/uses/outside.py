@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predicto
 from hydragnn.training.loss import label_counts, loss_sums
 
 BUDGET = Budget(max_graphs=32)
+MEANING = attrgetter("on", "shape", "unit", "classes")
 
 
 def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None) -> RunRecord:
@@ -49,11 +51,11 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
             raise InputError(f"{name} of the module holds numbers that are not finite; save it before it diverged")
     if own_names := [name for name in weights if name not in expected]:
         raise InputError(
-            f"the module has {own_names[0]}, which {member.name} has not; a run has the parameters of its configuration alone"
+            f"the module has {own_names[0]}, which {member.name} has not; train the parameters it came with"
         )
     config, dtype = member.config, next(model.parameters()).dtype
-    if (dtype == torch.float64) != (config.train.precision == "fp64"):
-        precision = "fp64" if dtype == torch.float64 else "fp32"
+    precision = "fp64" if dtype == torch.float64 else "fp32"
+    if "fp64" in (precision, config.train.precision):
         config = config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
     if data is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"store": data.resolve()})})
@@ -62,10 +64,7 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
     module.ensemble.needed(store)
     if data is not None:
         _check_other(module, store, data)
-    visible = store if config.data.edges else WithoutEdges(store)
-    record = _record(member, deepcopy(model).eval(), config, visible)
-    if data is not None:
-        record = replace(record, labels={}, unseen_inputs=[])
+    record = _record(member, deepcopy(model).eval(), config, store if config.data.edges else WithoutEdges(store))
     with empty_folders_removed(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", record.config)
@@ -75,22 +74,17 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
 
 
 def _check_other(module: TrainableEnsemble, store: GraphStore, place: Path) -> None:
-    """Raise InputError where a store is not like that of training."""
+    """Raise InputError where labels or the cutoff are not those of training."""
     ensemble, stored = module.ensemble, {field.name: field for field in store.fields()}
-    trained = ensemble.members[0].config.data.store
-    fields = open_store(trained).fields() if absent_store(trained) is None else ensemble.fields
-    labels = {field.name: field for field in fields if field.name in {one.name for one in ensemble.fields}}
-    for name, field in labels.items():
-        actual = stored.get(name)
-        if actual is None:
-            raise InputError(f"{place} has no field {name}, which the module predicts; give data that has")
-        if any(getattr(actual, what) != getattr(field, what) for what in ("on", "shape", "unit", "classes")):
-            raise InputError(f"{place} means something else by {name}: {actual}; the run was trained on {field}")
+    trained, names = ensemble.members[0].config.data.store, {one.name for one in ensemble.fields}
+    for field in open_store(trained).fields() if absent_store(trained) is None else ensemble.fields:
+        actual = stored.get(field.name)
+        if field.name in names and (actual is None or MEANING(actual) != MEANING(field)):
+            problem = f"has no field {field.name}" if actual is None else f"means {actual} by {field.name}"
+            raise InputError(f"{place} {problem}, and the run was trained on {field}; give data that has it")
     of_training, now = cutoff_of(ensemble.training_attributes), cutoff_of(store.attributes)
-    if of_training is not None and now is not None and of_training != now:
-        raise InputError(
-            f"{place} was built with cutoff = {now:g}, the store of training with {of_training:g}; build it in the same way"
-        )
+    if None not in (of_training, now) and of_training != now:
+        raise InputError(f"{place} has cutoff = {now}, the store of training {of_training}; build it in the same way")
 
 
 def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphStore) -> RunRecord:
@@ -109,6 +103,7 @@ def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphSt
         f"trained outside of this program, from the weights of {member.name}: which graphs trained it is not known, and one of its validation "
         "part may be among them"
     )
+    same = store.fingerprint == member.record.data_hash
     return replace(
         member.record,
         config=config.to_json(),
@@ -123,6 +118,8 @@ def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphSt
         notes=[*member.record.notes, note],
         cost=Cost(),
         failure=None,
+        labels=member.record.labels if same else {},
+        unseen_inputs=member.record.unseen_inputs if same else [],
         continued=[],
         start={**member.record.start, OUTSIDE: weights_checksum(model.state_dict())},
     )

@@ -106,13 +106,15 @@ class CampaignView:
 
 
 class StatusCallback:
-    """Calls a user's function with the status after every result.
+    """Calls a user's function with the status after results.
 
-    ``view`` sees all events before. InputError where the function fails.
+    Results that follow each other quickly share a call, as in ``CampaignView``; the last one has one. Goodput, hours of nodes and faults
+    are those of this controller. ``view`` sees all events before. InputError where the function fails.
     """
 
     def __init__(self, out: Path, function: Callable[[CampaignStatus], object], view: OnEvent | None = None) -> None:
         self._out, self._function, self._view, self._builder = out, function, view, TimelineBuilder()
+        self._next, self._news = -math.inf, False
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Note an event."""
@@ -120,9 +122,13 @@ class StatusCallback:
             self._view(state, event, seconds)
         now = state.session_start + seconds - state.spent
         self._builder.observe(event, state, now)
-        if isinstance(event, Reached | Failed):
+        self._news = self._news or isinstance(event, Reached | Failed)
+        if self._news and (state.closed or time.monotonic() >= self._next):
+            begun, self._news = time.monotonic(), False
+            status = status_of(self._builder, self._out, now)
+            self._next = begun + max(PAUSE, (time.monotonic() - begun) / BUSY)
             try:
-                self._function(status_of(self._builder, self._out, now))
+                self._function(status)
             except Exception as error:  # whatever the user's code raises
                 raise InputError(
                     f"the callback of the search failed: {words_of(error)}; repair it, and continue with resume"

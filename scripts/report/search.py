@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
+from hydragnn.base.errors import InputError
 from hydragnn.hpo import TrialHistory
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.search_settings import PARALLEL
@@ -37,12 +38,16 @@ def chapter(facts: Facts) -> Section | None:
         if best
         else "None has a result yet."
     )
+    try:
+        architectures = architectures_table(campaign)
+    except InputError as error:  # of an objective of the user's own
+        architectures, lead = None, f"{lead} Architectures are not compared: {one_line(str(error))}."
     return Section(
         "search",
         "Search",
         lead,
         [history(campaign), importance(campaign), learning_curves(campaign)],
-        [architectures_table(campaign), layouts_table(campaign), trials_table(campaign), failures_table(campaign)],
+        [architectures, layouts_table(campaign), trials_table(campaign), failures_table(campaign)],
     )
 
 

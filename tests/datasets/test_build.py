@@ -35,7 +35,6 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.pyg import torch_geometric
 from tests.datasets.conftest import built as new_store
 from tests.datasets.conftest import refused
-from tests.transforms import SHIFTED
 
 ENERGY = {"name": "energy", "on": "graph", "unit": "eV", "role": "target", "dtype": "float64"}
 FORCES = {"name": "forces", "on": "node", "shape": [3], "parity": "vector", "unit": "eV/Angstrom", "role": "target"}
@@ -544,86 +543,25 @@ def test_extended_xyz_is_divided_as_ase_divides_it(tmp_path: Path, name: str) ->
     assert torch.equal(actual.cell, torch.cat([graph.cell for graph in expected]))
 
 
-CHARGE = {"name": "charge", "on": "graph"}
+def shifted(graph: GraphBatch) -> GraphBatch:
+    return graph.with_fields({"charge": graph["charge"] + 1})
 
 
-@pytest.fixture
-def charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two structures that have a charge, where the transforms of these tests are allowed."""
-    monkeypatch.setattr(imports, "_allowed", {"tests.transforms"})
-    frames = structures(2)
-    for number, atoms in enumerate(frames):
-        atoms.info["charge"], atoms.calc = float(number), None
-    ase.io.write(tmp_path / "a.xyz", frames)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("transform", "words"),
-    [
-        ("tests.transforms:shiftd", "is no function"),
-        ("tests.transforms:NUMBER", "is no function"),
-        ("other.module:shifted", "add --allow-code other.module"),
-    ],
-)
-def test_a_transform_that_cannot_act_is_refused_before_any_graph(charges: Path, transform: str, words: str) -> None:
-    refused(charges, words, **ase_table(CHARGE, transform=transform))
-    settings = read_build_settings(ase_table(CHARGE), charges / "BUILD.toml")
-    with pytest.raises(InputError, match=words):
-        next(makers_of(settings.model_copy(update={"transform": transform})))
-
-
-def test_a_transform_reads_all_that_is_declared_also_of_files_to_predict(charges: Path) -> None:
-    table = ase_table(ENERGY, CHARGE, transform="tests.transforms:with_twice", texts=["config_type"], name_key="id")
-    settings = for_prediction(read_build_settings(table, charges / "BUILD.toml"), {"twice"})
-    assert (settings.texts, settings.name_key) == (["config_type"], "id")
-    graphs = concatenate([*graphs_of(settings.model_copy(update={"texts": [], "name_key": None}))])
-    assert graphs["twice"].tolist() == [0.0, 2.0] and "energy" not in graphs.fields
-
-
-def test_graphs_with_and_without_a_transform_are_no_one_data_set(charges: Path) -> None:
-    stores = [charges / "plain.h5", charges / "shifted.h5", charges / "more.h5"]
-    for path, transform in zip(stores, (None, SHIFTED, SHIFTED)):
-        table = ase_table(CHARGE, **({"transform": transform} if transform else {}))
-        build_store(read_build_settings(table, charges / "BUILD.toml"), path)
-    assert len(open_store(stores[1:])) == 4
-    sources: list[Any] = [stores[1], read_build_settings(ase_table(CHARGE, transform=SHIFTED), charges / "BUILD.toml")]
-    for source in sources:
-        with pytest.raises(InputError, match=f"their transforms are none and {SHIFTED}"):
-            append_store(stores[0], source)
-    with pytest.raises(InputError, match=f"their transforms are {SHIFTED} and none"):
-        merge_stores([stores[1], stores[0]], charges / "both.h5")
-    assert len(open_store(stores[0])) == 2
-
-
-BUILD = {"kind": "ase", "transform": SHIFTED}
-
-
-@pytest.mark.parametrize(
-    ("attributes", "expected"),
-    [
-        ({}, None),
-        ({"cutoff": 3.0, "transform": "a word of a user"}, None),
-        ({"source": "ase"}, ""),
-        ({"build": {"kind": "ase"}}, ""),
-        ({"build": BUILD}, SHIFTED),
-        ({"source": "tables", "transform": SHIFTED}, SHIFTED),
-        ({"merged": [{}, {"by": "me"}]}, None),
-        ({"merged": [{"build": {"kind": "ase", "texts": ["a"]}}, {"build": {"kind": "ase"}}]}, ""),
-        ({"merged": [{"build": {**BUILD, "texts": ["a"]}}, {"build": BUILD}]}, SHIFTED),
-        ({"merged": [{"merged": [{"build": BUILD}, {}]}, {}]}, SHIFTED),
-    ],
-)
-def test_a_store_says_which_transform_changed_its_graphs(attributes: dict[str, Any], expected: str | None) -> None:
-    assert transform_of(attributes) == expected
-
-
-def test_a_store_without_a_rule_knows_its_transform_too(charges: Path) -> None:
-    (charges / "grains.csv").write_text("graph,x,y,size\n7,0,0,5\n7,1,0,6\n")
-    (charges / "contacts.csv").write_text("graph,sender,receiver\n7,0,1\n")
-    (charges / "micro.csv").write_text("graph,charge\n7,70.0\n")
-    more = {"edges": "contacts.csv", "graphs": "micro.csv", "positions": ["x", "y"], "undirected": True}
-    assert built(charges, **table_of("tables", "grains.csv", CHARGE, transform=SHIFTED, **more))["charge"].tolist() == [
-        71.0
-    ]
-    assert transform_of(open_store(charges / "out.h5").attributes) == SHIFTED
+def test_transforms_are_refused_that_differ_or_cannot_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "_allowed", {__name__})
+    ase.io.write(tmp_path / "a.xyz", [Atoms("Cu2", [[0, 0, 0], [0, 0, 2]], info={"charge": 1.0})])
+    charge, own = {"name": "charge", "on": "graph"}, f"{__name__}:shifted"
+    for transform, words in {f"{__name__}:ENERGY": "is no function", "other:shifted": "--allow-code other"}.items():
+        refused(tmp_path, words, **ase_table(charge, transform=transform))
+    plain, changed = (read_build_settings(ase_table(charge, transform=one), tmp_path / "B.toml") for one in (None, own))
+    a, b = (tmp_path / name for name in ("a.h5", "b.h5"))
+    build_store(plain, a), build_store(changed, b)
+    calls = ((append_store, a, b), (append_store, a, changed), (merge_stores, [a, b], tmp_path / "c.h5"))
+    for call, *arguments in calls:
+        with pytest.raises(InputError, match=f"their transforms are none and {own}"):
+            call(*arguments)
+    files = for_prediction(read_build_settings(ase_table(charge, ENERGY, transform=own), tmp_path / "B.toml"), ())
+    assert next(graphs_of(files))["charge"].tolist() == [2.0], "no energy is needed, but the charge"
+    rule, parts = open_store(b).attributes, [{"build": {"kind": "ase"}}, {"by": "me"}]
+    assert transform_of({"merged": [{"merged": [rule, {}]}, {}]}) == transform_of({"transform": own}) == own
+    assert transform_of({"merged": parts}) == "" and transform_of({"merged": parts[1:], "transform": "a word"}) is None

@@ -4,6 +4,7 @@ import copy
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,18 @@ from ase import Atoms
 from torch.utils.data import DataLoader
 
 import hydragnn
+from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble import Ensemble, build_ensemble, calculator, rollout, spread_factors
+from hydragnn.ensemble.ensemble import ensemble_of
+from hydragnn.ensemble.members.member import OUTSIDE
+from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import load_model
-from tests.ensemble.conftest import calculating, refused, written
+from hydragnn.runs import train
+from tests.ensemble.conftest import calculating, config_of, refused, written
 from tests.once import shared
 
 PYG = torch_geometric("data")
@@ -302,3 +308,58 @@ def test_what_has_no_roll_out_is_refused(place: Path) -> None:
     refused("one model has no spread", rollout(model, graph, 1).spread, "warmth")
     lost = graph.with_fields({"source": torch.full_like(graph["source"], torch.nan)})
     refused(r"member .*: warmth is no longer finite after 1 steps; take fewer steps", rollout, model, lost, 2)
+
+
+PLAIN: dict[str, Any] = {"cutoff": 4.5, "source": "ase", "build": {"kind": "ase"}}
+CHANGED = {**PLAIN, "build": {"kind": "ase", "transform": "numpy:copy"}}
+OTHERS: dict[str, Any] = {"has cutoff = 5.0, the": ({}, {"cutoff": 5.0}), "changed by numpy:copy": ({}, CHANGED)}
+OTHERS |= {"means .* by energy": ({"unit": "Hartree"}, PLAIN), "has no field energy": ({"name": "enthalpy"}, PLAIN)}
+
+
+def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
+    few, member = store[:24], hydragnn.load(runs[0]).members[0]
+    data = member.config.data.model_copy(update={"store": written(tmp_path / "training.h5", store[:], **PLAIN)})
+    facts: dict[str, Any] = {"labels": {"energy": {"train": 1}}, "continued": ["train.epochs"], "start": {"kept": []}}
+    record, config = replace(member.record, **facts), member.config.model_copy(update={"data": data})
+    model, out = ensemble_of([replace(member, config=config, record=record)]), tmp_path / "tuned"
+    module = model.trainable()
+    for number, (words, (changes, attributes)) in enumerate(OTHERS.items()):
+        energy = replace(few.fields["energy"], **changes)
+        graphs = few.with_fields(drop=["energy"]).with_fields({energy.name: few["energy"]}, fields=[energy])
+        other = written(tmp_path / f"{number}.h5", graphs, **attributes)
+        refused(words, hydragnn.save, module, out, data=other)
+    module.models[0].node_inputs.register_parameter("gate", torch.nn.Parameter(torch.ones(1)))
+    refused("the module has node_inputs.gate", hydragnn.save, module, out)
+    module = model.trainable().double().train()
+    with torch.no_grad():
+        [parameter.add_(1e-9) for parameter in module.parameters()]
+    record = hydragnn.save(module, out)
+    assert all(one.training for one in module.modules()) and record.config["train"]["precision"] == "fp64"
+    assert record.start.keys() == {"kept", OUTSIDE} and record.labels and record.continued == []
+    energies, tuned = module.eval()(few)["energy"].detach().numpy(), hydragnn.load(out)
+    np.testing.assert_allclose(tuned.predict(few)["energy"].mean, energies, rtol=1e-12)
+    other = written(tmp_path / "other.h5", few, **PLAIN)
+    again = hydragnn.save(tuned.trainable().float(), tmp_path / "again", data=other)
+    assert again.config["train"]["precision"] == "fp32" and again.labels == {}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_no_graph_is_predicted_without_the_transform_of_training(
+    gone: bool, store: MemoryStore, frames: list[Atoms], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "_allowed", {"numpy"})
+    merged = {"cutoff": 4.5, "merged": [{"build": {**CHANGED["build"], "texts": ["a"]}}, {"build": CHANGED["build"]}]}
+    path, build = written(tmp_path / "changed.h5", store[:24], **merged), tmp_path / "BUILD.toml"
+    train(config_of(path, train__epochs=1), tmp_path / "run")
+    if gone:  # the record of the run knows it, too
+        shutil.rmtree(path)
+    model = hydragnn.load(tmp_path / "run")
+    refused("changed by numpy:copy, which is for files", model.predict, frames[:2])
+    words = "not changed by a transform, and graphs of training are changed by numpy:copy"
+    refused(f"Data are {words}", model.predict, store.to_pyg()[0])
+    refused(f"the store are {words}", model.predict, MemoryStore(store[:2], PLAIN))
+    build.write_text('kind = "ase"\nfiles = ["a.xyz"]\ncutoff = 4.5\n')
+    refused(f"BUILD.toml are {words}", rule_for, build, model)
+    build.write_text(f'{build.read_text()}transform = "numpy:copy"\n')
+    assert rule_for(build, model)
+    assert all(len(model.predict(MemoryStore(store[:2], taken))) == 2 for taken in (CHANGED, {"cutoff": 4.5}))

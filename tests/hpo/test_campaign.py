@@ -21,7 +21,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rings import write_rings
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.files import read_sealed, write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.hpo import (
@@ -450,3 +450,13 @@ def test_one_branch_is_told_alone(tmp_path: Path) -> None:
     name_store([tmp_path / "run"], tmp_path / "b.h5", "oxides")
     told = json.loads((tmp_path / "run" / "config.json").read_text())["branches"]
     assert [one["data"]["store"] for one in told] == ["/metals.h5", str(tmp_path / "b.h5")]
+
+
+def test_the_result_is_read_before_the_lock_goes(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def status_while_locked(folder: Path) -> CampaignStatus:
+        with pytest.raises(Busy):
+            Journal(folder / "journal.jsonl")
+        return replace(campaign_status(folder), stand_ins=77)
+
+    monkeypatch.setattr("hydragnn.hpo.campaign.campaign_status", status_while_locked)
+    assert search("c", trials=2).stand_ins == 77

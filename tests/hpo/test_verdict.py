@@ -1,5 +1,6 @@
 """Success is a complete record of the right configuration, never an exit code; failures carry their evidence."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,13 @@ def test_an_objective_about_nothing_is_refused_with_what_there_is() -> None:
         check_objective("valid/energi/mae", ["energy"], "C.toml")
     with pytest.raises(InputError, match="no head predicts forces"):
         check_objective({"forces": 1.0}, ["energy"], "C.toml")
+
+
+def test_an_objective_of_ones_own_sees_the_record_of_the_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RunRecord] = []
+    monkeypatch.setattr("hydragnn.hpo.objective.function_named", lambda *_, **__: lambda one: seen.append(one) or 1.0)
+    full = record(notes=["later"], status="finished", best={"epoch": 2.0}, cost=Cost(seconds=3.0))
+    assert [objective_value(full, "acme.own:cheap", epochs) for epochs in (1, 3, None)] == [1.0] * 3
+    first = {name: curve[:1] for name, curve in CURVES.items()}
+    best = {name: curve[0] for name, curve in first.items()} | {"epoch": 1.0}
+    assert seen == [replace(full, epochs=1, curves=first, best=best, status="paused", notes=[]), full, full]

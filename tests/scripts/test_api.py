@@ -33,6 +33,7 @@ from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts import api
 from hydragnn.scripts.doctor import Installation
+from hydragnn.scripts.ensembles import members_of
 from hydragnn.scripts.simulated import SimulationResult
 
 GIVES: dict[str, Any] = {
@@ -134,3 +135,11 @@ def test_every_function_that_takes_a_path_takes_its_text_and_says_what_is_wrong(
         with pytest.raises(InputError):
             function(what)
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt"}
+
+
+def test_what_means_nothing_is_refused_before_a_search_or_an_ensemble_begins(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="callback = 3 cannot be called; give a function"):
+        hydragnn.search({}, tmp_path / "c", callback=3)
+    for source in (tmp_path, [tmp_path]):
+        with pytest.raises(InputError, match="top-k = 0 chooses no trial; write 1 or more"):
+            members_of(source, tmp_path / "out", 0, True, train=False, seeds=0, epochs=None, workers=None)

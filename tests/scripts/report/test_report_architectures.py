@@ -8,7 +8,8 @@ import pytest
 
 from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings
 from hydragnn.record import Cost, RunRecord
-from hydragnn.scripts.report.facts import Campaign
+from hydragnn.scripts.report import search
+from hydragnn.scripts.report.facts import Campaign, Facts
 from hydragnn.scripts.report.search import architectures_table, compared_architectures, layouts_table, objective_within
 
 SPACE = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
@@ -97,3 +98,11 @@ def test_layouts_stand_by_throughput_while_they_were_compared(campaign: Campaign
     rows = [" ".join((*row[:3], row[4])) for row in table.rows]
     assert rows == ["2 2 80 0", "1 1 50 0", "4 1 – 1"]
     assert "The first 3 trials differ in their layout only" in table.caption
+
+
+def test_an_objective_that_fails_leaves_out_its_table_alone(campaign: Campaign) -> None:
+    own = replace(campaign, history=history(list(campaign.history.trials), objective="acme.functions:cheap"))
+    object.__setattr__(facts := object.__new__(Facts), "campaign", own)
+    section = search.chapter(facts)
+    assert section is not None and section.tables[0] is None and section.tables[2] is not None
+    assert "Architectures are not compared: search.objective" in section.lead
