@@ -24,12 +24,7 @@ from hydragnn.datasets.manifest import transform_of
 from hydragnn.datasets.merging import append_store, merge_stores
 from hydragnn.datasets.sources.base import made_together
 from hydragnn.datasets.sources.registry import for_prediction, settings_of_rule
-from hydragnn.graphs import (
-    GraphBatch,
-    edge_vectors,
-    graph_from_arrays,
-    with_encodings,
-)
+from hydragnn.graphs import GraphBatch, edge_vectors, graph_from_arrays, with_encodings
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.pyg import torch_geometric
@@ -107,8 +102,7 @@ def lammps(path: Path, elements: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "numbers"),
-    [("dump.lammpstrj", [29, 28]), ("dump.lammpstrj.gz", [29, 28]), ("cell.lammps-data", [29] * 4)],
+    ("name", "numbers"), [("dump.lammpstrj", [29, 28]), ("dump.lammpstrj.gz", [29, 28]), ("cell.lammps-data", [29] * 4)]
 )
 def test_types_of_lammps_are_not_taken_for_elements(name: str, numbers: list[int], tmp_path: Path) -> None:
     lammps(tmp_path / name, elements=False)

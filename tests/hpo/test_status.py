@@ -281,10 +281,7 @@ SPANS: dict[str, tuple[list[tuple[float, Event]], Spans, list[tuple[Any, ...]]]]
             (150.0, Failed(trial=0, attempt=1, kind="lost_node", message="", epochs=1, suspects=("n1",))),
             (175.0, Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0)),
         ],
-        [
-            ("lost_node", 1, 100.0, 150.0, 15.0),
-            ("reached", 2, 150.0, 175.0, 25.0),
-        ],
+        [("lost_node", 1, 100.0, 150.0, 15.0), ("reached", 2, 150.0, 175.0, 25.0)],
         [("lost_node", 1, 1, 1, 0, 35.0)],
     ),
     "a failure of the configuration is an answer and nothing of it is lost": (
@@ -293,10 +290,7 @@ SPANS: dict[str, tuple[list[tuple[float, Event]], Spans, list[tuple[Any, ...]]]]
         [("diverged", 1, 1, 0, 1, 0.0)],
     ),
     "an attempt that was asked to leave is no fault": (
-        [
-            (120.0, Stopping(reason="SIGTERM")),
-            (121.0, Failed(trial=0, attempt=1, kind="preempted", message="saved")),
-        ],
+        [(120.0, Stopping(reason="SIGTERM")), (121.0, Failed(trial=0, attempt=1, kind="preempted", message="saved"))],
         [("saved", 1, 100.0, 121.0, 0.0)],
         [],
     ),
