@@ -260,8 +260,8 @@ def search(
 ) -> "CampaignStatus":
     """Run the campaign of a CAMPAIGN.toml or its table; return its status.
 
-    ``store`` is where its data lie now, instead of where the table says. ``callback`` is called with the status whenever a trial
-    has a new result or ends.
+    ``store`` is where its data lie now, instead of where the table says. ``callback`` is called with the status after trials
+    had new results or failed.
 
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """

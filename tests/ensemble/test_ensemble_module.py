@@ -326,8 +326,7 @@ def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore,
     for number, (words, (changes, attributes)) in enumerate(OTHERS.items()):
         energy = replace(few.fields["energy"], **changes)
         graphs = few.with_fields(drop=["energy"]).with_fields({energy.name: few["energy"]}, fields=[energy])
-        other = written(tmp_path / f"{number}.h5", graphs, **attributes)
-        refused(words, hydragnn.save, module, out, data=other)
+        refused(words, hydragnn.save, module, out, data=written(tmp_path / f"{number}.h5", graphs, **attributes))
     module.models[0].node_inputs.register_parameter("gate", torch.nn.Parameter(torch.ones(1)))
     refused("the module has node_inputs.gate", hydragnn.save, module, out)
     module = model.trainable().double().train()
@@ -338,8 +337,8 @@ def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore,
     assert record.start.keys() == {"kept", OUTSIDE} and record.labels and record.continued == []
     energies, tuned = module.eval()(few)["energy"].detach().numpy(), hydragnn.load(out)
     np.testing.assert_allclose(tuned.predict(few)["energy"].mean, energies, rtol=1e-12)
-    other = written(tmp_path / "other.h5", few, **PLAIN)
-    again = hydragnn.save(tuned.trainable().float(), tmp_path / "again", data=other)
+    place = written(tmp_path / "few.h5", few, **PLAIN)
+    again = hydragnn.save(tuned.trainable().float(), tmp_path / "again", data=place)
     assert again.config["train"]["precision"] == "fp32" and again.labels == {}
 
 

@@ -324,8 +324,7 @@ def in_atomic_units(results: dict[str, Any], _: Atoms) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "structure",
-    [alloy(), fcc111("Cu", (1, 1, 3), vacuum=5.0), *(Atoms(f"Cu{n}", PLACES[:n]) for n in (2, 3))],
+    "structure", [alloy(), fcc111("Cu", (1, 1, 3), vacuum=5.0), *(Atoms(f"Cu{n}", PLACES[:n]) for n in (2, 3))]
 )
 def test_results_that_are_all_in_atomic_units_are_not_taken(structure: Atoms) -> None:
     with pytest.raises(InputError, match=r"its forces and the derivative of its energy differ by a factor of 0\.5"):

@@ -455,14 +455,7 @@ class Laws:
 
 
 def play(
-    plan: Plan,
-    nodes: int,
-    *,
-    seed: int = 0,
-    own: float = 0.0,
-    machine: float = 0.0,
-    work: float = 20.0,
-    **more: Any,
+    plan: Plan, nodes: int, *, seed: int = 0, own: float = 0.0, machine: float = 0.0, work: float = 20.0, **more: Any
 ) -> Clockwork:
     """A campaign that waits for its sessions; ``own`` and ``machine`` are chances of failures.
 

@@ -119,9 +119,7 @@ BAD_WITH: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(
-    ("base", "space", "message"),
-    [*(({}, *row) for row in BAD.values()), *BAD_WITH.values()],
-    ids=[*BAD, *BAD_WITH],
+    ("base", "space", "message"), [*(({}, *row) for row in BAD.values()), *BAD_WITH.values()], ids=[*BAD, *BAD_WITH]
 )
 def test_a_space_that_cannot_work_is_refused_with_the_next_move(
     table: dict[str, Any], base: dict[str, Any], space: dict[str, Any], message: str
