@@ -337,8 +337,8 @@ def test_a_saved_module_predicts_as_it_did(runs: list[Path], store: MemoryStore,
     assert record.start.keys() == {"kept", OUTSIDE} and record.labels and record.continued == []
     energies, tuned = module.eval()(few)["energy"].detach().numpy(), hydragnn.load(out)
     np.testing.assert_allclose(tuned.predict(few)["energy"].mean, energies, rtol=1e-12)
-    place = written(tmp_path / "few.h5", few, **PLAIN)
-    again = hydragnn.save(tuned.trainable().float(), tmp_path / "again", data=place)
+    single, place = tuned.trainable().float(), written(tmp_path / "few.h5", few, **PLAIN)
+    again = hydragnn.save(single, tmp_path / "again", data=place)
     assert again.config["train"]["precision"] == "fp32" and again.labels == {}
 
 
@@ -359,6 +359,5 @@ def test_no_graph_is_predicted_without_the_transform_of_training(
     refused(f"the store are {words}", model.predict, MemoryStore(store[:2], PLAIN))
     build.write_text('kind = "ase"\nfiles = ["a.xyz"]\ncutoff = 4.5\n')
     refused(f"BUILD.toml are {words}", rule_for, build, model)
-    build.write_text(f'{build.read_text()}transform = "numpy:copy"\n')
-    assert rule_for(build, model)
+    assert build.write_text(f'{build.read_text()}transform = "numpy:copy"\n') and rule_for(build, model)
     assert all(len(model.predict(MemoryStore(store[:2], taken))) == 2 for taken in (CHANGED, {"cutoff": 4.5}))
