@@ -24,7 +24,7 @@ FORMAT = "hydragnn-store"
 VERSION = 1
 
 CHANGED_BY = "graphs of the store were changed, as it was built, by "
-"""Begin of the note in a run's record whose store has a transform; its name ends the note."""
+"""Begin of the note on a store's transform, whose name ends it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +119,7 @@ def transform_of(attributes: Mapping[str, Any]) -> str | None:
 
 
 def transform_in(notes: Iterable[str], branch: str = "") -> str | None:
-    """Return the transform that notes of a run, or of a branch, name."""
+    """Return the transform that notes of a run name."""
     begin = (f"branch {branch}: " if branch else "") + CHANGED_BY
     return next((note.removeprefix(begin) for note in notes if note.startswith(begin)), None)
 

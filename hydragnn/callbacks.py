@@ -234,7 +234,7 @@ OWN = {one.model_fields["kind"].default: one for one in (CsvLogger, TensorBoardL
 
 
 class AbsentCallback(TrainingCallback):
-    """A callback whose class is not here, or not allowed; it stops no prediction."""
+    """A callback whose class is not here, or not allowed."""
 
     model_config = ConfigDict(extra="allow")
     _reason: str = PrivateAttr("")
@@ -263,7 +263,7 @@ def as_callback(value: Any) -> TrainingCallback:
 
 
 def checked_values(values: Any, name: str, known: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return a callback's numbers; InputError for others, and for used names."""
+    """Return a callback's numbers; InputError for anything else."""
     if values is None:
         return {}
     try:
