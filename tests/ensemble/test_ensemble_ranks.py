@@ -207,7 +207,7 @@ def test_a_killed_worker_costs_nothing(ensemble: Path, stored: Path, whole: dict
 
 @needs_mpirun
 def test_idle_ranks_replace_hanging_ones(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
-    """Under a script that ends like any other; what was said is heard."""
+    """Under a script that ends like any other, the output is whole."""
     fault = ("--faulty-rank", 1, "--after", 8, "--seconds", 600)
     options = (*fault, "--hesitation", 0.1, "--farewell", 0.1, "--fall-off")
     output = finish(started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN))
