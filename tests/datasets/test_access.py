@@ -14,6 +14,7 @@ from hydragnn.datasets.access import numbers_of
 from hydragnn.datasets.formats.memory import checked_indices
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 from hydragnn.graphs.pyg import torch_geometric
+from tests.refusals import refuses
 
 
 def equal(one: GraphBatch, other: GraphBatch) -> bool:
@@ -32,8 +33,7 @@ def test_indices_mean_what_they_mean_for_arrays(path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [1.5, "a", None, [1.5], [[1]], {"a": 1}, slice(0.5), ["a"], [1, [2]]])
 def test_a_wrong_index_gets_a_sentence(wrong: Any) -> None:
-    with pytest.raises(InputError, match=r"is no index of graphs|is no slice of graphs"):
-        getattr(numbers_of, "__wrapped__", numbers_of)(wrong, 5)
+    refuses(r"is no index of graphs|is no slice of graphs", getattr(numbers_of, "__wrapped__", numbers_of), wrong, 5)
 
 
 def test_a_number_or_flags_beyond_the_store_get_a_sentence(store: MemoryStore) -> None:
@@ -46,8 +46,7 @@ def test_a_number_or_flags_beyond_the_store_get_a_sentence(store: MemoryStore) -
 
 @pytest.mark.parametrize("wrong", [[1.0], [True, False], "a", None])
 def test_reading_takes_whole_numbers_alone(wrong: Any) -> None:
-    with pytest.raises(InputError, match="are no numbers of graphs"):
-        getattr(checked_indices, "__wrapped__", checked_indices)(wrong, 5)
+    refuses("are no numbers of graphs", getattr(checked_indices, "__wrapped__", checked_indices), wrong, 5)
 
 
 def test_iteration_gives_every_graph_once(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.pyg import torch_geometric
 from tests.datasets.conftest import built as new_store
 from tests.datasets.conftest import refused
+from tests.refusals import refuses
 
 ENERGY = {"name": "energy", "on": "graph", "unit": "eV", "role": "target", "dtype": "float64"}
 FORCES = {"name": "forces", "on": "node", "shape": [3], "parity": "vector", "unit": "eV/Angstrom", "role": "target"}
@@ -143,8 +144,7 @@ def test_virials_become_stress_where_the_build_file_says_so(tmp_path: Path) -> N
     assert together["stress"].numpy().tobytes() == singly["stress"].numpy().tobytes()
     crystals[2].pbc = False
     ase.io.write(tmp_path / "a.xyz", crystals[::2])
-    with pytest.raises(InputError, match=r"graph 1 of .*a.xyz: a virial in stress becomes no stress"):
-        built(tmp_path, **ase_table(VIRIAL))
+    refuses(r"graph 1 of .*a.xyz: a virial in stress becomes no stress", built, tmp_path, **ase_table(VIRIAL))
 
 
 def test_numbers_of_graphs_that_are_targets_have_sixteen_digits(tmp_path: Path) -> None:
@@ -366,8 +366,7 @@ def test_pairs_are_taken_as_they_are_listed_and_never_doubled(kind: str, case: s
     table |= {"kind": kind, "fields": [{"name": "size", "on": "node"}]}
     table |= {} if undirected is None else {"undirected": undirected}
     if isinstance(expected, str):
-        with pytest.raises(InputError, match=expected):
-            built(tmp_path, **table)
+        refuses(expected, built, tmp_path, **table)
     else:
         actual = built(tmp_path, **table)
         assert sorted(zip(actual.senders.tolist(), actual.receivers.tolist())) == sorted(map(tuple, expected))
@@ -497,8 +496,7 @@ RAISED = {
 def test_whatever_a_source_of_your_own_raises_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.dat").write_text(text)
     settings = Rereads(kind="tests:Rereads", files=[str(tmp_path / "a.dat")])
-    with pytest.raises(InputError, match=words):
-        build_store(settings, tmp_path / "out.h5")
+    refuses(words, build_store, settings, tmp_path / "out.h5")
     assert not (tmp_path / "out.h5").exists()
 
 
@@ -552,8 +550,7 @@ def test_transforms_are_refused_that_differ_or_cannot_act(tmp_path: Path, monkey
     build_store(plain, a), build_store(changed, b)
     calls = ((append_store, a, b), (append_store, a, changed), (merge_stores, [a, b], tmp_path / "c.h5"))
     for call, *arguments in calls:
-        with pytest.raises(InputError, match=f"their transforms are none and {own}"):
-            call(*arguments)
+        refuses(f"their transforms are none and {own}", call, *arguments)
     files = for_prediction(read_build_settings(ase_table(charge, ENERGY, transform=own), tmp_path / "B.toml"), ())
     assert next(graphs_of(files))["charge"].tolist() == [2.0], "no energy is needed, but the charge"
     rule, parts = open_store(b).attributes, [{"build": {"kind": "ase"}}, {"by": "me"}]

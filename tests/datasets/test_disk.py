@@ -16,6 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter, check_store, convert_store, finish_store, open_store, store_info
 from hydragnn.graphs import GraphBatch, graph_from_arrays
 from tests.datasets.conftest import CHARGE, edit_manifest
+from tests.refusals import refuses
 
 
 def largest_file(path: Path) -> Path:
@@ -48,8 +49,7 @@ def test_information_is_complete(path: Path, store: MemoryStore) -> None:
 )
 def test_a_part_that_is_not_whole_is_refused(harm: Callable[[Path], object], words: str, path: Path) -> None:
     harm(largest_file(path))
-    with pytest.raises(InputError, match=words):
-        open_store(path)
+    refuses(words, open_store, path)
     assert re.search(words, check_store(path)[0])
 
 
@@ -65,11 +65,9 @@ def test_a_part_of_another_store_is_found_by_the_check(path: Path, graph: Callab
 def test_a_store_from_a_newer_version_or_without_manifest_says_so(path: Path) -> None:
     edit_manifest(path, lambda table: table.update(version=99))
     for look in (open_store, check_store, store_info):
-        with pytest.raises(InputError, match="format version 99, this program reads up to 1; update the program"):
-            look(path)
+        refuses("format version 99, this program reads up to 1; update the program", look, path)
     (path / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"has no manifest.json: the writer did not finish; run it again"):
-        open_store(path)
+    refuses(r"has no manifest.json: the writer did not finish; run it again", open_store, path)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +77,14 @@ def test_a_store_from_a_newer_version_or_without_manifest_says_so(path: Path) ->
 def test_what_is_no_store_says_so(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "file.h5").write_bytes(b"\x89HDF\r\n\x1a\n and nothing else")
     (tmp_path / "empty.bp").mkdir()
-    with pytest.raises(InputError, match=words):
-        open_store(tmp_path / name)
+    refuses(words, open_store, tmp_path / name)
 
 
 def test_an_existing_store_is_never_overwritten_and_can_be_moved(
     path: Path, store: MemoryStore, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="is a store already; choose another path or remove it first"):
-        StoreWriter(path, store.fields(), dim=3)
-    with pytest.raises(InputError, match="is a store already"):
-        convert_store(path, path)
+    refuses("is a store already; choose another path or remove it first", StoreWriter, path, store.fields(), dim=3)
+    refuses("is a store already", convert_store, path, path)
     target = tmp_path / "elsewhere" / f"renamed{path.suffix}"
     shutil.move(path, target)
     assert open_store(target).fingerprint == store.fingerprint
@@ -109,16 +104,14 @@ def test_a_place_that_is_not_for_a_store_is_named(place: str, words: str, tmp_pa
     (tmp_path / "photos.h5").mkdir()
     (tmp_path / "photos.h5" / "holiday.jpg").write_bytes(b"sea")
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=words):
-        StoreWriter(tmp_path / place, store.fields(), dim=3)
+    refuses(words, StoreWriter, tmp_path / place, store.fields(), dim=3)
     assert (tmp_path / "photos.h5" / "holiday.jpg").read_bytes() == b"sea"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_named(tmp_path: Path, store: MemoryStore) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(InputError, match="Permission denied; choose another place"):
-        StoreWriter(tmp_path / "store.h5", store.fields(), dim=3)
+    refuses("Permission denied; choose another place", StoreWriter, tmp_path / "store.h5", store.fields(), dim=3)
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".bp"])
@@ -165,12 +158,10 @@ def test_several_writers_must_agree_and_all_arrive(tmp_path: Path, store: Memory
     for part, fields in ((0, store.fields()), (2, store.fields()[:1])):
         with StoreWriter(place, fields, dim=3, part=part) as writer:
             writer.write(store.read([part], [field.name for field in fields]))
-    with pytest.raises(InputError, match="part 1 of 3 is missing; run its writer again"):
-        finish_store(place, 3)
+    refuses("part 1 of 3 is missing; run its writer again", finish_store, place, 3)
     with StoreWriter(place, store.fields(), dim=3, part=1) as writer:
         writer.write(store.read([1]))
-    with pytest.raises(InputError, match="parts 0 and 2 differ in fields"):
-        finish_store(place, 3)
+    refuses("parts 0 and 2 differ in fields", finish_store, place, 3)
     with StoreWriter(place, store.fields(), dim=3, part=2) as writer:
         writer.write(store.read([2]))
     finish_store(place, 3)

@@ -19,6 +19,7 @@ from hydragnn.datasets.formats.adios import AdiosPartReader
 from hydragnn.datasets.manifest import PartInfo
 from hydragnn.graphs import Field, graph_from_arrays
 from tests.datasets.conftest import edit_manifest
+from tests.refusals import refuses
 
 FIELDS = (Field(name="size", on="node"),)
 ARRAY = "positions"
@@ -72,8 +73,7 @@ def test_a_store_does_not_read_other_files_of_whoever_opens_it(
         del file[ARRAY]
         link(file, secret)
     resealed(store, part)
-    with pytest.raises(InputError, match=f"{ARRAY} is not an array of this file but a link to something else"):
-        open_store(store).read([0])
+    refuses(f"{ARRAY} is not an array of this file but a link to something else", open_store(store).read, [0])
     assert check_store(store)
 
 
@@ -101,8 +101,7 @@ def test_a_part_that_is_a_link_out_of_its_store_is_refused(
 ) -> None:
     (tmp_path / "other").mkdir()
     move(named_store, tmp_path / "other")
-    with pytest.raises(InputError, match="leads out of"):
-        open_store(named_store)
+    refuses("leads out of", open_store, named_store)
     assert "leads out of" in check_store(named_store)[0]
 
 

@@ -14,12 +14,12 @@ from ase.build import bulk, molecule
 from ase.io import write
 from PIL import Image
 
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import StoreWriter, build_store, examine_store, read_build_settings
 from hydragnn.datasets.merging import merge_stores
 from hydragnn.graphs import Field, GraphBatch, from_ase, graph_from_arrays
 from hydragnn.graphs.pyg import from_pyg, torch_geometric
 from tests.datasets.conftest import built, refused
+from tests.refusals import refuses
 
 Z = {"name": "atomic_numbers", "key": "Z", "on": "node", "classes": 119, "dtype": "int64"}
 NUMBERS = Field(name="atomic_numbers", on="node", classes=119, dtype="int64")
@@ -308,8 +308,7 @@ REFUSED: list[Case] = [
 
 @pytest.mark.parametrize(("make", "words"), REFUSED, ids=[*GEOMETRY, *NEAR, *DISORDERED, *NO_ELEMENTS, *HALVES])
 def test_geometry_without_effect_or_sense_is_refused(make: Callable[[Path], Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=words):
-        make(tmp_path)
+    refuses(words, make, tmp_path)
 
 
 def test_rounding_and_noise_leave_a_tensor_symmetric(tmp_path: Path) -> None:
@@ -337,8 +336,7 @@ def test_every_molecule_of_an_sdf_is_a_graph(tmp_path: Path) -> None:
     for index, nodes in (("1::2", [3, 5]), ("-1", [5]), ("::-2", [5, 3])):
         assert built(tmp_path, files=["a.sdf"], index=index, **table).counts("node").tolist() == nodes
     (tmp_path / "c.sdf").write_text(sdf(2, "2D"))
-    with pytest.raises(InputError, match="molecule 0 is a drawing in two dimensions"):
-        built(tmp_path, files=["c.sdf"], **table)
+    refuses("molecule 0 is a drawing in two dimensions", built, tmp_path, files=["c.sdf"], **table)
 
 
 NODES = "$Nodes\n3\n1 0 0 0\n2 1 0 0\n3 0 1 0\n$EndNodes\n$Elements\n1\n1 2 2 1 1 1 2 3\n$EndElements\n"
@@ -358,8 +356,7 @@ SEVERAL = {
 @pytest.mark.parametrize(("file", "text", "kind"), SEVERAL.values(), ids=SEVERAL)
 def test_frames_that_a_library_passes_over_are_refused(file: str, text: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text(text)
-    with pytest.raises(InputError, match=r"several frames or zones|1 graphs stand inside others"):
-        built(tmp_path, kind=kind, files=[file])
+    refuses(r"several frames or zones|1 graphs stand inside others", built, tmp_path, kind=kind, files=[file])
 
 
 def test_one_frame_of_a_mesh_is_read(tmp_path: Path) -> None:
@@ -460,8 +457,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("index", [":", "0", "::2"])
 @pytest.mark.parametrize("text", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def test_atomic_numbers_that_contradict_the_species_are_refused(text: str, index: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"atom . is .* and has the atomic number \d+; correct one of them"):
-        atoms(tmp_path, text, index=index)
+    refuses(r"atom . is .* and has the atomic number \d+; correct one of them", atoms, tmp_path, text, index=index)
 
 
 def test_frames_of_an_index_are_checked_like_all(tmp_path: Path) -> None:
@@ -469,5 +465,4 @@ def test_frames_of_an_index_are_checked_like_all(tmp_path: Path) -> None:
     energy = [{"name": "energy", "on": "graph", "role": "target"}]
     for index, right in (("::2", [0.0, 2.0, 4.0]), ("-1", [4.0]), ("::-2", [4.0, 2.0, 0.0]), ("-3:", [2.0, 3.0, 4.0])):
         assert atoms(tmp_path, frames, index=index, fields=energy)["energy"].tolist() == right
-    with pytest.raises(InputError, match="stress is no symmetric tensor"):
-        atoms(tmp_path, BOX.format('stress="0 1 2 3 4 5 6 7 8"'), index="-1")
+    refuses("stress is no symmetric tensor", atoms, tmp_path, BOX.format('stress="0 1 2 3 4 5 6 7 8"'), index="-1")

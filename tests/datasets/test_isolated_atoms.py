@@ -7,11 +7,11 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
-from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig, read_config
 from hydragnn.datasets.isolated_atoms import by_atomic_number, isolated_atoms
 from hydragnn.hpo.settings import read_campaign
 from hydragnn.models.heads.kinds import EnergyHeadSettings
+from tests.refusals import refuses
 
 RUN = """
 [data]
@@ -58,16 +58,13 @@ NO_ENERGY = [
 @pytest.mark.parametrize(("atoms", "sentence"), NO_ENERGY)
 def test_what_is_no_isolated_atom_with_an_energy_is_refused(tmp_path: Path, atoms: list[Atoms], sentence: str) -> None:
     write(tmp_path / "atoms.xyz", atoms)
-    with pytest.raises(InputError, match=sentence):
-        isolated_atoms(tmp_path / "atoms.xyz", "energy")
+    refuses(sentence, isolated_atoms, tmp_path / "atoms.xyz", "energy")
 
 
 def test_a_file_that_is_not_there_or_no_structures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        isolated_atoms(tmp_path / "atoms.xyz", "energy")
+    refuses("does not exist", isolated_atoms, tmp_path / "atoms.xyz", "energy")
     (tmp_path / "atoms.xyz").write_text("one\n")
-    with pytest.raises(InputError, match="cannot be read by ASE"):
-        isolated_atoms(tmp_path / "atoms.xyz", "energy")
+    refuses("cannot be read by ASE", isolated_atoms, tmp_path / "atoms.xyz", "energy")
 
 
 def test_runs_and_campaigns_hold_the_energies_and_no_path(tmp_path: Path) -> None:
@@ -95,8 +92,7 @@ def test_runs_and_campaigns_hold_the_energies_and_no_path(tmp_path: Path) -> Non
     ],
 )
 def test_a_table_has_one_energy_for_each_of_its_elements(references: object, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        EnergyHeadSettings.parse({"field": "energy", "references": references})
+    refuses(sentence, EnergyHeadSettings.parse, {"field": "energy", "references": references})
 
 
 def test_the_isolated_atoms_of_acetylacetone_are_read(real_data: Path) -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, Loader, MemoryStore
+from tests.refusals import refuses
 
 BUDGETS = {"graphs": Budget(max_graphs=8), "nodes": Budget(max_nodes=30)}
 
@@ -77,5 +77,4 @@ def test_a_window_reads_blocks_of_neighbours(store: MemoryStore) -> None:
 
 
 def test_a_graph_beyond_the_budget_is_refused_before_training(store: MemoryStore) -> None:
-    with pytest.raises(InputError, match="more than the budget of 7"):
-        Loader(store, np.arange(60), Budget(max_nodes=7))
+    refuses("more than the budget of 7", Loader, store, np.arange(60), Budget(max_nodes=7))

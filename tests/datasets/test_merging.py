@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import hydragnn
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter, check_store, make_split, open_store
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.graphs import Field
+from tests.refusals import refuses
 
 Write = Callable[..., Path]
 
@@ -85,16 +85,12 @@ def test_stores_of_other_kinds_are_not_joined(write: Write, store: MemoryStore, 
         tmp_path / "spin.h5": "the field spin is in one",
         first: "would be appended to itself",
     }.items():
-        with pytest.raises(InputError, match=words):
-            hydragnn.append_store(first, other)
+        refuses(words, hydragnn.append_store, first, other)
         assert {file.name: file.read_bytes() for file in first.iterdir()} == before
         if other != first:
-            with pytest.raises(InputError, match=words):
-                hydragnn.merge_stores([first, other], tmp_path / "no.h5")
-            with pytest.raises(InputError, match=words):
-                open_store([first, other])
-    with pytest.raises(InputError, match="takes two stores or more"):
-        hydragnn.merge_stores([first], tmp_path / "no.h5")
+            refuses(words, hydragnn.merge_stores, [first, other], tmp_path / "no.h5")
+            refuses(words, open_store, [first, other])
+    refuses("takes two stores or more", hydragnn.merge_stores, [first], tmp_path / "no.h5")
 
 
 def test_a_training_on_two_stores_is_that_on_the_merged_one(write: Write, tmp_path: Path) -> None:
@@ -116,8 +112,7 @@ def test_a_training_on_two_stores_is_that_on_the_merged_one(write: Write, tmp_pa
     counts = [len(hydragnn.predict(tmp_path / "two", stores)) for stores in (parts, tmp_path / "c.h5")]
     assert counts == [60, 60]
     for stores, words in {(parts[0], parts[0]): "names each of them once", (): "give at least one"}.items():
-        with pytest.raises(InputError, match=words):
-            hydragnn.train({**table, "data": {"store": [*map(str, stores)]}}, tmp_path / "no")
+        refuses(words, hydragnn.train, {**table, "data": {"store": [*map(str, stores)]}}, tmp_path / "no")
 
 
 KILLED = """

@@ -27,6 +27,7 @@ from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.distributed import building
 from hydragnn.distributed.building import LARGEST, blocks_for, build_with_workers
 from hydragnn.distributed.group import sigint_blocked
+from tests.refusals import refuses
 
 GRAPHS = 200
 
@@ -66,8 +67,7 @@ def test_a_structure_that_cannot_be_read_leaves_no_store(settings: BuildSettings
     for source in Path(settings.files[0]).parent.glob("*.xyz"):
         (tmp_path / source.name).write_text(source.read_text().replace("label=250.0", "other=250.0"))
     broken = settings.model_copy(update={"files": [str(tmp_path / "*.xyz")]})
-    with pytest.raises(InputError, match=r"1.xyz, structure 50.*label"):
-        build_with_workers(broken, tmp_path / "store.bp", 2)
+    refuses(r"1.xyz, structure 50.*label", build_with_workers, broken, tmp_path / "store.bp", 2)
     assert not (tmp_path / "store.bp").exists()
     absent = FieldSettings(name="charge", on="graph", optional=True)
     with pytest.raises(InputError, match="no graph has the field charge"):
@@ -99,8 +99,7 @@ def test_what_a_killed_build_left_is_no_store_and_gives_way(tmp_path: Path) -> N
     process.wait()
     assert len(workers) >= 1
     assert psutil.wait_procs(workers, timeout=60)[1] == []  # they end with the process that began them
-    with pytest.raises(InputError, match="the writer did not finish"):
-        open_store(out)
+    refuses("the writer did not finish", open_store, out)
     settings = read_build_settings({**table, "index": ":100"}, tmp_path / "BUILD.toml")
     build_store(settings, out)
     assert check_store(out) == []
@@ -156,8 +155,7 @@ def test_nobody_else_makes_a_store_where_one_is_being_made(settings: BuildSettin
                 build(settings, out)
     assert len(open_store(out)) == 1
     for build in (build_store, partial(build_with_workers, workers=2)):
-        with pytest.raises(InputError, match="is a store already"):
-            build(settings, out)
+        refuses("is a store already", build, settings, out)
     assert len(open_store(out)) == 1
 
 

@@ -6,13 +6,13 @@ from typing import Literal
 
 import pytest
 
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, MemoryStore, StoreWriter, check_store, open_store, read_build_settings, store_info
 from hydragnn.datasets.formats import engine
 from hydragnn.datasets.formats.engine import StoreEngine
 from hydragnn.datasets.sources import registry
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.registry import rule_of, settings_of_rule
+from tests.refusals import refuses
 
 PLUGIN = """
 from pathlib import Path
@@ -45,8 +45,7 @@ def test_an_announced_engine_keeps_stores_by_its_suffix(tmp_path: Path, store: M
         writer.write(store.read(range(60)))
     assert check_store(tmp_path / "a.toy") == [] and store_info(tmp_path / "a.toy").backend == "toy"
     assert open_store(tmp_path / "a.toy").fingerprint == store.fingerprint
-    with pytest.raises(InputError, match="no installed package has the store engine zarr"):
-        engine.engine_named("zarr")
+    refuses("no installed package has the store engine zarr", engine.engine_named, "zarr")
 
 
 def test_an_announced_source_is_named_by_its_kind_also_by_files_of_strangers(tmp_path: Path) -> None:

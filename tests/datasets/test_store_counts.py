@@ -13,6 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter, check_graphs, check_store, convert_store, open_store
 from hydragnn.datasets.manifest import checksum
 from tests.datasets.conftest import edit_manifest
+from tests.refusals import refuses
 
 HUGE = 10**13
 
@@ -25,8 +26,7 @@ def test_a_block_of_negative_length_is_damage(path: Path) -> None:
 
     edit_manifest(path, negative)
     for look in (open_store, check_store):
-        with pytest.raises(InputError, match=r"manifest.json is damaged"):
-            look(path)
+        refuses(r"manifest.json is damaged", look, path)
 
 
 @pytest.mark.parametrize("column", [0, 1, 2], ids=["graphs", "nodes", "edges"])
@@ -39,8 +39,7 @@ def test_a_count_beyond_the_files_is_refused_before_memory_is_taken(column: int,
 
     edit_manifest(path, grow)
     tracemalloc.start()
-    with pytest.raises(InputError, match=r"as the manifest counts, take at least [0-9]{14,}; copy the store again"):
-        open_store(path)
+    refuses(r"as the manifest counts, take at least [0-9]{14,}; copy the store again", open_store, path)
     assert tracemalloc.get_traced_memory()[1] < 10**7
     tracemalloc.stop()
     assert "take at least" in check_store(path)[0]
@@ -57,8 +56,7 @@ def test_blocks_of_other_lengths_are_refused(path: Path) -> None:
     if path.suffix == ".h5":
         assert open_store(path).sizes().edges.sum() > 0
     else:
-        with pytest.raises(InputError, match=r"[0-9]+ rows of shape \(\) and dtype .*, expected are [0-9]+"):
-            open_store(path).sizes()
+        refuses(r"[0-9]+ rows of shape \(\) and dtype .*, expected are [0-9]+", open_store(path).sizes)
 
 
 @pytest.mark.parametrize("path", [".h5"], indirect=True)
@@ -74,8 +72,7 @@ def test_the_check_names_graphs_by_their_numbers_and_counts_the_rest(path: Path,
     named = [problem for problem in problems if "positions: inf in row 0" in problem]
     assert [f"graph {number}, positions" in problem for number, problem in zip(range(10, 20), named)] == [True] * 10
     assert "15 more are not valid" in problems[-1] or any("15 more are not valid" in problem for problem in problems)
-    with pytest.raises(InputError, match="graph 10, positions: inf"):
-        convert_store(path, tmp_path / "copy.bp")
+    refuses("graph 10, positions: inf", convert_store, path, tmp_path / "copy.bp")
     with pytest.raises(InputError, match=r"^graph 12, positions: inf .* \(and 22 more graphs; hydragnn data check"):
         check_graphs(open_store(path), np.arange(59, 11, -1), [])
     check_graphs(open_store(path), np.arange(40, 60), [])

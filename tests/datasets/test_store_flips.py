@@ -18,6 +18,7 @@ from hydragnn.datasets import (
     open_store,
 )
 from hydragnn.datasets.store import read_checked
+from tests.refusals import refuses
 
 
 def part_files(path: Path) -> list[Path]:
@@ -48,8 +49,7 @@ def test_a_changed_label_names_its_graph_and_no_other(path: Path, store: MemoryS
         with pytest.raises(InputError, match=r"^graph 7 is not as it was written: its digest is another; copy"):
             check_graphs(opened, np.arange(60), [])
         check_graphs(opened, np.array([1, 2, 40]), [])
-    with pytest.raises(InputError, match="graph 7 is not as it was written"):
-        convert_store(path, tmp_path / "copy.h5")
+    refuses("graph 7 is not as it was written", convert_store, path, tmp_path / "copy.h5")
     assert not (tmp_path / "copy.h5").exists()
     assert not read_checked(store, np.arange(10))[1].any()  # in memory
 
@@ -74,8 +74,6 @@ def test_a_changed_text_is_told_by_the_check_and_to_its_reader(store: MemoryStor
     file.write_bytes(content)
     assert [f"{file} was changed" in problem for problem in check_store(path)] == [True]
     batch = open_store(path).read([3])  # which needs no texts
-    with pytest.raises(InputError, match=r"texts.gz cannot be read .*; copy the store again"):
-        list(batch.texts["name"])
+    refuses(r"texts.gz cannot be read .*; copy the store again", list, batch.texts["name"])
     file.unlink()
-    with pytest.raises(InputError, match=r"texts.gz is missing; copy the whole store again"):
-        open_store(path)
+    refuses(r"texts.gz is missing; copy the whole store again", open_store, path)

@@ -18,6 +18,7 @@ from hydragnn.datasets import StoreWriter, examine_store, finish_store, open_sto
 from hydragnn.graphs import Field, GraphBatch, edge_vectors, graph_from_arrays
 from hydragnn.graphs.pyg import torch_geometric
 from tests.datasets.conftest import edit_manifest
+from tests.refusals import refuses
 
 PLATE = {"kind": "mesh", "files": ["*.vtu"]}
 
@@ -67,8 +68,7 @@ def test_parts_count_as_one_store_does(tmp_path: Path) -> None:
     assert note.startswith("lone nodes in 3 of 6 graphs, for example graph 3 (1 of 3 nodes)")
     # defects that a manifest cannot have are damage
     edit_manifest(tmp_path / "s.h5", lambda table: table["parts"][1]["defects"]["lone nodes"].update(first=9))
-    with pytest.raises(InputError, match="is damaged"):
-        open_store(tmp_path / "s.h5")
+    refuses("is damaged", open_store, tmp_path / "s.h5")
 
 
 def test_a_cutoff_in_other_units_than_positions_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,7 @@ def test_a_model_of_edges_does_not_train_where_no_graph_has_one(tmp_path: Path) 
     heads = [{"kind": "scalar", "field": "size"}]
     config = {"data": {"store": str(tmp_path / "s.h5")}, "model": model, "heads": heads, "train": {"epochs": 1}}
     words = r"none of the 20 graphs of several nodes has an edge, and model schnet learns from edges"
-    with pytest.raises(InputError, match=words):
-        hydragnn.train(config, tmp_path / "run", quiet=True)
+    refuses(words, hydragnn.train, config, tmp_path / "run", quiet=True)
 
 
 def test_lists_of_the_public_hydragnn_are_built_with_the_lengths_that_ase_finds(

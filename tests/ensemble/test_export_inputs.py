@@ -14,12 +14,16 @@ from ase.build import bulk
 from torch import Tensor
 from vesin import NeighborList
 
+import hydragnn
 from hydragnn.base.errors import MissingPackageError
 from hydragnn.ensemble import OutsideDomain, calculator, package_calculator, torch_sim_model
+from hydragnn.ensemble.exporting import export as exporting
+from hydragnn.ensemble.exporting.program import example
 from hydragnn.graphs.atomic import neighbour_list
 from hydragnn.graphs.many_skins import ManySkins
 from hydragnn.graphs.search import completed_cell
-from tests.ensemble.conftest import export, refused
+from tests.ensemble.conftest import refused
+from tests.forked import run_forked
 from tests.once import shared
 
 Inputs = list[Tensor]
@@ -87,11 +91,23 @@ def inputs_of(atoms: Atoms) -> Inputs:
     ]
 
 
+def _compile(model: Path, traced: Path, out: Path) -> None:
+    """Export a package of the program that was traced already."""
+    program = torch.export.load(traced)
+
+    def program_of(potential: exporting.PlainPotential) -> torch.export.ExportedProgram:
+        program._example_inputs = example(potential), {}
+        return program
+
+    exporting.program_of = program_of
+    hydragnn.export(model, out, to="aoti")
+
+
 @shared
-def package(strained: tuple[Path, Atoms], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(strained: tuple[Path, Atoms], exported: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of AOTInductor."""
     file = tmp_path_factory.mktemp("programs") / "aoti.pt2"
-    export(strained[0], "aoti", file)
+    run_forked(_compile, strained[0], exported[0], file)
     return file
 
 

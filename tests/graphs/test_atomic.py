@@ -18,6 +18,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from hydragnn.base.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS, Field, edge_vectors, from_ase, validate, volumes
 from hydragnn.graphs.atomic import neighbour_list
+from tests.refusals import refuses
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
 FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
@@ -81,8 +82,7 @@ def test_points_of_a_grid_have_the_same_neighbours_in_every_unit(spacing: float)
     lengths = np.linalg.norm(points[senders] + shifts @ cell - points[receivers], axis=1)
     np.testing.assert_allclose(lengths, spacing)  # the nearest are kept
     points[1] = points[0]
-    with pytest.raises(InputError, match="nodes 0 and 1 are 0 apart"):
-        neighbour_list(points, cell, [True, True, False], spacing)
+    refuses("nodes 0 and 1 are 0 apart", neighbour_list, points, cell, [True, True, False], spacing)
 
 
 @pytest.mark.parametrize("cutoff", [1.5, 3.2, 6.1])
@@ -213,5 +213,4 @@ WRONG: list[tuple[Callable[[], Atoms], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("make", "arguments", "message"), WRONG, ids=[message for *_, message in WRONG])
 def test_what_is_wrong_is_named(make: Callable[[], Atoms], arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_ase(make(), **{"cutoff": 3.0, **arguments})
+    refuses(message, from_ase, make(), **{"cutoff": 3.0, **arguments})

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs import (
     Field,
     GraphBatch,
@@ -24,6 +23,7 @@ from hydragnn.graphs import (
 from hydragnn.graphs.topology import counted_offsets, searched_offsets
 from hydragnn.kernels import gather_multiply_sum, scatter_multiply_sum
 from tests.graphs.geometry import assert_same
+from tests.refusals import refuses
 
 SIZES = (3, 1, 4, 2)
 VOLUME = Field(name="volume", on="graph")
@@ -123,8 +123,7 @@ REFUSED: list[tuple[Callable[[GraphBatch], object], str]] = [
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_graphs_and_fields_that_cannot_be_are_refused(call: Callable[[GraphBatch], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        call(mixed())
+    refuses(message, call, mixed())
 
 
 def test_fields_are_replaced_added_and_dropped_with_their_tensors_and_masks() -> None:

@@ -10,9 +10,9 @@ import pytest
 from skfem import MeshHex, MeshQuad, MeshTet, MeshTri, MeshWedge1
 from skfem.io.meshio import to_meshio
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, edge_vectors, from_mesh, used_points, validate
 from hydragnn.graphs.cells import cell_edges, cell_facets, cell_shape
+from tests.refusals import refuses
 
 TEMPERATURE = Field(name="temperature", on="node", unit="K", role="target")
 PULL = Field(name="pull", on="node", shape=(2,), parity="vector", role="target")
@@ -185,8 +185,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("make", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_is_wrong_is_named(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make()
+    refuses(message, make)
 
 
 FILES = """annulus.msh beams.msh box.msh cube_oriented_sub.msh cuubat.msh cylinder_stokes.msh ex28.msh interface.msh

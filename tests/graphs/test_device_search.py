@@ -10,10 +10,10 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs.atomic import REACH, neighbour_list
 from hydragnn.graphs.skin import DeviceSearch, SkinList
 from tests.graphs.test_skin import CUTOFF, same_edges, sheared, slab, strained, vibrating
+from tests.refusals import refuses
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -69,8 +69,7 @@ def test_atoms_that_jump_onto_each_other_are_refused_and_another_structure_begin
     for atoms in chain(vibrating(copper, 30, 0.05), [Atoms("Cu2", [(0, 0, 0), (2, 0, 0)])]):
         same_edges(skin, atoms)
     assert on_host.call_count == 3 < skin.searches
-    with pytest.raises(InputError, match="remove the duplicate"):
-        skin.edges(np.zeros((2, 3)), np.eye(3), np.zeros(3, dtype=bool), CUTOFF)
+    refuses("remove the duplicate", skin.edges, np.zeros((2, 3)), np.eye(3), np.zeros(3, dtype=bool), CUTOFF)
 
 
 @pytest.mark.parametrize("fault", ["fails", "errs"])

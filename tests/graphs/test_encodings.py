@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs import ENCODINGS, concatenate, graph_from_arrays, validate, with_encodings
 from hydragnn.graphs.batch import GraphBatch
 from tests.graphs.geometry import cells
+from tests.refusals import refuses
 
 
 def encoded(name: str, graph: GraphBatch, width: int) -> torch.Tensor:
@@ -68,10 +68,8 @@ def test_every_graph_of_a_batch_is_encoded_on_its_own() -> None:
 def test_lone_nodes_have_zeros(name: str) -> None:
     """Encodings of no width and repeated ones are refused."""
     assert encoded(name, graph_from_arrays(np.zeros((1, 2)), [], []), 3).tolist() == [[0.0, 0.0, 0.0]]
-    with pytest.raises(InputError, match="at least 1"):
-        encoded(name, cells(3), -1)
-    with pytest.raises(InputError, match="already has"):
-        encoded(name, with_encodings(cells(3), {name: 1}), 1)
+    refuses("at least 1", encoded, name, cells(3), -1)
+    refuses("already has", encoded, name, with_encodings(cells(3), {name: 1}), 1)
 
 
 SHAPES = {

@@ -16,6 +16,7 @@ from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.sources.ase import AseBuild
 from hydragnn.datasets.sources.base import FEW, pieces_of
 from hydragnn.graphs.extxyz import NotPlain, _plain_frame, read_frame
+from tests.refusals import refuses
 
 ATOM = "C 0.5 -1e-3 +.25\n"
 PLAIN = {
@@ -116,8 +117,7 @@ WRONG = [
 @pytest.mark.parametrize(("rows", "sentence"), WRONG)
 def test_a_fault_among_many_frames_names_file_and_frame(rows: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_text(GOOD + rows + GOOD)
-    with pytest.raises(InputError, match=sentence):
-        built(tmp_path)
+    refuses(sentence, built, tmp_path)
     assert not (tmp_path / "store.h5").exists()
     (tmp_path / "a.xyz").write_text(3 * GOOD)
     assert list(built(tmp_path).texts["name"]) == ["a.xyz#0", "a.xyz#1", "a.xyz#2"]

@@ -11,7 +11,6 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import CoarseningSettings
 from hydragnn.graphs import (
     CLUSTERS,
@@ -28,6 +27,7 @@ from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
 from tests.graphs.geometry import cells
 from tests.graphs.test_cutting import grid
+from tests.refusals import refuses
 
 
 def without_positions(graph: GraphBatch) -> GraphBatch:
@@ -89,14 +89,12 @@ WRONG = [
 def test_levels_that_cannot_be_are_refused(
     make: Callable[..., Any], graph: GraphBatch, levels: Any, words: str
 ) -> None:
-    with pytest.raises(InputError, match=words):
-        make(graph, levels)
+    refuses(words, make, graph, levels)
 
 
 @pytest.mark.parametrize("by", ["voxels", "mesh levels"])
 def test_former_rules_are_refused_with_what_to_use(by: str) -> None:
-    with pytest.raises(InputError, match=f"{by} are gone; use contraction"):
-        CoarseningSettings.parse({"by": by, "levels": 2, "side": None})
+    refuses(f"{by} are gone; use contraction", CoarseningSettings.parse, {"by": by, "levels": 2, "side": None})
     assert CoarseningSettings.parse({"levels": 2, "side": None}).applied(cells(9))[CLUSTERS].shape == (9, 2)
 
 
@@ -104,13 +102,11 @@ def test_a_field_of_the_same_name_that_holds_no_levels_may_be_anything() -> None
     graph = cells(8, periodic=True)
     phases = Field(name=CLUSTERS, on="node", classes=3, dtype="int64")
     validate(graph.with_fields({CLUSTERS: torch.arange(8) % 3}, fields=[phases]))
-    with pytest.raises(InputError, match="only pairs of neighbours have a middle"):
-        with_clusters(graph, np.zeros((8, 1), dtype=np.int64))
+    refuses("only pairs of neighbours have a middle", with_clusters, graph, np.zeros((8, 1), dtype=np.int64))
     far = crystal(0)
     distances = far.get_all_distances(mic=True)
     pair = np.where(np.isin(np.arange(32), [0, distances[0].argmax()]), 0, np.arange(32))
-    with pytest.raises(InputError, match="only pairs of neighbours have a middle"):
-        with_clusters(from_ase(far, cutoff=3.2), pair[:, None])
+    refuses("only pairs of neighbours have a middle", with_clusters, from_ase(far, cutoff=3.2), pair[:, None])
 
 
 def crystal(seed: int) -> Atoms:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, edge_vectors, from_labels, from_voronoi, grain_numbers, validate
+from tests.refusals import refuses
 
 
 def closure(graph: GraphBatch) -> np.ndarray:
@@ -194,5 +194,4 @@ WRONG: list[tuple[Callable[..., GraphBatch], tuple[Any, ...], str]] = [
 
 @pytest.mark.parametrize(("make", "arguments", "message"), WRONG)
 def test_what_is_wrong_is_named(make: Callable[..., GraphBatch], arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make(*arguments)
+    refuses(message, make, *arguments)

@@ -22,6 +22,7 @@ from hydragnn.graphs import (
     validate,
 )
 from hydragnn.graphs.pyg import torch_geometric
+from tests.refusals import refuses
 
 Data = torch_geometric("data").Data
 
@@ -245,8 +246,7 @@ NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), NOT_UNDERSTOOD, ids=[message for _, message in NOT_UNDERSTOOD])
 def test_images_that_are_not_understood_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_pyg(changed(**changes), cutoff=3.3, name="graph 3")
+    refuses(message, from_pyg, changed(**changes), cutoff=3.3, name="graph 3")
 
 
 def test_lengths_through_images_beside_no_shift_cell_or_flags_are_refused() -> None:
@@ -258,8 +258,7 @@ def test_two_attributes_that_disagree_are_refused() -> None:
     atoms = bulk("Cu", cubic=True)
     data = data_like("mace", atoms, neighbor_list("ijSD", atoms, 3.0))
     data.unit_shifts = data.unit_shifts.flip(0)
-    with pytest.raises(InputError, match="shifts and unit_shifts say different shifts"):
-        from_pyg(data)
+    refuses("shifts and unit_shifts say different shifts", from_pyg, data)
 
 
 POS, THREE = torch.zeros(2, 3), {"x": torch.ones(3, 2)}
@@ -279,8 +278,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[Field], str]] = {
 
 @pytest.mark.parametrize(("values", "fields", "message"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_named(values: dict[str, Any], fields: list[Field], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_pyg(Data(**values), fields, name="graph 7")
+    refuses(message, from_pyg, Data(**values), fields, name="graph 7")
 
 
 @pytest.mark.parametrize("key", ["cell", "pbc", "edge_shifts", "pos"])

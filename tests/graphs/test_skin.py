@@ -7,11 +7,11 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, molecule
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs.atomic import from_ase, neighbour_list
 from hydragnn.graphs.search import completed_cell
 from hydragnn.graphs.skin import SkinList
 from hydragnn.graphs.topology import Topology
+from tests.refusals import refuses
 
 CUTOFF = 3.2
 
@@ -142,5 +142,4 @@ def test_the_nearest_neighbours_alone_are_those_of_a_fresh_search() -> None:
 def test_atoms_that_meet_are_refused_between_searches() -> None:
     skin = SkinList()
     same(skin, pair(0.2))
-    with pytest.raises(InputError, match="apart; remove the duplicate"):
-        from_ase(pair(0.0001), CUTOFF, neighbours=skin)
+    refuses("apart; remove the duplicate", from_ase, pair(0.0001), CUTOFF, neighbours=skin)

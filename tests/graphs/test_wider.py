@@ -11,7 +11,6 @@ import torch
 from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 
-from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import no_nodes
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
@@ -19,6 +18,7 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.search import pairs_within
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.graphs.wider import wider
+from tests.refusals import refuses
 
 CUTOFF = 4.7
 """Angstrom; between the shells of the structures below."""
@@ -115,5 +115,4 @@ def test_pairs_are_searched_once_for_a_batch_and_anew_where_its_nodes_moved(monk
 
 def test_all_pairs_of_a_periodic_graph_are_refused() -> None:
     batch = concatenate([graph("molecule"), graph("wire")])
-    with pytest.raises(InputError, match=r"graph 1 of the batch is periodic, .* have no end; give a cutoff"):
-        wider(batch, None)
+    refuses(r"graph 1 of the batch is periodic, .* have no end; give a cutoff", wider, batch, None)
