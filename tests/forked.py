@@ -76,7 +76,7 @@ def run_forked(function: Callable[..., object], *arguments: object) -> None:
     """Call a function in a process of its own, where shapes are not checked."""
     process = SERVER.Process(target=function, args=arguments)
     process.start()
-    process.join(300)
+    process.join(900)
     assert process.exitcode == 0
 
 

@@ -224,23 +224,36 @@ def test_every_kind_of_source_names_its_graphs(table: dict[str, Any], names: lis
     for k in range(2):
         meshio.Mesh([[0, 0], [1, 0], [0, 1]], [("triangle", [[0, 1, 2]])]).write(tmp_path / f"g{k}.vtk")
     (tmp_path / "labels.csv").write_text("file,label,phase\ng0.vtk,g0,ice\ng1.vtk,g1,ice\n")
-    (tmp_path / "grains.csv").write_text("graph\n3\n3\n8\n8\n")
+    (tmp_path / "grains.csv").write_text("graph\n3\n8\n3\n8\n")
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n3,0,1\n8,0,1\n")
     (tmp_path / "graphs.csv").write_text("graph,label,phase\n3,g0,ice\n8,g1,ice\n")
     assert list(built(tmp_path, **table).texts["name"]) == names
     texts = built(tmp_path, **table, name_key="label", texts=["phase"]).texts
     assert [list(texts[key]) for key in ("name", "phase")] == [["g0", "g1"], ["ice", "ice"]]
+    # one file is not enough to tell how grains become graphs
+    assert ("build" in open_store(tmp_path / "out.h5").attributes) == (table["kind"] != "grains")
 
 
-def test_saved_datasets_of_torch_geometric_come_back(tmp_path: Path) -> None:
-    data, edges = torch_geometric("data"), torch.tensor([[0, 1], [1, 0]])
-    crystals = [data.Data(x=torch.full((2 + k, 1), float(k)), edge_index=edges, y=torch.tensor([k])) for k in range(3)]
-    data.InMemoryDataset.save(crystals, tmp_path / "data.pt")
-    fields = {"name": "x", "on": "node"}, {"name": "y", "on": "graph"}
-    actual = built(tmp_path, **table_of("pyg", "data.pt", *fields))
-    assert actual["x"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
-    assert actual["y"].tolist() == [0, 1, 2]
-    assert actual.dim == 0
+def test_meshes_have_nodal_fields_and_labels_and_a_store_says_how_others_become_graphs(tmp_path: Path) -> None:
+    points, cells = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]]), [("triangle", [[0, 1, 2], [0, 2, 3]])]
+    for number in range(3):
+        mesh = meshio.Mesh(points * (1 + number), cells, point_data={"T": np.arange(4.0) + number})
+        mesh.write(tmp_path / f"mesh{number}.vtu")
+    (tmp_path / "labels.csv").write_text("file,energy\nmesh2.vtu,2.5\nmesh0.vtu,0.5\nmesh1.vtu,1.5\n")
+    fields = {"name": "temperature", "on": "node", "key": "T", "scale": 2.0}, {"name": "energy", "on": "graph"}
+    actual = built(tmp_path, **table_of("mesh", "*.vtu", *fields, laplacian_encoding=2, labels="labels.csv"))
+    assert actual.dim == 2 and actual.counts("edge").tolist() == [10, 10, 10]
+    assert actual["temperature"].tolist() == [0, 2, 4, 6, 2, 4, 6, 8, 4, 6, 8, 10]
+    assert actual["energy"].tolist() == [0.5, 1.5, 2.5]
+    rule = open_store(tmp_path / "out.h5").attributes["build"]
+    assert rule["kind"] == "mesh" and not {"files", "labels"} & rule.keys()
+    meshio.Mesh(2 * points, cells, point_data={"T": 5 + np.arange(4.0)}).write(tmp_path / "new[1].vtu")
+    settings = settings_of_rule(rule, tmp_path / "new[1].vtu", "the store")
+    needed = {"temperature", "laplacian_encoding"}
+    (graph,) = graphs_of(for_prediction(settings, needed))
+    assert graph["temperature"].tolist() == [10, 12, 14, 16] and set(graph.fields) == needed
+    with pytest.raises(InputError, match="no energy for the graph field energy"):
+        [*graphs_of(settings)]
 
 
 class Bomb:
@@ -283,58 +296,6 @@ def test_rectangular_arrays_with_shared_positions_and_edges_from_a_cutoff(tmp_pa
     assert actual.counts("edge").tolist() == [27 * 6, 27 * 6]
     assert actual["charge"].tolist() == list(range(54))
     torch.testing.assert_close(edge_vectors(actual).norm(dim=1), torch.ones(2 * 27 * 6, dtype=torch.float64))
-
-
-def test_meshes_with_nodal_fields_and_a_table_of_labels(tmp_path: Path) -> None:
-    for number in range(3):
-        points = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]]) * (1 + number)
-        mesh = meshio.Mesh(points, [("triangle", [[0, 1, 2], [0, 2, 3]])], point_data={"T": np.arange(4.0) + number})
-        mesh.write(tmp_path / f"mesh{number}.vtu")
-    (tmp_path / "labels.csv").write_text("file,energy\nmesh2.vtu,2.5\nmesh0.vtu,0.5\nmesh1.vtu,1.5\n")
-    fields = [{"name": "temperature", "on": "node", "key": "T"}, {"name": "energy", "on": "graph"}]
-    actual = built(tmp_path, kind="mesh", files=["*.vtu"], labels="labels.csv", fields=fields)
-    assert actual.dim == 2
-    assert actual.counts("edge").tolist() == [10, 10, 10]
-    assert actual["temperature"].tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
-    assert actual["energy"].tolist() == [0.5, 1.5, 2.5]
-
-
-def test_a_store_of_meshes_remembers_how_another_file_becomes_a_graph_without_labels(tmp_path: Path) -> None:
-    points, cells = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]]), [("triangle", [[0, 1, 2], [0, 2, 3]])]
-    meshio.Mesh(points, cells, point_data={"T": np.arange(4.0)}).write(tmp_path / "mesh.vtu")
-    (tmp_path / "labels.csv").write_text("file,energy\nmesh.vtu,2.5\n")
-    fields = {"name": "temperature", "on": "node", "key": "T", "scale": 2.0}, {"name": "energy", "on": "graph"}
-    built(tmp_path, **table_of("mesh", "*.vtu", *fields, laplacian_encoding=2, labels="labels.csv"))
-    rule = open_store(tmp_path / "out.h5").attributes["build"]
-    assert rule["kind"] == "mesh" and not {"files", "labels"} & rule.keys()
-    meshio.Mesh(2 * points, cells, point_data={"T": 5 + np.arange(4.0)}).write(tmp_path / "new[1].vtu")
-    settings = settings_of_rule(rule, tmp_path / "new[1].vtu", "the store")
-    needed = {"temperature", "laplacian_encoding"}
-    (graph,) = graphs_of(for_prediction(settings, needed))
-    assert graph["temperature"].tolist() == [10, 12, 14, 16] and set(graph.fields) == needed
-    with pytest.raises(InputError, match="no energy for the graph field energy"):
-        [*graphs_of(settings)]
-
-
-def test_grain_tables(tmp_path: Path) -> None:
-    rows = "7,0,0,0.1,5\n7,1,0,0.2,6\n3,0,0,0.3,7\n7,2,0,0.4,8\n3,1,1,0.5,9\n"
-    (tmp_path / "grains.csv").write_text(f"graph,x,y,phi,size\n{rows}")
-    (tmp_path / "contacts.csv").write_text("graph,sender,receiver,area\n7,0,1,2.0\n3,0,1,4.0\n7,1,2,3.0\n")
-    (tmp_path / "micro.csv").write_text("graph,stiffness\n7,70.0\n3,30.0\n")
-    fields = (
-        {"name": "texture", "on": "node", "shape": [2], "key": ["phi", "size"]},
-        {"name": "area", "on": "edge"},
-        {"name": "stiffness", "on": "graph", "role": "target"},
-    )
-    more = {"edges": "contacts.csv", "graphs": "micro.csv", "positions": ["x", "y"], "undirected": True}
-    actual = built(tmp_path, **table_of("grains", "grains.csv", *fields, **more))
-    assert actual.counts("node").tolist() == [2, 3]
-    assert actual["stiffness"].tolist() == [30.0, 70.0]
-    torch.testing.assert_close(actual["texture"][:, 0], torch.tensor([0.3, 0.5, 0.1, 0.2, 0.4]))
-    contacts = {(int(s), int(r), float(a)) for s, r, a in zip(actual.senders, actual.receivers, actual["area"])}
-    assert contacts == {(0, 1, 4.0), (1, 0, 4.0), (2, 3, 2.0), (3, 2, 2.0), (3, 4, 3.0), (4, 3, 3.0)}
-    # one file is not enough to tell how grains become graphs
-    assert "build" not in open_store(tmp_path / "out.h5").attributes
 
 
 SIDES: dict[str, tuple[list[list[int]], bool | None, list[list[int]] | str]] = {
@@ -416,12 +377,18 @@ def bad_files(folder: Path) -> None:
     (folder / "grains.csv").write_text("graph,size\n1,2\n1,oops\n")
     (folder / "ragged.csv").write_text("graph,size\n1\n")
     (folder / "contacts.csv").write_text("graph,sender,receiver\n9,0,1\n")
+    (folder / "nodes.csv").write_text("graph\n3\n3\n8\n8\n")
+    (folder / "sound.csv").write_text("graph,sender,receiver\n3,0,1\n\n8,0,1\n")
+    (folder / "zero.csv").write_text("graph,sender,receiver\n3,0,1\n\n8,0,zero\n")
+    (folder / "empty.csv").write_text("graph,strain\n3,0.1\n\n8,\n")
 
 
 CHARGE, SIZE = {"name": "q", "on": "node"}, {"name": "size", "on": "node"}
 EDGES = {"nodes": "n", "edges": "e", "edge_counts": "m", "undirected": False}
 SEVERAL = "double.xyz: structure 1 has several values of energy in its second line: -1.5, 2; keep one"
 OOPS = "grains.csv, line 3: the column size holds 'oops', which is no number; repair it, or remove the row"
+STRAIN = {"name": "strain", "on": "graph", "role": "target"}
+NOTHING = "empty.csv, line 4: the column strain holds nothing; fill it in, or remove the row"
 RANGE = "edges.npz, graph 1, receivers: node index 7 is out of range"
 FILES = [
     (ase_table(file="nothing.xyz"), "nothing.xyz: no such file"),
@@ -444,6 +411,11 @@ FILES = [
     (table_of("grains", "grains.csv", SIZE, edges="contacts.csv"), OOPS),
     (table_of("grains", "grains.csv", edges="contacts.csv"), "contacts.csv: graph 9 has rows here but no nodes"),
     (table_of("grains", "ragged.csv", edges="contacts.csv"), "ragged.csv, line 2: 1 values"),
+    (
+        table_of("grains", "nodes.csv", edges="zero.csv"),
+        "zero.csv, line 4: the column receiver holds 'zero', which is no",
+    ),
+    (table_of("grains", "nodes.csv", STRAIN, edges="sound.csv", graphs="empty.csv"), NOTHING),
 ]
 
 
@@ -498,26 +470,6 @@ def test_whatever_a_source_of_your_own_raises_is_one_sentence(text: str, words: 
     settings = Rereads(kind="tests:Rereads", files=[str(tmp_path / "a.dat")])
     refuses(words, build_store, settings, tmp_path / "out.h5")
     assert not (tmp_path / "out.h5").exists()
-
-
-@pytest.mark.parametrize(
-    ("file", "line", "words"),
-    [
-        ("graphs", "8,", "the column strain holds nothing; fill it in, or remove the row"),
-        ("contacts", "8,0,zero", "the column receiver holds 'zero', which is no number; repair it, or remove the row"),
-    ],
-)
-def test_a_cell_that_is_no_number_is_named_by_file_line_and_column(
-    file: str, line: str, words: str, tmp_path: Path
-) -> None:
-    (tmp_path / "grains.csv").write_text("graph\n3\n3\n8\n8\n")
-    (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n3,0,1\n\n8,0,1\n")
-    (tmp_path / "graphs.csv").write_text("graph,strain\n3,0.1\n\n8,0.2\n")
-    path = tmp_path / f"{file}.csv"
-    path.write_text("\n".join([*path.read_text().split("\n")[:3], line, ""]))
-    more = {"edges": "contacts.csv", "graphs": "graphs.csv"}
-    strain = {"name": "strain", "on": "graph", "role": "target"}
-    refused(tmp_path, f"{file}.csv, line 4: {words}", **table_of("grains", "grains.csv", strain, **more))
 
 
 VEC_CELL = "2\nno lattice\nCu 0 0 0\nCu 1.8 1.8 0\nVEC1 3.6 0 0\nVEC2 0 3.6 0\nVEC3 0 0 3.6\n"

@@ -113,12 +113,10 @@ GEOMETRY: dict[str, Case] = {
 
 def test_cells_whose_axes_are_stated_are_used(tmp_path: Path) -> None:
     cells = {"h": np.stack([SPANS] * 2)}
-    periodic, box, mixed = (
-        npz(tmp_path, cells, cell="h", periodic=axes) for axes in (True, False, [True, True, False])
-    )
+    periodic, box, mix = (npz(tmp_path, cells, cell="h", periodic=axes) for axes in (True, False, [True, True, False]))
     assert periodic.num_edges == 2 * 8 * 6 and periodic.periodic.all()
     assert box.num_edges == 2 * from_ase(Atoms(CRYSTAL.symbols, CRYSTAL.positions), 3.0).num_edges
-    assert box.num_edges < mixed.num_edges < periodic.num_edges
+    assert box.num_edges < mix.num_edges < periodic.num_edges
     assert not atoms(tmp_path, '1\nLattice="5 0 0 0 5 0 0 0 5" pbc="F F F"\nCu 0 0 0\n').periodic.any()
     assert ring(cell=[4.0, 9, 9], periodic=[False] * 3).num_edges == 4
     assert ring(cell=[4.0, 9, 9], periodic=True, edge_shifts=np.zeros((4, 3))).num_edges == 4
@@ -435,9 +433,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize(("place", "kind", "value", "on", "right"), DEFAULTS.values(), ids=DEFAULTS)
-def test_defaults_of_graphml_are_values(
-    place: str, kind: str, value: str, on: str, right: list[float], tmp_path: Path
-) -> None:
+def test_graphml_has_defaults(place: str, kind: str, value: str, on: str, right: list[float], tmp_path: Path) -> None:
     own = '<data key="k">1</data>' if on == "node" else ""
     text = GRAPHML.format(keys=KEY.format(place=place, kind=kind, value=value), own=own)
     (tmp_path / "a.graphml").write_text(text)

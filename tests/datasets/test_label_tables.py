@@ -1,6 +1,5 @@
 """A table of labels beside the files of any source, joined by file or by name."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,11 @@ from ase.build import bulk
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.shown import csv_cell
-from hydragnn.datasets import build_store, open_store, read_build_settings
+from hydragnn.datasets import open_store, read_build_settings
 from hydragnn.datasets.build import graphs_of, makers_of
-from hydragnn.datasets.disk import DiskStore
 from hydragnn.distributed.building import first_and_count
+from hydragnn.graphs import GraphBatch
+from tests.datasets.conftest import built as new_store
 
 GAP = {"name": "gap", "on": "graph", "role": "target", "key": "band_gap"}
 METALS = ("Cu", "Ag", "Au", "Pt")
@@ -30,17 +30,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def built(folder: Path, **table: Any) -> DiskStore:
+def built(folder: Path, **table: Any) -> GraphBatch:
     table = {"kind": "ase", "files": ["cifs"], "cutoff": 3.2, "fields": [GAP], **table}
-    table = {key: value for key, value in table.items() if value is not None}
-    build_store(read_build_settings(table, folder / "BUILD.toml"), folder / "out.h5")
-    return open_store(folder / "out.h5")
+    return new_store(folder, **{key: value for key, value in table.items() if value is not None})
 
 
 def refused(folder: Path, sentence: str, **table: Any) -> None:
     with pytest.raises(InputError, match=sentence) as caught:
-        built(folder, **table)
-    assert "\n" not in str(caught.value) and not (folder / "out.h5").exists()
+        built(folder, out="refused.h5", **table)
+    assert "\n" not in str(caught.value) and not (folder / "refused.h5").exists()
 
 
 def table(folder: Path, *lines: str) -> str:
@@ -52,12 +50,12 @@ def table(folder: Path, *lines: str) -> str:
 def test_a_folder_of_structures_and_a_table_of_labels_are_a_store(suffix: str, folder: Path) -> None:
     lines = [f"{metal}{suffix},{number / 4},{metal}-fcc" for number, metal in enumerate(METALS)]
     labels = table(folder, "file,band_gap,mineral", *reversed(lines))
-    store = built(folder, labels=labels, texts=["mineral"])
+    batch = built(folder, labels=labels, texts=["mineral"], out="out.h5")
     expected = {f"{metal}.cif#0": (number / 4, f"{metal}-fcc") for number, metal in enumerate(METALS)}
-    batch = store.read(range(4))
-    rows = zip(batch.names, batch["gap"].tolist(), store.texts["mineral"])
+    rows = zip(batch.names, batch["gap"].tolist(), batch.texts["mineral"])
     assert {name: (gap, mineral) for name, gap, mineral in rows} == expected
-    assert store.fields()[-1].dtype == "float64" and "labels" not in store.attributes["build"]
+    assert batch.fields["gap"].dtype == "float64"
+    assert "labels" not in open_store(folder / "out.h5").attributes["build"]
 
 
 def test_labels_are_joined_by_id_and_those_that_are_missing_stay_so(folder: Path) -> None:
@@ -69,8 +67,7 @@ def test_labels_are_joined_by_id_and_those_that_are_missing_stay_so(folder: Path
     kind = {"name": "kind", "on": "graph", "role": "target", "classes": 2, "dtype": "int64", "optional": True}
     pair = {"name": "pair", "on": "graph", "role": "target", "shape": [2], "key": ["a", "b"], "optional": True}
     gap = {**GAP, "optional": True, "scale": 2.0}
-    store = built(folder, files=["all.xyz"], labels=labels, fields=[gap, kind, pair])
-    batch = store.read(range(4))
+    batch = built(folder, files=["all.xyz"], labels=labels, fields=[gap, kind, pair])
     assert list(batch.names) == ["mp-0", "mp-1", "mp-2", "mp-3"]
     assert batch.present("gap").tolist() == [False, True, True, False] and batch["gap"].tolist()[1:3] == [3.0, 1.0]
     assert batch.present("kind").tolist() == [True, False, True, False] and batch["kind"].tolist()[2] == 1
@@ -82,8 +79,8 @@ def test_names_of_rows_keep_their_zeros(column: str, folder: Path) -> None:
     for number, metal in enumerate(METALS):
         (folder / "cifs" / f"{metal}.cif").rename(folder / "cifs" / f"{number:03d}.cif")
     lines = [f"{number:03d},{number}" for number in range(len(METALS))]
-    store = built(folder, labels=table(folder, f"{column},band_gap", *lines), fields=[{**GAP, "optional": True}])
-    assert store.read(range(4))["gap"].tolist() == [0.0, 1.0, 2.0, 3.0] and store.read(range(4)).present("gap").all()
+    batch = built(folder, labels=table(folder, f"{column},band_gap", *lines), fields=[{**GAP, "optional": True}])
+    assert batch["gap"].tolist() == [0.0, 1.0, 2.0, 3.0] and batch.present("gap").all()
 
 
 def test_files_of_one_name_do_not_share_a_row(folder: Path) -> None:
@@ -110,8 +107,7 @@ def test_arrays_have_tables_of_labels_too_and_are_counted(folder: Path) -> None:
 
 def test_the_numbers_of_rows_that_pandas_writes_are_no_column(folder: Path) -> None:
     lines = (",file,band_gap", "0,Pt,1.5", "1,Cu,2.5", "2,Ag,#N/A", "3,Au,<NA>")
-    store = built(folder, labels=table(folder, *lines), fields=[GAP | {"optional": True}])
-    batch = store.read(range(4))
+    batch = built(folder, labels=table(folder, *lines), fields=[GAP | {"optional": True}])
     found = dict(zip(batch.names, zip(batch["gap"].tolist(), batch.present("gap").tolist())))
     assert found["Pt.cif#0"] == (1.5, True) and found["Cu.cif#0"] == (2.5, True)
     assert not found["Ag.cif#0"][1] and not found["Au.cif#0"][1]
@@ -120,11 +116,9 @@ def test_the_numbers_of_rows_that_pandas_writes_are_no_column(folder: Path) -> N
 def test_a_row_labels_one_graph_of_a_file(folder: Path) -> None:
     ase.io.write(folder / "both.xyz", [bulk("Cu"), bulk("Ag")])
     named = built(folder, files=["both.xyz"], labels=table(folder, "file,band_gap", "both.xyz#0,1", "both.xyz#1,2"))
-    assert named.read(range(2))["gap"].tolist() == [1.0, 2.0]
-    shutil.rmtree(folder / "out.h5")
+    assert named["gap"].tolist() == [1.0, 2.0]
     last = built(folder, files=["both.xyz"], index="-1:", labels=table(folder, "file,band_gap", "both.xyz,2"))
-    assert last.read(range(1))["gap"].tolist() == [2.0]
-    shutil.rmtree(folder / "out.h5")
+    assert last["gap"].tolist() == [2.0]
     refused(folder, "has several graphs, and its row would label all of them", files=["both.xyz"], labels="gaps.csv")
 
 
@@ -154,8 +148,8 @@ def test_suffixes_of_compression_are_seen_through(suffix: str, row: str, folder:
     ase.io.write(folder / f"y.cif.{suffix}", bulk("Cu"))
     ase.io.write(folder / "z.cif", bulk("Cu", a=3.9))
     lines = [f"{row.format(suffix)},1", "z.cif,2"]
-    store = built(folder, files=["?.cif*"], labels=table(folder, "file,band_gap", *lines))
-    assert store.read(range(2))["gap"].tolist() == [1.0, 2.0]
+    batch = built(folder, files=["?.cif*"], labels=table(folder, "file,band_gap", *lines))
+    assert batch["gap"].tolist() == [1.0, 2.0]
 
 
 def test_two_graphs_of_one_name_do_not_share_a_label_and_ids_join_by_file(folder: Path) -> None:
@@ -170,8 +164,7 @@ def test_two_graphs_of_one_name_do_not_share_a_label_and_ids_join_by_file(folder
     ):
         refused(folder, words, files=["two.xyz"], labels=table(folder, f"{header},band_gap", row))
     ase.io.write(folder / "one.xyz", frames[0])
-    store = built(folder, files=["one.xyz"], labels=table(folder, "file,band_gap", "one,1"))
-    assert store.read([0])["gap"].item() == 1.0
+    assert built(folder, files=["one.xyz"], labels=table(folder, "file,band_gap", "one,1"))["gap"].item() == 1.0
 
 
 IDS = ("010", "10", "1e5", "T", "1.10", "1.1", "=1+1", "'=1+1", "-5", "a  b", "+7", "@x", "\u202eb", "9" * 25)
@@ -187,8 +180,8 @@ def test_ids_of_tables_are_their_letters(column: str, folder: Path) -> None:
     settings = {"kind": "tables", "files": ["nodes.csv"], "edges": "edges.csv", "graphs": "graphs.csv", "cutoff": None}
     settings |= {"fields": [{"name": "x", "on": "node"}, GAP]}
     labels = table(folder, f"{column},band_gap", *(f"{csv_cell(one)},{number}" for number, one in enumerate(IDS)))
-    store = built(folder, **settings, labels=labels)
-    assert list(store.texts["name"]) == [*IDS] and store.read(range(len(IDS)))["gap"].tolist() == [*range(len(IDS))]
+    batch = built(folder, **settings, labels=labels)
+    assert list(batch.texts["name"]) == [*IDS] and batch["gap"].tolist() == [*range(len(IDS))]
 
 
 @pytest.mark.parametrize("value", [np.array([1.0, 2.5]), np.array([True, False]), np.array([1e5, np.inf])])

@@ -1,9 +1,5 @@
 """Stores that become one: merged, grown, or read side by side."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +32,7 @@ def write(store: MemoryStore, tmp_path: Path) -> Write:
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".bp"])
-def test_merged_and_joined_stores_have_the_graphs_of_both(
-    suffix: str, write: Write, store: MemoryStore, tmp_path: Path
-) -> None:
+def test_joined_stores_have_the_graphs_of_both(suffix: str, write: Write, store: MemoryStore, tmp_path: Path) -> None:
     parts = [write("a.h5", range(20)), write(f"b{suffix}", range(20, 60), files="b.xyz")]
     info = hydragnn.merge_stores(parts, tmp_path / "c.h5")
     joined, merged = open_store(parts), open_store(tmp_path / "c.h5")
@@ -113,27 +107,3 @@ def test_a_training_on_two_stores_is_that_on_the_merged_one(write: Write, tmp_pa
     assert counts == [60, 60]
     for stores, words in {(parts[0], parts[0]): "names each of them once", (): "give at least one"}.items():
         refuses(words, hydragnn.train, {**table, "data": {"store": [*map(str, stores)]}}, tmp_path / "no")
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from hydragnn.datasets import merging
-
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-merging.write_manifest = killed
-merging.append_store(Path(sys.argv[1]), Path(sys.argv[2]))
-"""
-
-
-def test_a_killed_append_leaves_the_store_as_it_was(write: Write, tmp_path: Path) -> None:
-    first, second = write("a.h5", range(20)), write("b.h5", range(20, 50))
-    fingerprint = open_store(first).fingerprint
-    command = [sys.executable, "-c", KILLED, str(first), str(second)]
-    assert subprocess.run(command, check=False, env={**os.environ}).returncode == -signal.SIGKILL
-    assert open_store(first).fingerprint == fingerprint and check_store(first) == []
-    assert (first / "part-00001.h5").exists()
-    assert hydragnn.append_store(first, second).graphs == 50 and check_store(first) == []
-    assert not [*tmp_path.glob(".*")]

@@ -14,9 +14,7 @@ from tests.refusals import refuses
 
 
 @pytest.mark.parametrize(("on", "rows"), [("graph", 1), ("node", 2), ("edge", 2)])
-def test_each_sentence_about_a_missing_label_says_both_things_to_leave_out(
-    on: Location, rows: int, tmp_path: Path
-) -> None:
+def test_sentences_about_a_missing_label_say_both_things_to_leave_out(on: Location, rows: int, tmp_path: Path) -> None:
     label, items = Field(name="label", on=on, role="target"), {"graph": "graphs", "node": "nodes", "edge": "edges"}[on]
 
     def make(fields: list[Field], values: dict[str, list[float]]) -> GraphBatch:

@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.datasets import (
-    Budget,
-    MemoryStore,
-    Normalisation,
-    Scale,
-    fit_normalisation,
-    normalisation_from_json,
-    normalise,
-    reference_sums,
-)
+from hydragnn.datasets import Budget, MemoryStore, fit_normalisation
+from hydragnn.datasets.normalisation import Normalisation, Scale, normalisation_from_json, normalise, reference_sums
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Normal, Point, Target

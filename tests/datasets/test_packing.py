@@ -55,9 +55,7 @@ def shares_of(batch: np.ndarray, sizes: Sizes, ranks: int) -> list[np.ndarray]:
 
 @settings(deadline=None, max_examples=80)
 @given(COUNTS, st.integers(1, 9))
-def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(
-    counts: list[tuple[int, int]], ranks: int
-) -> None:
+def test_sharding_loses_nothing_within_the_bound_of_longest_first(counts: list[tuple[int, int]], ranks: int) -> None:
     sizes = sizes_of(counts)
     batch = np.arange(len(counts))[::-1].copy()
     shares = shares_of(batch, sizes, ranks)
@@ -90,9 +88,7 @@ def test_teams_and_blocks_of_ranks_lose_nothing_and_repeat_nothing(counts: list[
 
 @pytest.mark.parametrize("ranks", [TEAM, 100, BLOCK + 300])
 @pytest.mark.parametrize("spread", [0.5, 1.2])
-def test_shares_stay_balanced_with_many_ranks_and_with_some_graphs_that_are_much_larger(
-    ranks: int, spread: float
-) -> None:
+def test_shares_stay_balanced_with_many_ranks_and_some_much_larger_graphs(ranks: int, spread: float) -> None:
     """Within 2 % of the mean, or of the largest graph where that is more."""
     random = np.random.default_rng(0)
     edges = np.exp(random.normal(6, spread, 24 * ranks)).astype(np.int64)

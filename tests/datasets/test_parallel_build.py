@@ -71,7 +71,7 @@ def test_a_structure_that_cannot_be_read_leaves_no_store(settings: BuildSettings
     assert not (tmp_path / "store.bp").exists()
     absent = FieldSettings(name="charge", on="graph", optional=True)
     with pytest.raises(InputError, match="no graph has the field charge"):
-        build_with_workers(settings.model_copy(update={"fields": [absent]}), tmp_path / "store.h5", 2)
+        build_with_workers(settings.model_copy(update={"fields": [absent]}), tmp_path / "store.h5", 1)
     assert not (tmp_path / "store.h5").exists()
 
 

@@ -49,7 +49,7 @@ PACKED = [
 
 
 def test_columns_of_packed_attributes_become_fields(build: Build, tmp_path: Path) -> None:
-    torch.save(packed(), tmp_path / "data.pt")
+    torch_geometric("data").InMemoryDataset.save(packed(), tmp_path / "data.pt")
     graphs = build(PACKED)
     assert graphs["gap"].tolist() == [3, 103, 203] and graphs["pair"].tolist() == [[0, 6], [100, 106], [200, 206]]
     assert graphs["kind"].tolist() == [0, 3, 10, 13, 20, 23] and graphs["rest"][1].tolist() == [4, 5]
@@ -161,9 +161,7 @@ CRYSTAL = {"pos": torch.rand(2, 3), "cell": 4 * torch.eye(3)}
         ({**CRYSTAL, "pbc": torch.tensor([1, 0.5, 0])}, "one flag per axis"),
     ],
 )
-def test_attributes_that_are_no_numbers_are_refused_in_a_sentence(
-    build: Build, changes: dict[str, Any], said: str
-) -> None:
+def test_attributes_that_are_no_numbers_are_refused(build: Build, changes: dict[str, Any], said: str) -> None:
     refuses(said, build, PLAIN, data=[plain(**changes)])
 
 

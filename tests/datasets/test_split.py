@@ -82,9 +82,7 @@ def test_a_split_that_cannot_be_made_says_why(store: MemoryStore, settings: Spli
 
 @pytest.mark.parametrize("settings", [APART["random"], APART["group"]], ids=["random", "group"])
 @pytest.mark.parametrize("calibration", [None, 0.0, 0.2], ids=["default", "none", "a fifth"])
-def test_calibration_takes_from_the_test_part_only(
-    store: MemoryStore, settings: SplitSettings, calibration: float | None
-) -> None:
+def test_calibration_takes_test_graphs(store: MemoryStore, settings: SplitSettings, calibration: float | None) -> None:
     before = make_split(store, settings.model_copy(update={"calibration": 0.0}))
     split = make_split(store, settings.model_copy(update={"calibration": calibration}))
     check_complete(split, len(store))
@@ -100,17 +98,13 @@ def test_groups_that_calibrate_are_whole(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize(("graphs", "calibrating"), [(39, 0), (40, 20), (41, 20)])
-def test_half_of_the_rest_calibrates_from_40_graphs_on(
-    graph: Callable[..., GraphBatch], graphs: int, calibrating: int
-) -> None:
+def test_half_of_40_graphs_or_more_calibrate(graph: Callable[..., GraphBatch], graphs: int, calibrating: int) -> None:
     store = MemoryStore([graph(1, 0, seed=k) for k in range(graphs + 10)])
     settings = SplitSettings(train=5 / len(store), valid=5 / len(store))
     assert make_split(store, settings).counts == parts_of(5, 5, calibrating, graphs - calibrating)
 
 
-def test_given_parts_are_taken_as_they_are_and_one_calibrates_where_it_is_named(
-    graph: Callable[..., GraphBatch],
-) -> None:
+def test_given_parts_are_taken_and_one_calibrates_where_it_is_named(graph: Callable[..., GraphBatch]) -> None:
     store, settings = MemoryStore([graph(seed=k, label=k % 4) for k in range(12)]), by_label("given")
     split = make_split(store, settings)
     parts = [part.tolist() for part in (split.train, split.valid, split.test, split.calibration)]

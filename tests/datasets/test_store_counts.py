@@ -1,6 +1,5 @@
 """A store whose counts, shapes or dtypes are not those of its files is refused by the validation, before anything is allocated."""
 
-import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import MemoryStore, StoreWriter, check_graphs, check_store, convert_store, open_store
+from hydragnn.datasets import check_graphs, check_store, convert_store, open_store
 from hydragnn.datasets.manifest import checksum
 from tests.datasets.conftest import edit_manifest
 from tests.refusals import refuses
@@ -76,11 +75,3 @@ def test_the_check_names_graphs_by_their_numbers_and_counts_the_rest(path: Path,
     with pytest.raises(InputError, match=r"^graph 12, positions: inf .* \(and 22 more graphs; hydragnn data check"):
         check_graphs(open_store(path), np.arange(59, 11, -1), [])
     check_graphs(open_store(path), np.arange(40, 60), [])
-
-
-def test_what_a_killed_writer_left_is_replaced(path: Path, store: MemoryStore) -> None:
-    (path / "manifest.json").rename(path / ".manifest.json.123.tmp")
-    shutil.copy(path / ".manifest.json.123.tmp", path / f"part-00000{path.suffix}.json")
-    with StoreWriter(path, store.fields(), dim=3) as writer:
-        writer.write(store.read(range(5)))
-    assert len(open_store(path)) == 5

@@ -7,17 +7,9 @@ import pytest
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import (
-    MemoryStore,
-    StoreWriter,
-    WithoutEdges,
-    check_graphs,
-    check_store,
-    convert_store,
-    finish_store,
-    open_store,
-)
+from hydragnn.datasets import MemoryStore, StoreWriter, WithoutEdges, check_graphs, finish_store, open_store
 from hydragnn.datasets.store import read_checked
+from hydragnn.datasets.tools import check_store, convert_store
 from tests.refusals import refuses
 
 

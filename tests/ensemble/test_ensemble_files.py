@@ -96,17 +96,6 @@ def test_a_new_file_without_labels_is_predicted_as_its_store_would_be(trained: P
             np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
 
 
-def test_a_build_file_predicts_whatever_it_describes_without_labels(trained: Path, tmp_path: Path) -> None:
-    arrays = without_labels(rings(10, seed=2))
-    np.savez(tmp_path / "a.npz", **arrays)
-    np.savez(tmp_path / "b.npz", **{**arrays, "q": -arrays["q"]})
-    (tmp_path / "new.toml").write_text(tomli_w.dumps({**RINGS, "files": ["?.npz"]}))
-    both = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "both.h5")["fields/moment/mean"]
-    alone = predicted(trained / "ensemble", tmp_path / "a.npz", tmp_path / "one.h5")["fields/moment/mean"]
-    assert len(both) == 20
-    np.testing.assert_allclose(both[:10], alone, rtol=1e-6)
-
-
 def test_one_graph_that_cannot_be_made_does_not_end_the_others(trained: Path, tmp_path: Path) -> None:
     arrays = without_labels(rings(40, seed=3))
     sound = predicted_of(trained, arrays, tmp_path / "sound.npz")
@@ -249,21 +238,13 @@ def test_predictions_on_shorter_edges_are_refused(ensemble: Path, frames: list[A
     source = written(tmp_path / "short.h5", short[:], **short.attributes)
     refused("build it in the same way", predict_to_file, ensemble, source, tmp_path / "out.h5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["short.h5"]
-    stores = [
-        MemoryStore([from_ase(one, cutoff) for one in frames[:3]], {"cutoff": cutoff}) for cutoff in (6.0, CUTOFF)
-    ]
-    said = [loaded.predict(one)["energy"].mean for one in stores]
+    few = [MemoryStore([from_ase(one, cutoff) for one in frames[:3]], {"cutoff": cutoff}) for cutoff in (6.0, CUTOFF)]
+    said = [loaded.predict(one)["energy"].mean for one in few]
     np.testing.assert_allclose(*said, rtol=1e-5)
 
 
-BOHR, ASE = {"length_unit": "bohr"}, {"source": "ase"}
-SAME = [
-    (BOHR, {"length_unit": "Bohr"}),
-    (BOHR, {}),
-    ({}, BOHR),
-    ({"length_unit": "box"}, BOHR),
-    (ASE, {"source": "pyg"}),
-]
+BOHR, BOX, ASE = {"length_unit": "bohr"}, {"length_unit": "box"}, {"source": "ase"}
+SAME = [(BOHR, {"length_unit": "Bohr"}), (BOHR, {}), ({}, BOHR), (BOX, BOHR), (ASE, {"source": "pyg"})]
 OTHER = [(BOHR, ASE), (BOHR, {"source": "npz"}), (BOHR, {"length_unit": "nm"}), (ASE, BOHR)]
 
 

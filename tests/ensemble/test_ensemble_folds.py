@@ -209,9 +209,7 @@ def test_members_of_one_split_have_that_split(member: Member, store: MemoryStore
 
 @pytest.mark.parametrize("seeds", [(3, 9), (1, 2, 3)], ids=str)
 @pytest.mark.parametrize("calibration", [0.0, 0.1, 0.25])
-def test_only_unseen_graphs_calibrate(
-    member: Member, store: MemoryStore, seeds: tuple[int, ...], calibration: float
-) -> None:
+def test_unseen_ones_calibrate(member: Member, store: MemoryStore, seeds: tuple[int, ...], calibration: float) -> None:
     members = [with_split(member, seed=seed, calibration=calibration) for seed in seeds]
     joint, splits = joint_split(members, store), [make_split(store, one.config.split) for one in members]
     for split in splits:

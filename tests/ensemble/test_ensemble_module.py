@@ -196,19 +196,6 @@ def energy_of(model: Any, atoms: Atoms) -> float:
     return float(calculating(atoms, model, outside="record").get_potential_energy())
 
 
-@pytest.mark.parametrize(
-    "load",
-    [Path, str, hydragnn.load, lambda folder: Ensemble.load(folder, dtype=torch.float64)],
-    ids=["calculator", "calculator of a text", "load", "load in double precision"],
-)
-def test_a_member_has_the_energy_of_its_run(
-    load: Callable[[Path], Any], ensemble: Path, runs: list[Path], frames: list[Atoms]
-) -> None:
-    for number, run in enumerate(runs):
-        energies = [energy_of(load(folder), frames[3]) for folder in (ensemble / "members" / str(number), run)]
-        assert energies[0] == pytest.approx(energies[1], abs=1e-6)
-
-
 def test_members_predict_a_store_as_their_runs_and_make_an_ensemble(
     ensemble: Path, runs: list[Path], store: MemoryStore, frames: list[Atoms], tmp_path: Path
 ) -> None:
@@ -246,6 +233,9 @@ def ring(number: int) -> GraphBatch:
     return graph_from_arrays(positions, *ends, fields=FIELDS, nodes=nodes)
 
 
+FLOW = {"kind": "scalar", "field": "flow"}
+
+
 @shared
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs on rings and their ensemble."""
@@ -255,10 +245,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = {
             "data": {"store": str(store)},
             "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1},
-            "heads": [
-                {"kind": "scalar", "field": "next", "correction_of": "warmth"},
-                {"kind": "scalar", "field": "flow"},
-            ],
+            "heads": [{"kind": "scalar", "field": "next", "correction_of": "warmth"}, FLOW],
             "train": {"epochs": 2, "seed": seed},
         }
         hydragnn.train(table, folder / f"run-{seed}")

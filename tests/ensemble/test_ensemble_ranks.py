@@ -98,9 +98,7 @@ LATE = ("--faulty-rank", 1, "--at", "graphs", "--until-there")
 
 
 @needs_mpirun
-def test_a_rank_of_mpi_that_comes_too_late_ends_well(
-    ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_late_rank_of_mpi_ends_well(ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path) -> None:
     result = counts(finish(started(ensemble, structures, tmp_path / "out.h5", *LATE, launcher=MPIRUN)))
     assert_same(tmp_path / "out.h5", whole["structures"])
     assert result["ranks"] == 2 and len(result["busy_seconds"]) == 1

@@ -58,9 +58,7 @@ STRUCTURES = {
 @pytest.mark.parametrize(
     ("lattice", "shells"), [("fcc", {0.5**0.5: 12, 1.0: 18, 1.5**0.5: 42}), ("bcc", {0.75**0.5: 8, 1.0: 14})]
 )
-def test_a_shell_of_a_perfect_crystal_at_the_cutoff_is_there_as_a_whole(
-    lattice: str, shells: dict[float, int], place: str
-) -> None:
+def test_a_shell_of_a_crystal_at_the_cutoff_is_whole(lattice: str, shells: dict[float, int], place: str) -> None:
     atoms = bulk("Cu", lattice, a=3.61, cubic=True) * (3, 1, 2)
     if place == "moved":
         atoms.positions += [0.1, -7.3, 2.7]

@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.graphs import (
-    Field,
-    GraphBatch,
-    Texts,
-    Topology,
-    concatenate,
-    edge_vectors,
-    graph_from_arrays,
-    graph_label,
-    unbatch,
-    validate,
-)
-from hydragnn.graphs.topology import counted_offsets, searched_offsets
+from hydragnn.graphs import Field, GraphBatch, Texts, concatenate, edge_vectors, graph_label, unbatch
+from hydragnn.graphs.topology import Topology, counted_offsets, searched_offsets
+from hydragnn.graphs.validate import graph_from_arrays, validate
 from hydragnn.kernels import gather_multiply_sum, scatter_multiply_sum
 from tests.graphs.geometry import assert_same
 from tests.refusals import refuses

@@ -49,9 +49,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 @pytest.mark.parametrize("way", ["crystal", "changing cell", "slab", "triclinic", "outside its cell"])
-def test_successive_structures_are_searched_on_the_device_but_for_the_first_two(
-    monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_all_but_the_first_two_structures_are_searched_there(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     skin, on_host = searching_there(), counted(monkeypatch)
     copper = bulk("Cu", cubic=True).repeat(2)
     copper.positions += {"outside its cell": 40.0}.get(way, 0.0)
@@ -62,9 +60,7 @@ def test_successive_structures_are_searched_on_the_device_but_for_the_first_two(
     assert skin.searches >= 4 and on_host.call_count == 2 and skin.searches_there
 
 
-def test_atoms_that_jump_onto_each_other_are_refused_and_another_structure_begins_on_the_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_atoms_that_meet_are_refused_and_another_structure_begins_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     skin, on_host, copper = searching_there(), counted(monkeypatch), bulk("Cu", cubic=True)
     for atoms in chain(vibrating(copper, 30, 0.05), [Atoms("Cu2", [(0, 0, 0), (2, 0, 0)])]):
         same_edges(skin, atoms)

@@ -81,9 +81,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_encodings_follow_the_nodes_whatever_their_order_but_for_eigenvectors_of_graphs_with_a_symmetry(
-    name: str, shape: str
-) -> None:
+def test_encodings_follow_nodes_but_for_eigenvectors_of_graphs_with_a_symmetry(name: str, shape: str) -> None:
     pairs = SHAPES[shape]
     senders, receivers = np.concatenate([pairs, pairs[::-1]], axis=1)
     place = np.random.default_rng(0).permutation(12)  # where each node of the first listing stands in the second

@@ -12,19 +12,9 @@ from ase import Atoms
 from ase.build import bulk
 
 from hydragnn.datasets import CoarseningSettings
-from hydragnn.graphs import (
-    CLUSTERS,
-    Field,
-    GraphBatch,
-    concatenate,
-    from_ase,
-    graph_from_arrays,
-    validate,
-    with_clusters,
-    with_contracted_levels,
-)
+from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase, graph_from_arrays, validate
 from hydragnn.graphs.batch import edge_vectors
-from hydragnn.graphs.levels import levels_of
+from hydragnn.graphs.levels import CLUSTERS, levels_of, with_clusters, with_contracted_levels
 from tests.graphs.geometry import cells
 from tests.graphs.test_cutting import grid
 from tests.refusals import refuses
@@ -86,9 +76,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "graph", "levels", "words"), WRONG, ids=[words for *_, words in WRONG])
-def test_levels_that_cannot_be_are_refused(
-    make: Callable[..., Any], graph: GraphBatch, levels: Any, words: str
-) -> None:
+def test_impossible_levels_are_refused(make: Callable[..., Any], graph: GraphBatch, levels: Any, words: str) -> None:
     refuses(words, make, graph, levels)
 
 

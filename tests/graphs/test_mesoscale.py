@@ -30,9 +30,7 @@ def closure(graph: GraphBatch) -> np.ndarray:
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.integers(0, 2**32 - 1),
 )
-def test_cells_fill_the_box_and_their_faces_close(
-    count: int, box: list[float], periodic: list[bool], seed: int
-) -> None:
+def test_cells_fill_the_box_and_faces_close(count: int, box: list[float], periodic: list[bool], seed: int) -> None:
     generator = np.random.default_rng(seed)
     seeds = (0.001 + 0.998 * generator.random((count, len(box)))) * box
     graph = validate(from_voronoi(seeds, box, periodic[: len(box)]))

@@ -55,9 +55,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("name", "row", "value", "says"), CASES.values(), ids=CASES)
-def test_the_graph_with_the_fault_is_named_and_no_other(
-    name: str, row: int, value: float, says: str, batch: GraphBatch
-) -> None:
+def test_the_graph_with_the_fault_is_named(name: str, row: int, value: float, says: str, batch: GraphBatch) -> None:
     problems = graph_problems(changed(batch, name, row, value))
     assert list(problems) == [1]
     assert re.match(says, problems[1])
@@ -71,9 +69,7 @@ TORN = [
 
 
 @pytest.mark.parametrize(("numbers", "says"), TORN)
-def test_clusters_that_are_no_levels_are_told_of_their_graph_alone(
-    numbers: list[list[int]], says: str, batch: GraphBatch
-) -> None:
+def test_clusters_that_are_no_levels_name_their_graph(numbers: list[list[int]], says: str, batch: GraphBatch) -> None:
     """Trainings and predictions ask this of every graph that they read, whoever wrote the store."""
     clusters = torch.arange(18).unsqueeze(1).repeat(1, 2)
     levels = batch.with_fields({CLUSTERS: clusters}, fields=[clusters_field(2)])

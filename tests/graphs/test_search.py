@@ -33,9 +33,7 @@ def test_trees_find_what_vesin_finds(seed: int) -> None:
     ],
     ids=str,
 )
-def test_structures_much_longer_than_wide_end_no_process(
-    cell: list[float], periodic: list[bool], far: float, neighbours: int
-) -> None:
+def test_long_structures_end_no_process(cell: list[float], periodic: list[bool], far: float, neighbours: int) -> None:
     places, reach = np.array([[0, 0, 0], [0, 0, far]]), 2.0 if periodic[2] else 5.0
     first, *_ = pairs_within(places, np.diag(cell).astype(float), periodic, reach + 1e-6, "this")
     assert np.bincount(first, minlength=2).tolist() == [neighbours, neighbours]
