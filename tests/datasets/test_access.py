@@ -69,9 +69,8 @@ def test_absent_fields_are_masked_in_every_graph(path: Path) -> None:
     assert not any(both.masks[name].any() for name in ("warmth", "phase"))
     column = wider.column("warmth", 3, 5)
     assert column.present.tolist() == [False, False] and len(column.values) == store.sizes().nodes[3:5].sum()
-    assert equal(wider.read_checked([1])[0], wider[1]) and np.array_equal(
-        wider.column(own).values, store.column(own).values
-    )
+    assert equal(wider.read_checked([1])[0], wider[1])
+    assert np.array_equal(wider.column(own).values, store.column(own).values)
 
 
 def test_loaders_of_torch_make_batches(path: Path) -> None:

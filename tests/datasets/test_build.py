@@ -58,12 +58,8 @@ def structures(count: int = 5) -> list[Atoms]:
     for number in range(count):
         atoms = bulk("Cu", "fcc", a=3.6) * (1 + number % 2, 1, 1)
         atoms.rattle(0.05, seed=number)
-        results = {
-            "energy": float(number),
-            "forces": rng.standard_normal((len(atoms), 3)),
-            "stress": rng.standard_normal(6),
-        }
-        atoms.calc = SinglePointCalculator(atoms, **results)
+        forces, stress = rng.standard_normal((len(atoms), 3)), rng.standard_normal(6)
+        atoms.calc = SinglePointCalculator(atoms, energy=float(number), forces=forces, stress=stress)
         crystals.append(atoms)
     return crystals
 
@@ -411,10 +407,7 @@ FILES = [
     (table_of("grains", "grains.csv", SIZE, edges="contacts.csv"), OOPS),
     (table_of("grains", "grains.csv", edges="contacts.csv"), "contacts.csv: graph 9 has rows here but no nodes"),
     (table_of("grains", "ragged.csv", edges="contacts.csv"), "ragged.csv, line 2: 1 values"),
-    (
-        table_of("grains", "nodes.csv", edges="zero.csv"),
-        "zero.csv, line 4: the column receiver holds 'zero', which is no",
-    ),
+    (table_of("grains", "nodes.csv", edges="zero.csv"), "zero.csv, line 4: the column receiver holds 'zero'"),
     (table_of("grains", "nodes.csv", STRAIN, edges="sound.csv", graphs="empty.csv"), NOTHING),
 ]
 

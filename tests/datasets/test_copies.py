@@ -132,10 +132,10 @@ def test_a_split_keeps_copies_together_and_counts_those_that_are_parted() -> Non
 
 
 def test_copies_among_many_frames_are_found() -> None:
-    frames = [shaken(bulk("Cu", cubic=True), 0.05, seed) for seed in range(800)]
-    copies = [permuted(shifted(frames[number].copy())) for number in range(0, 800, 10)]
+    frames = [shaken(bulk("Cu", cubic=True), 0.05, seed) for seed in range(300)]
+    copies = [permuted(shifted(frames[number].copy())) for number in range(0, 300, 10)]
     store = store_of([*frames, *copies])
-    assert len({*structure_labels(store).tolist()}) == 800
+    assert len({*structure_labels(store).tolist()}) == 300
 
 
 def trajectories(folder: Path, files: int, frames: int, texts: Sequence[str] = ()) -> DiskStore:

@@ -134,9 +134,7 @@ ONE_ROW: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("files", "lines", "sentence"), ONE_ROW)
-def test_a_row_serves_one_file_and_a_file_has_one_row(
-    files: tuple[str, ...], lines: tuple[str, ...], sentence: str, folder: Path
-) -> None:
+def test_files_and_rows_are_paired(files: tuple[str, ...], lines: tuple[str, ...], sentence: str, folder: Path) -> None:
     for file in files:
         ase.io.write(folder / file, bulk("Cu"))
     refused(folder, sentence, files=[*files], labels=table(folder, "file,band_gap", *lines))

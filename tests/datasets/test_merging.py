@@ -94,7 +94,7 @@ def test_a_training_on_two_stores_is_that_on_the_merged_one(write: Write, tmp_pa
         "batch": {"max_graphs": 8},
         "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1},
         "heads": [{"kind": "scalar", "field": "energy"}],
-        "train": {"epochs": 2},
+        "train": {"epochs": 1},
     }
     records = [
         hydragnn.train({**table, "data": {"store": stores}}, tmp_path / name)

@@ -35,9 +35,7 @@ except InputError as error:
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
-) -> None:
+def test_no_locks_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def refused(descriptor: int, kind: int) -> None:
         raise OSError(error, os.strerror(error))
 

@@ -1,6 +1,5 @@
 """A store that several processes build is the one that a single process builds, or there is none."""
 
-import json
 import os
 import re
 import signal
@@ -27,6 +26,7 @@ from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.distributed import building
 from hydragnn.distributed.building import LARGEST, blocks_for, build_with_workers
 from hydragnn.distributed.group import sigint_blocked
+from tests.forked import SERVER
 from tests.refusals import refuses
 
 GRAPHS = 200
@@ -75,28 +75,18 @@ def test_a_structure_that_cannot_be_read_leaves_no_store(settings: BuildSettings
     assert not (tmp_path / "store.h5").exists()
 
 
-KILLED = """
-import json, sys
-from pathlib import Path
-from hydragnn.datasets import read_build_settings
-from hydragnn.distributed.building import build_with_workers
-if __name__ == "__main__":
-    build_with_workers(read_build_settings(json.loads(sys.argv[1]), Path(sys.argv[2])), Path(sys.argv[3]), 2)
-"""
-
-
 def test_what_a_killed_build_left_is_no_store_and_gives_way(tmp_path: Path) -> None:
     table = {"kind": "ase", "files": ["*.xyz"], "cutoff": 3.0}
     write(tmp_path / "many.xyz", [Atoms("CO2", positions=np.eye(3) * 2)] * 5_000)
-    (tmp_path / "build.py").write_text(KILLED)
-    out = tmp_path / "store.h5"
-    process = subprocess.Popen([sys.executable, tmp_path / "build.py", json.dumps(table), tmp_path / "BUILD.toml", out])
+    out, settings = tmp_path / "store.h5", read_build_settings(table, tmp_path / "BUILD.toml")
+    process = SERVER.Process(target=build_with_workers, args=(settings, out, 2))
+    process.start()
     end = time.monotonic() + 300
-    while not [*out.glob("*part*")] and process.poll() is None and time.monotonic() < end:
+    while not [*out.glob("*part*")] and process.is_alive() and time.monotonic() < end:
         time.sleep(0.01)
     workers = psutil.Process(process.pid).children(recursive=True)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert len(workers) >= 1
     assert psutil.wait_procs(workers, timeout=60)[1] == []  # they end with the process that began them
     refuses("the writer did not finish", open_store, out)
@@ -127,9 +117,7 @@ def test_ctrl_c_is_for_the_process_that_began_and_not_for_those_that_it_starts()
         signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_before_the_first_graph_leaves_no_folder(
-    settings: BuildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_ctrl_c_leaves_nothing(settings: BuildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "makers_of", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         build_with_workers(settings, tmp_path / "store.h5", 2)

@@ -211,9 +211,7 @@ def test_structures_that_cannot_be_asked_are_refused(text: str, says: str, runs:
     refused(says, model_subject, runs[0], tmp_path / "frames.xyz")
 
 
-def test_the_page_the_value_and_the_status_say_what_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_name_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(laws, "LAWS", {name: LAWS[name] for name in ("errors are not silent", "precision", "rotation")})
     page, frames = tmp_path / "page.md", tmp_path / "frames.xyz"
     write(frames, [crystal()])

@@ -185,9 +185,8 @@ def test_no_label_meets_an_interval_that_it_made() -> None:
     one = draw(0, FORCES, each=2)
     folds = one.labels()
     wrong = replace(folds[2], rows=replace(folds[2].rows, labels=10 * folds[2].rows.labels + 5))
-    before, after = (
-        held_out_estimate(one.target, every, one.weights, 0.9) for every in (folds, [*folds[:2], wrong, *folds[3:]])
-    )
+    others = [*folds[:2], wrong, *folds[3:]]
+    before, after = (held_out_estimate(one.target, every, one.weights, 0.9) for every in (folds, others))
     assert isinstance(before, NumberEstimate) and isinstance(after, NumberEstimate)
     own = np.repeat(np.arange(5), len(before.mean) // 5) == 2
     for quantity in ("mean", "std", "lower", "upper"):
@@ -312,10 +311,9 @@ def present(of: Labelled, component: int) -> Labelled:
 def test_every_component_is_calibrated_as_if_its_present_labels_were_all(component: int) -> None:
     every, own = rows(), present(rows(), component)
     for count in (len(WEIGHTS), 1):  # one member has no spread
+        shares = np.full(count, 1 / count)
         both, one = (
-            fit_calibration(
-                target.field, some.labels, moments_of(some.members[:count], np.full(count, 1 / count)), some.graph
-            )
+            fit_calibration(target.field, some.labels, moments_of(some.members[:count], shares), some.graph)
             for target, some in ((BOTH, every), (ONE, own))
         )
         mine, alone = both.components[component], one.components[0]
@@ -354,9 +352,8 @@ def test_scores_and_evidence_are_of_present_labels() -> None:
     assert scores.ensemble["r2"] == pytest.approx(1 - np.mean((mean - y) ** 2) / spread, rel=1e-12)
     assert scores.ensemble["crps"] == pytest.approx(np.mean(gaussian_crps(y, mean, std)), rel=1e-12)
     assert scores.ensemble["coverage"] == coverage(y, lower, upper) and scores.ensemble["unknown"] == 0.0
-    assert scores.members["a"]["mae"] == pytest.approx(
-        np.abs(some.members[0].mean.numpy()[known] - y).mean(), rel=1e-12
-    )
+    first = some.members[0].mean.numpy()[known]
+    assert scores.members["a"]["mae"] == pytest.approx(np.abs(first - y).mean(), rel=1e-12)
     evidence = NumberEstimate.evidence(BOTH, some.labels, some.members)
     scale: NDArray[np.float64] = np.broadcast_to(np.nanstd(some.labels, axis=0), known.shape)[known]
     np.testing.assert_allclose(evidence.target, y / scale, rtol=1e-12)

@@ -257,9 +257,7 @@ IMPOSSIBLE: list[tuple[tuple[Any, ...], str, Sequence[Any], str]] = [
 
 
 @pytest.mark.parametrize(("where", "key", "values", "words"), IMPOSSIBLE)
-def test_a_manifest_with_an_impossible_value_is_refused(
-    received: Path, where: Sequence[Any], key: str, values: Sequence[Any], words: str
-) -> None:
+def test_impossible_manifests_are_refused(received: Path, where: Any, key: str, values: Any, words: str) -> None:
     for value in values:
         damage(received, {key: value}, *where)
         refused(words, Ensemble.load, received)

@@ -1,7 +1,7 @@
 """New files become graphs as those of training did, without labels; stores with other edges or units are refused."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,7 @@ def predicted_of(trained: Path, arrays: dict[str, Any], path: Path) -> dict[str,
         (lambda arrays: {**arrays, "q": np.array([{}] * len(arrays["q"]))}, "cannot read .* as npz"),
     ],
 )
-def test_files_that_are_no_such_source_are_refused_in_a_sentence(
-    change: Callable[[dict[str, Any]], dict[str, Any]], sentence: str, trained: Path, tmp_path: Path
-) -> None:
+def test_files_that_are_no_such_source_are_refused(change: Any, sentence: str, trained: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", **change(without_labels(rings(9, seed=4))))
     refused(sentence, hydragnn.predict, trained / "ensemble", tmp_path / "new.npz", tmp_path / "said.h5")
     assert not list(tmp_path.glob("said*"))

@@ -56,9 +56,7 @@ def joined_file(folder: Path, pieces: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("rows", [4096, 8, 64])
 @settings(max_examples=12, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), seed=st.integers(0, 99))
-def test_what_is_read_is_what_pieces_held_in_their_order(
-    tmp_path_factory: pytest.TempPathFactory, rows: int, sizes: list[int], seed: int
-) -> None:
+def test_pieces_are_read_back(tmp_path_factory: pytest.TempPathFactory, rows: int, sizes: list[int], seed: int) -> None:
     generator = np.random.default_rng(seed)
     pieces = [piece(generator, size) for size in sizes]
     folder = tmp_path_factory.mktemp("filled")

@@ -369,9 +369,7 @@ def test_torn_parts_are_made_again(predict: Predict, tmp_path: Path, monkeypatch
         assert_same(tmp_path / name, tmp_path / "whole.h5")
 
 
-def test_part_files_that_stay_are_read_as_one_file(
-    predict: Predict, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_a_file(predict: Predict, structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "KEEP_BYTES", 1)
     small = BatchSettings(max_graphs=2)
     predict("whole.h5", structures, batch=small)

@@ -47,6 +47,7 @@ MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 BATCH = BatchSettings(max_graphs=4)
 Process = subprocess.Popen[str] | Forked
+Files = dict[str, Path]
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
 
 
@@ -98,7 +99,7 @@ LATE = ("--faulty-rank", 1, "--at", "graphs", "--until-there")
 
 
 @needs_mpirun
-def test_a_late_rank_of_mpi_ends_well(ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_a_late_rank_of_mpi_ends_well(ensemble: Path, structures: Path, whole: Files, tmp_path: Path) -> None:
     result = counts(finish(started(ensemble, structures, tmp_path / "out.h5", *LATE, launcher=MPIRUN)))
     assert_same(tmp_path / "out.h5", whole["structures"])
     assert result["ranks"] == 2 and len(result["busy_seconds"]) == 1
@@ -109,7 +110,7 @@ def test_a_late_rank_of_mpi_ends_well(ensemble: Path, structures: Path, whole: d
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_ranks_of_launchers_make_the_same_file(
-    launcher: str, ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
+    launcher: str, ensemble: Path, stored: Path, whole: Files, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """By torchrun, and as a job step of a real Slurm on two nodes."""
     words, environment = TORCHRUN, dict[str, str]()
@@ -122,9 +123,7 @@ def test_ranks_of_launchers_make_the_same_file(
 
 
 @needs_mpirun
-def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
-    predict: Predict, ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_killed_mpi_is_resumed(predict: Predict, ensemble: Path, stored: Path, whole: Files, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
     # the other rank, which could do the rest before MPI ends it, waits for that
     fault = ("--faulty-rank", 0, "--after", 2, "--at", "segment", "--others-seconds", 60)
@@ -146,7 +145,7 @@ def test_bad_input_is_refused_by_all_ranks_and_leaves_nothing(ensemble: Path, st
 
 @pytest.mark.parametrize(("at", "after"), [("unit", 4), ("piece", 1), ("segment", 3)])
 def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(
-    at: str, after: int, ensemble: Path, structures: Path, whole: dict[str, Path], tmp_path: Path
+    at: str, after: int, ensemble: Path, structures: Path, whole: Files, tmp_path: Path
 ) -> None:
     """Rank 0 is killed, which would have written the file: while it predicts, keeps a segment, or joins."""
     options = ("--faulty-rank", 0, "--after", after, "--at", at)
@@ -171,7 +170,7 @@ def test_lines_that_ranks_make_are_those_of_one_process(
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_a_killed_worker_costs_nothing(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_a_killed_worker_costs_nothing(ensemble: Path, stored: Path, whole: Files, tmp_path: Path) -> None:
     process = started(ensemble, stored, tmp_path / "out.h5", "--workers", 2, "--max-graphs", 4)
     spawned: list[psutil.Process] = []
     while process.poll() is None and not spawned:
@@ -186,7 +185,7 @@ def test_a_killed_worker_costs_nothing(ensemble: Path, stored: Path, whole: dict
 
 
 @needs_mpirun
-def test_idle_ranks_replace_hanging_ones(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_idle_ranks_replace_hanging_ones(ensemble: Path, stored: Path, whole: Files, tmp_path: Path) -> None:
     """Under a script that ends like any other, the output is whole."""
     fault = ("--faulty-rank", 1, "--after", 8, "--seconds", 600)
     options = (*fault, "--hesitation", 0.1, "--farewell", 0.1, "--fall-off")
@@ -197,7 +196,7 @@ def test_idle_ranks_replace_hanging_ones(ensemble: Path, stored: Path, whole: di
 
 
 @needs_mpirun
-def test_a_stopped_rank_costs_seconds(ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_a_stopped_rank_costs_seconds(ensemble: Path, stored: Path, whole: Files, tmp_path: Path) -> None:
     """The first one, which decides for all, so that without it nobody would lay out or write the file."""
     options = ("--faulty-rank", 0, "--after", 2, "--seconds", -1, "--farewell", 1, "--hesitation", 10**4)
     output = finish(started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN))
@@ -206,7 +205,7 @@ def test_a_stopped_rank_costs_seconds(ensemble: Path, stored: Path, whole: dict[
 
 
 def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
-    ensemble: Path, stored: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ensemble: Path, stored: Path, whole: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Leaving(Pair):
         def gone(self, rank: int) -> bool:
@@ -275,7 +274,7 @@ def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path: Path, 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_that_are_built_survive_an_interruption(
-    predict: Predict, structures: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    predict: Predict, structures: Path, whole: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> Never:
         raise KeyboardInterrupt
@@ -370,9 +369,7 @@ def assert_equal(file: Path, expected: Path) -> None:
     [("plates", 1, 2), ("alloys", 3, 4), pytest.param("plates", 4, 0, marks=needs_mpirun)],
     ids=["each graph cut", "two groups", "mpirun"],
 )
-def test_ranks_that_share_every_batch_make_the_file_of_one_process(
-    data: str, graphs: int, ranks: int, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_ranks_share_work(data: str, graphs: int, ranks: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Energies, forces, stress and node fields of crystals and meshes, with spread, intervals and domain."""
     ensemble, store = request.getfixturevalue(data)
     predict_to_file(ensemble, store, tmp_path / "one.h5", batch=BatchSettings(max_graphs=graphs))

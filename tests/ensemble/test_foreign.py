@@ -158,7 +158,7 @@ def test_labels_are_resumed(tmp_path: Path, frames: list[Atoms], monkeypatch: py
 
 
 def test_structures_that_it_refuses_are_left_out_and_named(
-    compare: Callable[[], Any], store: MemoryStore, frames: list[Atoms], capsys: pytest.CaptureFixture[str]
+    compare: Any, store: MemoryStore, frames: list[Atoms], capsys: pytest.CaptureFixture[str]
 ) -> None:
     potentials.STATE["refuses"] = 5
     evaluation = compare()
@@ -171,7 +171,7 @@ def test_structures_that_it_refuses_are_left_out_and_named(
 
 
 @pytest.mark.parametrize("least", [5, 1])
-def test_refusing_most_is_too_much(least: int, compare: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_most_is_too_much(least: int, compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def only_small(self: Any, atoms: Any = None, *args: Any, **more: Any) -> None:
         if len(atoms) >= least:
             raise MemoryError
@@ -181,9 +181,7 @@ def test_refusing_most_is_too_much(least: int, compare: Callable[[], Any], monke
     refused(r"exact refuses \d+ structures, .*MemoryError.* more than half of 40", compare)
 
 
-def test_a_baseline_that_fails_on_a_part_costs_its_errors_there_alone(
-    compare: Callable[[], Any], store: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baselines_fail(compare: Any, store: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     original, test = Baseline.outputs, make_split(store, config_of(tmp_path).split).test
 
     def failing(self: Baseline, where: Any, graphs: Any) -> Any:

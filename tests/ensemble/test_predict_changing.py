@@ -44,9 +44,7 @@ SMALL = BatchSettings(max_graphs=4)
 
 
 @pytest.mark.parametrize("what", ["ensemble", "source"])
-def test_a_rank_that_finds_something_else_than_the_first_one_predicts_nothing(
-    predict: Predict, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replacements_are_refused(predict: Predict, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder was replaced between the starts of two ranks."""
     original = predict_module.begin
     monkeypatch.setattr(predict_module, "begin", lambda *known: original(*known) | {what: "another digest"})
@@ -71,8 +69,8 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     assert not capsys.readouterr().err
 
 
-def test_a_file_that_changes_while_graphs_are_made_of_it_is_not_predicted(
-    predict: Predict, structures_file: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_moved_files_fail(
+    predict: Predict, structures_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shutil.copy(structures_file(8), tmp_path / "moving.xyz")
     frames = read(path, index=":")
@@ -82,9 +80,7 @@ def test_a_file_that_changes_while_graphs_are_made_of_it_is_not_predicted(
     predict("out.h5", path)
 
 
-def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
-    predict: Predict, ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path
-) -> None:
+def test_a_full_disk_is_no_fault_of_one(predict: Predict, ensemble: Path, structures_file: Any, tmp_path: Path) -> None:
     """Several ranks leave a folder behind, which says nothing of the disk: once there is space, the prediction goes on."""
     path, full = structures_file(8), "the disk is full"
     rules = rules_for([path], Ensemble.load(ensemble))
@@ -102,9 +98,7 @@ def test_a_disk_that_is_full_while_graphs_are_made_is_no_fault_of_the_files(
     assert len(source.numbers) + len(source.failures) == 8
 
 
-def test_a_store_that_is_replaced_stays_and_one_that_is_overwritten_ends_the_prediction(
-    predict: Predict, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_stores_stay(predict: Predict, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predict("whole.h5", batch=SMALL)
     store = shutil.copytree(stored, tmp_path / "replaced.h5")
     with monkeypatch.context() as context:
@@ -158,7 +152,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def structures(structures_file: Callable[[int], Path]) -> Path:
+def structures(structures_file: Any) -> Path:
     return structures_file(20)
 
 
@@ -188,9 +182,7 @@ def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_works(
-    predict: Predict, resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_is_refused(predict: Predict, resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = f"another prediction works in {tmp_path}/out.h5.parts; wait for it, or choose another --out"
     second = partial(refused, words, predict, "out.h5", batch=SMALL, resume=resume)
     calls = first_acts(monkeypatch, work, "outcome_of", second)

@@ -57,7 +57,7 @@ def batch_of(graphs: Sizes) -> GraphBatch:
     return concatenate([make_graph(seed, nodes, edges=edges) for seed, nodes, edges in graphs])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(graphs=sizes, size=st.integers(1, 5), seed=st.integers(0, 99))
 def test_every_node_and_edge_has_one_owner_and_copies_come_from_it(graphs: Sizes, size: int, seed: int) -> None:
     batch = batch_of(graphs)
@@ -80,7 +80,7 @@ def test_every_node_and_edge_has_one_owner_and_copies_come_from_it(graphs: Sizes
     assert sum(len(halo.sent) for halo in halos) == len(crossing(batch, cut)[1])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(graphs=sizes, size=st.integers(1, 4))
 def test_a_cut_is_balanced_up_to_one_node_and_the_same_again(graphs: Sizes, size: int) -> None:
     batch = batch_of(graphs)

@@ -69,9 +69,7 @@ def test_atoms_that_meet_are_refused_and_another_structure_begins_on_the_host(mo
 
 
 @pytest.mark.parametrize("fault", ["fails", "errs"])
-def test_a_device_that_fails_or_finds_other_pairs_is_asked_once_and_one_sentence_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
-) -> None:
+def test_bad_devices_are_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str) -> None:
     found = DeviceSearch.__call__
 
     def search(self: DeviceSearch, *arguments: Any) -> Any:

@@ -57,9 +57,8 @@ def numbers(model: GraphModel, batch: GraphBatch, rows: GraphBatch) -> dict[str,
 
 def assert_same(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> None:
     for name, values in ours.items():
-        torch.testing.assert_close(
-            theirs[name], values, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        say = f"{name}: {{}}".format
+        torch.testing.assert_close(theirs[name], values, rtol=1e-12, atol=1e-12, msg=say)
 
 
 CASES = [
@@ -125,18 +124,16 @@ def test_a_size_is_larger_by_at_most_a_step(count: int) -> None:
 def drawn(kind: str) -> np.ndarray:
     """Random nodes and edges of graphs, in ranges like those of stores ``[graphs, 2]``."""
     random = np.random.default_rng(0)
-    lattice, grains, points = random.integers(1, 4, 700), random.integers(20, 41, 700), random.integers(60, 195, 400)
+    lattice, points = random.integers(1, 4, 700), random.integers(60, 195, 400)
     sizes = {
         "supercells": (9 * lattice + random.integers(-5, 5, 700), lattice * random.integers(12, 280, 700)),
-        "polycrystals": (grains, 6 * grains - random.integers(0, 6, 700)),
         "plates": (points, 5 * points + random.integers(-20, 100, 400)),
         "molecules": (atoms := random.integers(3, 30, 2000), atoms * (atoms - 1) * 3 // 5),
-        "crystals": (np.full(2000, 64), random.normal(2372, 150, 2000).astype(np.int64)),
     }
     return np.stack(sizes[kind], axis=1)
 
 
-@pytest.mark.parametrize("kind", ["supercells", "polycrystals", "plates", "molecules", "crystals"])
+@pytest.mark.parametrize("kind", ["supercells", "plates", "molecules"])
 def test_shapes_of_a_store_cost_at_most_eight_percent_in_epochs_that_were_not_looked_at(kind: str) -> None:
     graphs = drawn(kind)
 

@@ -97,9 +97,8 @@ def test_shifts_of_single_precision_and_along_axes_without_a_cell_vector_are_jud
     images = np.array([[-3, 2, 0], [50, -70, 0]])
 
     def graph(shifts: np.ndarray) -> GraphBatch:
-        return graph_from_arrays(
-            np.eye(2, 3), [0, 1], [0, 1], edge_shifts=shifts, cell=cell, periodic=[True, True, False]
-        )
+        box = {"cell": cell, "periodic": [True, True, False]}
+        return graph_from_arrays(np.eye(2, 3), [0, 1], [0, 1], edge_shifts=shifts, **box)
 
     assert graph_problems(graph((images @ cell).astype(np.float32))) == {}
     assert list(graph_problems(graph(images @ cell + [0.0, 0.0, 0.1]))) == [0]

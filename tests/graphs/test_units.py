@@ -79,9 +79,7 @@ FACTORS = {
 
 
 @pytest.mark.parametrize(("texts", "attributes", "expected"), FACTORS.values(), ids=FACTORS)
-def test_labels_have_the_factor_between_their_unit_and_that_of_the_derivative(
-    texts: tuple[str, str, str], attributes: dict[str, Any], expected: dict[str, float]
-) -> None:
+def test_labels_have_the_factor_between_their_and_the_derived_unit(texts: Any, attributes: Any, expected: Any) -> None:
     assert label_factors(*fields(*texts), attributes) == pytest.approx(expected, rel=1e-6)
 
 

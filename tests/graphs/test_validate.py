@@ -69,9 +69,8 @@ def test_sorting_is_stable_and_loses_no_edge(case: tuple[int, list[tuple[int, in
     count, pairs = case
     senders, receivers = [s for s, _ in pairs], [r for _, r in pairs]
     number = Field(name="number", on="edge", classes=100, dtype="int64")
-    graph = graph_from_arrays(
-        np.zeros((count, 2)), senders, receivers, fields=[number], edges={"number": np.arange(len(pairs))}
-    )
+    edges = {"number": np.arange(len(pairs))}
+    graph = graph_from_arrays(np.zeros((count, 2)), senders, receivers, fields=[number], edges=edges)
     assert (graph.receivers.diff() >= 0).all()
     order = graph["number"].tolist()
     assert [pairs[i] for i in order] == list(zip(graph.senders.tolist(), graph.receivers.tolist()))
