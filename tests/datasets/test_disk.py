@@ -19,11 +19,6 @@ from tests.datasets.conftest import edit_manifest
 from tests.refusals import refuses
 
 
-def largest_file(path: Path) -> Path:
-    files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
-    return max(files, key=lambda file: file.stat().st_size)
-
-
 def test_information_is_complete(path: Path, store: MemoryStore) -> None:
     info = store_info(path)
     sizes = store.sizes()
@@ -48,7 +43,8 @@ def test_information_is_complete(path: Path, store: MemoryStore) -> None:
     ids=["cut off", "missing"],
 )
 def test_a_part_that_is_not_whole_is_refused(harm: Callable[[Path], object], words: str, path: Path) -> None:
-    harm(largest_file(path))
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
+    harm(max(files, key=lambda file: file.stat().st_size))
     refuses(words, open_store, path)
     assert re.search(words, check_store(path)[0])
 

@@ -13,14 +13,11 @@ from hydragnn.datasets.tools import check_store, convert_store
 from tests.refusals import refuses
 
 
-def part_files(path: Path) -> list[Path]:
-    return sorted(file for part in path.glob("part-*") for file in (part.iterdir() if part.is_dir() else [part]))
-
-
 def flip_one_label(path: Path, field: str) -> int:
     """Turn a bit in the values of graph 7, wherever the engine put them; gives the number of the graph."""
     values = np.ascontiguousarray(open_store(path).read([7])[field].numpy()).tobytes()
-    (file,) = [file for file in part_files(path) if values in file.read_bytes()]
+    files = [file for part in path.glob("part-*") for file in (part.iterdir() if part.is_dir() else [part])]
+    (file,) = [file for file in files if values in file.read_bytes()]
     content = bytearray(file.read_bytes())
     assert content.count(values) == 1
     content[content.index(values)] ^= 1

@@ -133,13 +133,6 @@ def states_of(nodes: int, seed: int) -> torch.Tensor:
     return values
 
 
-def latent_of(loaded: Ensemble) -> Latent:
-    domain = loaded.manifest.domain
-    assert isinstance(domain, Domain)
-    (found,) = [one for one in domain.detectors if isinstance(one, Latent)]
-    return found
-
-
 def test_distances_are_those_of_the_formula_and_do_not_depend_on_batches() -> None:
     known, asked = states_of(500, 0), states_of(7, 1)
     fit = LatentFit(4)
@@ -214,4 +207,5 @@ def test_states_of_other_models_are_refused(ensemble: Path, runs: list[Path]) ->
     space = LatentFit(5).space()
     with pytest.raises(InputError, match=r"states of 5 channels, and the model in .* has 12"):
         load_member(runs[0], model=runs[0] / "model", name="one", weight=1.0, latent=space)
-    assert len(latent_of(Ensemble.load(ensemble)).spaces) == 3
+    (latent,) = [one for one in Ensemble.load(ensemble).manifest.domain.detectors if isinstance(one, Latent)]
+    assert len(latent.spaces) == 3

@@ -241,17 +241,13 @@ def test_few_graphs_hardly_move_a_factor() -> None:
     assert fitted.nodes == Correction(knots=(1.0,), factors=(1.0,))
 
 
-def random_rows(seed: int) -> LabelledRows:
-    generator = np.random.default_rng(seed)
-    error, spread, magnitude = generator.normal(size=(3, 40, 2))
-    nodes, graph = generator.integers(1, 30, 40).astype(np.float64), generator.integers(0, 10, 40)
-    return LabelledRows(error=error, spread=np.abs(spread), magnitude=np.abs(magnitude), nodes=nodes, graph=graph)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from([1e-6, 0.5, 1024.0]))
 def test_neither_order_nor_numbering_nor_unit_matters(seed: int, follows: bool, unit: float) -> None:
-    rows, order = random_rows(seed), np.random.default_rng(seed).permutation(40)
+    generator, order = np.random.default_rng(seed), np.random.default_rng(seed).permutation(40)
+    error, *others = generator.normal(size=(3, 40, 2))
+    own = {"nodes": generator.integers(1, 30, 40).astype(np.float64), "graph": generator.integers(0, 10, 40)}
+    rows = LabelledRows(error=error, spread=np.abs(others[0]), magnitude=np.abs(others[1]), **own)
     names = np.random.default_rng(seed + 1).permutation(10) + 7
     numbers = {name: unit * getattr(rows, name)[order] for name in ("error", "spread", "magnitude")}
     other = LabelledRows(**numbers, nodes=rows.nodes[order], graph=names[rows.graph][order])

@@ -26,7 +26,6 @@ from tests.ensemble.conftest import Built, refused, written
 from tests.ensemble.finished import arrays_of, edit_json
 from tests.once import shared
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ENERGY = Target(field=Field(name="energy", on="graph", unit="eV", role="target"), loss="mse", weight=1.0)
 FOLDS = 4
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -237,15 +238,11 @@ def test_a_resumed_prediction_has_the_batches_of_the_device_that_it_began_on(
     monkeypatch.setattr(predict_module, "device_limits", lambda: (20, 300))
     predict("whole.h5", structures)
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        first_acts(patch, work, "outcome_of", stop, 3)
+        first_acts(patch, work, "outcome_of", Mock(side_effect=KeyboardInterrupt), 3)
         predict("parts.h5", structures)
     monkeypatch.setattr(predict_module, "device_limits", lambda: (1000, 10_000))
     predict("parts.h5", structures, resume=True)
     assert (tmp_path / "parts.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-
-
-def stop() -> Never:
-    raise KeyboardInterrupt
 
 
 def test_results_in_files_of_structures_are_in_ases_units_or_have_another_name() -> None:

@@ -28,19 +28,42 @@ from hydragnn.ensemble.uses.foreign_trial import check_calculator
 from hydragnn.scripts.cli import app
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.verdict import error_finding
-from tests.ensemble import potentials
 from tests.ensemble.conftest import config_of, refused
 from tests.ensemble.finished import edit_json
 from tests.once import shared
 
-HERE = "tests.ensemble.potentials"
+HERE = __name__
+ZEROS = {"Cu": 11.0, "Au": -4.5}
+STATE = {"refuses": 0}
+
+
+class OtherZeros(EMT):
+    """EMT with other reference energies; refuses as many atoms as a test says."""
+
+    def calculate(self, atoms: Any = None, *args: Any, **more: Any) -> None:
+        super().calculate(atoms, *args, **more)
+        if len(atoms) == STATE["refuses"]:
+            raise RuntimeError("no convergence\nin 100 steps")
+        self.results["energy"] += sum(ZEROS[one] for one in atoms.symbols)
+
+
+def exact() -> Any:
+    return OtherZeros()
+
+
+def nothing() -> None:
+    """Return no calculator."""
+
+
+def broken() -> Any:
+    raise OSError("weights are missing")
 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(imports, "_allowed", {HERE})
     yield
-    potentials.STATE.update(refuses=0)
+    STATE.update(refuses=0)
 
 
 @pytest.fixture
@@ -122,7 +145,7 @@ def test_labels_are_those_of_the_calculator_and_no_older_ones(tmp_path: Path, fr
     write(tmp_path / "in.xyz", some)
     sizes = [len(atoms) for atoms in some]
     words = ["data", "label", str(tmp_path / "in.xyz"), "--out", str(tmp_path / "out.xyz"), "--allow-code", HERE]
-    potentials.STATE["refuses"] = sizes[1]
+    STATE["refuses"] = sizes[1]
     ended = CliRunner().invoke(app, [*words, "--calculator", f"{HERE}:exact", "--json"])
     failed, rows = json.loads(ended.stdout)["failed"], read(tmp_path / "out.xyz", ":")
     assert ended.exit_code == 3 and {int(one) for one in failed} == {n for n in range(6) if sizes[n] == sizes[1]}
@@ -131,7 +154,7 @@ def test_labels_are_those_of_the_calculator_and_no_older_ones(tmp_path: Path, fr
         assert set(row.info) == {"config_type", "name"} and set(row.arrays) == {"numbers", "positions"}
         expected = row.copy()
         expected.calc = EMT()
-        zeros = sum(potentials.ZEROS[one] for one in row.symbols)
+        zeros = sum(ZEROS[one] for one in row.symbols)
         assert row.get_potential_energy() == pytest.approx(expected.get_potential_energy() + zeros, abs=1e-6)
         np.testing.assert_allclose(row.get_forces(), expected.get_forces(), atol=1e-7)
 
@@ -140,7 +163,7 @@ def test_labels_are_resumed(tmp_path: Path, frames: list[Atoms], monkeypatch: py
     write(tmp_path / "in.xyz", [atoms.copy() for atoms in frames[:5]])
     whole = ["data", "label", str(tmp_path / "in.xyz"), "--allow-code", HERE, "--calculator", f"{HERE}:exact", "--out"]
     assert CliRunner().invoke(app, [*whole, str(tmp_path / "whole.xyz")]).exit_code == 0
-    calculate, asked = potentials.OtherZeros.calculate, list[int]()
+    calculate, asked = OtherZeros.calculate, list[int]()
 
     def stopping(self: Any, atoms: Any = None, *args: Any, **more: Any) -> None:
         asked.append(len(atoms))
@@ -148,7 +171,7 @@ def test_labels_are_resumed(tmp_path: Path, frames: list[Atoms], monkeypatch: py
             raise KeyboardInterrupt
         calculate(self, atoms, *args, **more)
 
-    monkeypatch.setattr(potentials.OtherZeros, "calculate", stopping)
+    monkeypatch.setattr(OtherZeros, "calculate", stopping)
     monkeypatch.setattr("hydragnn.ensemble.uses.foreign_trial.check_calculator", lambda *_: "")  # once, when it begins
     assert CliRunner().invoke(app, [*whole, str(tmp_path / "parts.xyz")]).exit_code != 0
     assert len(read(tmp_path / "parts.xyz", ":")) == 2
@@ -160,7 +183,7 @@ def test_labels_are_resumed(tmp_path: Path, frames: list[Atoms], monkeypatch: py
 def test_structures_that_it_refuses_are_left_out_and_named(
     compare: Any, store: MemoryStore, frames: list[Atoms], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    potentials.STATE["refuses"] = 5
+    STATE["refuses"] = 5
     evaluation = compare()
     (note,) = [line for line in capsys.readouterr().err.splitlines() if "which are left out" in line]
     train = make_split(store, config_of(Path()).split).train
@@ -177,7 +200,7 @@ def test_refusing_most_is_too_much(least: int, compare: Any, monkeypatch: pytest
             raise MemoryError
         EMT.calculate(self, atoms, *args, **more)
 
-    monkeypatch.setattr(potentials.OtherZeros, "calculate", only_small)
+    monkeypatch.setattr(OtherZeros, "calculate", only_small)
     refused(r"exact refuses \d+ structures, .*MemoryError.* more than half of 40", compare)
 
 
@@ -248,10 +271,6 @@ def times(factor: Any, *names: str) -> Change:
     return lambda results, atoms: {name: results[name] * of(atoms) for name in names if name in results}
 
 
-def by_number(atoms: Atoms) -> np.ndarray:
-    return np.arange(len(atoms))[:, None]
-
-
 def reordered(*order: int) -> Change:
     """Return a change of the order of six components."""
     return lambda results, _: {"stress": results["stress"][list(order)]} if "stress" in results else {}
@@ -296,7 +315,10 @@ WRONG: dict[str, tuple[Change, str]] = {
     "random": (random_numbers(), "a second time"),
     "blind to periodic axes": (as_of_a_molecule, "in another order and place|a cell twice as long"),
     "forces of other atoms": (lambda results, _: {"forces": results["forces"][::-1]}, "its forces"),
-    "forces of the order of elements": (times(by_number, "forces"), "its forces differ in another order"),
+    "forces of the order of elements": (
+        times(lambda atoms: np.arange(len(atoms))[:, None], "forces"),
+        "its forces differ in another order",
+    ),
 }
 
 

@@ -35,10 +35,6 @@ class Nobody:
         raise AssertionError
 
 
-def parts_of(batch: GraphBatch, cut: Tensor, size: int) -> list[GraphBatch]:
-    return [part_of_rank(batch, cut, Nobody(rank=rank, size=size)) for rank in range(size)]
-
-
 def grid(side: int) -> GraphBatch:
     """Squares, each joined with its neighbours in both directions."""
     number = np.arange(side * side).reshape(side, side)
@@ -62,7 +58,7 @@ def batch_of(graphs: Sizes) -> GraphBatch:
 def test_every_node_and_edge_has_one_owner_and_copies_come_from_it(graphs: Sizes, size: int, seed: int) -> None:
     batch = batch_of(graphs)
     cut = torch.randint(size, (batch.num_nodes,), generator=torch.Generator().manual_seed(seed))
-    parts = parts_of(batch, cut, size)
+    parts = [part_of_rank(batch, cut, Nobody(rank=rank, size=size)) for rank in range(size)]
     halos = [part.halo for part in parts if part.halo is not None]
     owned = torch.cat([halo.numbers[halo.owned] for halo in halos])
     assert owned.sort().values.tolist() == list(range(batch.num_nodes))

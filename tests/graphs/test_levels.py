@@ -19,12 +19,8 @@ from tests.graphs.geometry import cells
 from tests.graphs.test_cutting import grid
 from tests.refusals import refuses
 
-
-def without_positions(graph: GraphBatch) -> GraphBatch:
-    return graph_from_arrays(np.zeros((graph.num_nodes, 0)), graph.senders, graph.receivers)
-
-
-GRAPHS = {"cells": cells(60), "contacts": without_positions(cells(60)), "grid": grid(9), "periodic": cells(60, True)}
+CONTACTS = graph_from_arrays(np.zeros((60, 0)), cells(60).senders, cells(60).receivers)
+GRAPHS = {"cells": cells(60), "contacts": CONTACTS, "grid": grid(9), "periodic": cells(60, True)}
 
 
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)

@@ -10,7 +10,6 @@ from ase import Atoms
 from ase.build import bulk, fcc111
 from ase.neighborlist import neighbor_list
 
-from hydragnn.base.errors import InputError
 from hydragnn.graphs import Field, concatenate, edge_vectors, from_pyg, from_voronoi, graph_from_arrays, to_pyg
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.graphs.validate import validate
@@ -153,11 +152,6 @@ def lengths_of(data: Any) -> torch.Tensor:
     return (data.pos[j] - data.pos[i] + data.edge_shifts).norm(dim=1)[:, None]
 
 
-def bare_data(atoms: Atoms) -> Any:
-    i, j, lengths = neighbor_list("ijd", atoms * 2, 2.9)
-    return data_of(pos=(atoms * 2).positions, edge_index=[i, j], edge_weight=lengths)
-
-
 def changed(**values: Any) -> Any:
     """Data in the names of the public HydraGNN, with some attributes changed or (None) taken away."""
     atoms = bent_crystal()
@@ -222,8 +216,10 @@ def test_images_that_are_not_understood_are_refused_by_name(changes: dict[str, A
 
 
 def test_lengths_through_images_beside_no_shift_cell_or_flags_are_refused() -> None:
-    with pytest.raises(InputError, match=f"long by its positions and .* {NO_ATTRIBUTE.format('edge_weight')}"):
-        from_pyg(bare_data(bulk("NaCl", "rocksalt", a=5.6, cubic=True)))
+    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True) * 2
+    i, j, lengths = neighbor_list("ijd", atoms, 2.9)
+    words = f"long by its positions and .* {NO_ATTRIBUTE.format('edge_weight')}"
+    refuses(words, from_pyg, data_of(pos=atoms.positions, edge_index=[i, j], edge_weight=lengths))
 
 
 def test_two_attributes_that_disagree_are_refused() -> None:
