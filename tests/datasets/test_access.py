@@ -91,18 +91,14 @@ def partly_labelled() -> MemoryStore:
     return MemoryStore(graphs)
 
 
-def test_the_loader_of_torch_geometric_makes_batches_of_partly_labelled_graphs() -> None:
-    loader = torch_geometric("loader").DataLoader
-    (batch,) = loader(partly_labelled().to_pyg(), batch_size=3)
+def test_loaders_make_batches_in_which_a_loss_of_missing_labels_is_loud() -> None:
+    store, loader = partly_labelled(), torch_geometric("loader").DataLoader
+    own = next(iter(DataLoader(store.dataset(), batch_size=3)))
+    assert own["gap"].isnan().tolist() == [True, False, True] == (~own.labelled("gap")).tolist()
+    assert own["phase"].tolist() == [-1, 1, -1] and store[0]["gap"].tolist() == [0.0]
+    (batch,) = loader(store.to_pyg(), batch_size=3)
     assert batch.gap[1] == 2.0 and batch.gap[[0, 2]].isnan().all() and batch.name == ["", "", "third"]
     assert batch.phase.tolist() == [-1, 1, -1] and batch.batch.tolist() == [0, 1, 1, 2, 2, 2]
-
-
-def test_a_loss_of_labels_that_are_not_there_is_loud() -> None:
-    store = partly_labelled()
-    batch = next(iter(DataLoader(store.dataset(), batch_size=3)))
-    assert batch["gap"].isnan().tolist() == [True, False, True] == (~batch.labelled("gap")).tolist()
-    assert batch["phase"].tolist() == [-1, 1, -1] and store[0]["gap"].tolist() == [0.0]
 
 
 def test_stores_show_themselves(path: Path, store: MemoryStore) -> None:

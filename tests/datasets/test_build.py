@@ -24,7 +24,7 @@ from hydragnn.datasets.manifest import transform_of
 from hydragnn.datasets.merging import append_store, merge_stores
 from hydragnn.datasets.sources.base import made_together
 from hydragnn.datasets.sources.registry import for_prediction, settings_of_rule
-from hydragnn.graphs import GraphBatch, edge_vectors, graph_from_arrays, with_encodings
+from hydragnn.graphs import GraphBatch, edge_vectors, from_mesh, graph_from_arrays, with_encodings
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.pyg import torch_geometric
@@ -237,10 +237,14 @@ def test_meshes_have_nodal_fields_and_labels_and_a_store_says_how_others_become_
         mesh.write(tmp_path / f"mesh{number}.vtu")
     (tmp_path / "labels.csv").write_text("file,energy\nmesh2.vtu,2.5\nmesh0.vtu,0.5\nmesh1.vtu,1.5\n")
     fields = {"name": "temperature", "on": "node", "key": "T", "scale": 2.0}, {"name": "energy", "on": "graph"}
-    actual = built(tmp_path, **table_of("mesh", "*.vtu", *fields, laplacian_encoding=2, labels="labels.csv"))
+    widths = {"laplacian_encoding": 2, "random_walk_encoding": 3}
+    actual = built(tmp_path, **table_of("mesh", "*.vtu", *fields, **widths, labels="labels.csv"))
     assert actual.dim == 2 and actual.counts("edge").tolist() == [10, 10, 10]
     assert actual["temperature"].tolist() == [0, 2, 4, 6, 2, 4, 6, 8, 4, 6, 8, 10]
     assert actual["energy"].tolist() == [0.5, 1.5, 2.5]
+    expected = with_encodings(from_mesh(mesh), widths)
+    for name in widths:
+        torch.testing.assert_close(actual.select([2])[name], expected[name])
     rule = open_store(tmp_path / "out.h5").attributes["build"]
     assert rule["kind"] == "mesh" and not {"files", "labels"} & rule.keys()
     meshio.Mesh(2 * points, cells, point_data={"T": 5 + np.arange(4.0)}).write(tmp_path / "new[1].vtu")
@@ -428,16 +432,6 @@ def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> N
     assert reports == [10]  # graphs are written some at a time
     assert store.attributes["cutoff"] == 5.0
     assert set(store.sizes().nodes.tolist()) == {15}
-
-
-def test_structural_encodings_are_asked_for_in_the_build_file(tmp_path: Path) -> None:
-    ase.io.write(tmp_path / "a.xyz", structures())
-    widths = {"laplacian_encoding": 2, "random_walk_encoding": 3}
-    actual = built(tmp_path, **ase_table(cutoff=4.0, **widths))
-    expected = with_encodings(from_ase(structures()[3], 4.0), widths)
-    for name in widths:
-        assert actual.fields[name].role == "input"
-        torch.testing.assert_close(actual.select([3])[name], expected[name])
 
 
 class Rereads(OwnBuild):

@@ -8,7 +8,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
 from hydragnn.config import RunConfig, read_config
-from hydragnn.datasets.isolated_atoms import by_atomic_number, isolated_atoms
+from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.hpo.settings import read_campaign
 from hydragnn.models.heads.kinds import EnergyHeadSettings
 from tests.refusals import refuses
@@ -93,8 +93,3 @@ def test_runs_and_campaigns_hold_the_energies_and_no_path(tmp_path: Path) -> Non
 )
 def test_a_table_has_one_energy_for_each_of_its_elements(references: object, sentence: str) -> None:
     refuses(sentence, EnergyHeadSettings.parse, {"field": "energy", "references": references})
-
-
-def test_the_isolated_atoms_of_acetylacetone_are_read(real_data: Path) -> None:
-    energies = isolated_atoms(real_data / "acac" / "isolated_atoms.xyz.gz", "energy")
-    assert [number for number, _ in by_atomic_number(energies)] == [1, 6, 8]

@@ -53,36 +53,22 @@ def shares_of(batch: np.ndarray, sizes: Sizes, ranks: int) -> list[np.ndarray]:
 
 
 @settings(deadline=None, max_examples=80)
-@given(COUNTS, st.integers(1, 9))
+@given(COUNTS, st.integers(1, 9) | st.sampled_from([TEAM + 1, 3 * TEAM, 50]))
 def test_sharding_loses_nothing_within_the_bound_of_longest_first(counts: Counts, ranks: int) -> None:
     sizes = sizes_of(counts)
     batch = np.arange(len(counts))[::-1].copy()
     shares = shares_of(batch, sizes, ranks)
     assert len(shares) == ranks
     assert sorted(np.concatenate(shares).tolist()) == sorted(batch.tolist())
+    for share in shares:
+        positions = [batch.tolist().index(number) for number in share.tolist()]
+        assert positions == sorted(positions)
+    if ranks > 9:
+        return
     costs = graph_costs(sizes, batch)
     longest = max(int(graph_costs(sizes, share).sum()) for share in shares)
     # any list schedule ends at most one job after the mean (Graham 1966), and longest first never beats the largest job
     assert longest <= costs.sum() / ranks + costs.max() * (1 - 1 / ranks) + 1e-9
-    for share in shares:
-        positions = [batch.tolist().index(number) for number in share.tolist()]
-        assert positions == sorted(positions)
-
-
-def test_equal_graphs_are_dealt_out_evenly() -> None:
-    sizes = sizes_of([(5, 20)] * 12)
-    assert [len(share) for share in shares_of(np.arange(12), sizes, 4)] == [3, 3, 3, 3]
-
-
-@settings(deadline=None, max_examples=8)
-@given(COUNTS, st.sampled_from([TEAM + 1, 3 * TEAM, 50, BLOCK + 1, 2 * BLOCK + 7]))
-def test_teams_and_blocks_of_ranks_lose_nothing_and_repeat_nothing(counts: Counts, ranks: int) -> None:
-    sizes = sizes_of(counts * 5)
-    batch = np.arange(len(counts) * 5)[::-1].copy()
-    shares = shares_of(batch, sizes, ranks)
-    assert sorted(np.concatenate(shares).tolist()) == sorted(batch.tolist())
-    for share in shares:
-        assert (np.diff(share) < 0).all()
 
 
 @pytest.mark.parametrize("ranks", [TEAM, 100, BLOCK + 300])
@@ -92,7 +78,9 @@ def test_shares_stay_balanced_with_many_ranks_and_some_much_larger_graphs(ranks:
     random = np.random.default_rng(0)
     edges = np.exp(random.normal(6, spread, 24 * ranks)).astype(np.int64)
     sizes = Sizes(nodes=edges // 20 + 1, edges=edges)
-    loads = [int(graph_costs(sizes, share).sum()) for share in shares_of(random.permutation(len(edges)), sizes, ranks)]
+    shares = shares_of(random.permutation(len(edges)), sizes, ranks)
+    assert sorted(np.concatenate(shares).tolist()) == [*range(len(edges))]
+    loads = [int(graph_costs(sizes, share).sum()) for share in shares]
     assert max(loads) <= 1.02 * max(np.mean(loads), graph_costs(sizes, np.arange(len(edges))).max())
 
 

@@ -16,7 +16,7 @@ from ase.neighborlist import neighbor_list
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from hydragnn.base.errors import InputError
-from hydragnn.graphs import ATOMIC_NUMBERS, Field, edge_vectors, from_ase, validate, volumes
+from hydragnn.graphs import ATOMIC_NUMBERS, Field, edge_vectors, from_ase, validate
 from hydragnn.graphs.atomic import neighbour_list
 from tests.refusals import refuses
 
@@ -121,21 +121,6 @@ def test_labels_come_from_a_calculator_in_ase_units_and_signs() -> None:
     assert float(graph["energy"]) == pytest.approx(atoms.get_potential_energy())
     np.testing.assert_allclose(graph["forces"], atoms.get_forces(), rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(graph["stress"][0], voigt_6_to_full_3x3_stress(atoms.get_stress()), rtol=1e-6)
-
-
-def test_stress_is_the_strain_derivative_of_the_energy_per_volume() -> None:
-    atoms = rattled(bulk("Cu", cubic=True))
-    atoms.calc = EMT()
-    atoms.get_stress()
-    stress = from_ase(atoms, 4.0, fields=[STRESS])["stress"][0]
-    energies = []
-    for step in (1e-5, -1e-5):
-        strained = atoms.copy()
-        strained.set_cell(atoms.cell.array * [1 + step, 1, 1], scale_atoms=True)
-        strained.calc = EMT()
-        energies.append(strained.get_potential_energy())
-    slope = (energies[0] - energies[1]) / 2e-5 / float(volumes(from_ase(atoms, 4.0)))
-    assert float(stress[0, 0]) == pytest.approx(slope, rel=1e-4)
 
 
 def test_labels_come_from_info_and_arrays_under_other_names_and_optional_ones_may_be_absent() -> None:
