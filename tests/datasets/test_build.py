@@ -257,8 +257,6 @@ def test_meshes_have_nodal_fields_and_labels_and_a_store_says_how_others_become_
 
 
 class Bomb:
-    """Creates a file when it is unpickled."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -357,7 +355,6 @@ def test_settings_that_cannot_be_say_what_to_do(table: dict[str, Any], message: 
 
 
 def bad_files(folder: Path) -> None:
-    """Files with one fault each."""
     twins = Atoms("H2", [[0, 0, 0], [0, 0, 0]])
     ase.io.write(folder / "twins.xyz", [Atoms("H"), twins])
     ase.io.write(folder / "plain.xyz", [Atoms("H")])

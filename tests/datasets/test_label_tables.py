@@ -22,7 +22,6 @@ METALS = ("Cu", "Ag", "Au", "Pt")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four crystals as CIF files in a folder."""
     (tmp_path / "cifs").mkdir()
     for metal in METALS:
         ase.io.write(tmp_path / "cifs" / f"{metal}.cif", bulk(metal))

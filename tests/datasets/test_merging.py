@@ -19,8 +19,6 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(store: MemoryStore, tmp_path: Path) -> Write:
-    """A writer of some of sixty graphs, with names, at a path."""
-
     def write(name: str, graphs: range, cutoff: float = 50.0, files: str = "a.xyz") -> Path:
         fields = store.fields()[::-1] if name.startswith("b") else store.fields()
         attributes = {"cutoff": cutoff, "files": [files]}

@@ -105,7 +105,6 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_for_the_process_that_began_and_not_for_those_that_it_starts() -> None:
-    """Also before they have come so far as to say so themselves."""
     with sigint_blocked():
         process = subprocess.Popen(["sleep", "60"])
     os.kill(process.pid, signal.SIGINT)
@@ -133,7 +132,6 @@ def test_blocks_follow_each_other_and_grow_with_what_lies_before() -> None:
 
 
 def test_nobody_else_makes_a_store_where_one_is_being_made(settings: BuildSettings, tmp_path: Path) -> None:
-    """Two jobs with one --out: the second is told so and takes nothing away from the first, whether it builds alone or with workers."""
     out = tmp_path / "frames.h5"
     first = next(graphs_of(settings))
     with StoreWriter(out, fields_of(settings, first), dim=first.dim) as writer:
@@ -148,7 +146,6 @@ def test_nobody_else_makes_a_store_where_one_is_being_made(settings: BuildSettin
 
 
 def test_a_place_is_free_again_once_its_writer_has_given_up(settings: BuildSettings, tmp_path: Path) -> None:
-    """Also where it left nothing, and where it was refused at once."""
     out = tmp_path / "deep" / "frames.h5"
     with pytest.raises(InputError), StoreWriter(out, [], dim=3):
         raise InputError("given up")

@@ -21,8 +21,6 @@ EDGES = torch.tensor([[0, 1], [1, 0]])
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """A builder of stores from data in memory, or in ``data.pt``."""
-
     def build(fields: list[dict[str, Any]], data: Any = None, **table: Any) -> GraphBatch:
         out = tmp_path / f"{len([*tmp_path.iterdir()])}.h5"
         files = {} if data is not None else {"files": [str(tmp_path / "data.pt")]}
@@ -136,7 +134,6 @@ PLAIN = [{"name": "x", "on": "node"}, {"name": "y", "on": "graph", "role": "targ
 
 
 def plain(**changes: Any) -> Any:
-    """Return two nodes and their edges, with some attributes changed."""
     values = {"x": torch.ones(2), "edge_index": EDGES, "y": torch.ones(1), "num_nodes": 2} | changes
     return torch_geometric("data").Data(**{key: value for key, value in values.items() if value is not None})
 

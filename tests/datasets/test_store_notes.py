@@ -52,7 +52,6 @@ def test_a_torn_mesh_is_named_by_build_info_and_check(tmp_path: Path, monkeypatc
 
 
 def lone(number: int) -> GraphBatch:
-    """Three nodes, of which one has no edge where the number is odd."""
     return graph_from_arrays(np.eye(3), [0, 1], [1, 2 if number % 2 == 0 else 0])
 
 

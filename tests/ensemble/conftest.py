@@ -102,7 +102,6 @@ def store(frames: list[Atoms]) -> MemoryStore:
 
 @shared
 def stored(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore) -> Path:
-    """The same graphs on disk."""
     return written(tmp_path_factory.mktemp("stored") / "graphs.h5", store[:], **store.attributes)
 
 
@@ -150,7 +149,6 @@ def one_member(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store
 
 @pytest.fixture
 def received(ensemble: Path, tmp_path: Path) -> Path:
-    """A copy of the ensemble to damage."""
     return shutil.copytree(ensemble, tmp_path / "received")
 
 
@@ -170,13 +168,11 @@ def structures_file(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms
 
 
 def refused(words: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Check that a call ends with a sentence that holds these words."""
     with pytest.raises(InputError, match=words):
         call(*arguments, **options)
 
 
 def calculating(atoms: Atoms, model: Any, **options: Any) -> Atoms:
-    """Return a copy of the atoms with the calculator of a model."""
     copy = atoms.copy()
     copy.calc = calculator(model, **options)
     return copy

@@ -96,7 +96,6 @@ def raising(call: Any, what: Any) -> Any:
 
 
 def run(name: str) -> dict[str, Any]:
-    """Numbers of one input."""
     from hydragnn_lammps import attach
     from lammps import lammps
 
@@ -115,7 +114,6 @@ def run(name: str) -> dict[str, Any]:
 
 
 def forked(name: str) -> dict[str, Any]:
-    """The answer of one input, worked out in a process of its own."""
     ends, told = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -135,7 +133,6 @@ def forked(name: str) -> dict[str, Any]:
 
 
 def ranks(what: str) -> None:
-    """One input on several ranks."""
     import hydragnn_lammps
     from lammps import lammps
 

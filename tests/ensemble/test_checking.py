@@ -72,8 +72,6 @@ FAULTS: dict[str, tuple[str, Callable[[Results, Any], Results]]] = {
 
 
 class Wrong(EMT):
-    """EMT with one fault."""
-
     def __init__(self, fault: str) -> None:
         super().__init__()
         self.fault, self.count = fault, 0
@@ -182,8 +180,6 @@ def test_laws_of_space_say_nothing_of_graphs_without_positions(kind: str, tmp_pa
 
 
 class Silent(EMT):
-    """EMT without forces and stress."""
-
     implemented_properties = ("energy", "free_energy")
 
 

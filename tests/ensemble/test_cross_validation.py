@@ -52,14 +52,12 @@ class Draw:
         return np.full(len(self.words), 1 / len(self.words))
 
     def rows(self, graphs: Array, members: Sequence[int]) -> Labelled:
-        """What these members say about these graphs."""
         items, shape = self.truth.shape[1], self.target.field.shape
         means = [self.words[m][graphs].reshape(-1, *shape) for m in members]
         labels, nodes = self.truth[graphs].reshape(-1, *shape), np.full(len(graphs) * items, items)
         return points(labels, means, np.repeat(graphs, items), nodes)
 
     def labels(self, later: int = 0) -> list[FoldLabels]:
-        """What the members of every fold, or of a later one, say about its graphs."""
         of = [(fold + later) % self.folds * self.each for fold in range(self.folds)]
         members = [tuple(range(first, first + self.each)) for first in of]
         graphs = [np.arange(fold, self.train, self.folds) for fold in range(self.folds)]
@@ -287,7 +285,6 @@ ONE = Target(field=Field(name="y", on="node", role="target", dtype="float64"))
 
 
 def rows(seed: int = 0) -> Labelled:
-    """Labels of two components, of which a third is missing."""
     generator = np.random.default_rng(seed)
     truth = generator.normal(size=(GRAPHS * ITEMS, 2))
     means = [truth + generator.normal(size=truth.shape) * np.exp(truth / 3) for _ in WEIGHTS]
@@ -300,7 +297,6 @@ def rows(seed: int = 0) -> Labelled:
 
 
 def present(of: Labelled, component: int) -> Labelled:
-    """The rows of one component that have a label."""
     known = np.isfinite(of.labels[:, component])
     means = [one.mean[torch.from_numpy(known), component].numpy() for one in of.members]
     own = of.graph[known], of.nodes[known], of.p_values[known]

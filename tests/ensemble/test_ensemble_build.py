@@ -217,7 +217,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def damage(folder: Path, change: Mapping[str, Any], *where: Any) -> None:
-    """Change what the manifest says at a place."""
     edit_json(folder / "ensemble.json", lambda manifest: reduce(getitem, where, manifest).update(change))
 
 
@@ -275,7 +274,6 @@ FREE = ("contacts/shortest", "rarity/held_out", "nodes/held_out")
 
 
 def variants(values: Array) -> Iterator[Array]:
-    """The same numbers as another tensor."""
     yield from (
         values.astype(np.float32),
         np.full(values.shape, np.inf),

@@ -143,7 +143,6 @@ def test_labels_in_other_units_are_learned_and_predicted_alike(tmp_path: Path) -
 
 
 def assert_same_results(ours: Atoms, theirs: Atoms, energy: float, others: float) -> None:
-    """Compare energies and the rest with relative tolerances."""
     assert ours.get_potential_energy() == pytest.approx(theirs.get_potential_energy(), rel=energy)
     np.testing.assert_allclose(ours.get_forces(), theirs.get_forces(), rtol=others, atol=1e-6)
     np.testing.assert_allclose(ours.get_stress(), theirs.get_stress(), rtol=others, atol=1e-7)

@@ -49,13 +49,11 @@ DRAWS = 100
 
 
 def mixture(mean: np.ndarray, variance: np.ndarray | float = 0.0) -> MixtureMoments:
-    """Return predictions with this variance of members."""
     epistemic = np.broadcast_to(np.asarray(variance, dtype=np.float64), mean.shape)
     return MixtureMoments(mean=mean, epistemic=epistemic, aleatoric=np.zeros(mean.shape))
 
 
 def of_single_nodes(field: Field, calibration: Calibration, moments: MixtureMoments) -> Calibrated:
-    """Return the uncertainty of items in graphs of one node."""
     return calibrated(field, calibration, moments, np.ones(len(moments.mean), dtype=np.int64))
 
 
@@ -172,7 +170,6 @@ def labelled(kind: str, graphs: int, generator: np.random.Generator) -> Labelled
 
 
 def parts(kind: str, *sizes: int, seed: Any = 0) -> list[Labelled]:
-    """Return validation graphs, calibration graphs, and more such in turn."""
     generator = np.random.default_rng(seed)
     return [labelled(kind, size, generator) for size in sizes]
 

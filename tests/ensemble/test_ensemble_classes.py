@@ -178,7 +178,6 @@ def members(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> list[Path
 
 @shared
 def ensemble(tmp_path_factory: pytest.TempPathFactory, members: list[Path]) -> Built:
-    """The folder and the evaluation."""
     out = tmp_path_factory.mktemp("chains-ensemble") / "ensemble"
     return out, build_ensemble(members, out)
 

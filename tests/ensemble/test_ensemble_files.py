@@ -44,14 +44,12 @@ TRAINING: dict[str, Any] = {
 
 
 def rings_of(charges: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Rings with these charges, end to end."""
     sizes = np.array([len(one) for one in charges])
     pairs = [np.stack([np.arange(size), (np.arange(size) + 1) % size], axis=1) for size in sizes]
     return {"n": sizes, "n_pairs": sizes, "q": np.concatenate(charges), "pairs": np.concatenate(pairs)}
 
 
 def rings(count: int, seed: int) -> dict[str, Any]:
-    """Rings of 4 to 6 nodes with the moments of neighbours."""
     random = np.random.default_rng(seed)
     charges = [random.normal(size=4 + number % 3) for number in range(count)]
     moments = np.array([(one * np.roll(one, -1)).sum() for one in charges])
@@ -199,7 +197,6 @@ def test_an_own_class_is_a_source(trained: Path, tmp_path: Path) -> None:
 
 
 def settings(kind: str, **changes: Any) -> ArchitectureSettings:
-    """Those of a member that looks 4 Angstrom far."""
     table = {"kind": kind, "cutoff": 4.0, "envelope": "polynomial", **changes}
     return architecture_of(kind).Settings.parse(table)
 

@@ -24,7 +24,6 @@ WORDS = ["ok", "", "NaN in forces", "Grüße", "a text of eight" + "s" * 300, "1
 
 
 def piece(generator: np.random.Generator, graphs: int) -> dict[str, Any]:
-    """What some graphs of random sizes become in a file."""
     nodes, edges = generator.integers(0, 4, graphs), generator.integers(0, 3, graphs)
     return {
         "graph": np.arange(graphs),
@@ -43,7 +42,6 @@ def piece(generator: np.random.Generator, graphs: int) -> dict[str, Any]:
 
 
 def joined_file(folder: Path, pieces: list[dict[str, Any]]) -> Path:
-    """Return the file of these pieces."""
     sink = Hdf5Sink(folder / "out.h5", Heading(targets=TARGETS, nominal=0.9, ensemble="e", members=("a",)))
     sink.begin()
     for one in pieces:

@@ -32,7 +32,6 @@ from tests.ensemble.conftest import refused
 
 @pytest.fixture
 def pair(tmp_path: Path) -> list[Group]:
-    """Return two ranks that share a file."""
     ranks = [Group(rank, 2) for rank in range(2)]
     for one in ranks:
         one.store = FileStore(str(tmp_path / "store"), -1)
@@ -168,8 +167,6 @@ def test_what_the_first_rank_does_not_begin_another_does(monkeypatch: pytest.Mon
 
 
 class StandIn(Group):
-    """One of a thousand ranks."""
-
     def __init__(self, rank: int, size: int, store: HashStore) -> None:
         super().__init__(rank, size)
         self.store = store

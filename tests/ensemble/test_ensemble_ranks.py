@@ -58,7 +58,6 @@ def structures(structures_file: Callable[[int], Path]) -> Path:
 
 @shared
 def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path, structures: Path) -> dict[str, Path]:
-    """What one process makes of the store and of the structures."""
     folder = tmp_path_factory.mktemp("whole")
     for name, source in (("store", stored), ("structures", structures)):
         predict_to_file(ensemble, source, folder / f"{name}.h5", batch=BATCH)
@@ -235,7 +234,6 @@ def test_members_that_do_not_fit_into_memory_are_refused_with_what_they_take(
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of seven structures."""
     monkeypatch.setattr(blocks, "FRAMES", 7)
     monkeypatch.setattr(blocks, "BYTES", 1)
 
@@ -316,7 +314,6 @@ def crystals(count: int, seed: int = 0) -> list[GraphBatch]:
 
 
 def meshes(count: int, seed: int = 0) -> list[GraphBatch]:
-    """Meshes of squares with a load and its answer."""
     generator, graphs = np.random.default_rng(seed), []
     for number in range(count):
         mesh = grid(4 + number % 5)

@@ -32,12 +32,10 @@ NAMES = ("positions", "species", "cells", "edges", "images", "owners")
 
 
 def spread(tensor: Tensor) -> Tensor:
-    """Every second number of a larger tensor in the last dimension."""
     return torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 77, dtype=tensor.dtype)[..., ::2].copy_(tensor)
 
 
 def window(tensor: Tensor) -> Tensor:
-    """The first corner of a larger tensor."""
     corner = tuple(slice(0, size) for size in tensor.shape)
     return torch.full([size + 3 for size in tensor.shape], 77, dtype=tensor.dtype)[corner].copy_(tensor)
 
@@ -65,7 +63,6 @@ SAME = {"as it is"}
 
 
 def structures() -> dict[str, Atoms]:
-    """Copper in a crystal, a slab, a wire, a cluster, and alone."""
     crystal = bulk("Cu", cubic=True)
     crystal.positions += 0.1 * np.random.default_rng(1).normal(size=crystal.positions.shape)
     some = {"crystal": crystal}
@@ -78,7 +75,6 @@ def structures() -> dict[str, Atoms]:
 
 
 def inputs_of(atoms: Atoms) -> Inputs:
-    """A structure as a program takes it."""
     search = NeighborList(cutoff=4.0, full_list=True)
     centres, neighbours, images = search.compute(atoms.positions, atoms.cell.array, atoms.pbc, "ijS")
     return [
@@ -105,7 +101,6 @@ def _compile(model: Path, traced: Path, out: Path) -> None:
 
 @shared
 def package(strained: tuple[Path, Atoms], exported: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package of AOTInductor."""
     file = tmp_path_factory.mktemp("programs") / "aoti.pt2"
     run_forked(_compile, strained[0], exported[0], file)
     return file
@@ -120,7 +115,6 @@ without_compiler = pytest.mark.skipif(not which("g++"), reason="no g++")
     ids=["torch", "aoti"],
 )
 def program(request: pytest.FixtureRequest) -> Program:
-    """A program that was exported once for all tests."""
     made = request.getfixturevalue(request.param)
     if request.param == "exported":
         return torch.export.load(made[0]).module()
@@ -138,7 +132,6 @@ def answer(program: Program, inputs: Inputs) -> list[np.ndarray] | None:
 
 @pytest.fixture(scope="module")
 def right(strained: tuple[Path, Atoms]) -> dict[str, list[np.ndarray]]:
-    """Energy, forces and, of crystals, stress of the calculator."""
     potential, numbers = calculator(strained[0], outside="record"), {}
     for name, atoms in structures().items():
         atoms.calc = potential

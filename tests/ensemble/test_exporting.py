@@ -45,14 +45,12 @@ def structures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ato
 
 
 def output_of(*words: object, ranks: int = 1, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What a process of Python prints, alone or under mpirun."""
     launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
     command = [*launcher, sys.executable, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=300)
 
 
 def ran(what: str, file: Path, structures: Path, *more: str, ranks: int = 1) -> dict[str, Any]:
-    """Results of a file in another process."""
     out = file.with_name(f"results {ranks} {' '.join(more)}.npz")
     result = output_of(OUTSIDE, what, file, structures, out, *more, ranks=ranks, folder=file.parent)
     assert result.returncode == 0, result.stderr[-2000:]
@@ -153,7 +151,6 @@ SCRIPT = Path(__file__).with_name("lammps_runs.py")
 
 @pytest.fixture(scope="module")
 def answers(driven: Path) -> dict[str, dict[str, Any]]:
-    """Answers of all inputs by name."""
     result = output_of(SCRIPT, driven, folder=driven.parent)
     assert result.returncode == 0, result.stderr[-2000:]
     rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]

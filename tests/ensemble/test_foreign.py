@@ -68,7 +68,6 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def compare(runs: list[Path], store: MemoryStore, tmp_path: Path) -> Callable[[], Any]:
-    """Builds an ensemble of two runs beside the calculator; gives its evaluation."""
     return partial(build_ensemble, runs[:2], tmp_path / "out", store=store, baselines=[f"{HERE}:exact"])
 
 
@@ -247,8 +246,6 @@ Change = Callable[[dict[str, Any], Atoms], dict[str, Any]]
 
 
 class Changed(EMT):
-    """EMT with results that a function changes."""
-
     def __init__(self, change: Change) -> None:
         super().__init__()
         self.change = change
@@ -272,7 +269,6 @@ def times(factor: Any, *names: str) -> Change:
 
 
 def reordered(*order: int) -> Change:
-    """Return a change of the order of six components."""
     return lambda results, _: {"stress": results["stress"][list(order)]} if "stress" in results else {}
 
 
@@ -398,8 +394,6 @@ def test_what_is_refused_is_a_note_and_others_are_tried(frames: list[Atoms], ref
 
 
 class Relaxing(EMT):
-    """EMT that moves atoms of the structure that it is asked for."""
-
     def calculate(self, atoms: Any = None, *args: Any, **more: Any) -> None:
         atoms.positions += 0.01
         super().calculate(atoms, *args, **more)

@@ -45,7 +45,6 @@ SMALL = BatchSettings(max_graphs=4)
 
 @pytest.mark.parametrize("what", ["ensemble", "source"])
 def test_replacements_are_refused(predict: Predict, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder was replaced between the starts of two ranks."""
     original = predict_module.begin
     monkeypatch.setattr(predict_module, "begin", lambda *known: original(*known) | {what: "another digest"})
     monkeypatch.setattr(work, "outcome_of", None)
@@ -131,7 +130,6 @@ class Doomed:
 
 
 def in_weak_callback(kind: signal.Signals) -> None:
-    """Receive a signal inside a callback of a weak reference."""
     thing = Doomed()
     reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), kind))
     del thing
@@ -139,13 +137,11 @@ def in_weak_callback(kind: signal.Signals) -> None:
 
 
 def in_del(kind: signal.Signals) -> None:
-    """Receive a signal inside ``__del__``."""
     Doomed().kind = kind
 
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What Python dropped."""
     seen: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: seen.append(what.exc_type))
     return seen
@@ -193,7 +189,6 @@ def test_a_second_is_refused(predict: Predict, resume: bool, tmp_path: Path, mon
 
 
 def workers() -> list[psutil.Process]:
-    """Return the local workers of this process that live."""
     children = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
     return [one for one in children if any("spawn_main" in word for word in one.cmdline())]
 
@@ -299,7 +294,6 @@ FAULTS: list[tuple[str, Spoil]] = [
 
 @shared
 def fine(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path) -> dict[str, np.ndarray]:
-    """Return the predictions of the store before it was spoiled."""
     out = tmp_path_factory.mktemp("fine") / "fine.h5"
     predict_to_file(ensemble, stored, out, batch=BATCH)
     return arrays_of(out)
@@ -309,7 +303,6 @@ def fine(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path)
 def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(
     words: str, fault: Spoil, predict: Predict, runs: list[Path], stored: Path, fine: Any, tmp_path: Path
 ) -> None:
-    """In predictions, trainings and checks."""
     store = spoiled(stored, tmp_path / "spoiled.h5", fault)
     result = predict("out.h5", store, batch=BATCH)
     out = arrays_of(tmp_path / "out.h5")

@@ -16,7 +16,6 @@ def assert_same_geometry(one: GraphBatch, other: GraphBatch) -> None:
 
 
 def assert_same(one: GraphBatch, other: GraphBatch) -> None:
-    """Geometry, fields, their values and what is missing of them are equal."""
     assert_same_geometry(one, other)
     assert one.fields == other.fields and list(one.fields) == list(other.fields)
     for name in one.fields:

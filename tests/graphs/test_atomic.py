@@ -158,7 +158,6 @@ def test_two_labels_that_differ_are_refused() -> None:
 
 
 def changed(atoms: Atoms, calculator: Any = None, **changes: Any) -> Atoms:
-    """Atoms with a calculator, of which something is another afterwards."""
     atoms.calc = calculator
     for name, value in changes.items():
         setattr(atoms, name, value)
@@ -166,7 +165,6 @@ def changed(atoms: Atoms, calculator: Any = None, **changes: Any) -> Atoms:
 
 
 def stressed(**changes: Any) -> Atoms:
-    """Copper with a stress; without a volume by the changes."""
     atoms = changed(bulk("Cu", cubic=True), **changes)
     return changed(atoms, SinglePointCalculator(atoms, energy=1.0, stress=np.zeros(6)))
 

@@ -23,8 +23,6 @@ from hydragnn.graphs.validate import graph_from_arrays
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nobody:
-    """Peers that are not there; parts do not need them."""
-
     rank: int
     size: int
 
@@ -49,7 +47,6 @@ sizes = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20), st.integers(0
 
 
 def batch_of(graphs: Sizes) -> GraphBatch:
-    """Random graphs in small periodic cells, of a seed, nodes and edges each."""
     return concatenate([make_graph(seed, nodes, edges=edges) for seed, nodes, edges in graphs])
 
 

@@ -98,7 +98,6 @@ def test_atoms_of_a_trajectory_that_was_never_wrapped_keep_their_digits() -> Non
 
 
 def contact(flow: list[float], area: list[float], **more: Any) -> GraphBatch:
-    """Two grains whose contact is listed twice."""
     return graph_from_arrays(np.eye(2), [0, 0], [1, 1], fields=[AREA, FLOW], edges={"area": area, "flow": flow}, **more)
 
 

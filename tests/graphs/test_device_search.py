@@ -35,14 +35,12 @@ def test_atoms_without_neighbours_have_no_pairs_there() -> None:
 
 
 def searching_there() -> SkinList:
-    """A list that searches as on a GPU."""
     skin = SkinList()
     skin.searches_there = True
     return skin
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """The searches on the host."""
     search = Mock(side_effect=neighbour_list)
     monkeypatch.setattr("hydragnn.graphs.skin.neighbour_list", search)
     return search

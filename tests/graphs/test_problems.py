@@ -16,7 +16,6 @@ KIND = Field(name="kind", on="edge", classes=3, dtype="int64")
 
 
 def ring(nodes: int) -> GraphBatch:
-    """A closed chain in a periodic box."""
     own = np.arange(nodes)
     places, ends = np.random.default_rng(nodes).normal(size=(nodes, 3)), (np.roll(own, 1), own)
     values = {"fields": [MASS, KIND], "nodes": {"mass": np.ones(nodes)}, "edges": {"kind": own % 3}}
@@ -30,7 +29,6 @@ def batch() -> GraphBatch:
 
 
 def changed(batch: GraphBatch, name: str, row: int, value: float) -> GraphBatch:
-    """The same batch, with one row of a tensor changed in place."""
     (batch[name] if name in batch.fields else getattr(batch, name))[row] = value
     return batch
 

@@ -42,7 +42,6 @@ def meeting(steps: int) -> Iterator[Atoms]:
 
 
 def same(skin: SkinList, atoms: Atoms) -> int:
-    """Compare the graph with that of a fresh search; gives its number of edges."""
     ours, fresh = from_ase(atoms, CUTOFF, neighbours=skin), from_ase(atoms, CUTOFF)
     for name in ("senders", "receivers", "edge_shifts", "positions"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(fresh, name), err_msg=name)
@@ -50,7 +49,6 @@ def same(skin: SkinList, atoms: Atoms) -> int:
 
 
 def same_edges(skin: SkinList, atoms: Atoms) -> int:
-    """Compare edges as tensors, and their order by sender, with those of a fresh search."""
     cell, periodic = completed_cell(atoms.cell.array, atoms.pbc, "structure"), np.asarray(atoms.pbc)
     topology, shifts = skin.edges(atoms.positions, cell, periodic, CUTOFF)
     senders, receivers, images = neighbour_list(atoms.positions, cell, periodic, CUTOFF)
