@@ -43,8 +43,8 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
     return actual
 
 
-def assert_same(one: Path, other: Path) -> None:
-    """Compare two files: bytes, or the arrays of HDF5."""
+def assert_same(one: Path, other: Path, rounding: float = 0.0) -> None:
+    """Compare two files: bytes, or the arrays of HDF5, reals of them up to rounding."""
     if one.suffix != ".h5":
         assert one.read_bytes() == other.read_bytes()
         return
@@ -52,4 +52,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert left.keys() == right.keys()
     for name, values in left.items():
         assert values.dtype == right[name].dtype
-        np.testing.assert_array_equal(values, right[name], err_msg=name)
+        if rounding and values.dtype.kind == "f":
+            np.testing.assert_allclose(values, right[name], rounding, rounding, err_msg=name)
+        else:
+            np.testing.assert_array_equal(values, right[name], err_msg=name)

@@ -35,7 +35,7 @@ from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
 from tests.acting import first_acts
 from tests.ensemble.conftest import STRESS, TARGETS, Predict, refused, written
-from tests.ensemble.finished import arrays_of, assert_same, finished_units
+from tests.ensemble.finished import assert_same, finished_units
 from tests.ensemble.test_ensemble_queues import Pair
 from tests.forked import Forked
 from tests.graphs.test_cutting import grid
@@ -290,9 +290,6 @@ def test_blocks_that_are_built_survive_an_interruption(
     assert_same(tmp_path / "out.h5", whole["structures"])
 
 
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
-"""Double precision; sums over ranks are added in another order."""
-
 ENERGY = {"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress", "references": True}
 CHARGE = {"kind": "scalar", "field": "charge"}
 FIELDS = (*TARGETS, STRESS, Field(name="charge", on="node", role="target"))
@@ -350,17 +347,6 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return ensemble_of(tmp_path_factory.mktemp("plates"), meshes, model={"cutoff": 2.0}, heads=[CHARGE])
 
 
-def assert_equal(file: Path, expected: Path) -> None:
-    """Compare all arrays: numbers to rounding, and the rest exactly."""
-    ours, theirs = arrays_of(file), arrays_of(expected)
-    assert ours.keys() == theirs.keys()
-    for name, values in theirs.items():
-        if values.dtype.kind == "f":
-            np.testing.assert_allclose(ours[name], values, err_msg=name, **EXACT)
-        else:
-            np.testing.assert_array_equal(ours[name], values, err_msg=name)
-
-
 @pytest.mark.parametrize(
     ("data", "graphs", "ranks"),
     [("plates", 1, 2), ("alloys", 3, 4), pytest.param("plates", 4, 0, marks=needs_mpirun)],
@@ -373,7 +359,8 @@ def test_ranks_share_work(data: str, graphs: int, ranks: int, request: pytest.Fi
     words = (ensemble, store, tmp_path / "two.h5", "--graph-ranks", 2, "--max-graphs", graphs)
     processes = steps(*words, ranks=ranks) if ranks else [started(*words, launcher=MPIRUN)]
     assert counts("".join(map(finish, processes)))["ranks"] == max(ranks // 2, 1)
-    assert_equal(tmp_path / "two.h5", tmp_path / "one.h5")
+    # double precision; sums over ranks are added in another order
+    assert_same(tmp_path / "two.h5", tmp_path / "one.h5", 1e-10)
     assert not list(tmp_path.glob("*.parts"))
 
 

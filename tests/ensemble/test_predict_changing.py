@@ -119,25 +119,11 @@ def test_replaced_stores_stay(predict: Predict, stored: Path, tmp_path: Path, mo
     assert not (tmp_path / "out.h5").exists()
 
 
-class Doomed:
-    """Sends this process a signal when it dies, if it has one."""
-
-    kind: signal.Signals | None = None
-
-    def __del__(self) -> None:
-        if self.kind:
-            os.kill(os.getpid(), self.kind)
-
-
 def in_weak_callback(kind: signal.Signals) -> None:
-    thing = Doomed()
+    thing = {kind}
     reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), kind))
     del thing
     assert reference() is None
-
-
-def in_del(kind: signal.Signals) -> None:
-    Doomed().kind = kind
 
 
 @pytest.fixture
@@ -156,19 +142,18 @@ UNITS = (work, "outcome_of")
 
 
 @pytest.mark.parametrize(
-    ("place", "way", "kind"),
+    ("place", "kind"),
     [
-        *((UNITS, in_weak_callback, kind) for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
-        (UNITS, in_del, signal.SIGTERM),
-        ((sources.Graphs, "build"), in_weak_callback, signal.SIGTERM),
-        ((sink.Sink, "append"), in_weak_callback, signal.SIGTERM),
+        *((UNITS, kind) for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
+        ((sources.Graphs, "build"), signal.SIGTERM),
+        ((sink.Sink, "append"), signal.SIGTERM),
     ],
 )
 def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
-    predict: Predict, place: Any, way: Any, kind: Any, structures: Path, tmp_path: Path, dropped: list[Any]
+    predict: Predict, place: Any, kind: Any, structures: Path, tmp_path: Path, dropped: list[Any]
 ) -> None:
     with pytest.MonkeyPatch.context() as context:
-        calls = first_acts(context, *place, lambda: way(kind))
+        calls = first_acts(context, *place, lambda: in_weak_callback(kind))
         with pytest.raises(Interrupted, match="add --resume"):
             predict("out.h5", structures, batch=SMALL)
     assert dropped == [KeyboardInterrupt] and len(calls) == 1 and not (tmp_path / "out.h5").exists()
