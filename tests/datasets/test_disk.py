@@ -1,6 +1,7 @@
-"""What a store on disk says when it is not what it should be."""
+"""What a store on disk says when it is not what it should be, or when some of its graphs lack a label."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -14,7 +15,8 @@ import torch
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import MemoryStore, StoreWriter, check_store, convert_store, finish_store, open_store, store_info
-from hydragnn.graphs import GraphBatch, graph_from_arrays
+from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, validate
+from hydragnn.graphs.field import Location
 from tests.datasets.conftest import edit_manifest
 from tests.refusals import refuses
 
@@ -174,3 +176,25 @@ def test_edges_without_shifts_take_no_space(tmp_path: Path) -> None:
         sizes.append(store_info(tmp_path / f"{name}.h5").bytes)
         assert torch.equal(open_store(tmp_path / f"{name}.h5").read([0]).edge_shifts, graph.edge_shifts)
     assert sizes[1] - sizes[0] > 0.8 * 5000 * 24
+
+
+@pytest.mark.parametrize(("on", "rows"), [("graph", 1), ("node", 2), ("edge", 2)])
+def test_sentences_about_a_missing_label_say_both_things_to_leave_out(on: Location, rows: int, tmp_path: Path) -> None:
+    label, items = Field(name="label", on=on, role="target"), {"graph": "graphs", "node": "nodes", "edge": "edges"}[on]
+
+    def make(fields: list[Field], values: dict[str, list[float]]) -> GraphBatch:
+        return graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0], fields=fields, **{items: values})
+
+    both = f"where it has no label, leave the value out .*, in Python neither fields nor {items} have it"
+    say = r"where labels of label are missing, say so: optional = true in a BUILD.toml, optional=\['label'\] in Python"
+    refuses(f"nan in row 0 .*; remove the graph, or {say}", make, [label], {"label": [math.nan] * rows})
+    refuses(rf"pass {items}=.'label': \.\.\.., or {both}", make, [label], {})
+    refuses(rf"declare it in fields \(.*\), or leave it out of {items}, too", make, [], {"label": [0.0] * rows})
+    labelled = make([label], {"label": [1.0] * rows})
+    with pytest.raises(InputError, match=f"graph 0, field label: nan .*; remove the graph, or {say}"):
+        validate(labelled.with_fields({"label": labelled["label"] * math.nan}))
+    refuses("add it, or take label out of the batch's fields, too", validate, replace(labelled, **{items: {}}))
+    with StoreWriter(tmp_path / "some.h5", [label], dim=2) as writer:  # what the sentences advise
+        writer.write(make([], {}))
+        writer.write(labelled)
+    assert open_store(tmp_path / "some.h5").read([0, 1]).present("label").tolist() == [False, True]

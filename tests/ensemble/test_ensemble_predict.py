@@ -19,12 +19,17 @@ from ase import Atoms, units
 from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError, Interrupted
 from hydragnn.datasets import BatchSettings, MemoryStore
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict as predict_module
 from hydragnn.ensemble.prediction import rules, work
+from hydragnn.ensemble.prediction.formats import hdf5
+from hydragnn.ensemble.prediction.formats.hdf5 import Hdf5Sink
+from hydragnn.ensemble.prediction.formats.sink import Heading, joined
 from hydragnn.ensemble.prediction.formats.structures import Frame, as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -197,7 +202,7 @@ def labelled(frames: list[Atoms], path: Path) -> None:
 def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_path: Path, as_build: bool) -> None:
     labelled(frames, tmp_path / "in.xyz")
     (tmp_path / "b.toml").write_text('kind = "ase"\nfiles = ["in.xyz"]\ncutoff = 5.0\n')
-    given = read(tmp_path / "in.xyz", index=":")
+    before = read(tmp_path / "in.xyz", index=":")
     predict_to_file(ensemble, tmp_path / ("b.toml" if as_build else "in.xyz"), tmp_path / "out.xyz")
     back = read(tmp_path / "out.xyz", index=":")
     for number in (0, 2):
@@ -207,7 +212,7 @@ def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_
         np.testing.assert_array_equal(info["strain"], np.eye(3))
         np.testing.assert_array_equal(arrays["tag"], np.arange(len(back[number])))
         assert set(arrays["site"]) == {"a"}
-        np.testing.assert_allclose(arrays["input_forces"], given[number].get_forces(), atol=1e-7)
+        np.testing.assert_allclose(arrays["input_forces"], before[number].get_forces(), atol=1e-7)
         assert back[number].get_potential_energy() != float(number)
     assert back[0].info["material_id"] == back[0].info["name"] == "mp-7"
     assert back[2].info["name"] == "in.xyz#2"
@@ -218,11 +223,11 @@ def test_structures_keep_what_they_had(ensemble: Path, frames: list[Atoms], tmp_
 @pytest.mark.parametrize("suffix", [".xyz", ".traj"])
 def test_ase_writes_structures_alike(ensemble: Path, frames: list[Atoms], tmp_path: Path, suffix: str) -> None:
     labelled(frames, tmp_path / "in.xyz")
-    given = [*read(tmp_path / "in.xyz", index=":"), bulk("Cu", cubic=True) * (2, 1, 1), *frames[5:9]]
-    write(tmp_path / f"given{suffix}", given)
-    predict_to_file(ensemble, tmp_path / f"given{suffix}", tmp_path / "out.xyz")
+    before = [*read(tmp_path / "in.xyz", index=":"), bulk("Cu", cubic=True) * (2, 1, 1), *frames[5:9]]
+    write(tmp_path / f"before{suffix}", before)
+    predict_to_file(ensemble, tmp_path / f"before{suffix}", tmp_path / "out.xyz")
     back = read(tmp_path / "out.xyz", index=":")
-    assert sum(map(len, back)) == sum(map(len, given)) - len(given[1])
+    assert sum(map(len, back)) == sum(map(len, before)) - len(before[1])
     for atoms in back:
         if atoms.calc is not None:
             atoms.calc.results.pop("free_energy", None)  # which ASE's reader adds
@@ -279,9 +284,9 @@ def test_structures_with_any_texts_are_read_again(predict: Predict, frames: list
         atoms.info |= {"config_type": text, "run": 7, "stress": np.ones(6), "Properties": "x", "Lattice": "y"}
     write(tmp_path / "in.traj", some)
     predict("out.xyz", tmp_path / "in.traj")
-    for atoms, given, text in zip(read(tmp_path / "out.xyz", ":"), some, ODD_TEXTS.values(), strict=True):
+    for atoms, before, text in zip(read(tmp_path / "out.xyz", ":"), some, ODD_TEXTS.values(), strict=True):
         assert (atoms.info.get("config_type"), atoms.info["run"], atoms.info["input_Lattice"]) == (text, 7, "y")
-        np.testing.assert_allclose(atoms.positions, given.positions, atol=1e-7)
+        np.testing.assert_allclose(atoms.positions, before.positions, atol=1e-7)
         assert set(atoms.calc.results) == {"energy", "forces"}  # no stress of the input among what is predicted
 
 
@@ -452,3 +457,60 @@ def test_sources_that_do_not_fit_are_refused(predict: Predict, tmp_path: Path) -
     os.mkfifo(tmp_path / "some.xyz")
     refused("is no regular file, and reading it might not end", rules.structures_in, tmp_path / "some.xyz")
     assert not list(tmp_path.glob("*out.h5*"))
+
+
+TARGETS = tuple(
+    Target(field=Field(name=name, on=on, unit="eV"))
+    for name, on in (("energy", "graph"), ("forces", "node"), ("bond", "edge"))
+)
+WORDS = ["ok", "", "NaN in forces", "Grüße", "a text of eight" + "s" * 300, "12345678", "\N{SNOWMAN}"]
+
+
+def piece(generator: np.random.Generator, graphs: int) -> dict[str, Any]:
+    nodes, edges = generator.integers(0, 4, graphs), generator.integers(0, 3, graphs)
+    return {
+        "graph": np.arange(graphs),
+        "nodes": nodes,
+        "edges": edges,
+        "senders": np.arange(edges.sum()),
+        "receivers": np.arange(edges.sum())[::-1].copy(),
+        "status": generator.choice(WORDS, graphs).tolist(),
+        "domain": generator.choice(WORDS, graphs, p=[0, 0.9, 0, 0, 0.02, 0.04, 0.04]).tolist(),
+        "domain_score": generator.normal(size=graphs),
+        "fields/energy/mean": generator.normal(size=graphs).astype(np.float32),
+        "fields/energy/set": generator.random((graphs, 3)) < 0.5,
+        "fields/forces/mean": generator.normal(size=(nodes.sum(), 3)).astype(np.float32),
+        "fields/bond/mean": generator.normal(size=edges.sum()),
+    }
+
+
+def joined_file(folder: Path, pieces: list[dict[str, Any]]) -> Path:
+    sink = Hdf5Sink(folder / "out.h5", Heading(targets=TARGETS, nominal=0.9, ensemble="e", members=("a",)))
+    sink.begin()
+    for one in pieces:
+        sink.append(one)
+    sink.complete()
+    assert [path.name for path in folder.iterdir()] == ["out.h5"]
+    return sink.path
+
+
+@pytest.mark.parametrize("rows", [4096, 8, 64])
+@settings(max_examples=12, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), seed=st.integers(0, 99))
+def test_pieces_are_read_back(tmp_path_factory: pytest.TempPathFactory, rows: int, sizes: list[int], seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    pieces = [piece(generator, size) for size in sizes]
+    folder = tmp_path_factory.mktemp("filled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hdf5, "ROWS", rows)
+        path = joined_file(folder, pieces)
+    expected = joined(pieces)
+    read = arrays_of(path)
+    with h5py.File(path) as file:
+        assert file["fields/energy"].attrs["unit"] == "eV"
+        summed = [name for name, values in read.items() if len(values) and file[name].fletcher32]
+    assert summed == [name for name, values in read.items() if len(values) and values.dtype != "O"]
+    assert read.keys() == expected.keys()
+    for name, values in read.items():
+        assert values.dtype.kind == "O" or values.dtype == np.asarray(expected[name]).dtype
+        np.testing.assert_array_equal(values, np.asarray(expected[name]), err_msg=name)

@@ -124,16 +124,17 @@ def test_a_size_is_larger_by_at_most_a_step(count: int) -> None:
 def drawn(kind: str) -> np.ndarray:
     """Random nodes and edges of graphs, in ranges like those of stores ``[graphs, 2]``."""
     random = np.random.default_rng(0)
-    lattice, points = random.integers(1, 4, 700), random.integers(60, 195, 400)
+    lattice, grains, points = random.integers(1, 4, 700), random.integers(20, 41, 700), random.integers(60, 195, 400)
     sizes = {
         "supercells": (9 * lattice + random.integers(-5, 5, 700), lattice * random.integers(12, 280, 700)),
+        "polycrystals": (grains, 6 * grains - random.integers(0, 6, 700)),
         "plates": (points, 5 * points + random.integers(-20, 100, 400)),
         "molecules": (atoms := random.integers(3, 30, 2000), atoms * (atoms - 1) * 3 // 5),
     }
     return np.stack(sizes[kind], axis=1)
 
 
-@pytest.mark.parametrize("kind", ["supercells", "plates", "molecules"])
+@pytest.mark.parametrize("kind", ["supercells", "polycrystals", "plates", "molecules"])
 def test_shapes_of_a_store_cost_at_most_eight_percent_in_epochs_that_were_not_looked_at(kind: str) -> None:
     graphs = drawn(kind)
 

@@ -1,12 +1,221 @@
-"""The search of pairs: both ways find the same, and structures that one of them dies of go the other way or are refused."""
+"""Pairs are found alike in both ways, and neighbour lists with a skin, also of a device, are those of a fresh search."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
 from numpy import ndarray
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs import search
-from hydragnn.graphs.search import pairs_within
+from hydragnn.graphs.atomic import REACH, from_ase, neighbour_list
+from hydragnn.graphs.search import completed_cell, pairs_within
+from hydragnn.graphs.skin import DeviceSearch, SkinList
+from hydragnn.graphs.topology import Topology
+from tests.refusals import refuses
+
+CUTOFF = 3.2
+
+
+def vibrating(atoms: Atoms, steps: int, size: float) -> Iterator[Atoms]:
+    """The structure, whose atoms walk about."""
+    random = np.random.default_rng(0)
+    for _ in range(steps):
+        atoms.positions += size * random.normal(size=atoms.positions.shape)
+        yield atoms
+
+
+def strained(atoms: Atoms, steps: int, size: float) -> Iterator[Atoms]:
+    """The structure in a cell that changes its lengths and angles, as under a barostat."""
+    random = np.random.default_rng(1)
+    for one in vibrating(atoms, steps, size):
+        one.set_cell(one.cell.array @ (np.eye(3) + size * random.normal(size=(3, 3))), scale_atoms=True)
+        yield one
+
+
+def meeting(steps: int) -> Iterator[Atoms]:
+    """Two molecules that pass each other: pairs enter the cutoff and leave it."""
+    water, other = molecule("H2O"), molecule("CH4")
+    for shift in np.linspace(-8, 8, steps):
+        moved = other.copy()
+        moved.positions += (shift, 0.0, 2.5)
+        yield water + moved
+
+
+def same(skin: SkinList, atoms: Atoms) -> int:
+    ours, fresh = from_ase(atoms, CUTOFF, neighbours=skin), from_ase(atoms, CUTOFF)
+    for name in ("senders", "receivers", "edge_shifts", "positions"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(fresh, name), err_msg=name)
+    return fresh.num_edges
+
+
+def same_edges(skin: SkinList, atoms: Atoms) -> int:
+    cell, periodic = completed_cell(atoms.cell.array, atoms.pbc, "structure"), np.asarray(atoms.pbc)
+    topology, shifts = skin.edges(atoms.positions, cell, periodic, CUTOFF)
+    senders, receivers, images = neighbour_list(atoms.positions, cell, periodic, CUTOFF)
+    np.testing.assert_array_equal(topology.senders, senders)
+    np.testing.assert_array_equal(topology.receivers, receivers)
+    np.testing.assert_allclose(shifts, images @ cell, rtol=1e-14, atol=1e-12)
+    fresh = Topology.square(topology.senders, topology.receivers, len(atoms))
+    np.testing.assert_array_equal(topology.by_sender, fresh.by_sender)
+    np.testing.assert_array_equal(topology.sorted_senders, fresh.sorted_senders)
+    assert topology.num_rows == len(atoms)
+    return len(senders)
+
+
+def slab() -> Atoms:
+    atoms = bulk("Cu", cubic=True).repeat((2, 2, 1))
+    atoms.center(vacuum=2.0, axis=2)
+    atoms.pbc = (True, True, False)
+    return atoms
+
+
+def sheared() -> Atoms:
+    atoms = bulk("Cu", cubic=True).repeat((2, 1, 1))
+    atoms.set_cell(atoms.cell.array @ [[1, 0, 0], [0.6, 1, 0], [-0.4, 0.7, 1]], scale_atoms=True)
+    return atoms
+
+
+def test_edges_are_the_same_tensors_while_no_pair_comes_or_goes() -> None:
+    skin, courses = SkinList(), []
+    for length in (3.0, 3.01, 3.3, 3.29, 3.1):
+        courses.append(skin.edges(np.array([[0.0, 0, 0], [length, 0, 0]]), np.eye(3), np.zeros(3, dtype=bool), CUTOFF))
+    assert courses[0][0] is courses[1][0] and courses[2][0] is courses[3][0]
+    assert [topology.num_edges for topology, _ in courses] == [2, 2, 0, 0, 2]
+
+
+COURSES = {
+    "crystal": vibrating(bulk("Cu", cubic=True).repeat(2), 60, 0.01),
+    "one atom": vibrating(bulk("Cu"), 30, 0.02),
+    "changing cell": strained(bulk("Cu", cubic=True).repeat(2), 60, 0.003),
+    "slab": strained(slab(), 40, 0.003),
+    "triclinic": strained(sheared(), 40, 0.003),
+    "molecules that meet": meeting(200),
+}
+
+
+@pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
+def test_every_list_is_that_of_a_fresh_search_and_few_are_searched(course: Iterator[Atoms]) -> None:
+    skin, of_tensors = SkinList(), SkinList()
+    edges = []
+    for atoms in course:
+        edges.append(same(skin, atoms))
+        assert same_edges(of_tensors, atoms) == edges[-1]
+    assert 1 <= skin.searches == of_tensors.searches <= len(edges) / 3
+    assert len(edges) < 100 or len(set(edges)) > 3  # molecules: pairs came and went
+
+
+def pair(length: float) -> Atoms:
+    return Atoms("Cu2", [(0, 0, 0), (length, 0, 0)])
+
+
+def test_pairs_come_and_go_without_a_search_and_one_at_the_cutoff_is_left_to_it() -> None:
+    skin = SkinList()  # an atom crosses the cutoff of 3.2 by less than half a skin
+    edges = {same(skin, pair(length)) for length in (3.1, 3.19, 3.21, 3.3, 3.19)}
+    assert (skin.searches, edges) == (1, {0, 2})
+    for length in np.nextafter(CUTOFF, [0.0, CUTOFF, 9.0]):
+        same(skin, pair(length))
+
+
+def test_another_structure_is_searched_anew() -> None:
+    skin, cell = SkinList(), bulk("Cu", cubic=True)
+    open_cell, wrapped, far = cell.copy(), cell.copy(), cell.copy()
+    open_cell.pbc = False
+    wrapped.positions[1] += wrapped.cell[0]
+    far.positions[0] += 0.3  # more than half a skin
+    for atoms in (cell, cell.repeat(2), cell, open_cell, far, wrapped, Atoms("H"), molecule("H2O")):
+        same(skin, atoms)
+    for scale in (0.6, 1.0, 2.0, 0.8):  # images beyond the first list come in
+        squeezed = cell.copy()
+        squeezed.set_cell(cell.cell.array * scale, scale_atoms=True)
+        same(skin, squeezed)
+
+
+def test_the_nearest_neighbours_alone_are_those_of_a_fresh_search() -> None:
+    skin = SkinList()
+    for atoms in vibrating(bulk("Cu", cubic=True), 5, 0.02):
+        ours = from_ase(atoms, CUTOFF, max_neighbours=5, neighbours=skin)
+        np.testing.assert_array_equal(ours.senders, from_ase(atoms, CUTOFF, max_neighbours=5).senders)
+
+
+def test_atoms_that_meet_are_refused_between_searches() -> None:
+    skin = SkinList()
+    same(skin, pair(0.2))
+    refuses("apart; remove the duplicate", from_ase, pair(0.0001), CUTOFF, neighbours=skin)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_pairs_and_their_order_are_those_of_the_host(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    cell = random.normal(size=(3, 3)) * random.choice([0.6, 2, 6]) + np.eye(3) * random.choice([2, 5])  # skewed, tiny
+    positions, periodic = random.normal(size=(int(random.integers(1, 25)), 3)) * 12, random.random(3) < 0.6
+    search = DeviceSearch(2.7 * REACH)
+    for _ in range(2):  # in memory that is kept
+        positions += 0.1
+        there = search(torch.from_numpy(positions), cell, periodic)
+        for ours, host in zip(there, neighbour_list(positions, cell, periodic, 2.7), strict=True):
+            np.testing.assert_array_equal(ours.numpy(), host)
+
+
+def test_atoms_without_neighbours_have_no_pairs_there() -> None:
+    there = DeviceSearch(2.0)(torch.tensor([[0.0, 0, 0], [9.0, 0, 0]], dtype=torch.float64), np.eye(3), [False] * 3)
+    assert [tuple(one.shape) for one in there] == [(0,), (0,), (0, 3)]
+
+
+def searching_there() -> SkinList:
+    skin = SkinList()
+    skin.searches_there = True
+    return skin
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    search = Mock(side_effect=neighbour_list)
+    monkeypatch.setattr("hydragnn.graphs.skin.neighbour_list", search)
+    return search
+
+
+@pytest.mark.parametrize("way", ["crystal", "changing cell", "slab", "triclinic", "outside its cell"])
+def test_all_but_the_first_two_structures_are_searched_there(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    skin, on_host = searching_there(), counted(monkeypatch)
+    copper = bulk("Cu", cubic=True).repeat(2)
+    copper.positions += {"outside its cell": 40.0}.get(way, 0.0)
+    course = {"changing cell": strained(copper, 60, 0.01), "slab": vibrating(slab(), 60, 0.03)}
+    course["triclinic"] = strained(sheared(), 60, 0.01)
+    for atoms in course.get(way, vibrating(copper, 60, 0.03)):
+        same_edges(skin, atoms)
+    assert skin.searches >= 4 and on_host.call_count == 2 and skin.searches_there
+
+
+def test_atoms_that_meet_are_refused_and_another_structure_begins_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    skin, on_host, copper = searching_there(), counted(monkeypatch), bulk("Cu", cubic=True)
+    for atoms in chain(vibrating(copper, 30, 0.05), [Atoms("Cu2", [(0, 0, 0), (2, 0, 0)])]):
+        same_edges(skin, atoms)
+    assert on_host.call_count == 3 < skin.searches
+    refuses("remove the duplicate", skin.edges, np.zeros((2, 3)), np.eye(3), np.zeros(3, dtype=bool), CUTOFF)
+
+
+@pytest.mark.parametrize("fault", ["fails", "errs"])
+def test_bad_devices_are_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str) -> None:
+    found = DeviceSearch.__call__
+
+    def search(self: DeviceSearch, *arguments: Any) -> Any:
+        if fault == "fails":
+            raise RuntimeError("no libnvrtc here")
+        return tuple(one[1:] for one in found(self, *arguments))
+
+    monkeypatch.setattr(DeviceSearch, "__call__", search)
+    skin = searching_there()
+    for atoms in vibrating(bulk("Cu", cubic=True), 40, 0.04):
+        same_edges(skin, atoms)
+    said = capsys.readouterr().err
+    assert said.count("note: neighbours are searched on the CPU") == 1 and not skin.searches_there
+    assert ("no libnvrtc here" if fault == "fails" else "not those of the host") in said and skin.searches > 3
 
 
 def rows(pairs: search.Pairs) -> ndarray:
