@@ -249,7 +249,7 @@ def test_meshes_have_nodal_fields_and_labels_and_a_store_says_how_others_become_
     assert rule["kind"] == "mesh" and not {"files", "labels"} & rule.keys()
     meshio.Mesh(2 * points, cells, point_data={"T": 5 + np.arange(4.0)}).write(tmp_path / "new[1].vtu")
     settings = settings_of_rule(rule, tmp_path / "new[1].vtu", "the store")
-    needed = {"temperature", "laplacian_encoding"}
+    needed = {"temperature", *widths}
     (graph,) = graphs_of(for_prediction(settings, needed))
     assert graph["temperature"].tolist() == [10, 12, 14, 16] and set(graph.fields) == needed
     with pytest.raises(InputError, match="no energy for the graph field energy"):
