@@ -1,23 +1,34 @@
-"""Exported files give the calculator's numbers, in processes without this project, or end with a sentence."""
+"""Exported files have the calculator's numbers for every form of an input, in processes without this project, or end with a sentence."""
 
 import json
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from shutil import which
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import bulk
+from torch import Tensor
+from vesin import NeighborList
 
 import hydragnn
-from hydragnn.ensemble import calculator
+from hydragnn.base.errors import MissingPackageError
+from hydragnn.ensemble import OutsideDomain, calculator, package_calculator, torch_sim_model
 from hydragnn.ensemble.exporting import export as exporting
+from hydragnn.ensemble.exporting.program import example
+from hydragnn.graphs.atomic import neighbour_list
+from hydragnn.graphs.many_skins import ManySkins
+from hydragnn.graphs.search import completed_cell
 from tests.ensemble.conftest import calculating, refused
 from tests.forked import run_forked
 from tests.once import shared
@@ -26,7 +37,7 @@ OUTSIDE = Path(__file__).with_name("exporting.py")
 
 
 @shared
-def structures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Atoms]]:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Atoms]]:
     """Copper of 1 to 32 atoms in sheared cells, a pair in a vacuum, and an atom without neighbours."""
     random, some = np.random.default_rng(3), [Atoms("Cu2", [[0, 0, 0], [0, 0, 2.4]]), Atoms("Cu", [[1.0, 2.0, 3.0]])]
     for repeat in ((1, 1, 1), (2, 1, 1), (2, 2, 2)):
@@ -69,9 +80,9 @@ def check_same(results: dict[str, Any], folder: Path, some: list[Atoms], numbers
 
 
 def test_a_program_of_torch_has_the_calculators_numbers_for_all_sizes_without_this_project(
-    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], exported: tuple[Path, dict[str, Any]]
+    strained: tuple[Path, Atoms], samples: tuple[Path, list[Atoms]], exported: tuple[Path, dict[str, Any]]
 ) -> None:
-    (path, some), (file, stated) = structures, exported
+    (path, some), (file, stated) = samples, exported
     results = ran("program", file, path)
     check_same(results, strained[0], some, list(range(len(some))), 1e-9)
     for name in ("energy", "forces", "stress"):
@@ -89,21 +100,21 @@ def test_an_export_on_a_full_disk_leaves_nothing(exported: tuple[Path, dict[str,
 
 
 def test_a_model_of_metatomic_has_the_calculators_numbers(
-    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], tmp_path: Path
+    strained: tuple[Path, Atoms], samples: tuple[Path, list[Atoms]], tmp_path: Path
 ) -> None:
     pytest.importorskip(
         "metatomic.torch", reason="metatomic is not installed: pip install 'hydragnn-ensemble[simulation]'"
     )
-    path, some = structures
+    path, some = samples
     run_forked(hydragnn.export, strained[0], tmp_path / "m.pt", "metatomic")
     check_same(ran("metatomic", tmp_path / "m.pt", path), strained[0], some, list(range(len(some))), 1e-9)
 
 
 @pytest.mark.parametrize(("units", "ranks"), [("metal", 1), ("real", 1), ("metal", 2)])
 def test_lammps_has_the_calculators_numbers_and_moves_atoms_as_ase_does(
-    strained: tuple[Path, Atoms], structures: tuple[Path, list[Atoms]], driven: Path, units: str, ranks: int
+    strained: tuple[Path, Atoms], samples: tuple[Path, list[Atoms]], driven: Path, units: str, ranks: int
 ) -> None:
-    path, some = structures
+    path, some = samples
     results = ran("lammps", driven, path, units, ranks=ranks)
     assert results["ranks"] == ranks
     check_same(results, strained[0], some, [2, 3, 4], 1e-8)  # digits of its conversion of pressures
@@ -197,3 +208,310 @@ def test_ids_near_two_billions_and_ranks_without_atoms_have_the_numbers_of_one_r
         assert found and float(found.group(1)) == pytest.approx(float(found.group(2)), abs=1e-9)
         energies.append(float(found.group(1)))
     assert energies[1:] == pytest.approx(energies[:1] * 2, abs=1e-8)
+
+
+Inputs = list[Tensor]
+Program = Callable[..., Any]
+NAMES = ("positions", "species", "cells", "edges", "images", "owners")
+
+
+def spread(tensor: Tensor) -> Tensor:
+    return torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 77, dtype=tensor.dtype)[..., ::2].copy_(tensor)
+
+
+def window(tensor: Tensor) -> Tensor:
+    corner = tuple(slice(0, size) for size in tensor.shape)
+    return torch.full([size + 3 for size in tensor.shape], 77, dtype=tensor.dtype)[corner].copy_(tensor)
+
+
+def columns(tensor: Tensor) -> Tensor:
+    """The order of Fortran."""
+    axes = list(range(tensor.dim()))[::-1]
+    return tensor.permute(axes).contiguous().permute(axes)
+
+
+TYPES = (torch.float32, torch.float16, torch.int32, torch.uint8, torch.complex128, torch.float64, torch.int64)
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda tensor: tensor,
+    "spread": spread,
+    "window": window,
+    "columns": columns,
+    **{str(dtype).removeprefix("torch."): partial(Tensor.to, dtype=dtype) for dtype in TYPES},
+    "one short": lambda tensor: tensor[:-1],
+    "nothing": lambda tensor: tensor[:0],
+    "flat": lambda tensor: tensor.flatten(),
+    "one axis more": lambda tensor: tensor[None],
+}
+SAME = {"as it is"}
+"""Forms that must be taken; others may be refused."""
+
+
+def structures() -> dict[str, Atoms]:
+    crystal = bulk("Cu", cubic=True)
+    crystal.positions += 0.1 * np.random.default_rng(1).normal(size=crystal.positions.shape)
+    some = {"crystal": crystal}
+    for name, periodic in {"slab": (1, 1, 0), "wire": (0, 0, 1), "cluster": (0, 0, 0), "far away": (1, 1, 1)}.items():
+        some[name] = crystal.copy()
+        some[name].pbc = periodic
+    some["far away"].positions += 40.0
+    some |= {"alone": Atoms("Cu", [[1.0, 2.0, 3.0]]), "one in a crystal": bulk("Cu")}
+    return some
+
+
+def inputs_of(atoms: Atoms) -> Inputs:
+    search = NeighborList(cutoff=4.0, full_list=True)
+    centres, neighbours, images = search.compute(atoms.positions, atoms.cell.array, atoms.pbc, "ijS")
+    return [
+        torch.from_numpy(atoms.positions.copy()),
+        torch.from_numpy(atoms.numbers.astype(np.int64)),
+        torch.from_numpy(atoms.cell.array.copy())[None],
+        torch.from_numpy(np.stack([neighbours, centres]).astype(np.int64)),
+        torch.from_numpy(images.astype(np.float64)),
+        torch.zeros(len(atoms), dtype=torch.int64),
+    ]
+
+
+def _compile(model: Path, traced: Path, out: Path) -> None:
+    """Export a package of the program that was traced already."""
+    program = torch.export.load(traced)
+
+    def program_of(potential: exporting.PlainPotential) -> torch.export.ExportedProgram:
+        program._example_inputs = example(potential), {}
+        return program
+
+    exporting.program_of = program_of
+    hydragnn.export(model, out, to="aoti")
+
+
+@shared
+def package(strained: tuple[Path, Atoms], exported: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("programs") / "aoti.pt2"
+    run_forked(_compile, strained[0], exported[0], file)
+    return file
+
+
+without_compiler = pytest.mark.skipif(not which("g++"), reason="no g++")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["exported", pytest.param("package", marks=[pytest.mark.slow, without_compiler])],
+    ids=["torch", "aoti"],
+)
+def program(request: pytest.FixtureRequest) -> Program:
+    made = request.getfixturevalue(request.param)
+    if request.param == "exported":
+        return torch.export.load(made[0]).module()
+    loaded: Program = torch._inductor.aoti_load_package(str(made))
+    return loaded
+
+
+def answer(program: Program, inputs: Inputs) -> list[np.ndarray] | None:
+    """Energy, forces and stress; None where the program refuses."""
+    try:
+        return [one.numpy() for one in program(*inputs)[:3]]
+    except (RuntimeError, IndexError, AssertionError, ValueError):
+        return None
+
+
+@pytest.fixture(scope="module")
+def right(strained: tuple[Path, Atoms]) -> dict[str, list[np.ndarray]]:
+    potential, numbers = calculator(strained[0], outside="record"), {}
+    for name, atoms in structures().items():
+        atoms.calc = potential
+        stress = [atoms.get_stress(voigt=False)[None]] if atoms.pbc.all() else []
+        numbers[name] = [np.array([atoms.get_potential_energy()]), atoms.get_forces(), *stress]
+    return numbers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_form_is_computed_or_refused(form: str, program: Program, right: dict[str, list[np.ndarray]]) -> None:
+    for name, atoms in structures().items():
+        for place, what in enumerate(NAMES):
+            inputs = inputs_of(atoms)
+            inputs[place] = FORMS[form](inputs[place])
+            results = answer(program, inputs)
+            assert results is not None or form not in SAME, f"{what} of {name} are refused"
+            for own, other in zip(results or (), right[name]):
+                np.testing.assert_allclose(own, other, atol=1e-6, err_msg=f"{what} of {name}")
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [(3, 100), (3, -1), (3, -100), (5, 1), (5, -1), (1, 200), (1, -60)],
+    ids=["atoms beyond", "atom -1", "atoms before", "structure beyond", "structure -1", "element 229", "element -31"],
+)
+def test_numbers_of_what_is_not_there_are_refused(place: int, change: int, program: Program) -> None:
+    inputs = inputs_of(structures()["crystal"])
+    inputs[place] = inputs[place] + change
+    assert answer(program, inputs) is None
+
+
+@pytest.mark.parametrize("species", [[79, 29, 29, 29], [29, 29, 29, 1], [0, 29, 29, 29], [47, 47, 47, 47]])
+def test_an_unknown_element_makes_all_results_of_its_structure_unknown(species: list[int], program: Program) -> None:
+    crystal = structures()["crystal"]
+    inputs, known = inputs_of(crystal), inputs_of(crystal)
+    inputs[1] = torch.tensor(species)
+    both = [torch.cat([one, other], dim=0) for one, other in zip(inputs, known)]
+    both[3] = torch.cat([inputs[3], known[3] + 4], dim=1)
+    both[5] = torch.arange(8) // 4
+    alone, results = answer(program, known), answer(program, both)
+    assert alone is not None and results is not None
+    for own, other, atoms in zip(results, alone, (1, 4, 1)):
+        assert np.isnan(own[:atoms]).all()
+        np.testing.assert_allclose(own[atoms:], other, atol=1e-9)
+    lone = inputs_of(structures()["alone"])
+    lone[1] = torch.tensor([79])
+    assert all(np.isnan(one).all() for one in answer(program, lone) or [np.zeros(1)])
+
+
+@pytest.mark.slow
+@without_compiler
+def test_a_package_is_a_calculator_of_its_model(package: Path, strained: tuple[Path, Atoms], runs: list[Path]) -> None:
+    fast, right = package_calculator(strained[0], package), calculator(strained[0], outside="record")
+    for name, atoms in structures().items():
+        for _ in range(2):  # with the neighbours that are kept
+            one, other = atoms.copy(), atoms.copy()
+            one.calc, other.calc = fast, right
+            assert one.get_potential_energy() == pytest.approx(other.get_potential_energy(), abs=1e-6), name
+            np.testing.assert_allclose(one.get_forces(), other.get_forces(), atol=1e-6, err_msg=name)
+            assert ("stress" in fast.results) == ("stress" in right.results), name
+            if "stress" in fast.results:
+                np.testing.assert_allclose(one.get_stress(), other.get_stress(), atol=1e-6, err_msg=name)
+            atoms.positions += 0.01
+    gold = bulk("Au", cubic=True)
+    gold.calc = fast
+    refused("elements that training did not hold", gold.get_potential_energy)
+    refused("another model", package_calculator, runs[0], package)
+    refused("does not exist; write it with", package_calculator, strained[0], package.with_name("none.pt2"))
+
+
+@pytest.mark.parametrize("periodic", [(1, 1, 1), (1, 1, 0), (0, 1, 0), (0, 0, 0)])
+@pytest.mark.parametrize("form", ["as it is", "window", "columns", "float32"])
+def test_states_of_torch_sim_have_any_form(form: str, periodic: tuple[int, ...], strained: tuple[Path, Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    model, atoms = torch_sim_model(strained[0], outside="record"), structures()["crystal"]
+    atoms.pbc = True  # mixed axes are set below, since initialize_state would open all of them
+    state = torch_sim.initialize_state([atoms], model.device, model.dtype)
+    atoms.pbc = periodic
+    state.pbc = torch.tensor(periodic, dtype=torch.bool)
+    state.positions = FORMS[form](state.positions)
+    atoms.positions = state.positions.double().numpy()
+    atoms.calc = calculator(strained[0], outside="record")
+    results = model(state)
+    assert results["energy"].item() == pytest.approx(atoms.get_potential_energy(), abs=1e-6)
+    np.testing.assert_allclose(results["forces"], atoms.get_forces(), atol=1e-6)
+
+
+NEEDED = "torch-sim is not installed: pip install 'hydragnn-ensemble[simulation]'"
+
+
+def rattled(count: int, seed: int) -> list[Atoms]:
+    """Cells of one to eight atoms, some with an open side and some far from their origin."""
+    random = np.random.default_rng(seed)
+    structures = []
+    for number in range(count):
+        atoms = bulk("Cu", cubic=bool(number % 2)) * (1, 1, 1 + number % 3 // 2)
+        atoms.positions += 0.1 * random.normal(size=atoms.positions.shape)
+        atoms.pbc[2] = number % 4 != 3
+        atoms.positions += 60.0 * (number % 5 == 4)
+        structures.append(atoms)
+    return structures
+
+
+def moved_edges(skins: ManySkins, structures: list[Atoms]) -> list[tuple[int, int, float]]:
+    edges = skins(
+        torch.from_numpy(np.concatenate([atoms.positions for atoms in structures])),
+        torch.from_numpy(np.stack([atoms.cell.array for atoms in structures])),
+        torch.from_numpy(np.stack([atoms.pbc for atoms in structures])),
+        torch.tensor([len(atoms) for atoms in structures]),
+    )
+    senders, receivers = edges.topology.senders, edges.topology.receivers
+    lengths = (edges.positions[senders] + edges.shifts - edges.positions[receivers]).norm(dim=1)
+    return sorted(zip(senders.tolist(), receivers.tolist(), lengths.round(decimals=9).tolist()))
+
+
+@pytest.mark.parametrize("most", [None, 5])
+def test_many_lists_are_those_of_each_structure_while_atoms_and_cells_move(most: int | None) -> None:
+    structures, random, skins = rattled(9, seed=0), np.random.default_rng(1), ManySkins(4.0, most)
+    for step in range(12):
+        expected, first = [], 0
+        for atoms in structures:
+            cell = completed_cell(atoms.cell.array, atoms.pbc, "")
+            senders, receivers, images = neighbour_list(atoms.positions, cell, atoms.pbc, 4.0, most)
+            lengths = np.linalg.norm(atoms.positions[senders] + images @ cell - atoms.positions[receivers], axis=1)
+            expected += zip((senders + first).tolist(), (receivers + first).tolist(), lengths.tolist())
+            first += len(atoms)
+        found = moved_edges(skins, structures)
+        assert [one[:2] for one in found] == [one[:2] for one in sorted(expected)]
+        np.testing.assert_allclose([one[2] for one in found], [one[2] for one in sorted(expected)], atol=1e-8)
+        for number, atoms in enumerate(structures):
+            atoms.positions += 0.02 * random.normal(size=atoms.positions.shape) * (number < 4)
+            atoms.set_cell(atoms.cell.array * (1 + 0.004 * (number == 5)), scale_atoms=True)
+        structures = structures[1:] if step == 10 else structures
+    assert skins.searches < 9 + 8 + 30  # of 108
+
+
+def test_a_structure_that_is_impossible_is_named_by_its_number() -> None:
+    structures = rattled(3, seed=0)
+    structures[1].positions[1] = structures[1].positions[0] + 1e-5
+    refused(r"structure 1: nodes 0 and 1 are 1\.7e-05 apart", moved_edges, ManySkins(4.0), structures)
+    structures[2].positions[0, 0] = np.nan
+    refused("structure 2 has positions that are not finite", moved_edges, ManySkins(4.0), structures)
+
+
+def test_all_structures_have_the_calculators_energies_forces_and_stress(strained: tuple[Path, Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    model, potential = torch_sim_model(strained[0]), calculator(strained[0], outside="record")
+    structures = [atoms for atoms in rattled(9, seed=2) if atoms.pbc.all()]
+    results = model(torch_sim.initialize_state(structures, model.device, model.dtype))
+    assert (model.compute_forces, model.compute_stress) == (True, True)
+    first = 0
+    for number, atoms in enumerate(structures):
+        atoms.calc = potential
+        own = slice(first, first := first + len(atoms))
+        assert results["energy"][number].item() == pytest.approx(atoms.get_potential_energy(), rel=1e-9)
+        np.testing.assert_allclose(results["forces"][own], atoms.get_forces(), atol=1e-9)
+        np.testing.assert_allclose(results["stress"][number], atoms.get_stress(voigt=False), atol=1e-9)
+        np.testing.assert_allclose(results["forces_std"][own], potential.results["forces_std"], atol=1e-9)
+        assert results["domain_score"][number].item() == pytest.approx(potential.results["domain_score"])
+        assert model.domain[number] == potential.results["domain"]
+
+
+def test_clusters_are_relaxed_at_once_as_one_after_the_other(ensemble: Path, frames: list[Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    from ase.optimize import FIRE
+
+    model, potential, energies = torch_sim_model(ensemble, outside="record"), calculator(ensemble, outside="record"), []
+    for frame in frames[:4]:
+        atoms = frame.copy()
+        atoms.calc = potential
+        FIRE(atoms, logfile=None).run(1e-9, 6)
+        energies.append(atoms.get_potential_energy())
+    state = torch_sim.initialize_state([frame.copy() for frame in frames[:4]], model.device, model.dtype)
+    state.pbc = False
+    start, step = torch_sim.optimizers.fire(model, md_flavor="ase_fire")
+    fire = start(state)
+    for _ in range(6):
+        fire = step(fire)
+    np.testing.assert_allclose(fire.energy, energies, rtol=1e-6)
+
+
+def test_a_state_outside_the_training_domain_stops_by_name(ensemble: Path, frames: list[Atoms]) -> None:
+    torch_sim = pytest.importorskip("torch_sim", reason=NEEDED)
+    far = frames[1].copy()
+    far.positions *= 0.6
+    model = torch_sim_model(ensemble, outside="stop")
+    state = torch_sim.initialize_state([frames[0].copy(), far], model.device, model.dtype)
+    with pytest.raises(OutsideDomain, match="structure 1: "):
+        model(state)
+
+
+def test_models_that_read_more_than_states_hold_and_a_missing_package_get_a_sentence(
+    charged: tuple[Path, Atoms], ensemble: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch_sim", reason=NEEDED)
+    refused("reads charge, tags beside elements and positions", torch_sim_model, charged[0])
+    monkeypatch.setattr("hydragnn.ensemble.exporting.package_calculator.find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"hydragnn-ensemble\[simulation\]"):
+        torch_sim_model(ensemble)
