@@ -148,9 +148,7 @@ def test_an_ensemble_has_every_exact_law(ensemble: Path, monkeypatch: pytest.Mon
 C = Field(name="c", on="node")
 OF_NO_PLACE = {
     "classes of graphs": ("graph", {"classes": 3, "dtype": "int64"}),
-    "numbers of nodes": ("node", {}),
     "numbers of edges": ("edge", {}),
-    "four numbers of a graph": ("graph", {"shape": (4,)}),
     "graphs of one node": ("graph", {}),
 }
 
@@ -162,13 +160,11 @@ def test_laws_of_space_say_nothing_of_graphs_without_positions(kind: str, tmp_pa
     for number in range(24):
         size = 1 if kind == "graphs of one node" else 4 + number % 3
         here = np.arange(size if size > 1 else 0)
-        items = {"node": size, "edge": 2 * len(here), "graph": 1}[on]
-        values = random.integers(0, 3, items) if target.classes else random.normal(size=(items, *target.shape))
+        items = {"edge": 2 * len(here), "graph": 1}[on]
+        values = random.integers(0, 3, items) if target.classes else random.normal(size=items)
         ends = np.r_[here, (here + 1) % size], np.r_[(here + 1) % size, here]
-        own = {"node": {"c": random.normal(size=size)}, "edge": {}, "graph": {}}
-        own[on]["y"] = values if on != "graph" else values[0]
-        fields = {f"{location}s": numbers for location, numbers in own.items()}
-        graphs.append(graph_from_arrays(None, *ends, fields=[C, target], **fields))
+        own = {f"{on}s": {"y": values if on == "edge" else values[0]}}
+        graphs.append(graph_from_arrays(None, *ends, fields=[C, target], nodes={"c": random.normal(size=size)}, **own))
     store = written(tmp_path / "graphs.h5", concatenate(graphs))
     head = {"kind": "classes" if target.classes else "scalar", "field": "y"}
     model = {"kind": "gin", "hidden_dim": 4, "num_layers": 1}

@@ -29,6 +29,8 @@ from tests.ensemble.finished import edit_json
 def test_every_member_and_the_trivial_predictor_are_evaluated(built: Built) -> None:
     out, evaluation = built
     assert read_sealed(out / "evaluation.json") == evaluation.to_json()
+    energy, forces = map(Ensemble.load(out).weights_of, ("energy", "forces"))
+    assert np.array_equal(energy, forces) and energy.sum() == pytest.approx(1.0)
     for part in ("valid", "test"):
         assert set(evaluation.parts[part]) == {"energy", "forces"}
         for field, metrics in evaluation.parts[part].items():
@@ -56,13 +58,6 @@ def test_the_arrays_are_the_rows_behind_the_metrics(built: Built) -> None:
             assert rows["members"].shape == (3, len(rows["target"])) and len(rows["graph"]) == len(rows["target"])
             weighted = Ensemble.load(out).weights_of(field) @ rows["members"]
             np.testing.assert_allclose(weighted, rows["mean"], atol=1e-9)
-
-
-def test_an_energy_and_its_forces_share_weights(built: Built) -> None:
-    ensemble = Ensemble.load(built[0])
-    assert set(ensemble.manifest.weights) == {"energy", "forces"}
-    assert np.array_equal(ensemble.weights_of("energy"), ensemble.weights_of("forces"))
-    assert ensemble.weights_of("energy").sum() == pytest.approx(1.0)
 
 
 def test_moving_changes_no_prediction(built: Built, tmp_path: Path, frames: list[Atoms]) -> None:

@@ -200,12 +200,6 @@ def calibrated_runs(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) 
     return folders
 
 
-def test_members_of_one_split_have_that_split(member: Member, store: MemoryStore) -> None:
-    own, joint = make_split(store, member.config.split), joint_split([member, member], store)
-    assert joint.counts == own.counts
-    assert all(np.array_equal(getattr(joint, part), getattr(own, part)) for part in own.counts)
-
-
 @pytest.mark.parametrize("seeds", [(3, 9), (1, 2, 3)], ids=str)
 @pytest.mark.parametrize("calibration", [0.0, 0.1, 0.25])
 def test_unseen_ones_calibrate(member: Member, store: MemoryStore, seeds: tuple[int, ...], calibration: float) -> None:

@@ -102,9 +102,7 @@ def test_an_export_on_a_full_disk_leaves_nothing(exported: tuple[Path, dict[str,
 def test_a_model_of_metatomic_has_the_calculators_numbers(
     strained: tuple[Path, Atoms], samples: tuple[Path, list[Atoms]], tmp_path: Path
 ) -> None:
-    pytest.importorskip(
-        "metatomic.torch", reason="metatomic is not installed: pip install 'hydragnn-ensemble[simulation]'"
-    )
+    pytest.importorskip("metatomic.torch", reason=NEEDED.replace("torch-sim", "metatomic"))
     path, some = samples
     run_forked(hydragnn.export, strained[0], tmp_path / "m.pt", "metatomic")
     check_same(ran("metatomic", tmp_path / "m.pt", path), strained[0], some, list(range(len(some))), 1e-9)

@@ -72,9 +72,7 @@ def quadratic(kind: str, size: int) -> meshio.Mesh:
     return meshio.Mesh(np.array(points), [(kind + str(size), [list(range(len(points)))])])
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"), [("line", 3), ("triangle", 6), ("quad", 8), ("tetra", 10), ("hexahedron", 20)]
-)
+@pytest.mark.parametrize("kind, size", [("line", 3), ("triangle", 6), ("quad", 8), ("tetra", 10), ("hexahedron", 20)])
 def test_mid_side_nodes_split_every_edge_in_two(kind: str, size: int) -> None:
     graph = validate(from_mesh(quadratic(kind, size)))
     linear = from_mesh(meshio.Mesh(SHAPES[kind], [(kind, [list(range(len(SHAPES[kind])))])]))

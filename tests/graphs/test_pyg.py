@@ -191,10 +191,7 @@ def test_a_cell_is_only_a_box_where_the_data_say_so() -> None:
 
 UNREAD, NO_ATTRIBUTE = "no reading of {} gives edges that agree with {}", "by {}, and no attribute says through"
 NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
-    (
-        {"bond_image": lambda d: d.edge_shifts, "edge_shifts": None},
-        "graph 3: the attribute bond_image seems to say how",
-    ),
+    ({"bond_image": lambda d: d.edge_shifts, "edge_shifts": None}, "graph 3: the attribute bond_image seems to say"),
     ({"edge_shifts": lambda d: d.edge_shifts * 0.7}, "edge_shifts are not zero but they are no whole numbers of cell"),
     ({"cell": None, "pbc": None}, "edge_shifts are not zero but there is no cell"),
     ({"edge_length": lambda d: torch.full((len(d.edge_shifts),), 2.0)}, UNREAD.format("edge_shifts", "edge_length")),
@@ -203,10 +200,7 @@ NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
     ({"edge_shifts": lambda d: d.edge_shifts.T}, "edge_shifts of shape .* is not .edges, 3"),
     ({"pbc": lambda d: "TTF"}, "pbc = 'TTF' is not one flag per axis"),
     ({"edge_shifts": None}, "where an image is .* away, and nothing says through which images"),
-    (
-        {"edge_shifts": None, "pbc": None},
-        "graph 3 has a cell and does not say which axes repeat; give periodic .pbc in",
-    ),
+    ({"edge_shifts": None, "pbc": None}, "graph 3 has a cell and does not say which axes repeat; give periodic .pbc"),
 ]
 
 
