@@ -68,7 +68,7 @@ def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     assert not capsys.readouterr().err
 
 
-def test_files_move(predict: Predict, structures_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moving_fails(predict: Predict, structures_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = shutil.copy(structures_file(8), tmp_path / "moving.xyz")
     frames = read(path, index=":")
     first_acts(monkeypatch, sources.Graphs, "build", lambda: write(path, frames[::-1], format="extxyz"))
