@@ -34,7 +34,7 @@ APART = {kind: one.model_copy(update={"train": 0.2, "valid": 0.1}) for kind, one
 
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
-def test_the_seed_decides_and_nothing_else(store: MemoryStore, settings: SplitSettings) -> None:
+def test_every_graph_is_in_exactly_one_part_and_the_seed_decides(store: MemoryStore, settings: SplitSettings) -> None:
     first, again = make_split(store, settings), make_split(store, settings)
     check_complete(first, len(store))
     other = make_split(store, settings.model_copy(update={"seed": 7}))
