@@ -23,17 +23,6 @@ from tests.refusals import refuses
 PLATE = {"kind": "mesh", "files": ["*.vtu"]}
 
 
-def plates(folder: Path) -> None:
-    """A square of 4 x 4 in 32 triangles, once with shared points and once with points of every triangle's own."""
-    side = np.arange(5.0)
-    points = np.stack([*(axis.ravel() for axis in np.meshgrid(side, side)), np.zeros(25)], axis=1)
-    corner = (np.arange(4)[:, None] * 5 + np.arange(4)).reshape(-1, 1)
-    cells = (corner[:, None] + [[0, 1, 5], [1, 6, 5]]).reshape(-1, 3)
-    meshio.write(folder / "shared.vtu", meshio.Mesh(points, [("triangle", cells)]))
-    torn = meshio.Mesh(points[cells.ravel()], [("triangle", np.arange(96).reshape(-1, 3))])
-    meshio.write(folder / "torn.vtu", torn)
-
-
 NOTES = [
     "several components in 1 of 2 graphs, for example graph 'torn.vtu' (32 components of 96 nodes)",
     "coincident nodes in 1 of 2 graphs, for example graph 'torn.vtu' (96 nodes at 25 places)",
@@ -41,7 +30,14 @@ NOTES = [
 
 
 def test_a_torn_mesh_is_named_by_build_info_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plates(tmp_path)
+    # a square of 4 x 4 in 32 triangles, once with shared points and once with points of every triangle's own
+    side = np.arange(5.0)
+    points = np.stack([*(axis.ravel() for axis in np.meshgrid(side, side)), np.zeros(25)], axis=1)
+    corner = (np.arange(4)[:, None] * 5 + np.arange(4)).reshape(-1, 1)
+    cells = (corner[:, None] + [[0, 1, 5], [1, 6, 5]]).reshape(-1, 3)
+    meshio.write(tmp_path / "shared.vtu", meshio.Mesh(points, [("triangle", cells)]))
+    torn = meshio.Mesh(points[cells.ravel()], [("triangle", np.arange(96).reshape(-1, 3))])
+    meshio.write(tmp_path / "torn.vtu", torn)
     monkeypatch.chdir(tmp_path)
     built = hydragnn.build_store(PLATE, tmp_path / "p.h5", quiet=True)
     checked = examine_store(tmp_path / "p.h5")

@@ -145,14 +145,8 @@ def test_an_ensemble_names_no_code_outside_the_package(trained: Path, tmp_path: 
         refused(".", predict_by, rule)
 
 
-GRAINS = {
-    "kind": "grains",
-    "files": ["grains.csv"],
-    "edges": "contacts.csv",
-    "graphs": "microstructures.csv",
-    "undirected": True,
-    "fields": [{"name": "charge", "on": "node"}, RINGS["fields"][2]],
-}
+GRAINS = {"kind": "grains", "files": ["grains.csv"], "edges": "contacts.csv", "graphs": "microstructures.csv"}
+GRAINS |= {"undirected": True, "fields": [{"name": "charge", "on": "node"}, RINGS["fields"][2]]}
 
 
 def test_tables_of_grains_are_predicted_by_their_build_file_and_need_no_labels(trained: Path, tmp_path: Path) -> None:

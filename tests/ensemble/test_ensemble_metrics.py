@@ -8,14 +8,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from hydragnn.ensemble.building.weights import SECOND, errors_alone, errors_of, mixed, optimum, worst_ratio
-from hydragnn.ensemble.estimates.metrics import (
-    coverage,
-    gaussian_crps,
-    gaussian_nll,
-    miscalibration_area,
-    point_metrics,
-    rank_correlation,
-)
+from hydragnn.ensemble.estimates import metrics
+from hydragnn.ensemble.estimates.metrics import coverage, gaussian_crps, gaussian_nll, point_metrics
 from hydragnn.ensemble.estimates.moments import MixtureMoments, isotropic, total_variance
 from hydragnn.ensemble.estimates.numbers import NumberEstimate, NumberEvidence
 from hydragnn.graphs import Field
@@ -52,15 +46,17 @@ def test_miscalibration_area_is_small_for_honest_and_near_half_for_absurd_errors
     generator = np.random.default_rng(2)
     std = generator.uniform(0.5, 2.0, size=4000)
     target = generator.normal(0.0, std)
-    honest, small, large = (miscalibration_area(target, np.zeros(4000), factor * std) for factor in (1, 1e-6, 1e6))
+    honest, small, large = (
+        metrics.miscalibration_area(target, np.zeros(4000), factor * std) for factor in (1, 1e-6, 1e6)
+    )
     assert honest < 0.02 and small > 0.45 and large > 0.45
 
 
 def test_rank_correlation_is_spearmans_with_ties_and_zero_with_a_constant() -> None:
     generator = np.random.default_rng(3)
     first, second = generator.integers(0, 6, 40).astype(float), generator.integers(0, 6, 40).astype(float)
-    assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
-    assert rank_correlation(np.ones(4), np.arange(4.0)) == 0.0
+    assert metrics.rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
+    assert metrics.rank_correlation(np.ones(4), np.arange(4.0)) == 0.0
 
 
 def test_coverage_counts_the_ends_and_metrics_of_nothing_are_refused() -> None:

@@ -206,12 +206,11 @@ def test_a_thousand_idle_ranks_hardly_look_at_the_file_system(what: str) -> None
     assert len(looks) < 50 * (time.monotonic() - begin)
 
 
+BUDGETS = st.integers(0, 5), st.integers(4, 30)
+
+
 @pytest.mark.parametrize("window", [1, 3, packing.WINDOW])
-@given(
-    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40), st.booleans()), max_size=40),
-    st.integers(0, 5),
-    st.integers(4, 30),
-)
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40), st.booleans()), max_size=40), *BUDGETS)
 def test_every_graph_is_in_one_chunk_in_order(window: int, graphs: Any, max_graphs: int, max_nodes: int) -> None:
     built = [(n, e) for n, e, failed in graphs if not failed]
     numbers = np.array([i for i, (_, _, failed) in enumerate(graphs) if not failed], dtype=np.int64)

@@ -119,9 +119,5 @@ def test_a_unit_that_would_take_for_ever_is_refused_at_once(text: str) -> None:
     assert unit_features(text) == unit_features("no unit at all")
 
 
-def test_powers_in_any_spelling_have_one_size() -> None:
-    assert {in_ase_units(unit, "stress", "stress") for unit in ("eV/A^3", "eV/A³", "eV A⁻³", "eV / (Å ** 3)")} == {1.0}
-
-
 def test_a_description_of_a_field_holds_no_book() -> None:
     refuses("more than", Field, name="a", on="node", unit="m" * 300_000)
