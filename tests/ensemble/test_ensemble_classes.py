@@ -218,6 +218,7 @@ def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: Built) -> Non
     assert np.isnan(predictions["phase"].probability).all()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_shows_confusions_and_reliability(ensemble: Built, joined_rings: Built, tmp_path: Path) -> None:
     words = {"ring": HEADS_OF_RINGS, "chain": ("Confusion matrix", "Reliability", "classes in a set", "balanced")}
     for name, folder in (("ring", joined_rings[0]), ("chain", ensemble[0])):

@@ -135,6 +135,7 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
         np.testing.assert_array_equal(arrays[f"fields/energy/{quantity}"], whole["energy"][quantity])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_builds_are_alike_and_reports_name_folds(cross_validated: Built, fold_runs: list[Path], tmp_path: Path) -> None:
     page = write_report(cross_validated[0], tmp_path / "report.html").read_text()
     assert "CV+ over 4 folds" in page and "They cross-validate" in page
