@@ -96,7 +96,6 @@ def test_members_of_other_shapes_and_large_batches_are_computed_alone(
 
 
 def test_batches_that_cannot_be_computed_as_one_are_computed_one_by_one(four: list[Path], frames: list[Atoms]) -> None:
-    """Without memory for all at once, and where a graph has an element without reference."""
     members, batch = members_of(four[:2], torch.float64), store_of(frames[:2])[:]
     alone = [outcome_alone(member, batch) for member in members]
     with patch.object(TrainedStack, "compute", side_effect=torch.OutOfMemoryError("out of memory")):

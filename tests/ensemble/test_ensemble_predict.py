@@ -74,7 +74,6 @@ def _predict_with_few_files(ensemble: Path, structures: Path, out: Path) -> None
 
 
 def test_64_open_files_suffice(predict: Predict, ensemble: Path, structures_file: Any, tmp_path: Path) -> None:
-    """Of 20 parts, each of which is open for three files, only some stay open."""
     path = structures_file(40)
     predict("many.h5", path, batch=BATCH)
     run_forked(_predict_with_few_files, ensemble, path, tmp_path / "few.h5")

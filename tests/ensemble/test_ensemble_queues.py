@@ -59,7 +59,6 @@ def test_ranks_that_run_at_once_share_all_positions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failure", ["the disk is full", "lat\udce9n is no run"])
 def test_a_failure_of_rank_0_ends_the_others(pair: list[Group], failure: str) -> None:
-    """Also one that names what is no UTF-8."""
     one, other = pair
     for group, words in ((other, "the same"), (one, failure)):
         with pytest.raises(InputError), group:
@@ -140,13 +139,6 @@ def test_work_of_the_dead_is_taken_at_once_and_late_work_later(monkeypatch: pyte
     monkeypatch.setattr(finishing, "AT_LEAST", 0.1)
     finish_together(Pair(dead=False), "unit", lambda: [] if len(done) > 2 else [late], done.append)
     assert done == [5, 5, 5]  # again, and once more after the same time
-
-
-def test_the_first_living_rank_does_what_only_one_may_do() -> None:
-    done = []
-    assert once(Pair(dead=True), "merge", lambda: bool(done), lambda: done.append(1))
-    assert not once(Pair(dead=False), "merge", lambda: True, lambda: done.append(1))
-    assert done == [1]
 
 
 def test_what_the_first_rank_does_not_begin_another_does(monkeypatch: pytest.MonkeyPatch) -> None:

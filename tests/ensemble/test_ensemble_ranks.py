@@ -94,7 +94,6 @@ def steps(ensemble: Path, source: Path, out: Path, *options: object, ranks: int 
 
 
 LATE = ("--faulty-rank", 1, "--at", "graphs", "--until-there")
-"""The second rank comes when all is done."""
 
 
 @needs_mpirun
