@@ -151,7 +151,6 @@ def test_the_shortcut_for_cells_decides_as_singular_values_do() -> None:
     assert 200 < len(expected) < 1800
 
 
-KIND = Field(name="kind", on="edge", classes=2, dtype="int64")
 AREA = Field(name="area", on="edge")
 FLOW = Field(name="flow", on="edge", role="target")
 
