@@ -9,7 +9,6 @@ from hydragnn.base.imports import names_in
 
 if TYPE_CHECKING:
     from hydragnn.hpo.campaign import OnEvent, run_search, trial_folder
-    from hydragnn.hpo.costs import CostModel
     from hydragnn.hpo.final import best_runs, given_runs, run_final
     from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
     from hydragnn.hpo.launching.local import LocalLauncher
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
     from hydragnn.hpo.space.points import Space, space_of
     from hydragnn.hpo.status import CampaignStatus, Follower, campaign_status
     from hydragnn.hpo.status.timeline import Timeline
-    from hydragnn.hpo.status.view import CampaignView, StatusCallback
+    from hydragnn.hpo.status.view import CampaignView
 
 MODULES = {
     "campaign": ("OnEvent", "run_search", "trial_folder"),
-    "costs": ("CostModel",),
     "final": ("best_runs", "given_runs", "run_final"),
     "launching.launcher": ("Exit", "Launcher", "Task"),
     "launching.local": ("LocalLauncher",),
@@ -46,7 +44,7 @@ MODULES = {
     "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),
     "space.points": ("Space", "space_of"),
     "status.facts": ("CampaignStatus", "Follower", "campaign_status"),
-    "status.view": ("CampaignView", "StatusCallback"),
+    "status.view": ("CampaignView",),
     "status.timeline": ("Timeline",),
 }
 

@@ -135,9 +135,7 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None =
 
 def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) -> Launcher:
     """Return the launcher for an allocation."""
-    search = settings.search
-    nodes = search.nodes_per_trial
-    largest = nodes if isinstance(nodes, int) else nodes[1]
+    search, (smallest, largest) = settings.search, settings.search.nodes_of_a_trial
     if allocation.by == "local":
         return local_launcher(settings)
     allocation, site = allocation.fastest_kind(), site_of(allocation)
@@ -155,7 +153,6 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     if shares > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
         return PackLauncher(site, allocation, shares=shares, sharing=-(-shares // gpus), log=log, limits=limits)
-    smallest = nodes if isinstance(nodes, int) else nodes[0]
     if min(search.trials, len(allocation.nodes) // smallest) > at_once:
         raise InputError(
             f"{settings.source}: trials of {smallest} node(s) on {len(allocation.nodes)} nodes need more job steps at once "

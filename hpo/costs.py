@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hydragnn.hpo.scheduling.events import Event, Reached
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.state import speed_of
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space
@@ -70,29 +69,11 @@ class CostModel:
     """Cost model of trials; a function of the measurements."""
 
     seconds: CostLaw | None = None
+    """Seconds per epoch on one slot; None below four measurements."""
     scaling: float | None = None
     """Slots at which half of the speed is lost; None where no trial ran on several sizes."""
     measured: int = 0
     """Trials that the model was fitted to."""
-
-    @classmethod
-    def fit(
-        cls,
-        history: Sequence[tuple[Point, float]],
-        space: Space,
-        sizes: Iterable[Sized] = (),
-    ) -> "CostModel":
-        """Fit the model to seconds per epoch."""
-        return cls(seconds=law_of(history, space), scaling=scaling_of(sizes), measured=len(history))
-
-    def predict(self, values: Mapping[str, Any]) -> float | None:
-        """Seconds per epoch on one slot; None below four measurements."""
-        return None if self.seconds is None else self.seconds(values)
-
-    @property
-    def error(self) -> float | None:
-        """Return the leave-one-out error of the seconds, relative; None below four measurements."""
-        return None if self.seconds is None else self.seconds.error
 
 
 class Estimates:
@@ -122,7 +103,8 @@ class Estimates:
         if count >= FEWEST and count > GROWTH * self._model.measured:
             measured = [state.trials[number] for number in list(self._measured)]
             history = [(trial.values, trial.work) for trial in measured if trial.work is not None]
-            self._model = CostModel.fit(history, self._space, list(self._sizes))
+            law, scaling = law_of(history, self._space), scaling_of(list(self._sizes))
+            self._model = CostModel(seconds=law, scaling=scaling, measured=len(history))
         return self._model
 
     @property
@@ -137,17 +119,8 @@ class Estimates:
 
     def known(self, values: Point) -> tuple[float | None, float | None]:
         """The same from the latest model, at once."""
-        model = self._model
-        return model.predict(values), model.scaling
-
-
-def seconds_on(slots: int, work: float, scaling: float | None) -> float:
-    """Seconds of an epoch on several slots; without ``scaling`` nothing is lost.
-
-    >>> seconds_on(1, 8.0, 4.0), seconds_on(4, 8.0, None), seconds_on(5, 10.0, 4.0)
-    (8.0, 2.0, 4.0)
-    """
-    return work / slots * loss(slots, scaling)
+        law = self._model.seconds
+        return None if law is None else law(values), self._model.scaling
 
 
 def law_of(history: Sequence[tuple[Point, float]], space: Space) -> CostLaw | None:

@@ -26,14 +26,8 @@ MANY = 1 << 20
 """More nodes than any allocation has."""
 
 INHERITED = (
-    "objective",
-    "retries",
-    "launcher",
-    "trials_per_node",
-    "ranks_per_node",
-    "grace_seconds",
-    "hang_minutes",
-    "workers",
+    *("objective", "retries", "launcher", "workers"),
+    *("trials_per_node", "ranks_per_node", "grace_seconds", "hang_minutes"),
 )
 """Members of a campaign's [search] that its last training keeps."""
 
@@ -69,10 +63,9 @@ def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | N
     if len(epochs) != 1:
         raise InputError(f"the runs of one final training have different epochs ({epochs}); give all the same")
     like = like or SearchSettings(space={NUMBER: IntRange(low=0, high=0)})
-    least = like.nodes_per_trial if isinstance(like.nodes_per_trial, int) else like.nodes_per_trial[0]
     search = SearchSettings(
         **{name: getattr(like, name) for name in INHERITED},
-        nodes_per_trial=(1, 1) if like.trials_per_node > 1 else (least, MANY),
+        nodes_per_trial=(1, 1) if like.trials_per_node > 1 else (like.nodes_of_a_trial[0], MANY),
         trials=len(runs),
         reduction=1,
         finalists=0,

@@ -102,7 +102,7 @@ def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
 
 
 def _check_sizes(settings: CampaignSettings) -> None:
-    search, (least, most) = settings.search, nodes_of_a_trial(settings)
+    search, (least, most) = settings.search, settings.search.nodes_of_a_trial
     if not 1 <= least <= most:
         raise InputError(
             f"{settings.source}: search.nodes_per_trial = {search.nodes_per_trial}; give the smallest number of nodes, "
@@ -118,12 +118,6 @@ def _check_sizes(settings: CampaignSettings) -> None:
             f"{settings.source}: search.trials_per_device = {search.trials_per_device} gives each trial one process on a part of "
             "a GPU; leave out nodes_per_trial, trials_per_node and ranks_per_node, or set trials_per_device = 1"
         )
-
-
-def nodes_of_a_trial(settings: CampaignSettings) -> tuple[int, int]:
-    """The smallest and the largest number of nodes of one trial."""
-    nodes = settings.search.nodes_per_trial
-    return (nodes, nodes) if isinstance(nodes, int) else nodes
 
 
 def _check_config(settings: CampaignSettings, config: AnyConfig) -> None:
@@ -179,8 +173,8 @@ def plan_of(settings: CampaignSettings) -> Plan:
         max_seconds=None if search.max_hours is None else search.max_hours * 3600,
         max_node_seconds=None if search.max_node_hours is None else search.max_node_hours * 3600,
         timeout=None if search.timeout_minutes is None else search.timeout_minutes * 60,
-        min_slots=nodes_of_a_trial(settings)[0],
-        max_slots=nodes_of_a_trial(settings)[1],
+        min_slots=search.nodes_of_a_trial[0],
+        max_slots=search.nodes_of_a_trial[1],
         grace=search.grace_seconds,
     )
 

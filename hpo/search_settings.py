@@ -142,6 +142,12 @@ class SearchSettings(Settings):
             raise ValueError("objective: a negative weight rewards errors; use weights of 0 or more")
         return self
 
+    @property
+    def nodes_of_a_trial(self) -> tuple[int, int]:
+        """Return the smallest and the largest number of nodes of one trial."""
+        nodes = self.nodes_per_trial
+        return (nodes, nodes) if isinstance(nodes, int) else nodes
+
 
 def search_settings(table: object, source: str) -> SearchSettings:
     """Return the section of a table; InputError on anything wrong."""

@@ -106,8 +106,8 @@ def check_layout_of_trial(settings: CampaignSettings, config: AnyConfig) -> None
             f"{settings.source}: parallel: layouts of several ranks are part of this campaign; set search.ranks_per_node, such as 8, the "
             "GPUs of a node"
         )
-    nodes = search.nodes_per_trial
-    for count in range(nodes, nodes + 1) if isinstance(nodes, int) else range(nodes[0], nodes[1] + 1):
+    least, most = search.nodes_of_a_trial
+    for count in range(least, most + 1):
         with about(f"{settings.source}: trials on {count} node(s)"):
             check_layout(layout, count * search.ranks_per_node, search.ranks_per_node)
 

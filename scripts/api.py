@@ -272,14 +272,13 @@ def search(
     table, origin = _table(campaign, [*overrides, *store_override(store)])
     if not resume:
         check_stores(table, origin)
-    from hydragnn.hpo import CampaignView, StatusCallback, campaign_settings, run_search
+    from hydragnn.hpo import CampaignView, campaign_settings, run_search
     from hydragnn.hpo.status.facts import ENDINGS
 
     settings, folder = campaign_settings(table, origin), as_path(out)
     note = None if quiet else partial(print, file=sys.stderr, flush=True)
-    with nullcontext() if quiet else CampaignView(folder) as view:
-        told = view if callback is None else StatusCallback(folder, callback, view)
-        status = run_search(settings, folder, resume=resume, workers=workers, on_event=told, on_note=note)
+    with CampaignView(folder, quiet=quiet, callback=callback) as view:
+        status = run_search(settings, folder, resume=resume, workers=workers, on_event=view, on_note=note)
     outcome = f"{status.trials['finished']} of {sum(status.trials.values())} trials are done"
     if status.status == "walltime":
         raise OutOfWalltime(f"the allocation has ended; {outcome}; {out} continues with --resume in a new one")

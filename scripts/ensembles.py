@@ -1,7 +1,6 @@
 """Sources of ``hydragnn ensemble``, and the final training of a campaign's best."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def trained_trials(
     """
     choice, folder = best_trials(campaign, top_k, finished=False), out.with_name(f"{out.name}.training")
     runs = given_runs(choice.folders, campaign, seeds=seeds, epochs=epochs)
-    with nullcontext() if quiet else CampaignView(folder) as view:
+    with CampaignView(folder, quiet=quiet) as view:
         search = open_campaign(campaign).search
         status = run_final(runs, folder, like=search, workers=workers, on_event=view)
     if status.status != "finished":

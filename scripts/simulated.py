@@ -11,7 +11,7 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_target, read_json, write_json
 from hydragnn.base.shown import Shown
-from hydragnn.hpo.simulation import Figures, Scenario, figures_of, final_training
+from hydragnn.hpo.simulation import Figures, Scenario, figures_of, final_scenario
 from hydragnn.scripts.showing import Result
 
 FINAL_HOURS = 1000.0
@@ -66,7 +66,7 @@ def simulation_of(scenario: Scenario, hours: float, final: int | None, out: Path
     if final is None:
         figures, title = figures_of(scenario, hours), f"simulated campaign, {nodes}, {hours:g} h"
     else:
-        figures = final_training(scenario, final, FINAL_HOURS)
+        figures = figures_of(final_scenario(scenario, final), FINAL_HOURS)
         title = f"simulated final training of {final} configurations, {nodes}"
     result = SimulationResult(
         title=title,

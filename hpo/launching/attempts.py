@@ -132,18 +132,18 @@ class Attempts(dict[str, Attempt]):
         super().__init__()
         self._hang = hang_seconds
         self._slot_of: dict[int, str] = {}
-        self._unbegun, self._running = LastSigns(), LastSigns()
+        self.unbegun, self.running = LastSigns(), LastSigns()
         self._leaving: dict[str, None] = {}
 
     def ask(self, task: Task) -> None:
         """Note that an attempt was requested."""
         slot = task.slots[0]
         self[slot], self._slot_of[task.trial] = Attempt(task=task), slot
-        self._unbegun.note(slot)
+        self.unbegun.note(slot)
 
     def begin(self, slot: str, identity: Identity) -> Begun:
         """Note the process of an attempt."""
-        self._unbegun.forget(slot)
+        self.unbegun.forget(slot)
         self[slot].identity = identity
         return Begun(task=self[slot].task, identity=identity)
 
@@ -152,22 +152,10 @@ class Attempts(dict[str, Attempt]):
         attempt = self.get(task.slots[0])
         return attempt is not None and attempt.task == task
 
-    def go(self, slot: str) -> None:
-        """Expect signs of life from now on."""
-        self._running.note(slot)
-
     def beat(self, slot: str) -> None:
         """Note a sign of life of a run."""
-        if slot in self._running:
-            self._running.note(slot)
-
-    def silence(self, slot: str) -> float:
-        """Return the seconds since a run's last sign of life."""
-        return self._running.silence(slot)
-
-    def has_ended(self, slot: str) -> None:
-        """Expect no further sign of life."""
-        self._running.forget(slot)
+        if slot in self.running:
+            self.running.note(slot)
 
     def cancel(self, trial: int, grace: float) -> str | None:
         """Return the slot of a trial to be ended, if it runs."""
@@ -181,19 +169,15 @@ class Attempts(dict[str, Attempt]):
 
     def be_patient(self, nodes: Collection[str]) -> None:
         """Begin the wait for attempts on these nodes anew."""
-        for slot in [slot for slot in self._unbegun if node_of(slot) in nodes] if nodes else ():
-            self._unbegun.note(slot)
-
-    def late_to_begin(self, patience: float) -> list[str]:
-        """Return the slots that were asked longer ago and have not begun."""
-        return self._unbegun.silent(patience)
+        for slot in [slot for slot in self.unbegun if node_of(slot) in nodes] if nodes else ():
+            self.unbegun.note(slot)
 
     def to_kill(self, now: float) -> list[str]:
         """Return the slots of attempts to be killed, each once."""
         late = [slot for slot in self._leaving if self[slot].killed is None and now >= self[slot].kill_at]
-        hung = self._running.hung(self._hang)
+        hung = self.running.hung(self._hang)
         for slot in hung:
-            self._running.forget(slot)
+            self.running.forget(slot)
             self[slot].hung = slot not in late
         for slot in (late := list(dict.fromkeys([*late, *hung]))):
             self[slot].killed = self[slot].killed or now
@@ -211,7 +195,7 @@ class Attempts(dict[str, Attempt]):
         Where we ended it, its code is no hint unless it is 0.
         """
         attempt = self.pop(slot)
-        for signs in (self._unbegun, self._running):
+        for signs in (self.unbegun, self.running):
             signs.forget(slot)
         self._leaving.pop(slot, None)
         if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):

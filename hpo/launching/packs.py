@@ -139,7 +139,7 @@ class PackLauncher(AllocationLauncher):
     def go(self, task: Task) -> None:
         """Let an attempt work that has begun."""
         if self._attempts.holds(task):
-            self._attempts.go(task.slots[0])
+            self._attempts.running.note(task.slots[0])
             self._send(task.slots[0], "go")
 
     def cancel(self, trial: int, grace: float) -> None:
@@ -313,7 +313,7 @@ class PackLauncher(AllocationLauncher):
         patience = self._limits.probe_seconds
         for node in [node for node, deadline in self._probes.items() if now > deadline]:
             self._lose(node, f"no answer within {patience:.0f} s")
-        for slot in self._attempts.late_to_begin(patience):
+        for slot in self._attempts.unbegun.silent(patience):
             self._lose(node_of(slot), f"its pack did not begin the attempt within {patience:.0f} s")
 
     def _leave(self) -> None:

@@ -179,7 +179,7 @@ class StepLauncher(AllocationLauncher):
                     return
                 run = self._runs[slot]
                 run.begun, run.heartbeat = now, stamp_of(task.folder / "heartbeat")
-                self._attempts.go(slot)
+                self._attempts.running.note(slot)
                 run.step.go()
                 running += 1
             self._queue.popleft()
@@ -225,7 +225,7 @@ class StepLauncher(AllocationLauncher):
             if code is None:
                 return
             run.ended, run.code = now, code
-            self._attempts.has_ended(slot)
+            self._attempts.running.forget(slot)
             run.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", run.log_from))
             run.complete = code == 0 and is_complete(attempt.task)
             if not self._is_explained(attempt, run):
@@ -252,7 +252,7 @@ class StepLauncher(AllocationLauncher):
                 run.heartbeat = stamp
                 self._attempts.beat(slot)
         linger = max(LINGER, 2 * beats)
-        if now >= run.next_record and self._attempts.silence(slot) >= linger:
+        if now >= run.next_record and self._attempts.running.silence(slot) >= linger:
             run.next_record = now + linger
             with suppress(InputError):
                 record = read_record(folder)

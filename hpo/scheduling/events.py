@@ -150,15 +150,13 @@ class Tick(Happening, frozen=True, kw_only=True):
 Event = Opened | Proposed | Exhausted | Launched | Progressed | Reached | Failed | Probed | Stopping | Tick
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Propose:
+class Propose(Struct, frozen=True, kw_only=True):
     """Ask the sampler for the configuration of a new trial."""
 
     trial: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     """Train a trial on these slots until so many epochs are done."""
 
     trial: int
@@ -169,15 +167,13 @@ class Start:
     """Parts in which every batch is computed, so that it fits into memory; the step stays the same."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True, kw_only=True):
     """See whether a node computes and communicates, with something small and known."""
 
     node: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cancel:
+class Cancel(Struct, frozen=True, kw_only=True):
     """Let an attempt save itself and end."""
 
     trial: int
@@ -185,8 +181,7 @@ class Cancel:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settle:
+class Settle(Struct, frozen=True, kw_only=True):
     """A trial's outcome is final: tell whoever keeps statistics."""
 
     trial: int
@@ -196,8 +191,7 @@ class Settle:
 Ending = Literal["finished", "hours", "node_hours", "walltime", "stopped", "hopeless"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Close:
+class Close(Struct, frozen=True, kw_only=True):
     """Nothing runs and nothing will be started."""
 
     ending: Ending

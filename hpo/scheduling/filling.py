@@ -147,8 +147,7 @@ def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
     if state.ends == math.inf:
         return True
     work = state.work.value if trial.work is None else trial.work
-    epoch = work / slots * loss(slots, trial.scaling)
-    return now + state.startup.value + epoch <= state.ends - state.plan.grace
+    return now + state.startup.value + Load(work, trial.scaling).on(slots) <= state.ends - state.plan.grace
 
 
 def start_balanced(state: State, trials: list[Trial], now: float) -> list[Action]:

@@ -148,18 +148,6 @@ class Assumptions(Settings):
     preemptions: float = Field(default=0.0, ge=0)
     """Attempts that the machine preempts, per 1,000 node-hours of training."""
 
-    proposal_seconds: float = Field(default=0.0, ge=0)
-    """Time of the sampler for an answer.
-
-    One serves up to 64 open requests; after 10 s random configurations stand in.
-    """
-
-    seconds_per_proposal: float = Field(default=0.008, ge=0)
-    """Further time per configuration, from ten results on.
-
-    Measured: 6 to 10 ms (TPE, told 300 trials).
-    """
-
     diverged: float = Field(default=0.03, ge=0, le=1)
     """Part of the configurations that diverge, at an epoch drawn uniformly."""
 

@@ -94,14 +94,10 @@ def scenario_of(settings: CampaignSettings, assumptions: Assumptions, *, nodes: 
 
 
 def figures_of(scenario: Scenario, hours: float) -> Figures:
-    """Return the figures of a search after ``hours``."""
-    return _run(scenario, hours, best_of(scenario.course_of, scenario.assumptions.best_of))
-
-
-def final_training(scenario: Scenario, members: int, hours: float) -> Figures:
-    """Return the figures of a final training in one allocation."""
-    scenario = final_scenario(scenario, members)
-    return _run(scenario, hours, best_of(scenario.course_of, members))
+    """Return the figures of a campaign after ``hours``."""
+    campaign = VirtualCampaign(scenario)
+    campaign.run(hours)
+    return campaign_figures(campaign, best_of(scenario.course_of, scenario.assumptions.best_of))
 
 
 def final_scenario(scenario: Scenario, members: int) -> Scenario:
@@ -111,12 +107,12 @@ def final_scenario(scenario: Scenario, members: int) -> Scenario:
     plan = replace(
         scenario.plan, trials=members, rungs=(epochs,), reduction=1, finalists=members, max_slots=scenario.slots
     )
-    estimates = {"estimate_error": assumptions.measured_error, "first_estimates": 0}
+    changes = {"estimate_error": assumptions.measured_error, "first_estimates": 0, "best_of": members}
     return replace(
         scenario,
         plan=plan,
         course_of=[replace(course, micro_batches=1) for course in courses].__getitem__,
-        assumptions=assumptions.model_copy(update=estimates),
+        assumptions=assumptions.model_copy(update=changes),
     )
 
 
@@ -156,9 +152,3 @@ def common_figures(ledger: Ledger, nodes: int, finishes: list[Finish], target: f
         "best": min((f.value for f in finishes), default=None),
         "busy": ledger.busy(seconds, BINS, nodes * ledger.shares),
     }
-
-
-def _run(scenario: Scenario, hours: float, target: float) -> Figures:
-    campaign = VirtualCampaign(scenario)
-    campaign.run(hours)
-    return campaign_figures(campaign, target)

@@ -204,11 +204,12 @@ class Follower:
         """Return the status as far as the journal was read."""
         with no_garbage_collection():
             model = self._estimates.model(self.builder.state)
+            law = model.seconds
             silence = max(0.0, self._clock() - self._last) if self._last else 0.0
             return replace(
                 status_of(self.builder, self._folder, self._last, silence),
                 sampler=self.sampler,
-                costs=Costs(measured=self._estimates.measured, error=model.error, scaling=model.scaling),
+                costs=Costs(measured=self._estimates.measured, error=law and law.error, scaling=model.scaling),
             )
 
 

@@ -14,10 +14,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hydragnn.hpo.costs import seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeStatus
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial
+from hydragnn.hpo.scheduling.sizing import Load
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
@@ -259,7 +259,7 @@ class TimelineBuilder:
         elif trial.work is None:
             self._add(replace(span, useful=span.seconds))
         else:
-            survived = span.epochs * seconds_on(len(span.slots), trial.work, trial.scaling)
+            survived = span.epochs * Load(trial.work, trial.scaling).on(len(span.slots))
             self._add(replace(span, useful=min(span.seconds, survived)))
 
     def _on_reached(self, trial: Trial, finished: bool, event: Reached, now: float) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hydragnn.base.errors import InputError, words_of
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.hpo.controller import OnEvent, trial_folder
+from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import State
@@ -58,17 +58,27 @@ WORDS: dict[str, str] = {
 class CampaignView:
     """Live view of a search: context manager and ``on_event`` of ``run_search``.
 
-    The table is drawn, and a line gets its summary, at most twice a second. The goodput is that
-    of this controller; ``hydragnn status`` counts earlier ones too.
+    The table is drawn, and a line gets its summary, at most twice a second. As often ``callback`` gets the status after results, the last one in
+    any case. Goodput, hours of nodes and faults are those of this controller; ``hydragnn status`` counts earlier ones too.
     """
 
-    def __init__(self, out: Path, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._clock = out, clock
-        self._console = console or PlainConsole(work=True)
-        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+    def __init__(
+        self,
+        out: Path,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        quiet: bool = False,
+        callback: Callable[[CampaignStatus], object] | None = None,
+    ) -> None:
+        self._out, self._clock, self._callback = out, clock, callback
+        self._console = console or PlainConsole(quiet=quiet, work=True)
+        self._live = None
+        if self._console.is_terminal and not quiet:
+            self._live = Live(console=self._console, auto_refresh=False)
         self._builder = TimelineBuilder()
-        self._next = -math.inf
-        self._now: float | None = None
+        self._next = self._next_call = -math.inf
+        self._now, self._news = 0.0, False
 
     def __enter__(self) -> "CampaignView":
         if self._live is not None:
@@ -81,58 +91,37 @@ class CampaignView:
             self._live.stop()
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
-        """Show what an event changed."""
+        """Show what an event changed; InputError where the callback fails."""
         self._now = state.session_start + seconds - state.spent
         self._builder.observe(event, state, self._now)
         if self._live is not None:
             if self._clock() >= self._next:
                 self._draw(self._live)
-        elif line := event_line(state, event):
+        elif not self._console.quiet and (line := event_line(state, event)):
             if isinstance(event, Reached) and self._clock() >= self._next:
-                line = f"{line}; {status_line(self._status(self._now))}"
+                status, self._next = self._status()
+                line = f"{line}; {status_line(status)}"
             self._console.print(line, soft_wrap=True)
-
-    def _draw(self, live: Live) -> None:
-        if self._now is not None:
-            status = self._status(self._now)
-            live.update(status_table(status, running_lines(self._builder.state, self._out)), refresh=True)
-
-    def _status(self, now: float) -> CampaignStatus:
-        """Return the status now, and delay the next if this took long."""
-        begun = self._clock()
-        status = status_of(self._builder, self._out, now)
-        self._next = begun + max(PAUSE, (self._clock() - begun) / BUSY)
-        return status
-
-
-class StatusCallback:
-    """Calls a user's function with the status after results.
-
-    Results that follow each other quickly share a call, as in ``CampaignView``; the last one has one. Goodput, hours of nodes and faults
-    are those of this controller. ``view`` sees all events before. InputError where the function fails.
-    """
-
-    def __init__(self, out: Path, function: Callable[[CampaignStatus], object], view: OnEvent | None = None) -> None:
-        self._out, self._function, self._view, self._builder = out, function, view, TimelineBuilder()
-        self._next, self._news = -math.inf, False
-
-    def __call__(self, state: State, event: Event, seconds: float) -> None:
-        """Note an event."""
-        if self._view is not None:
-            self._view(state, event, seconds)
-        now = state.session_start + seconds - state.spent
-        self._builder.observe(event, state, now)
         self._news = self._news or isinstance(event, Reached | Failed)
-        if self._news and (state.closed or time.monotonic() >= self._next):
-            begun, self._news = time.monotonic(), False
-            status = status_of(self._builder, self._out, now)
-            self._next = begun + max(PAUSE, (time.monotonic() - begun) / BUSY)
+        if self._callback is not None and self._news and (state.closed or self._clock() >= self._next_call):
+            self._news, (status, self._next_call) = False, self._status()
             try:
-                self._function(status)
+                self._callback(status)
             except Exception as error:  # whatever the user's code raises
                 raise InputError(
                     f"the callback of the search failed: {words_of(error)}; repair it, and continue with resume"
                 ) from error
+
+    def _draw(self, live: Live) -> None:
+        if self._builder.sessions:
+            status, self._next = self._status()
+            live.update(status_table(status, running_lines(self._builder.state, self._out)), refresh=True)
+
+    def _status(self) -> tuple[CampaignStatus, float]:
+        """Return the status now, and the time of the next, later if this took long."""
+        begun = self._clock()
+        status = status_of(self._builder, self._out, self._now)
+        return status, begun + max(PAUSE, (self._clock() - begun) / BUSY)
 
 
 def show_status(

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.simulation import Assumptions, Figures, figures_of, final_training, scenario_of
+from hydragnn.hpo.simulation import Assumptions, Figures, figures_of, final_scenario, scenario_of
 from tests.benchmarks.static_practice import equal_final_training, static_practice
 
 CAMPAIGN: dict[str, Any] = {
@@ -53,7 +53,6 @@ TROUBLES: dict[str, dict[str, float]] = {
     "storm of 5 minutes at the beginning": {"storm_minutes": 5, "storm_first_hours": 0},
     "cabinet of 64 every 45 minutes": {"cabinet_minutes": 45},
     "nodes that fail after 20 minutes": {"late_failures": 0.001},
-    "sampler that takes 30 s": {"proposal_seconds": 30},
     "1 % of nodes three times slower after an hour": {"slow_nodes": 0.01},
     "none": {},
 }
@@ -71,7 +70,7 @@ def acceptance(seeds: int) -> None:
         wall = time.perf_counter() - begin
         kind = static_practice(scenario_of(settings, NO_HOLES, nodes=9408, seed=seed), 6.0)
         machines = [scenario_of(settings, cost, nodes=2560, seed=seed) for cost in FINAL_COSTS]
-        final = [(final_training(one, 15, 1000.0), equal_final_training(one, 15)) for one in machines]
+        final = [(figures_of(final_scenario(one, 15), 1000.0), equal_final_training(one, 15)) for one in machines]
         rows.append(_row(seed, ours, static, kind, wall) | _final_row(*final))
         print("simulated:", json.dumps(rows[-1]), flush=True)
     mean = {key: round(fmean(row[key] for row in rows), 4) for key in rows[0] if key != "seed"}

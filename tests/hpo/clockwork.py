@@ -58,7 +58,6 @@ CALM = Assumptions(
     hangs=0,
     diverged=0,
     out_of_memory=0,
-    seconds_per_proposal=0,
     starts_per_second=1e9,
     probe_seconds=1,
     best_of=1,

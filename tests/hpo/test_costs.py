@@ -8,9 +8,10 @@ from clockwork import Clockwork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.hpo.costs import FEWEST, CostModel, Estimates, Sized, scaling_of, seconds_on
+from hydragnn.hpo.costs import FEWEST, CostLaw, Estimates, Sized, law_of, scaling_of
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.scheduling.scheduler import State, decide
+from hydragnn.hpo.scheduling.sizing import Load
 from hydragnn.hpo.simulation import Course
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
 from hydragnn.hpo.space.points import Point, Space, random_point, space_of
@@ -46,32 +47,36 @@ def measured(count: int, noise: float, seed: int = 0) -> list[tuple[Point, float
     return [(p, planted(p) * math.exp(noise * generator.normal())) for p in points(count, seed)]
 
 
+def fitted(history: list[tuple[Point, float]], space: Space = SPACE) -> CostLaw:
+    law = law_of(history, space)
+    assert law is not None
+    return law
+
+
 @pytest.mark.parametrize(("count", "noise", "bound"), [(60, 0.0, 0.10), (60, 0.1, 0.25), (400, 0.1, 0.10)])
 def test_new_configurations_cost_what_was_predicted(count: int, noise: float, bound: float) -> None:
-    model = CostModel.fit(measured(count, noise), SPACE)
-    assert np.mean([abs((model.predict(p) or 0.0) / planted(p) - 1) for p in points(200, 99)]) < bound
+    model = fitted(measured(count, noise))
+    assert np.mean([abs(model(p) / planted(p) - 1) for p in points(200, 99)]) < bound
 
 
 def test_the_stated_error_is_the_error_on_new_configurations() -> None:
-    model = CostModel.fit(measured(120, 0.1), SPACE)
+    model = fitted(measured(120, 0.1), SPACE)
     fresh = measured(400, 0.1, seed=50)
-    wrong = np.mean([abs((model.predict(p) or 0.0) / cost - 1) for p, cost in fresh])
+    wrong = np.mean([abs(model(p) / cost - 1) for p, cost in fresh])
     assert model.error == pytest.approx(wrong, rel=0.35)
 
 
 def test_costs_that_have_nothing_to_do_with_the_configuration_are_predicted_by_their_middle() -> None:
     generator = np.random.default_rng(0)
-    model = CostModel.fit([(p, math.exp(generator.normal())) for p in points(100, 0)], SPACE)
-    spread = [model.predict(p) or 0.0 for p in points(50, 1)]
-    assert max(spread) < 4 * min(spread) and (model.error or 0.0) > 0.5
+    model = fitted([(p, math.exp(generator.normal())) for p in points(100, 0)], SPACE)
+    spread = [model(p) for p in points(50, 1)]
+    assert max(spread) < 4 * min(spread) and model.error > 0.5
 
 
 def test_too_few_measurements_predict_nothing() -> None:
-    model = CostModel.fit(measured(FEWEST - 1, 0.0), SPACE)
-    assert model.predict(points(1, 0)[0]) is None
-    assert (model.error, model.scaling) == (None, None)
     unusable = [(p, cost) for p, cost in zip(points(9, 0), [0.0, -1.0, math.nan, math.inf] * 2)]
-    assert CostModel.fit(unusable, SPACE).predict({}) is None
+    for history in (measured(FEWEST - 1, 0.0), unusable):
+        assert law_of(history, SPACE) is None
 
 
 ODD: list[Point] = [
@@ -86,11 +91,11 @@ ODD: list[Point] = [
 @settings(max_examples=40, deadline=None)
 def test_any_configuration_gets_a_cost_near_those_measured(costs: list[float], seed: int) -> None:
     known = points(len(costs), seed)
-    model = CostModel.fit(list(zip(known, costs)), SPACE)
+    model = fitted(list(zip(known, costs)), SPACE)
     for point in [*known[:3], *points(3, seed + 1), *ODD]:
-        predicted = model.predict(point)
-        assert predicted is not None and min(costs) / 3.01 < predicted < max(costs) * 3.01
-    assert model.error is not None and model.error >= 0
+        predicted = model(point)
+        assert min(costs) / 3.01 < predicted < max(costs) * 3.01
+    assert model.error >= 0
 
 
 def test_what_segments_measured_becomes_the_model() -> None:
@@ -118,7 +123,7 @@ def test_the_loss_by_more_slots_is_found_from_trials_on_several_sizes(scaling: f
     generator = np.random.default_rng(seed)
     works = np.exp(generator.normal(3, 1, size=6))
     exact = [
-        Sized(trial=number, slots=p, seconds=seconds_on(p, work, scaling))
+        Sized(trial=number, slots=p, seconds=Load(work, scaling).on(p))
         for number, work in enumerate(works)
         for p in generator.choice([1, 2, 4, 8, 16], size=3, replace=False).tolist()
     ]
@@ -130,6 +135,6 @@ def test_equal_configurations_cost_the_mean_of_their_logarithms_also_where_there
     one = Space(parameters={"model.hidden_dim": IntRange(low=8, high=8)})
     for space, point in ((SPACE, points(1, 0)[0]), (one, {"model.hidden_dim": 8})):
         for costs, mean in (([1.0, 1.0, 4.0, 4.0], 2.0), ([2.0] * 5, 2.0)):
-            model = CostModel.fit([(point, cost) for cost in costs], space)
-            assert model.predict(point) == pytest.approx(mean)
+            model = fitted([(point, cost) for cost in costs], space)
+            assert model(point) == pytest.approx(mean)
     assert model.error == pytest.approx(0.0, abs=1e-9)

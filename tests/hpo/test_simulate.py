@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.hpo import CampaignSettings, campaign_settings
+from hydragnn.hpo import CampaignSettings
 from hydragnn.hpo.scheduling.events import (
     Cancel,
     Event,
@@ -24,7 +24,6 @@ from hydragnn.hpo.scheduling.events import (
     Launched,
     Plan,
     Progressed,
-    Proposed,
     Reached,
     Start,
     Tick,
@@ -36,10 +35,8 @@ from hydragnn.hpo.simulation import (
     Scenario,
     VirtualCampaign,
     figures_of,
-    final_training,
-    scenario_of,
+    final_scenario,
 )
-from hydragnn.hpo.simulation.campaign import VirtualSampler
 from hydragnn.hpo.simulation.courses import drawn_courses
 from hydragnn.hpo.simulation.figures import campaign_figures
 from hydragnn.hpo.simulation.machine import fate_of, node_faults
@@ -98,7 +95,6 @@ TROUBLED: dict[str, dict[str, float]] = {
     "a storm": {"storm_minutes": 10, "storm_first_hours": 0.5},
     "a storm at the beginning": {"storm_minutes": 10, "storm_first_hours": 0.0},
     "nodes that fail late": {"late_failures": 0.03},
-    "a slow sampler": {"proposal_seconds": 10},
 }
 MACHINES: dict[str, Scenario] = {
     f"{name}, reduction {reduction}": scenario(
@@ -269,7 +265,7 @@ def test_the_scheduler_is_never_told_the_true_cost() -> None:
 
 
 def test_a_final_training_of_unequal_members_keeps_the_nodes_busy() -> None:
-    result = final_training(scenario(CALM, nodes=640, rungs=(100,)), 5, 100.0)
+    result = figures_of(final_scenario(scenario(CALM, nodes=640, rungs=(100,)), 5), 100.0)
     assert result.finished == 5
     assert result.utilisation > 0.9
 
@@ -306,51 +302,3 @@ def test_bad_input_is_one_sentence_with_the_next_move(campaign_file: Path) -> No
         hydragnn.simulate(campaign_file, nodes=10, hours=0.1, assume=["node_mtbf_hour=3"])
     with pytest.raises(InputError, match="the machine has 4; raise --nodes"):
         hydragnn.simulate(campaign_file, nodes=4, hours=0.1, overrides=["search.nodes_per_trial=8"])
-
-
-class Asked:
-    """A sampler in a world where nothing else happens, and when it answered whom."""
-
-    def __init__(self, **seconds: float) -> None:
-        settings = campaign_settings(campaign_table(Path("nowhere.h5")), Path("CAMPAIGN.toml"))
-        assumptions = Assumptions(node_mtbf_hours=0, **seconds)
-        self.world = World(scenario_of(settings, assumptions, nodes=16, seed=0))
-        self.world.open(0, 0.0, 0.0)
-        self.sampler = VirtualSampler(self.world, lambda trial: Proposed(trial=trial, values={}))
-        self.answers: dict[int, float] = {}
-
-    def ask(self, *trials: int, learns: bool = True, wide: bool = True) -> None:
-        for trial in trials:
-            self._note(self.sampler.ask(trial, learns=learns, wide=wide))
-
-    def wait(self, until: float) -> None:
-        while self.world.next_time() <= until:
-            self._note([event for event in self.world.advance() if not isinstance(event, Tick)])
-
-    def _note(self, events: list[Event]) -> None:
-        for event in events:
-            assert isinstance(event, Proposed) and event.trial not in self.answers
-            self.answers[event.trial] = round(self.world.now, 6)
-
-
-def test_what_was_asked_while_the_sampler_thought_is_answered_together_and_one_worker_waits_for_it() -> None:
-    asked = Asked(seconds_per_proposal=0.25)
-    asked.ask(0, 1, 2, learns=False)
-    assert asked.answers == {0: 0.0, 1: 0.0, 2: 0.0}, "random draws take no time"
-    asked.ask(*range(3, 8))
-    asked.wait(5.0)
-    assert asked.answers == {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.25, **dict.fromkeys(range(4, 8), 1.25)}
-    alone = Asked(proposal_seconds=60.0, seconds_per_proposal=0.5)
-    alone.ask(0, wide=False)
-    alone.wait(100.0)
-    assert alone.answers == {0: 60.5}
-
-
-def test_random_configurations_stand_in_for_a_slow_sampler_which_is_asked_ahead() -> None:
-    asked = Asked(proposal_seconds=6.0, seconds_per_proposal=0.0)
-    asked.ask(0, 1, 2, 3)
-    asked.wait(11.0)
-    assert asked.answers == {0: 6.0, 1: 10.0, 2: 10.0, 3: 10.0}
-    asked.wait(13.0)
-    asked.ask(4, 5)
-    assert asked.answers[4] == asked.answers[5], "they were worked out ahead"

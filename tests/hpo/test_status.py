@@ -36,7 +36,7 @@ from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, decide
 from hydragnn.hpo.scheduling.state import Trouble
 from hydragnn.hpo.status.facts import forecast, node_counts
 from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
-from hydragnn.hpo.status.view import StatusCallback, event_line
+from hydragnn.hpo.status.view import event_line
 from hydragnn.record import Cost, RunRecord, write_record
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
@@ -244,10 +244,14 @@ def test_however_fast_events_come_the_table_is_drawn_twice_a_second(
     assert 18 <= len(drawn) <= 22
 
 
-def test_quick_results_share_a_call_and_the_last_one_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydragnn.hpo.status.view.time.monotonic", lambda: 0.2 * state.count("finished"))
+def test_quick_results_share_a_call_and_the_last_one_has_one(tmp_path: Path) -> None:
     seen, state = list[int](), State()
-    callback = StatusCallback(tmp_path, lambda status: seen.append(status.trials["finished"]))
+    callback = CampaignView(
+        tmp_path,
+        clock=lambda: 0.2 * state.count("finished"),
+        quiet=True,
+        callback=lambda status: seen.append(status.trials["finished"]),
+    )
     events: list[Event] = [Opened(plan=Plan(trials=6, rungs=(1,)), slots=("a", "b", "c", "d", "e", "f"))]
     events += [Proposed(trial=number, values={"model.hidden_dim": number}) for number in range(6)]
     events += [Reached(trial=number, attempt=1, epochs=1, value=0.5) for number in range(6)]
