@@ -209,7 +209,7 @@ class Follower:
             return replace(
                 status_of(self.builder, self._folder, self._last, silence),
                 sampler=self.sampler,
-                costs=Costs(measured=self._estimates.measured, error=law and law.error, scaling=model.scaling),
+                costs=Costs(measured=self._estimates.measured, error=law.error if law else None, scaling=model.scaling),
             )
 
 
