@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_no_link, check_own, write_atomically, write_json, write_sealed
 from hydragnn.config import AnyConfig, stored_config
@@ -190,7 +192,8 @@ class Controller:
             case Propose():
                 self._proposals.ask(action.trial)
             case Start():
-                self._launch_queue.add(self._task(action))
+                folder = trial_folder(self._out, action.trial)
+                self._launch_queue.add(Task(**structs.asdict(action), folder=folder))
             case Cancel():
                 if not self._launch_queue.withdraw(action.trial):
                     self._launcher.cancel(action.trial, SAVING * self.state.plan.grace)
@@ -230,16 +233,6 @@ class Controller:
         """Return True where an attempt that has begun is still wanted."""
         trial = self.state.trials.get(task.trial)
         return trial is not None and (trial.status, trial.attempt, trial.cancelled) == ("running", task.attempt, "")
-
-    def _task(self, start: Start) -> Task:
-        return Task(
-            trial=start.trial,
-            attempt=start.attempt,
-            until=start.until,
-            folder=trial_folder(self._out, start.trial),
-            slots=start.slots,
-            micro_batches=start.micro_batches,
-        )
 
     def _config(self, number: int) -> AnyConfig:
         config = trial_config(self._settings, self._space, self.state.trials[number].values, number)

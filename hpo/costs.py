@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from msgspec import Struct
@@ -194,7 +194,7 @@ def _encoded(parameter: Parameter, value: Any) -> list[float]:
     if not isinstance(parameter, Choices):
         return [*present, _position(value, parameter.low, parameter.high)]
     choices = [float(type(value) is type(choice) and value == choice) for choice in parameter.choices]
-    numbers = [choice for choice in parameter.choices if isinstance(choice, int | float) and _is_number(choice)]
+    numbers = [choice for choice in parameter.choices if is_number(choice)]
     if len(numbers) < len(parameter.choices):
         return [*present, *choices]
     return [*present, *choices, _position(value, min(numbers), max(numbers))]
@@ -207,14 +207,15 @@ def _position(value: Any, low: int | float, high: int | float) -> float:
 
     Positive ranges count in logarithms, because costs are powers of widths and depths.
     """
-    if not _is_number(value) or not math.isfinite(value) or high <= low:
+    if not is_number(value) or not math.isfinite(value) or high <= low:
         return 0.0
     if low > 0 and value > 0:
         value, low, high = math.log(value), math.log(low), math.log(high)
     return (2 * value - low - high) / (high - low)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return True for a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

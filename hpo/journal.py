@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
 from hydragnn import __version__
@@ -140,10 +139,6 @@ class Journal:
         """Return the campaign's name, which a copied folder does not share."""
         return digest([self._chain.campaign, self._path.parent.stat().st_ino])[:8]
 
-    def append(self, event: Event, now: float, then: Changes | None = None) -> None:
-        """Write an event to disk, with what it changed."""
-        self.extend([Entry(now, event, then or {})])
-
     def extend(self, entries: Iterable[Entry]) -> None:
         """Write several entries to disk with one flush."""
         self._write([self._encode(number, entry) for number, entry in enumerate(entries, start=self._chain.count + 1)])
@@ -222,9 +217,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

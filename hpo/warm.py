@@ -11,6 +11,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.hpo.costs import is_number
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.settings import CampaignSettings
@@ -181,7 +182,7 @@ def _cell(row: dict[str, str], columns: dict[str, str], path: str, parameter: Pa
     text = row[columns[path]]
     if isinstance(parameter, Choices):
         exact = (c for c in parameter.choices if text in (str(c), json.dumps(c)))
-        return next(exact, next((c for c in parameter.choices if _is_number(c) and c == _number(text)), None))
+        return next(exact, next((c for c in parameter.choices if is_number(c) and c == _number(text)), None))
     number = _number(text)
     if number is None or not contains(parameter, number):
         return None
@@ -194,7 +195,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _is_number(choice: Choice) -> bool:
-    return isinstance(choice, int | float) and not isinstance(choice, bool)

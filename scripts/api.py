@@ -23,7 +23,6 @@ import typer
 from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.base.files import read_json
-from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.imports import check_references
 from hydragnn.base.machine import Workers, this_machine, workers_here
 from hydragnn.base.places import (
@@ -34,7 +33,6 @@ from hydragnn.base.places import (
     check_store,
     check_stores,
     check_suffix,
-    check_workers,
     is_store,
     source_paths,
 )
@@ -78,7 +76,6 @@ def build_store(
     Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
     Under mpirun, srun or torchrun all ranks make the store together, and each gives what it holds.
     """
-    check_workers(workers)
     if isinstance(source, str | Path) and this_launch().size == 1:
         check_exists(as_path(source))
     from hydragnn.datasets.build import build_store as build
@@ -206,7 +203,6 @@ def train(
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration. ``callbacks`` are
     ``TrainingCallback`` objects, or functions of the run that are called after every epoch, beside those of the configuration.
     """
-    _allow_code(allow_code)
     source = config
     if not isinstance(config, Settings):
         own = run_of(config)
@@ -265,8 +261,6 @@ def search(
 
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
-    _allow_code(allow_code)
-    check_workers(workers)
     if callback is not None and not callable(callback):
         raise InputError(f"callback = {callback!r:.60} cannot be called; give a function of the status")
     table, origin = _table(campaign, [*overrides, *store_override(store)])
@@ -301,8 +295,6 @@ def submit(
     allow_code: Sequence[str] = (),
 ) -> "Submission":
     """Submit the first batch job of a campaign; return job and script."""
-    _allow_code(allow_code)
-    check_workers(workers)
     from hydragnn.hpo.submit import submit_campaign
 
     return submit_campaign(
@@ -335,7 +327,6 @@ def simulate(
 
     It lasts 6 ``hours``; a ``final`` training lasts until it is done.
     """
-    _allow_code(allow_code)
     from hydragnn.hpo.settings import campaign_settings
     from hydragnn.hpo.simulation import Assumptions, scenario_of
     from hydragnn.scripts.simulated import check_simulated, simulation_of
@@ -419,9 +410,7 @@ def build_ensemble(
     data of the runs lie now, their configurations name this place. ``baselines`` names functions ``package.module:name`` that return
     calculators of ASE (docs/foreign.md), which are evaluated beside the simple predictors; their modules are in ``allow_code``.
     """
-    _allow_code(allow_code)
     sources = [as_path(one) for one in source] if isinstance(source, list | tuple) else [as_path(source)]
-    check_workers(workers)
     for one in sources:
         check_kind(one, "a campaign", "a run")
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
@@ -514,7 +503,6 @@ def predict(
     Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None. With ``graph_ranks`` so many of
     them share every batch (docs/predict.md).
     """
-    _allow_code(allow_code)
     if out is None:
         if resume or keep_parts or workers != 1 or graph_ranks != 1:
             raise InputError(
@@ -527,7 +515,6 @@ def predict(
             raise InputError(
                 f"{what}: a {type(value).__name__} in memory is predicted in memory; leave out= away, or give the path of a {what}"
             )
-    check_workers(workers)
     folder = as_path(model)
     alone = this_launch().size == 1
     with nullcontext() if alone else suppress(InputError):  # of which rank 0 tells
@@ -585,7 +572,6 @@ def report(
 
     Data, search, members, parity, calibration, worst cases, how to reproduce. InputError where other graphs are in ``store``.
     """
-    _allow_code(allow_code)
     check_kind(as_path(source), *MADE_BY)
     from hydragnn.scripts.report import write_report
 
@@ -599,7 +585,6 @@ def load(path: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()) 
     ``path`` is the folder of an ensemble, of a run or of its model, or of a campaign, of which the best trial is loaded. A run is an ensemble of one.
     InputError for anything else.
     """
-    _allow_code(allow_code)
     folder = model_folder(as_path(path))
     from hydragnn.ensemble import Ensemble
 
@@ -643,7 +628,6 @@ def export(
     Energy, forces, stress and the spread of the members. docs/export.md has what each format is for. ``model`` is what ``load``
     takes, or gives. InputError where the model cannot be such a file.
     """
-    _allow_code(allow_code)
     from hydragnn.ensemble import Ensemble, export_ensemble
 
     return export_ensemble(model if isinstance(model, Ensemble) else load(model, branch), as_path(out), to)
@@ -661,7 +645,6 @@ def evaluate(
 
     InputError where the store lacks an input or a label. The trivial predictor is not asked: it belongs to training data.
     """
-    _allow_code(allow_code)
     from hydragnn.datasets import GraphStore, open_store
     from hydragnn.ensemble import Ensemble, evaluate_ensemble
 

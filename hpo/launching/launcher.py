@@ -14,20 +14,13 @@ from typing import Protocol, runtime_checkable
 import psutil
 
 from hydragnn.base.imports import allowed_code
-from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.hpo.scheduling.events import Identity, Probed, Start
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class Task(Start, frozen=True, kw_only=True):
     """Attempt at a segment: train the run in ``folder`` to epoch ``until``."""
 
-    trial: int
-    attempt: int
-    until: int
     folder: Path
-    slots: tuple[str, ...]
-    micro_batches: int = 1
-    """Parts in which every batch is computed."""
 
     @property
     def arguments(self) -> list[str]:

@@ -277,7 +277,7 @@ def _stop_if_hopeless(state: State, now: float) -> list[Action]:
         return []
     if state.failures >= max(HOPELESS, len(state.active)):
         return _stop(state, "hopeless", "every trial fails")
-    if (health.all_out(state) and len(state.nodes) == 1) or trouble.is_beyond_hope(state, now):
+    if (health.all_out(state) and len(state.nodes) == 1) or trouble.is_too_long(state, now):
         return _stop(state, "hopeless", "no node works")
     if health.all_out(state) and state.trouble.since == math.inf:
         trouble.begin_trouble(state, now)
@@ -300,7 +300,8 @@ def _on_tick(state: State, now: float) -> list[Action]:
     actions: list[Action] = []
     if now >= state.due:
         actions += _cancel_overdue(state, now)
-        trouble.follow_trouble(state, now)
+        if state.succeeded and trouble.is_too_long(state, now):
+            trouble.end_trouble(state)
         actions += health.revisit_nodes(state, now)
         state.set(due=_next_due(state, now))
         actions += _stop_if_hopeless(state, now)

@@ -142,10 +142,6 @@ class Rung:
     reached: list[RankingEntry] = dataclass_field(default_factory=list)
     paused: list[RankingEntry] = dataclass_field(default_factory=list)
 
-    def rest(self, entry: RankingEntry) -> None:
-        """Add a trial to those that rest."""
-        insort(self.paused, entry)
-
     def leave(self, entry: RankingEntry) -> None:
         """Remove a resting trial; ValueError where it does not rest."""
         at = bisect_left(self.paused, entry)
@@ -320,7 +316,7 @@ class State(Struct, kw_only=True, eq=False):
             if current.status == "running":
                 self.active[current.number] = current.attempt
             elif current.status == "paused":
-                self.rungs[len(current.results) - 1].rest((current.results[-1], current.number))
+                insort(self.rungs[len(current.results) - 1].paused, (current.results[-1], current.number))
 
     def put_node(self, name: str, node: NodeEntry | None) -> None:
         """Replace the health of a node; None: it is healthy."""

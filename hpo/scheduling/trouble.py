@@ -66,18 +66,12 @@ def begin_trouble(state: State, now: float) -> None:
 def note_life(state: State, trial: Trial) -> None:
     """End the outage where an attempt that began after it shows progress."""
     if state.trouble.since < math.inf and trial.turn >= state.trouble.first:
-        _end(state)
+        end_trouble(state)
 
 
-def follow_trouble(state: State, now: float) -> None:
-    """End the outage after its longest time."""
-    if state.succeeded and now >= state.trouble.since + LONGEST:
-        _end(state)
-
-
-def is_beyond_hope(state: State, now: float) -> bool:
-    """Return True where nothing ever worked and the outage is too long."""
-    return not state.succeeded and now >= state.trouble.since + LONGEST
+def is_too_long(state: State, now: float) -> bool:
+    """Return True after the longest time of an outage."""
+    return now >= state.trouble.since + LONGEST
 
 
 def num_startable(state: State, now: float) -> int:
@@ -104,5 +98,6 @@ def _pause(state: State, outage: Trouble, now: float) -> None:
     state.set(trouble=replace(outage, until=now + PAUSE), due=min(state.due, now + PAUSE))
 
 
-def _end(state: State) -> None:
+def end_trouble(state: State) -> None:
+    """End an outage."""
     state.set(trouble=Trouble(number=state.trouble.number, first=state.starts))

@@ -19,6 +19,7 @@ MARGIN = 60
 """Seconds between the last save and the end of the walltime."""
 
 PATIENCE = 120.0  # seconds that a scheduler may take to answer
+PLAIN = ("campaign", "log", "position", "minutes", "directory", "python", "store")  # of a job, as scripts name them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,18 +83,12 @@ def job_script(job: Job) -> str:
         "staged": job.settings.stages,
         "setup": machine.setup,
         "storage": job.settings.local_storage or machine.storage,
-        "campaign": job.campaign,
-        "log": job.log,
         "serial": job.label,
-        "position": job.position,
-        "minutes": job.minutes,
         "lead": lead_seconds(job.grace),
         "arguments": shlex.join(job.arguments),
-        "directory": job.directory,
-        "python": job.python,
-        "store": job.store,
     }
-    return _template(batch.script, machine.directives).render(values)
+    own = {name: getattr(job, name) for name in PLAIN}
+    return _template(batch.script, machine.directives).render(own, **values)
 
 
 def batch_of(site: str) -> Batch:

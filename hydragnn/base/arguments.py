@@ -10,7 +10,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.places import as_path
+from hydragnn.base.imports import allow_code
+from hydragnn.base.places import as_path, check_workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,10 +29,14 @@ KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 """Noun for a value of a type, with an example, and a check of values."""
 
 
+CHECKS: dict[str, Callable[[Any], None]] = {"allow_code": allow_code, "workers": check_workers}
+
+
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that checks the types of its arguments.
 
     InputError where one is not of the type, or outside of the range, that is named. Numbers of numpy become those of Python.
+    Modules in ``allow_code`` are allowed, and ``workers`` are workers.
     """
     signature = inspect.signature(function)
 
@@ -42,6 +47,8 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
             annotation = signature.parameters[name].annotation
             bound.arguments[name] = _value_of_type(name, value, annotation)
             _check_range(name, value, annotation)
+            if name in CHECKS:
+                CHECKS[name](value)
         return function(*bound.args, **bound.kwargs)
 
     plain = [one.replace(annotation=_without_notes(one.annotation)) for one in signature.parameters.values()]

@@ -46,7 +46,7 @@ EVENTS: list[Event] = [
 
 def written(path: Path) -> bytes:
     with Journal(path) as journal:
-        journal.append(EVENTS[0], 0.0)
+        journal.extend([Entry(0.0, EVENTS[0], {})])
         journal.extend(Entry(float(second), event, {}) for second, event in enumerate(EVENTS[1:], start=1))
     return path.read_bytes()
 
@@ -101,7 +101,7 @@ def test_a_journal_cut_anywhere_keeps_every_complete_line_and_goes_on_also_after
     known = [(float(second), event) for second, event in enumerate(EVENTS[:complete])]
     assert read_journal(path) == known
     with Journal(path) as journal:
-        journal.append(Exhausted(trial=9), 99.0)
+        journal.extend([Entry(99.0, Exhausted(trial=9), {})])
     assert read_journal(path) == [*known, (99.0, Exhausted(trial=9))]
 
 
@@ -139,14 +139,14 @@ def without_locks() -> Iterator[None]:
 def test_a_session_that_was_replaced_leaves_and_says_who_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as first:
-        first.append(EVENTS[0], 0.0)
+        first.extend([Entry(0.0, EVENTS[0], {})])
         with Journal(path) as second:
-            for action in (first.check, lambda: first.append(EVENTS[1], 1.0)):
+            for action in (first.check, lambda: first.extend([Entry(1.0, EVENTS[1], {})])):
                 with pytest.raises(
                     TakenOver, match=rf"process {os.getpid()} on \S+ goes on .* look with hydragnn status"
                 ):
                     action()
-            second.append(EVENTS[2], 2.0)
+            second.extend([Entry(2.0, EVENTS[2], {})])
     assert read_journal(path) == [(0.0, EVENTS[0]), (2.0, EVENTS[2])]
 
 
@@ -159,7 +159,7 @@ def test_whoever_appends_whenever_the_journal_holds_what_was_acknowledged_in_its
         read = [event.trial for _, event in read_journal(path) if isinstance(event, Exhausted)]
         assert [number for number in read if number in acknowledged] == acknowledged, seed
         with Journal(path) as journal:
-            journal.append(Exhausted(trial=begun), 0.0)
+            journal.extend([Entry(0.0, Exhausted(trial=begun), {})])
         assert [event for _, event in read_journal(path)][-1] == Exhausted(trial=begun), seed
 
 
@@ -301,7 +301,7 @@ def test_a_journal_of_a_newer_program_is_refused(tmp_path: Path, monkeypatch: py
 def test_changes_that_do_not_fit_are_refused(tmp_path: Path, then: dict[str, Any]) -> None:
     path, opening = tmp_path / "journal.jsonl", Opened(plan=Plan(trials=1, rungs=(1,)), slots=("n1",))
     with Journal(path) as journal:
-        journal.append(opening, 0.0, decide(State(), opening, 0.0).changes)
-        journal.append(Tick(), 1.0, then)
+        journal.extend([Entry(0.0, opening, decide(State(), opening, 0.0).changes)])
+        journal.extend([Entry(1.0, Tick(), then)])
     with pytest.raises(InputError, match=r"journal.jsonl: line 3: its changes do not fit the campaign before them"):
         replay(path)

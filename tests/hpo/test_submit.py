@@ -21,7 +21,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_sealed
 from hydragnn.hpo import CampaignSettings, campaign_settings, read_campaign, run_search
 from hydragnn.hpo.job import JobSettings
-from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.journal import Entry, Journal
 from hydragnn.hpo.preflight import as_begun, plan_of
 from hydragnn.hpo.scheduling.events import Opened, Tick
 from hydragnn.hpo.scheduling.scheduler import State, decide
@@ -196,7 +196,7 @@ def held(out: Path, hours: float) -> None:
     state = State()
     with Journal(out / "journal.jsonl") as journal:
         for event, now in ((opened, 0.0), (Tick(), 3600 * hours)):
-            journal.append(event, now, decide(state, event, now).changes)
+            journal.extend([Entry(now, event, decide(state, event, now).changes or {})])
 
 
 def test_jobs_of_equal_walltime_follow_each_other_until_the_chain_ends_and_no_other_begins_unless_asked(

@@ -17,7 +17,7 @@ from hydragnn.ensemble import Evaluation, Manifest, NumberEstimate, TargetEvalua
 from hydragnn.ensemble.manifest import MemberEntry, write_manifest
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.hpo import campaign_settings
-from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.journal import Entry, Journal
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, decide
@@ -169,7 +169,7 @@ def write_campaign(folder: Path, store: Path) -> Path:
             event = pending.pop(0)
             clock += 1.0
             changes, actions = decide(state, event, clock)
-            journal.append(event, clock, changes)
+            journal.extend([Entry(clock, event, changes or {})])
             for action in actions:
                 if isinstance(action, Propose):
                     values[action.trial] = _point(generator)
