@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.data import atomic_numbers
-from ase.io.extxyz import (
-    REV_PROPERTY_NAME_MAP,
-    SPECIAL_3_3_KEYS,
-    key_val_str_to_dict,
-    per_config_properties,
-    read_xyz,
-)
+from ase.io.extxyz import REV_PROPERTY_NAME_MAP, SPECIAL_3_3_KEYS, key_val_str_to_dict, per_config_properties, read_xyz
 from ase.io.extxyz import all_properties as RESULTS
 
 from hydragnn.graphs.atomic import ReadResults

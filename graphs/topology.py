@@ -244,11 +244,7 @@ class Topology:
         offsets, numbers = self.row_offsets, np.arange(self.num_edges)
         rows = (numbers, self.senders.numpy(), offsets.numpy())
         columns = csr_array(rows, shape=(self.num_rows, self.num_columns)).tocsc()  # in each the edges keep their order
-        arrays = {
-            "by_sender": columns.data,
-            "receivers_by_sender": columns.indices,
-            "column_offsets": columns.indptr,
-        }
+        arrays = {"by_sender": columns.data, "receivers_by_sender": columns.indices, "column_offsets": columns.indptr}
         self._derived.update({name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()})
         note_ascending(self.receivers, self.num_rows, offsets, self.longest[0])
 

@@ -209,12 +209,7 @@ APPENDED = ("journal.jsonl", "journal.lock", SAMPLER_LOG, "optuna.log", "packs.t
 
 
 def check_folder(
-    settings: CampaignSettings,
-    space: Space,
-    out: Path,
-    *,
-    resume: bool,
-    on_note: Callable[[str], None] | None = None,
+    settings: CampaignSettings, space: Space, out: Path, *, resume: bool, on_note: Callable[[str], None] | None = None
 ) -> list[Point]:
     """Check the campaign's folder and return the first configurations.
 

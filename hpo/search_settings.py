@@ -36,9 +36,7 @@ class SearchSettings(Settings):
             ),
         ),
         "trials_per_node": ActsWith(
-            words="in an allocation",
-            remedy='set launcher = "auto"',
-            holds=lambda search: search.launcher != "local",
+            words="in an allocation", remedy='set launcher = "auto"', holds=lambda search: search.launcher != "local"
         ),
         "workers": ActsWith(
             words="on this machine",

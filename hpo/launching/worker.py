@@ -87,9 +87,7 @@ def main(arguments: Sequence[str]) -> None:
     names = [node] if options.shares == 1 else [f"{node}/{number}" for number in range(options.shares)]
     slots = {
         name: WorkerSlot(
-            work=work_of(options, number),
-            node_beats=place / f"beats-{number}" if place else None,
-            ranks=options.ranks,
+            work=work_of(options, number), node_beats=place / f"beats-{number}" if place else None, ranks=options.ranks
         )
         for number, name in enumerate(names)
     }

@@ -9,12 +9,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from hydragnn.hpo.sampling.optuna_trials import (
-    Distributions,
-    distribution,
-    distributions,
-    optuna_value,
-)
+from hydragnn.hpo.sampling.optuna_trials import Distributions, distribution, distributions, optuna_value
 from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, Parameter
@@ -47,10 +42,7 @@ class ParzenEstimators(Sampler):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
             self._study.sampler = optuna.samplers.TPESampler(
-                seed=history.seed_of(number),
-                n_startup_trials=history.startup,
-                multivariate=True,
-                constant_liar=True,
+                seed=history.seed_of(number), n_startup_trials=history.startup, multivariate=True, constant_liar=True
             )
         return _suggest(history.space, self._study, self._asked, self._groups)
 

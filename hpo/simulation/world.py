@@ -27,15 +27,7 @@ from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.courses import Course, CourseOf
 from hydragnn.hpo.simulation.ledger import Ledger
-from hydragnn.hpo.simulation.machine import (
-    Fate,
-    NodeFault,
-    Pace,
-    bad_nodes,
-    fate_of,
-    is_storm,
-    node_faults,
-)
+from hydragnn.hpo.simulation.machine import Fate, NodeFault, Pace, bad_nodes, fate_of, is_storm, node_faults
 from hydragnn.record import FailureKind
 
 TICK = 1.0  # seconds between looks at the clock; the real controller looks twice a second

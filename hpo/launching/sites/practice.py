@@ -37,10 +37,7 @@ SLINGSHOT = {
 
 _FINE_GRAIN = {"HSA_FORCE_FINE_GRAIN_PCIE": "1"}
 # MIOpen's databases fail on shared file systems
-_MIOPEN = {
-    "MIOPEN_USER_DB_PATH": "/tmp/$USER-miopen-$SLURM_JOB_ID",
-    "MIOPEN_CUSTOM_CACHE_DIR": "$MIOPEN_USER_DB_PATH",
-}
+_MIOPEN = {"MIOPEN_USER_DB_PATH": "/tmp/$USER-miopen-$SLURM_JOB_ID", "MIOPEN_CUSTOM_CACHE_DIR": "$MIOPEN_USER_DB_PATH"}
 
 FRONTIER: Setup = (
     ("module load rccl-net-plugin", OLCF),  # after the ROCm module of job.setup
