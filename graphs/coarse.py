@@ -262,13 +262,15 @@ def between_middles(
     vectors, positions = finer.vectors, finer.positions
     if vectors is None or positions is None:
         return None, None
-    middles = mean_of_runs(positions.index_select(0, order), members)
+    middles = torch.segment_reduce(
+        positions.index_select(0, order), "mean", lengths=members, unsafe=True
+    )  # none is empty
     aside = positions - middles.index_select(0, parent)  # [nodes, dim], of every node from the middle of its cluster
     senders, receivers = finer.topology.senders, finer.topology.receivers
     # shifts through a boundary are part of the vectors, and stay
     between = vectors - aside.index_select(0, senders) + aside.index_select(0, receivers)
     merged = torch.bincount(merging.coarser, minlength=merging.num_edges)
-    coarse = mean_of_runs(between.index_select(0, merging.finer), merged)
+    coarse = torch.segment_reduce(between.index_select(0, merging.finer), "mean", lengths=merged, unsafe=True)
     owner = finer.owner.index_select(0, order.index_select(0, members.cumsum(0) - members))  # [clusters]
     of_edge = owner.index_select(0, topology.receivers)
     longest = longest_of(vectors, finer.owner.index_select(0, receivers), finer.graphs)
@@ -276,11 +278,6 @@ def between_middles(
     ratio = longest / coarse_longest.clamp_min(torch.finfo(coarse_longest.dtype).tiny)
     scale = ratio.clamp_max(1.0).unsqueeze(1)  # [graphs, 1]
     return coarse * scale.index_select(0, of_edge), middles * scale.index_select(0, owner)
-
-
-def mean_of_runs(values: Float[Tensor, "items dim"], lengths: Int[Tensor, " runs"]) -> Float[Tensor, "runs dim"]:
-    """The mean of each run of rows, none of which is empty."""
-    return torch.segment_reduce(values, "mean", lengths=lengths, unsafe=True)
 
 
 def longest_of(

@@ -35,22 +35,17 @@ Partition = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 """Parts of a symmetric sparse matrix of edges, from costs of nodes and the number of parts."""
 
 
-def node_costs(batch: GraphBatch, node_cost: int) -> Int[Tensor, " nodes"]:
-    """Return the edges that every node receives, and ``node_cost`` more."""
-    return batch.topology.degrees + node_cost
-
-
 def cut_nodes(
     batch: GraphBatch, parts: int, node_cost: int = 8, partition: Partition | None = None
 ) -> Int[Tensor, " nodes"]:
-    """Return the rank that owns each node.
+    """Return the rank that owns each node, which costs ``node_cost`` edges and those that it receives.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> line = graph_from_arrays([[0.0, 0.0], [3.0, 0.0], [1.0, 0.0], [2.0, 0.0]], [], [])
     >>> cut_nodes(line, 2).tolist()
     [0, 1, 0, 1]
     """
-    costs = node_costs(batch, node_cost)
+    costs = batch.topology.degrees + node_cost
     of_graph = torch.zeros(batch.num_graphs, dtype=torch.int64).index_add_(0, batch.owner("node"), costs)
     whole, largest = whole_graphs(of_graph.numpy(), parts)
     if largest * parts <= UNEVEN * int(of_graph.sum()):

@@ -118,7 +118,10 @@ class Controller:
             self._take(Opened(plan=plan, slots=self._launcher.slots, deadline=self._launcher.deadline))
             self._commit()
             while not self.state.closed:
-                reports = self._launcher.poll(self._patience(), self._bell.fileno())
+                proposing = self._proposals.busy and self.state.ending is None
+                busy = proposing or self._launch_queue.busy or self._study_log.busy or self._decisions
+                patience = 0.0 if busy else max(0.0, self._next_tick - self._clock())
+                reports = self._launcher.poll(patience, self._bell.fileno())
                 self._bell.clear()
                 self.handle([*self._launch_queue.withdrawals(), *reports])
                 self.work()
@@ -150,12 +153,6 @@ class Controller:
             self._take(progress)
         self._launch_queue.work(time.monotonic() + ROUND)
         self._study_log.write(self.state, ROUND)
-
-    def _patience(self) -> float:
-        """Return how long to wait for the launcher."""
-        proposing = self._proposals.busy and self.state.ending is None
-        busy = proposing or self._launch_queue.busy or self._study_log.busy
-        return 0.0 if busy or self._decisions else max(0.0, self._next_tick - self._clock())
 
     def _take(self, event: Event) -> None:
         """Decide about an event; actions follow once it is on disk."""

@@ -36,7 +36,7 @@ from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.cutting import crossing, node_costs
+from hydragnn.graphs.cutting import crossing
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import build_model, parse_head
@@ -110,7 +110,7 @@ def work(options: argparse.Namespace) -> None:
         cutter = replace(cutter, partition=metis if options.metis else None)
         counted = CountedRanks(rank=rank, size=size, group=cutter.peers.group)  # type: ignore[attr-defined]
         cut = cutter.cut(batch)
-        loads = torch.zeros(size, dtype=torch.int64).index_add_(0, cut, node_costs(batch, 2))
+        loads = torch.zeros(size, dtype=torch.int64).index_add_(0, cut, batch.topology.degrees + 2)
         figures = {"balance": float(loads.max() * size / loads.sum()), "rows": len(crossing(batch, cut)[1])}
         placement = replace(placement, cut=replace(cutter, peers=counted))
     share = Share(branch=0, parts=placement.parts(batch))

@@ -15,7 +15,7 @@ from torch import Tensor
 from hydragnn.conformance.cases import make_graph
 from hydragnn.distributed.graph_ranks import metis
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.cutting import UNEVEN, crossing, curve_order, cut_nodes, node_costs, part_of_rank
+from hydragnn.graphs.cutting import UNEVEN, crossing, curve_order, cut_nodes, part_of_rank
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.validate import graph_from_arrays
@@ -79,7 +79,7 @@ def test_a_cut_is_balanced_up_to_one_node_and_the_same_again(graphs: Sizes, size
     batch = batch_of(graphs)
     cut = cut_nodes(batch, size)
     assert torch.equal(cut, cut_nodes(batch, size))
-    costs = node_costs(batch, 8)
+    costs = batch.topology.degrees + 8
     loads = torch.zeros(size, dtype=torch.int64).index_add_(0, cut, costs)
     mean = float(costs.sum()) / size
     assert float(loads.max()) <= max(UNEVEN * mean, mean + float(costs.max()))
@@ -95,7 +95,7 @@ def test_many_small_graphs_stay_whole() -> None:
 def test_a_grid_is_cut_along_short_lines(partition: Any) -> None:
     batch = grid(32)
     cut = cut_nodes(batch, 4, partition=partition)
-    loads = torch.zeros(4, dtype=torch.int64).index_add_(0, cut, node_costs(batch, 8))
+    loads = torch.zeros(4, dtype=torch.int64).index_add_(0, cut, batch.topology.degrees + 8)
     # two lines through the middle cut 2 * 32 pairs, each of two edges; a curve of digits is straight here, and METIS may do a little worse
     assert crossing(batch, cut)[0] <= 1.25 * 4 * 32
     assert 4 * int(loads.max()) <= UNEVEN * int(loads.sum())
