@@ -176,59 +176,29 @@ def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     if CLUSTERS in batch.fields:
         raise InputError(f"the batch already has the field {CLUSTERS}; take it away first")
 
-    def clusters(graph: GraphBatch) -> NDArray[np.int64]:
-        if graph.dim and bool(graph.periodic.any()):
-            return _contracted_images(finest_of(graph.to(dtype=torch.float64)), levels)
-        return _contracted(graph, levels)
-
-    return concatenate([with_clusters(graph, clusters(graph)) for graph in unbatch(batch)])
+    graphs = [(graph, _contracted(finest_of(graph.to(dtype=torch.float64)), levels)) for graph in unbatch(batch)]
+    return concatenate([with_clusters(graph, clusters) for graph, clusters in graphs])
 
 
-def _contracted(graph: GraphBatch, levels: int) -> NDArray[np.int64]:
+def _contracted(finer: Finer, levels: int) -> NDArray[np.int64]:
     """Return the clusters of every node after joining ``levels`` times."""
-    points = graph.positions.numpy().astype(np.float64)
-    pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
-    parents, columns = np.arange(graph.num_nodes), []
-    for _ in range(levels):
-        parent, points = _joined(pairs, points)
-        pairs, parents = parent[pairs], parent[parents]
-        columns.append(parents)
-    return np.stack(columns, axis=1)
-
-
-def _joined(
-    pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Join the best free pairs greedily, in the middle."""
-    nodes = len(points)
-    distinct = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
-    if points.shape[1]:
-        price = np.linalg.norm(points[distinct[:, 0]] - points[distinct[:, 1]], axis=1)
-    else:
-        degrees = np.maximum(np.bincount(distinct.ravel(), minlength=nodes), 1)
-        price = -(1 / degrees[distinct[:, 0]] + 1 / degrees[distinct[:, 1]])
-    parent = _matched(distinct, price, nodes)
-    sizes = np.maximum(np.bincount(parent), 1)
-    if not points.size:
-        return parent, points[: len(sizes)]
-    return parent, np.stack([np.bincount(parent, axis) for axis in points.T], axis=1) / sizes[:, None]
-
-
-def _contracted_images(finer: Finer, levels: int) -> NDArray[np.int64]:
-    """Return a periodic graph's clusters: pairs at their closest images."""
     nodes = finer.topology.num_rows
-    parents, columns = np.arange(nodes), []
-    for _ in range(levels):
-        assert finer.vectors is not None
+    columns, parents = [], (parent := np.arange(nodes))
+    for level in range(levels):
+        if level:
+            finer = next_level(replace(finer, clusters=torch.from_numpy(parent).unsqueeze(1)))[1]
         ends = np.sort(np.stack([finer.topology.senders.numpy(), finer.topology.receivers.numpy()], axis=1), axis=1)
-        lengths = finer.vectors.norm(dim=1).numpy()
+        lengths = np.zeros(len(ends)) if finer.vectors is None else finer.vectors.norm(dim=1).numpy()
         order = np.lexsort((lengths, ends[:, 1], ends[:, 0]))
         order = order[ends[order, 0] != ends[order, 1]]
         distinct, first = np.unique(ends[order], axis=0, return_index=True)
-        parent = _matched(distinct, lengths[order][first], nodes)
+        price = lengths[order][first]  # of the closest images
+        if finer.vectors is None:
+            degrees = np.bincount(distinct.ravel(), minlength=nodes)
+            price = -(1 / degrees[distinct[:, 0]] + 1 / degrees[distinct[:, 1]])
+        parent = _matched(distinct, price, nodes)
         parents, nodes = parent[parents], int(parent.max(initial=-1)) + 1
         columns.append(parents)
-        finer = next_level(replace(finer, clusters=torch.from_numpy(parent).unsqueeze(1)))[1]
     return np.stack(columns, axis=1)
 
 

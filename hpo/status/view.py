@@ -113,7 +113,7 @@ class CampaignView:
                 ) from error
 
     def _draw(self, live: Live) -> None:
-        if self._builder.sessions:
+        if self._now:
             status, self._next = self._status()
             live.update(status_table(status, running_lines(self._builder.state, self._out)), refresh=True)
 
