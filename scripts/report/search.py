@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -195,13 +196,19 @@ def layouts_table(campaign: Campaign) -> Table | None:
         rule = f"The first {first} trials differ in their layout only, and the fastest of these is that of all later trials."
         caption += f" {rule} Their throughput is shown."
     columns: dict[str, Callable[[Any], str]] = {
-        **{short(path): lambda row, axis=axis: text(row[0][axis]) for axis, path in enumerate(axes)},
+        short(path): partial(_layout_size, number) for number, path in enumerate(axes)
+    }
+    columns |= {
         "trials": lambda row: str(len(row[1])),
         "graphs per second": lambda row: f"{speed(row[1]):.4g}" if speed(row[1]) else "–",
         "most memory of a rank": lambda row: memory(row[1]),
         "out of memory": lambda row: str(sum(failure_kind(trial) == "out_of_memory" for trial in row[1])),
     }
     return table_of(sorted(trials_by_layout.items(), key=lambda row: -speed(row[1])), columns, caption)
+
+
+def _layout_size(axis: int, row: tuple[Any, ...]) -> str:
+    return text(row[0][axis])
 
 
 def failures_table(campaign: Campaign) -> Table:
