@@ -21,6 +21,4 @@ if TYPE_CHECKING:
     from hydragnn.graphs.continuum import from_mesh, used_points
     from hydragnn.graphs.network import from_networkx
 
-__getattr__ = names_in(
-    __name__, {"continuum": ("from_mesh", "used_points"), "network": ("from_networkx",)}
-)  # imports meshio on first use
+__getattr__ = names_in(__name__, __file__)  # imports meshio on first use

@@ -29,23 +29,4 @@ if TYPE_CHECKING:
     from hydragnn.hpo.status.timeline import Timeline
     from hydragnn.hpo.status.view import CampaignView
 
-MODULES = {
-    "campaign": ("OnEvent", "run_search", "trial_folder"),
-    "final": ("best_runs", "given_runs", "run_final"),
-    "launching.launcher": ("Exit", "Launcher", "Task"),
-    "launching.local": ("LocalLauncher",),
-    "objective": ("Objective", "objective_value"),
-    "records": (
-        *("CampaignHistory", "TrialHistory", "campaign_history"),
-        *("campaign_records", "finished_runs", "parameter_importance"),
-    ),
-    "scheduling.scheduler": ("State", "Trial", "decide"),
-    "search_settings": ("SearchSettings",),
-    "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),
-    "space.points": ("Space", "space_of"),
-    "status.facts": ("CampaignStatus", "Follower", "campaign_status"),
-    "status.view": ("CampaignView",),
-    "status.timeline": ("Timeline",),
-}
-
-__getattr__ = names_in(__name__, MODULES)
+__getattr__ = names_in(__name__, __file__)

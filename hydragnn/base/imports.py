@@ -3,11 +3,13 @@
 None is imported from folders of strangers' files, and only what the user allows.
 """
 
+import ast
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -76,14 +78,18 @@ def is_own(module: str) -> bool:
     return package == "hydragnn" and (room in ROOMS or (folder / room).is_dir() or (folder / f"{room}.py").is_file())
 
 
-def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__`` that imports its modules on first use."""
-    homes = {name: module for module, names in modules.items() for name in names}
+def names_in(package: str, file: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package: names that its file imports for type checkers."""
+
+    @cache
+    def homes() -> dict[str, str]:
+        imports = (one for one in ast.walk(ast.parse(Path(file).read_text())) if isinstance(one, ast.ImportFrom))
+        return {name.name: one.module or "" for one in imports for name in one.names}
 
     def value_of(name: str) -> Any:
-        if name not in homes:
+        if name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        return getattr(import_module(homes()[name]), name)
 
     return value_of
 

@@ -22,4 +22,4 @@ if TYPE_CHECKING:
     from hydragnn.distributed.ranks import Ranks, join_ranks
 
 
-__getattr__ = names_in(__name__, {"ranks": ("Ranks", "join_ranks")})  # imports torch on first use
+__getattr__ = names_in(__name__, __file__)  # imports torch on first use
