@@ -38,7 +38,7 @@ Partition = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 def cut_nodes(
     batch: GraphBatch, parts: int, node_cost: int = 8, partition: Partition | None = None
 ) -> Int[Tensor, " nodes"]:
-    """Return the rank that owns each node, which costs ``node_cost`` edges and those that it receives.
+    """Return the rank of each node, which costs ``node_cost`` more edges.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> line = graph_from_arrays([[0.0, 0.0], [3.0, 0.0], [1.0, 0.0], [2.0, 0.0]], [], [])

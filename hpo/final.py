@@ -41,7 +41,7 @@ def run_final(
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
 ) -> CampaignStatus:
-    """Train run N to its full budget in trial N of ``out``, or continue there.
+    """Train run N to its full budget in trial N of ``out``.
 
     ``like`` gives launcher, sizes and patience. The training ends early, with the reason in its status, on signals and at
     the end of an allocation. InputError where a run fails, with its reason, once all others are trained.

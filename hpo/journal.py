@@ -272,7 +272,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def read_lines(path: Path, chain: LineChain) -> Iterator[Counted]:
-    """Yield every line that counts after those of ``chain``, and take it into ``chain``."""
+    """Yield every line that counts after those of ``chain``, which takes it."""
     try:
         with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file:
             file.seek(chain.length)

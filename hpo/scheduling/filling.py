@@ -151,7 +151,7 @@ def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
 
 
 def start_balanced(state: State, trials: list[Trial], now: float) -> list[Action]:
-    """Start trials on as many slots as let all end together, if free."""
+    """Start trials on as many slots as let all end together."""
     work = _known_work(state, trials)
     _aim(state, trials, work, now)
     loads = {trial.number: remaining(state, trial, work) for trial in trials}

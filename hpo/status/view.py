@@ -118,7 +118,7 @@ class CampaignView:
             live.update(status_table(status, running_lines(self._builder.state, self._out)), refresh=True)
 
     def _status(self) -> tuple[CampaignStatus, float]:
-        """Return the status now, and the time of the next, later if this took long."""
+        """Return the status now, and the time of the next."""
         begun = self._clock()
         status = status_of(self._builder, self._out, self._now)
         return status, begun + max(PAUSE, (self._clock() - begun) / BUSY)

@@ -79,7 +79,7 @@ def is_own(module: str) -> bool:
 
 
 def names_in(package: str, file: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package: names that its file imports for type checkers."""
+    """Return a package's ``__getattr__``: names that it imports for type checkers."""
 
     @cache
     def homes() -> dict[str, str]:
