@@ -14,44 +14,73 @@ BEGINNING = 2**16
 """Letters of a file that are searched for marks of its format."""
 
 
+def is_json_lines(path: Path) -> bool:
+    """Return True for a file with a JSON value per line."""
+    return path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+
+
 def is_pymatgen(path: Path) -> bool:
     """Return True for JSON of pymatgen or matbench."""
-    if not path.name.endswith((".json", ".json.gz")):
-        return False
+    if is_json_lines(path) or not path.name.endswith((".json", ".json.gz")):
+        return is_json_lines(path)
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         beginning = str(file.read(BEGINNING))
-    return '"@class"' in beginning or '"columns"' in beginning
+    return any(mark in beginning for mark in ('"@class"', '"columns"', '"sites"'))
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of JSON, or of its lines; InputError otherwise."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        texts, values = [*file] if is_json_lines(path) else [file.read()], []
+    for number, text in enumerate(texts, 1):
+        try:
+            values += [json.loads(text, object_pairs_hook=_table)] if text.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}, line {number}, is no JSON ({error}); write it again") from error
+    return values if is_json_lines(path) else values[0]
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(table := dict(pairs)) < len(pairs):
+        raise ValueError(f"a name stands twice among {', '.join(key for key, _ in pairs):.80}")
+    return table
 
 
 def pymatgen_structures(path: Path) -> Iterator[Any]:
     """Yield the structures of a file as ASE's atoms, labels in ``info``.
 
-    A file is a structure, a list or table by name of structures or of records (a structure among labels), or matbench's
+    A file is a structure; a list, lines or tables by name of structures or of records (a structure among labels); or matbench's
     ``{index, columns, data}``. InputError where a site is occupied by several species or in part.
     """
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-        value = json.load(file)
+    value = read_json(path)
     if isinstance(value, dict) and "columns" in value:
         columns, rows = value["columns"], value["data"]
         names = value.get("index") or range(len(rows))
         if len(names) != len(rows) or any(len(row) != len(columns) for row in rows):
             raise InputError(f"{path}: index, columns and data have different lengths; write the table again")
         records = [dict(zip(columns, row)) | {"id": str(name)} for name, row in zip(names, rows)]
-    elif isinstance(value, dict) and "sites" not in value and "structure" not in value:
-        records = [{"id": name, **_record(one)} for name, one in value.items()]
     else:
-        records = [_record(one) for one in (value if isinstance(value, list) else [value])]
+        records = [*_records(value, ())]
     for number, record in enumerate(records):
         yield _atoms(record, f"{path}: structure {number}")
 
 
-def _record(one: Any) -> dict[str, Any]:
-    return {"structure": one} if isinstance(one, dict) and "sites" in one else dict(one)
+def _records(value: Any, names: tuple[str, ...], top: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the records of lists and of tables by name."""
+    if isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _records(one, (f"{names[0]}#{number}", *names) if names else (), False)
+        return
+    firsts = [one[0] if isinstance(one, list) and one else one for one in value.values()]
+    is_table = bool(firsts) and all(isinstance(one, dict) for one in firsts) and not {"sites", "structure"} & {*value}
+    if is_table and (top or not any("sites" in one for one in firsts)):
+        for name, one in value.items():
+            yield from _records(one, (name, *names), False)
+    else:
+        yield {**dict(zip(("id", "material_id"), names)), **({"structure": value} if "sites" in value else value)}
 
 
 def _atoms(record: dict[str, Any], where: str) -> Any:
-    from ase import Atoms
-
     keys = [key for key, value in record.items() if isinstance(value, dict) and "sites" in value]
     if not keys:
         raise InputError(f"{where} is no structure of pymatgen; it has {', '.join(record) or 'nothing'}")
@@ -60,7 +89,26 @@ def _atoms(record: dict[str, Any], where: str) -> Any:
             f"{where} has several structures, {', '.join(keys)}; keep one, or call the one to read structure"
         )
     key = "structure" if "structure" in keys else keys[0]
-    sites, lattice = record[key]["sites"], record[key].get("lattice")
+    atoms = _structure(record[key], where)
+    for name, value in record.items():
+        if name == key or not isinstance(value, str | int | float | list):
+            continue
+        atoms.info[name] = value
+        try:
+            column = np.array(value, dtype=np.float64)  # of atoms, NaN where it is null
+        except (ValueError, TypeError):
+            continue
+        of_atoms = column.shape[:1] == (len(atoms),)
+        if of_atoms and not np.array_equal(atoms.arrays.setdefault(name, column), column, equal_nan=True):
+            raise InputError(f"{where} has {name} of sites beside another {name}; keep one")
+    return atoms
+
+
+def _structure(table: dict[str, Any], where: str) -> Any:
+    """Return the atoms of a structure, with properties of its sites."""
+    from ase import Atoms
+
+    sites, lattice = table["sites"], table.get("lattice")
     if not sites or (
         lattice is not None and not np.any(np.linalg.det(np.array(lattice.get("matrix") or np.zeros((3, 3)), float)))
     ):
@@ -85,7 +133,4 @@ def _atoms(record: dict[str, Any], where: str) -> Any:
             atoms.arrays[name] = np.array(
                 [np.full_like(like, np.nan, np.float64) if one is None else one for one in values]
             )
-    for name, value in record.items():
-        if name != key and isinstance(value, str | int | float | list):
-            atoms.info[name] = value
     return atoms

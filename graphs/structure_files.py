@@ -5,13 +5,13 @@ import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
-from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
 
 ELEMENTS_OF_LAMMPS = {
@@ -22,10 +22,19 @@ ELEMENTS_OF_LAMMPS = {
 """Marks of elements in files of LAMMPS. Without them ASE takes type 1 for hydrogen, type 2 for helium."""
 
 
+def format_of(path: Path, format: str | None = None) -> str:
+    """Return the format of a file: ASE's name, ``pymatgen`` or ``qm9``."""
+    from ase.io.formats import filetype
+
+    if format is None and (is_pymatgen(path) or is_qm9(path)):
+        return "pymatgen" if is_pymatgen(path) else "qm9"
+    return format or str(filetype(str(path)))
+
+
 def structures_of(
     path: Path, index: str = ":", format: str | None = None, texts: Collection[str] = ()
 ) -> Iterator[Any]:
-    """Yield the structures of a file of ASE or pymatgen, as ``Atoms``.
+    """Yield the structures of a file of ASE, pymatgen or QM9.
 
     Names and entries of the keys ``texts`` in extended XYZ are the letters of the file.
 
@@ -33,17 +42,11 @@ def structures_of(
     """
     check_readable(path)
     from ase.io import iread
-    from ase.io.formats import filetype, open_with_compression, string2index
+    from ase.io.formats import open_with_compression, string2index
 
     from hydragnn.graphs.extxyz import check_elements, entries_of
 
-    by_pymatgen = format is None and is_pymatgen(path)
-    kind = "" if by_pymatgen else format or filetype(str(path))
-    if by_pymatgen or kind in ("sdf", "cif"):
-        read = pymatgen_structures if by_pymatgen else _molecules if kind == "sdf" else _crystals
-        chosen = [*read(path)][string2index(index)]
-        yield from chosen if isinstance(chosen, list) else [chosen]
-        return
+    kind = format_of(path, format)
     if elements := ELEMENTS_OF_LAMMPS.get(kind):
         with open_with_compression(str(path), "rb") as file:
             head = file.read(1 << 20).decode("latin-1")
@@ -52,12 +55,19 @@ def structures_of(
                 f"{path} has types of LAMMPS without their elements, and ASE would read type 1 as H; "
                 "write them: dump_modify ID element Cu Ni with the column element, or Masses in a data file"
             )
+    if read := READERS.get(kind):
+        some = [*read(path)][string2index(index)]
+        yield from some if isinstance(some, list) else [some]
+        return
     if kind == "extxyz":
         with open_with_compression(str(path), "r") as file:
             deque(map(check_elements, frames_of_xyz(file)), 0)
     reader = {"properties_parser": partial(entries_of, texts=texts)} if kind == "extxyz" else {}
     # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
-    yield from iread(str(path), index=index, format=format, parallel=False, **reader)
+    for atoms in iread(str(path), index=index, format=format, parallel=False, **reader):
+        if kind.startswith("lammps-dump") and atoms.calc is not None:
+            atoms.calc.results.pop("energy", None)  # a zero that ASE puts there
+        yield atoms
 
 
 def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
@@ -107,14 +117,5 @@ def _crystals(path: Path) -> Iterator[Any]:
         yield atoms
 
 
-def _molecules(path: Path) -> Iterator[Any]:
-    """Yield all molecules of an SDF file; InputError for drawings."""
-    from ase.io import read
-    from ase.io.formats import open_with_compression
-
-    with open_with_compression(str(path), "r") as file:
-        records = re.split(r"^\$\$\$\$.*\n?", file.read(), flags=re.MULTILINE)
-    for number, record in enumerate(filter(str.strip, records)):
-        if "".join(record.split("\n")[1:2])[20:22] == "2D":
-            raise InputError(f"{path}: molecule {number} is a drawing in two dimensions; give its positions in space")
-        yield read(StringIO(record), format="sdf")
+READERS = {"pymatgen": pymatgen_structures, "sdf": molecules_of_sdf, "cif": _crystals, "qm9": molecule_of_qm9}
+"""Readers of formats that ASE does not read, or not in full."""

@@ -77,19 +77,24 @@ def parsed(unit: str) -> tuple[float, dict[str, float]]:
 
     ValueError for a unit that is long, has powers other than small ones of names, or has no finite size above 0.
     """
-    from pint.util import string_preprocessor
-
-    text = string_preprocessor(re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit[: LONGEST + 1].strip("[] ")))
-    if len(unit) > LONGEST or "**" in POWER.sub(" ", text):
-        raise ValueError(text)
-    text = re.sub(r"\b[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
-    quantity = _registry().Quantity(1.0, text).to_base_units()
+    quantity = _quantity(1.0, unit)
     moles = quantity.dimensionality.get("[substance]", 0)
     quantity = (quantity * _registry().Quantity(6.02214076e23, "1/mol") ** moles).to_base_units()
     size, powers = float(quantity.magnitude), {name: float(one) for name, one in quantity.dimensionality.items()}
     if not 1 / HUGE < size < HUGE or any(abs(power) > LONGEST for power in powers.values()):
         raise ValueError(f"size {size}, powers {powers}")
     return size, powers
+
+
+def _quantity(value: float, unit: str) -> Any:
+    """Return a value in base units; errors of ``parsed``."""
+    from pint.util import string_preprocessor
+
+    text = string_preprocessor(re.sub(r"([A-Za-zÅ])(-?[1-9])\b", r"\1**\2", unit[: LONGEST + 1].strip("[] ")))
+    if len(unit) > LONGEST or "**" in POWER.sub(" ", text):
+        raise ValueError(text)
+    text = re.sub(r"\b[^\W\d]\w*", lambda match: PINT_NAMES.get(match[0], match[0]), text)
+    return _registry().Quantity(value, text).to_base_units()
 
 
 DIMENSIONS = ("[length]", "[mass]", "[time]", "[current]", "[temperature]", "[luminosity]")
@@ -121,7 +126,7 @@ def unit_factor(unit: str, other: str) -> float | None:
     """
     try:
         (value, kind), (expected, own_kind) = parsed(unit), parsed(other)
-        has_offset = any(_registry().Quantity(0.0, one).to_base_units().magnitude for one in (unit, other))
+        has_offset = any(_quantity(0.0, one).magnitude for one in (unit, other))
     except Exception:  # as above
         return None
     return value / expected if kind == own_kind and not has_offset else None

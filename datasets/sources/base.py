@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import Field as Setting
 from pydantic import PrivateAttr, field_validator, model_validator
 
@@ -23,12 +24,16 @@ from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS, Location
 from hydragnn.graphs.parts import PARTS
-from hydragnn.graphs.problems import GEOMETRY
+from hydragnn.graphs.problems import GEOMETRY, ROUNDING
 from hydragnn.graphs.texts import FILE, FOLDER, NAME, as_text, name_among, one_line, text_of
+from hydragnn.graphs.units import unit_factor
 from hydragnn.graphs.validate import graph_from_arrays
 
 Make = Callable[[], GraphBatch]
 """Function that makes one graph of a source; InputError where that graph cannot be made."""
+
+TIME, LEAD = "time", "lead_time"
+"""Keys of a frame's time, and of that to a later one."""
 
 TOGETHER, NODES_TOGETHER = 256, 2**11
 """At most so many graphs, with so many nodes, are made at once where their makers can."""
@@ -231,7 +236,7 @@ class BuildSettings(Settings, ABC):
                     f"{origin}: field {field.name}: column is for npz, mesh and pyg; leave it out, and declare the shape of the whole value"
                 )
             if field.step and not self.takes_steps:
-                raise InputError(f"{origin}: field {field.name}: step is for time series (xdmf); leave it out")
+                raise InputError(f"{origin}: field {field.name}: step is for time series (mesh, npz); leave it out")
             if len(field.keys) > 1 and field.on not in self.joins and not (self.labels and field.on == "graph"):
                 raise InputError(
                     f"{origin}: field {field.name}: this source takes one key per field, not {len(field.keys)}; declare a field for each"
@@ -250,6 +255,15 @@ class BuildSettings(Settings, ABC):
                 raise InputError(
                     f"{where} has {name}, which describes geometry and would not be used; {own}, or leave it out"
                 )
+
+    def check_units(self, units: Mapping[str, str], where: str) -> None:
+        """Raise InputError for fields in other units than their values."""
+        for field in self.fields:
+            unit = units.get(field.keys[0], "")
+            factor = unit_factor(unit, field.unit) if field.unit and field.unit != unit else 1.0
+            if unit and field.unit and (factor is None or abs(abs(field.scale) / factor - 1) > ROUNDING):
+                scale = f", or scale = {factor:.8g}" if factor not in (None, 1.0) else " without scale"
+                raise InputError(f'{where}: {field.keys[0]} is in {unit}, not {field.unit}; say unit = "{unit}"{scale}')
 
     @property
     def parts(self) -> int:
@@ -294,7 +308,26 @@ class BuildSettings(Settings, ABC):
     @property
     def first_number(self) -> str:
         """Return the number in the name of a file's first graph."""
-        return "0"
+        return str(-min([0, *(field.step for field in self.fields)]))
+
+    def check_times(self, times: Sequence[float], where: str) -> None:
+        """Raise InputError for steps of unequal time that models do not see."""
+        gaps, read = np.diff(times), {field.keys[0] for field in self.fields}
+        if len(gaps) and not (gaps.min() > 0 and np.ptp(gaps) <= ROUNDING * gaps.mean()) and not {TIME, LEAD} & read:
+            place = int(np.abs(gaps - np.median(gaps)).argmax())
+            raise InputError(
+                f"{where}: frames are not equally spaced in time (times {[*times[place : place + 2]]} of frames {place} and {place + 1}), so that a step "
+                "has no one meaning; write equal steps, or declare the graph field time, with the same step, as inputs"
+            )
+
+    def lead_time(self, field: FieldSettings, times: Any, frame: int, where: str) -> float:
+        """Return the time from a frame to that of a step."""
+        lead = float(times[frame + field.step] - times[frame])
+        if lead <= 0:
+            raise InputError(
+                f"{where}: {field.name} is {lead:g}, and leads to no later frame; give it the step of the target"
+            )
+        return lead
 
     @classmethod
     def one_file(cls) -> bool:

@@ -3,7 +3,8 @@
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache, partial
 from io import StringIO
@@ -15,14 +16,19 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import Unpacker, check_readable
-from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.base.places import distinct_names
+from hydragnn.datasets.sources.base import LEAD, TIME, BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import stack_rows
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.pymatgen_json import read_json
+
+Frame = tuple[float, str, Callable[[], Any]]
+"""Time of a mesh, its name, and the function that reads it."""
 
 
 class MeshBuild(BuildSettings):
-    """Meshes with fields in any format of meshio, or frames of XDMF."""
+    """Meshes with fields in any format of meshio, also in time."""
 
     takes_columns: ClassVar[bool] = True
     takes_steps: ClassVar[bool] = True
@@ -35,56 +41,67 @@ class MeshBuild(BuildSettings):
     cell_centred: bool = False
     """Nodes are cells instead of vertices."""
 
+    series: bool = False
+    """True where files that differ in their last number are one series."""
+
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each mesh or frame; InputError names files."""
-        steps = [field.step for field in self.fields]
-        for path, name in self.named_files():
-            frames = frames_in(path)
-            if frames is None and any(steps):
-                raise InputError(f"{path} is no time series in XDMF, so that a field has no step; leave it out")
-            if frames is None:
-                yield partial(self._graph, path, name)
-            if frames is not None and any(steps) and all(field.keys[0] not in (TIME, LEAD) for field in self.fields):
-                _check_times(path)
-            for frame in range(-min([0, *steps]), (frames or 0) - max([0, *steps])):
-                yield partial(self._graph, path, name, frame)
+        steps = {0, *(field.step for field in self.fields)}
+        for run, frames in self._runs():
+            if not run and steps != {0}:
+                raise InputError(
+                    f"{frames[0][1]} is no time series; leave step out, or say series = true for numbered files"
+                )
+            if steps != {0}:
+                self.check_times([time for time, *_ in frames], run)
+            for number in range(-min(steps), len(frames) - max(steps)):
+                yield partial(self._graph, frames, number, run)
 
-    @property
-    def first_number(self) -> str:
-        """Return the number in the name of a file's first frame."""
-        return str(-min([0, *(field.step for field in self.fields)]))
+    def _runs(self) -> Iterator[tuple[str, Sequence[Frame]]]:
+        """Yield time series with their names, and single meshes without."""
+        names, numbered = dict(self.named_files()), dict[Path, list[tuple[float, Path]]]()
+        listed = {file for path in names if path.suffix in LISTS for _, file in _listed(path)}
+        if twice := names.keys() & listed:
+            raise InputError(f"{min(twice)} is a frame of a list and a file of its own; name one of them")
+        for path, name in names.items():
+            if (frames := _frames(path)) is not None:
+                yield name, [(time, f"{name}#{frame}", read) for frame, (time, read) in enumerate(frames)]
+            elif self.series and (parts := re.fullmatch(r"(.*\D|)(\d+)(\D*)", path.name)):
+                numbered.setdefault(path.with_name(f"{parts[1]}*{parts[3]}"), []).append((float(parts[2]), path))
+            else:
+                yield "", [(0.0, name, partial(read_mesh, path))]
+        for run, files in zip(distinct_names([*numbered]), numbered.values()):
+            yield run, [(time, names[file], partial(read_mesh, file)) for time, file in _in_order(files, run)]
 
-    def _graph(self, path: Path, name: str, frame: int | None = None) -> GraphBatch:
+    def _graph(self, frames: Sequence[Frame], number: int, run: str) -> GraphBatch:
         from hydragnn.graphs.continuum import from_mesh
 
-        meshes = {step: _mesh(path, frame, step) for step in {0, *(field.step for field in self.fields)}}
-        for step, (one, _) in meshes.items():
-            if not _same_cells(one, meshes[0][0]):
+        name, steps = frames[number][1], {0, *(field.step for field in self.fields)}
+        times = [time for time, *_ in frames]
+        meshes = {step: frames[number + step][2]() for step in steps}
+        for step, one in meshes.items():
+            if not _same_cells(one, meshes[0]):
                 raise InputError(
-                    f"{name}#{frame}: the frame {step:+d} later has another mesh, whose nodes are others; leave out step, or map the fields to one mesh"
+                    f"{name}: the frame {step:+d} later has another mesh, whose nodes are others; leave out step, or map the fields to one mesh"
                 )
-        mesh, times = meshes[0][0], {step: time for step, (_, time) in meshes.items()}
-        sources = {step: one.cell_data if self.cell_centred else one.point_data for step, (one, _) in meshes.items()}
+        mesh = meshes[0]
+        sources = {step: one.cell_data if self.cell_centred else one.point_data for step, one in meshes.items()}
         source, values, absent = sources[0], {}, set()
         for field in self.fields:
             key = field.keys[0]
             if field.on == "node" and key in sources[field.step]:
                 values[field.name] = _columns(sources[field.step][key], field)
-            elif field.on == "graph" and key == TIME and frame is not None:
-                values[field.name] = times[field.step]
-            elif field.on == "graph" and key == LEAD and frame is not None:
-                values[field.name] = times[field.step] - times[0]
-                if values[field.name] <= 0:
-                    raise InputError(
-                        f"{name}#{frame}: {field.name} is {values[field.name]:g}, and leads to no later frame; give the field the step of the target"
-                    )
+            elif field.on == "graph" and key == TIME and run:
+                values[field.name] = times[number + field.step]
+            elif field.on == "graph" and key == LEAD and run:
+                values[field.name] = self.lead_time(field, times, number, name)
             elif field.optional:
                 absent.add(field.name)
             else:
                 have = ", ".join(sorted(source) if field.on == "node" else []) or "nothing"
                 move = "name the right key" if field.on == "node" else "give a table with it as labels"
                 raise InputError(
-                    f"{name if frame is None else f'{name}#{frame}'}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {have}; {move}, or set "
+                    f"{name}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {have}; {move}, or set "
                     "optional = true where graphs may lack the field"
                 )
         on_graph = [field.name for field in self.fields if field.on == "graph"]
@@ -98,19 +115,19 @@ class MeshBuild(BuildSettings):
             optional=self.optional,
             name=name,
         )
-        if frame is None:
-            return graph.with_texts(self.texts_of({}, name))
-        return graph.with_texts({**self.texts_of({RUN: name}, f"{name}#{frame}"), RUN: [name]})
+        texts = self.texts_of({RUN: run} if run else {}, name)
+        return graph.with_texts(texts | ({RUN: [run]} if run else {}))
 
 
 _ZONE = rb"(?m)^[ \t]*(ZONE)\b"
-SEVERAL = {".msh": rb'\$(?:NODE|ELEMENT)DATA\s+\d+\s+("[^"\n]*")', ".dat": _ZONE, ".tec": _ZONE}
-"""Text that stands once for each frame or zone in files of Gmsh and Tecplot."""
+LISTS = (".pvd", ".series")
+SEVERAL = {".vtu": rb"<(PIECE)\b", ".msh": rb'\$(?:NODE|ELEMENT)DATA\s+\d+\s+("[^"\n]*")', ".dat": _ZONE, ".tec": _ZONE}
+"""Text that stands once for each frame, zone or piece in files of Gmsh, Tecplot and VTK."""
 
 XDMF = (".xdmf", ".xmf")
 
-TIME, LEAD, RUN = "time", "lead_time", "run"
-"""Keys of the time of a frame, of that from the frame to the one ``step`` later, and of the text with its file, by which a split groups."""
+RUN = "run"
+"""Key of the text with the time series of a frame."""
 
 
 def _same_cells(one: Any, other: Any) -> bool:
@@ -124,29 +141,56 @@ def _columns(values: Any, field: FieldSettings) -> Any:
     return [stack_rows([block], field) for block in values] if isinstance(values, list) else stack_rows([values], field)
 
 
-def _mesh(path: Path, frame: int | None, step: int) -> tuple[Any, float]:
-    """Return a mesh and the time of its frame."""
-    if frame is None:
-        return read_mesh(path), 0.0
+def _frame(path: Path, frame: int) -> Any:
+    """Return the mesh of a frame of XDMF."""
     import meshio
 
     reader, points, cells = _series(path, path.stat().st_mtime_ns)
     with _reading(path):
-        grid = reader.collection[frame + step]
+        grid = reader.collection[frame]
         if {"Geometry", "Topology"} & {part.tag for part in grid}:  # of a mesh that moves or is refined
             reader.mesh_grid = grid
             own, blocks = reader.read_points_cells()
             points, cells = points if own is None else own, blocks or cells
             reader.cells = cells
-        time, on_points, on_cells = reader.read_data(frame + step)
-    return meshio.Mesh(points, cells, point_data=on_points, cell_data=on_cells), float(time)
+        _, on_points, on_cells = reader.read_data(frame)
+    return meshio.Mesh(points, cells, point_data=on_points, cell_data=on_cells)
 
 
-def frames_in(path: Path) -> int | None:
-    """Return the frames of an XDMF time series; else None."""
+def _frames(path: Path) -> list[tuple[float, Callable[[], Any]]] | None:
+    """Return times and readers of a time series; else None."""
+    if path.suffix in LISTS:
+        return [(time, partial(read_mesh, file)) for time, file in _listed(path)]
     if path.suffix not in XDMF or "Temporal" not in path.read_text(errors="replace"):
         return None
-    return int(_series(path, path.stat().st_mtime_ns)[0].num_steps)
+    grids = _series(path, path.stat().st_mtime_ns)[0].collection
+    times = [[float(part.get("Value")) for part in grid if part.tag == "Time"] or [np.nan] for grid in grids]
+    return [(time, partial(_frame, path, frame)) for frame, (time, *_) in enumerate(times)]
+
+
+def _listed(path: Path) -> list[tuple[float, Path]]:
+    """Return times and files of a list of ParaView."""
+    with _reading(path):
+        if path.suffix == ".series":
+            rows = [(one["time"], one["name"]) for one in read_json(path)["files"]]
+        elif b"<!ENTITY" in path.read_bytes().replace(b"\0", b""):
+            raise ValueError("it declares entities")
+        else:
+            rows = [(one.attrib["timestep"], one.attrib["file"]) for one in ElementTree.parse(path).iter("DataSet")]
+        files = [(float(time), path.parent / name) for time, name in rows]
+    for (_, file), (_, name) in zip(files, rows):
+        if Path(name).is_absolute() or ".." in Path(name).parts or not file.is_file():
+            raise InputError(f"{path} names {name}, which is no file in its folder; put it there, or off the list")
+        check_readable(file)
+    return _in_order(files, str(path))
+
+
+def _in_order(files: list[tuple[float, Path]], where: str) -> list[tuple[float, Path]]:
+    """Return files by time; InputError for two of one time."""
+    for column in zip(*files):
+        if twice := [one for one, count in Counter(column).items() if count > 1 or one != one]:
+            raise InputError(f"{where} has {twice[0]} twice, or as a time; keep one, with the parts of its time in it")
+    return sorted(files)
 
 
 def _check_parts(path: Path) -> None:
@@ -155,21 +199,6 @@ def _check_parts(path: Path) -> None:
         name = (item.text or "").strip().partition(":")[0]
         if item.get("Format") in ("HDF", "Binary"):
             check_readable(path.parent / name if item.get("Format") == "HDF" else Path(name))
-
-
-def _check_times(path: Path) -> None:
-    """Raise InputError where frames are not equally spaced in time."""
-    collection = _series(path, path.stat().st_mtime_ns)[0].collection
-    if len(collection) < 2:
-        return
-    times = [float(part.get("Value")) for grid in collection for part in grid if part.tag == "Time"]
-    gaps = np.diff(times)
-    if len(times) < len(collection) or (gaps <= 0).any() or np.ptp(gaps) > 1e-3 * gaps.mean():
-        where = int(np.abs(gaps - np.median(gaps)).argmax()) if len(gaps) else 0
-        raise InputError(
-            f"{path}: frames are not equally spaced in time (times {times[where : where + 2]} of frames {where} and {where + 1}), so that a step has no one "
-            "meaning; write equal steps, or declare the graph field time, with the same step, as inputs"
-        )
 
 
 @lru_cache(maxsize=2)
@@ -204,7 +233,7 @@ def read_mesh(path: Path) -> Any:
     parts = re.findall(SEVERAL[path.suffix], path.read_bytes().upper()) if path.suffix in SEVERAL else []
     if len(parts) > len({*parts}):
         raise InputError(
-            f"{path} has several frames or zones, of which meshio reads one; write each as a file of its own"
+            f"{path} has several frames, zones or pieces, of which meshio reads one; write each as a file of its own"
         )
     size = path.stat().st_size
     _vtu.zlib, _vtu.lzma = Unpacker(zlib.decompressobj, size), Unpacker(lzma.LZMADecompressor, size)

@@ -1,6 +1,5 @@
 """Graphs of networkx, in files that it reads without running code."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,10 +11,11 @@ from hydragnn.base.errors import InputError
 from hydragnn.datasets.sources.base import ObjectsBuild
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
+from hydragnn.graphs.pymatgen_json import read_json
 
 
 class NetworkxBuild(ObjectsBuild):
-    """Graphs of networkx: ``.graphml``, ``.gml``, ``.json`` (node-link), or in memory."""
+    """Graphs of networkx: ``.graphml``, ``.gml``, ``.json`` or ``.jsonl`` (node-link), or in memory."""
 
     joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
 
@@ -46,11 +46,13 @@ class NetworkxBuild(ObjectsBuild):
                 return _of_graphml(GraphMLReader(), path)
             if path.suffix == ".gml":
                 return [networkx.read_gml(path, label=None)]
-            tables = json.loads(path.read_text(encoding="utf-8-sig"))
+            tables = read_json(path)
             return [_of_table(table) for table in (tables if isinstance(tables, list) else [tables])]
+        except InputError:
+            raise
         except Exception as error:  # networkx's readers raise whatever their parsing raises
             raise InputError(
-                f"{path} is no .graphml, .gml or .json (node-link) of networkx ({type(error).__name__}: {error}); check it"
+                f"{path} is no .graphml, .gml, .json or .jsonl (node-link) of networkx ({type(error).__name__}: {error}); check it"
             ) from error
 
 

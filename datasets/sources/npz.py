@@ -16,7 +16,7 @@ from pydantic import model_validator
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import ActsWith
 from hydragnn.datasets.arrays import offsets_of
-from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.base import LEAD, TIME, BuildSettings, Make
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import (
     Table,
@@ -27,7 +27,7 @@ from hydragnn.datasets.sources.table_files import (
     table_column,
 )
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Location
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.graphs.network import check_reversed
 
 Array = NDArray[Any]
@@ -39,6 +39,7 @@ class NpzBuild(BuildSettings):
     """Flat numpy arrays with counts, or rectangular arrays, in ``.npz`` files."""
 
     takes_columns: ClassVar[bool] = True
+    takes_steps: ClassVar[bool] = True
     joins: ClassVar[frozenset[Location]] = frozenset(("node", "edge", "graph"))
     acts_with: ClassVar = {
         "max_neighbours": ActsWith(words="with cutoff", remedy="give one", holds=lambda build: build.cutoff),
@@ -99,7 +100,8 @@ class NpzBuild(BuildSettings):
         for path, name in self.named_files():
             source = replace(_open(path, self), name=name)
             shared = source.geometry(0) if source.graphs and source.has_one_geometry else None
-            for graph in range(source.graphs):
+            steps = [0, *(field.step for field in self.fields)]
+            for graph in range(-min(steps), source.graphs - max(steps)):
                 yield partial(source.graph, graph, shared)
 
     @property
@@ -207,7 +209,9 @@ class _Source:
         return (*both_ways(first, second)[:2], None) if settings.undirected else (first, second, None)
 
     def _value(self, field: FieldSettings, graph: int) -> Any:
-        arrays = [self.column(key) for key in field.keys]
+        if field.keys == [LEAD] and field.step:
+            return self.settings.lead_time(field, self.column(TIME), graph, f"{self.name}#{graph}")
+        arrays, graph = [self.column(key) for key in field.keys], graph + field.step
         if field.on == "graph":
             return stack_rows([array[graph] for array in arrays], field)
         if field.on == "node":
@@ -222,11 +226,28 @@ class _Source:
         """Raise InputError where an array does not have one row per item."""
         for field in self.settings.fields:
             self._check_rows(field)
+        if any(field.step for field in self.settings.fields):
+            self._check_frames()
         for key in self.settings.text_keys:
             if self.column(key).shape != (self.graphs,):
                 raise InputError(
                     f"{self.path}: {key} has shape {self.column(key).shape}; texts are one per graph, ({self.graphs},)"
                 )
+
+    def _check_frames(self) -> None:
+        """Raise InputError where graphs are no frames of one time series."""
+        fields, times = self.settings.fields, self.table.get(TIME, np.arange(self.graphs))
+        species = [self.column(field.keys[0]) for field in fields if field.name == ATOMIC_NUMBERS]
+        if (
+            any(field.on == "edge" for field in fields if field.step)
+            or len({*np.diff(self.nodes).tolist()}) > 1
+            or any(np.ptp(one.reshape(self.graphs, -1), axis=0).any() for one in species)
+            or times.shape != (self.graphs,)
+        ):
+            raise InputError(
+                f"{self.path}: frames have the same nodes and a time each, and edges no step; leave step out"
+            )
+        self.settings.check_times(times.astype(float).tolist(), str(self.path))
 
     def _check_rows(self, field: FieldSettings) -> None:
         flat = self.settings.nodes is not None
@@ -242,10 +263,15 @@ class _Source:
 
 
 def _open(path: Path, settings: NpzBuild) -> _Source:
-    table = read_npz(path, settings.array_names)
+    leads = LEAD in settings.array_names and any(field.step for field in settings.fields)
+    table = read_npz(path, [TIME if leads and name == LEAD else name for name in settings.array_names])
+    table |= {LEAD: table[TIME]} if leads else {}  # a difference of times
+    with np.load(path, allow_pickle=False) as archive:
+        names = archive.files
     if settings.positions is not None or settings.grid:
-        with np.load(path, allow_pickle=False) as archive:
-            settings.check_geometry(archive.files, str(path))
+        settings.check_geometry(names, str(path))
+    if any(field.step for field in settings.fields) and TIME in names:
+        table |= read_npz(path, [TIME])
     points = _flatten_grid(path, table, settings) if settings.grid else ()
     if settings.nodes is not None:
         offsets = _offsets(path, table, settings.nodes)

@@ -354,7 +354,7 @@ SEVERAL = {
 @pytest.mark.parametrize(("file", "text", "kind"), SEVERAL.values(), ids=SEVERAL)
 def test_frames_that_a_library_passes_over_are_refused(file: str, text: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text(text)
-    refuses(r"several frames or zones|1 graphs stand inside others", built, tmp_path, kind=kind, files=[file])
+    refuses(r"several frames, zones or pieces|1 graphs stand inside others", built, tmp_path, kind=kind, files=[file])
 
 
 def test_one_frame_of_a_mesh_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Molecules as SMILES in a column of a table, read by RDKit."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from hydragnn.base.errors import InputError, MissingPackageError
+from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.datasets.sources.fields import FieldSettings
+from hydragnn.datasets.sources.table_files import read_table, stack_rows, table_column
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Location
+from hydragnn.graphs.texts import NAME_KEYS
+
+OF_ATOMS = {"atomic_numbers": "GetAtomicNum", "formal_charge": "GetFormalCharge", "hydrogens": "GetTotalNumHs"}
+KEYS = {"node": OF_ATOMS | {"aromatic": "GetIsAromatic"}, "edge": {"bond_order": "GetBondTypeAsDouble"}}
+"""Values of atoms and bonds by key, with RDKit's functions for them."""
+SPECIES = FieldSettings(name="atomic_numbers", on="node", classes=119, dtype="int64")
+ORDERS = FieldSettings(name="bond_order", on="edge")
+
+
+class SmilesBuild(BuildSettings):
+    """Molecules without positions: SMILES in a column of tables."""
+
+    joins: ClassVar[frozenset[Location]] = frozenset(("graph",))
+
+    kind: Literal["smiles"] = "smiles"
+
+    smiles: str = "smiles"
+    """Column with the SMILES."""
+
+    hydrogens: bool = False
+    """True where all hydrogens are nodes."""
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each row; InputError names file and row."""
+        fields = {field.name: field for field in (SPECIES, ORDERS, *self.fields)}.values()
+        numbers = [key for field in self.fields if field.on == "graph" for key in field.keys]
+        optional = [key for field in self.fields if field.missing for key in field.keys]
+        for field in self.fields:
+            if field.on != "graph" and field.keys[0] not in KEYS[field.on]:
+                raise InputError(f"field {field.name}: {field.on}s have {', '.join(KEYS[field.on])}; name one as key")
+        build = self.model_copy(update={"fields": [*fields]})
+        for path, name in self.named_files():
+            table = read_table(path, numbers, optional, [self.smiles, *NAME_KEYS, *self.text_keys])
+            for row, _ in enumerate([table_column(table, key, path) for key in (*numbers, self.smiles)][-1]):
+                yield partial(build._graph, {key: column[row] for key, column in table.items()}, f"{name}#{row}")
+
+    def _graph(self, row: dict[str, Any], name: str) -> GraphBatch:
+        try:
+            from rdkit import Chem, rdBase
+        except ImportError as error:
+            raise MissingPackageError("rdkit", "chemistry", "SMILES") from error
+        smiles = str(row[self.smiles])
+        with rdBase.BlockLogs():
+            molecule = Chem.MolFromSmiles(smiles)
+        if len(smiles.split()) != 1 or not molecule or not all(atom.GetAtomicNum() for atom in molecule.GetAtoms()):
+            raise InputError(f"{name}: {smiles!r:.80} is no SMILES of elements alone; correct it, or remove the row")
+        molecule = Chem.AddHs(molecule) if self.hydrogens else molecule
+        items = {"node": [*molecule.GetAtoms()], "edge": [*molecule.GetBonds()] * 2}
+        values = {
+            field.name: stack_rows([row[key] for key in field.keys], field)
+            if field.on == "graph"
+            else np.array([getattr(one, KEYS[field.on][field.keys[0]])() for one in items[field.on]], field.dtype)
+            for field in self.fields
+        }
+        ends = np.array([(one.GetBeginAtomIdx(), one.GetEndAtomIdx()) for one in molecule.GetBonds()], int).reshape(
+            -1, 2
+        )
+        senders, receivers = np.concatenate([ends, ends[:, ::-1]]).T
+        return self.graph_of(None, senders, receivers, values, self.texts_of(row, name), name=name)

@@ -1,0 +1,65 @@
+"""Molecules with properties, in SDF and raw files of QM9."""
+
+import re
+from collections.abc import Iterator
+from io import StringIO
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.base.errors import InputError
+
+QM9_UNITS = {"A": "GHz", "B": "GHz", "C": "GHz", "mu": "D", "alpha": "bohr^3", "homo": "Ha", "lumo": "Ha", "gap": "Ha"}
+QM9_UNITS |= {"r2": "bohr^2", **dict.fromkeys(("zpve", "U0", "U", "H", "G"), "Ha"), "Cv": "cal/mol/K"}
+"""Units of the properties in a file of QM9, in order."""
+_TAG = re.compile(r"^>[^\n<]*<([^>\n]*)>[^\n]*\n(.*?)(?=\n[ \t]*\n|\n>|\s*\Z)", re.MULTILINE | re.DOTALL)
+
+
+def is_qm9(path: Path) -> bool:
+    """Return True for a raw file of QM9."""
+    if path.suffix != ".xyz":
+        return False
+    with path.open("rb") as file:
+        return re.match(rb".{,20}\ngdb\s+\d+\s", file.read(99)) is not None
+
+
+def molecules_of_sdf(path: Path) -> Iterator[Any]:
+    """Yield the molecules of an SDF file with their SD tags."""
+    from ase.io import read
+    from ase.io.formats import open_with_compression
+
+    with open_with_compression(str(path), "r") as file:
+        records = re.split(r"^\$\$\$\$.*\n?", file.read(), flags=re.MULTILINE)
+    for number, record in enumerate(filter(str.strip, records)):
+        where, (table, end, rest) = f"{path}: molecule {number}", record.partition("\nM  END")
+        title, program, _, counts, *lines = f"{table}\n\n\n".split("\n")
+        if program[20:22] == "2D":
+            raise InputError(f"{where} is a drawing in two dimensions; give its positions in space")
+        atoms, bonds = (int(f"0{counts[at : at + 3].strip()}") for at in (0, 3))
+        body = [*takewhile(lambda line: not re.match("[A-Z]  ", line), lines[:-3])]
+        if not end or len(body) != atoms + bonds or "V3000" in counts:
+            raise InputError(f"{where} is cut off or not V2000: {atoms} atoms and {bonds} bonds in {len(body)} lines")
+        one, tags = read(StringIO(record), format="sdf"), dict[str, str]()
+        for key, value in _TAG.findall(rest):
+            if tags.setdefault(key, value.strip()) != value.strip():
+                raise InputError(f"{where} has several values of {key}; keep one")
+        one.info |= {"title": title.strip(), **tags}
+        yield one
+
+
+def molecule_of_qm9(path: Path) -> Iterator[Any]:
+    """Yield the molecule of a raw file of QM9."""
+    from ase import Atoms
+
+    count, properties, *lines = path.read_text().replace("*^", "e").splitlines()
+    rows, rest = [line.split() for line in lines[: int(count)]], [line.split() for line in lines[int(count) :]]
+    _, tag, *values = properties.split()
+    if {*map(len, rows)} != {5} or len(values) != len(QM9_UNITS) or [*map(len, rest[1:3])] != [2, 2]:
+        raise InputError(f"{path} is no whole file of QM9: {len(rows)} of {count} atoms, {len(values)} properties")
+    numbers = np.array([row[1:] for row in rows], dtype=np.float64)
+    one = Atoms([row[0] for row in rows], positions=numbers[:, :3], info=dict(zip(QM9_UNITS, map(float, values))))
+    one.arrays["mulliken"] = numbers[:, 3]
+    one.info |= dict(zip(("gdb", "smiles", "smiles_relaxed", "inchi", "inchi_relaxed"), [tag, *rest[1], *rest[2]]))
+    yield one

@@ -1,0 +1,233 @@
+"""Layouts of files that people have: molecules, JSON by material and by line, tables of SMILES, lists of meshes, series of arrays."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import meshio
+import numpy as np
+import pytest
+
+from tests.datasets.conftest import built, refused
+
+ATOMS: dict[str, Any] = {"kind": "ase", "cutoff": 5.0}
+GAP = {"name": "gap", "on": "graph", "role": "target"}
+FORCE = {"name": "force", "on": "node", "shape": [3], "parity": "vector"}
+U, V = {"name": "u", "on": "node"}, {"name": "v", "on": "node", "role": "target", "key": "u", "step": 1}
+TIME, LEAD = {"name": "time", "on": "graph"}, {"name": "lead", "on": "graph", "key": "lead_time", "step": 1}
+
+SDF = """water
+  Program 0101000000{}
+
+  2  1  0  0  0  0  0  0  0  0999 V2000
+    0.0000    0.0000    0.0000 O   0  0
+    0.0000    0.0000    0.9600 H   0  0
+  1  2  1  0
+M  END
+>  <gap>  (1)
+{}
+
+> <note>
+two
+lines
+
+$$$$
+"""
+TWO = SDF.format("3D", 7.5) + SDF.format("3D", 1e1)
+QM9 = """2
+gdb 7\t1\t2\t3\t.4\t5\t-0.6\t.7\t8*^-1\t9\t10\t-1.1*^1\t12\t13\t14\t15\t
+O\t0\t0\t0\t-.25
+H\t0\t0\t9.6*^-1\t2.5*^-1
+3000.0\t
+[OH]\tO[H]\t
+InChI=1S/HO\tInChI=1S/HO/h1H
+"""
+SITES = [{"species": [{"element": one, "occu": 1}], "abc": [half] * 3} for one, half in (("Cu", 0), ("Ni", 0.5))]
+STRUCTURE = {"@class": "Structure", "lattice": {"matrix": (4 * np.eye(3)).tolist()}, "sites": SITES}
+
+
+def record(gap: Any, force: Any = ((0, 0, 1), (0, 0, -1)), **more: Any) -> dict[str, Any]:
+    return {"structure": STRUCTURE, "gap": gap, "force": force, "magmom": None, **more}
+
+
+def need(file: str) -> None:
+    if file.endswith(".csv"):
+        pytest.importorskip("rdkit", reason="the extra chemistry is not installed")
+
+
+BY_MATERIAL = {"mp-1": {"mp-1-0": record(1.0), "mp-1-1": record(2.0)}, "mp-2": {"mp-2-0": record(3.0)}}
+LINES = "".join(json.dumps(record(gap)) + "\n" for gap in (1.0, 2.0))
+SMILES = "id,smiles,gap\n007,CC(=O)[O-],1.5\nb,c1ccccc1,2.5\n"
+NODES = json.dumps({"nodes": [{"id": 0, "u": 1.0}, {"id": 1, "u": 2.0}], "links": [{"source": 0, "target": 1}]})
+Q, CHARGE = ({"name": name, "on": "node", "key": key} for name, key in (("q", "mulliken"), ("charge", "formal_charge")))
+TABLES: dict[str, dict[str, Any]] = {
+    "a.sdf": ATOMS | {"fields": [GAP], "texts": ["note"]},
+    "a.xyz": ATOMS | {"fields": [GAP | {"unit": "Ha"}, Q], "texts": ["smiles"]},
+    "ev.xyz": ATOMS | {"fields": [GAP | {"unit": "eV"}]},
+    "k.xyz": ATOMS | {"fields": [GAP | {"unit": "K"}]},
+    "a.json": ATOMS | {"fields": [GAP, FORCE], "texts": ["material_id"]},
+    "a.jsonl": ATOMS | {"fields": [GAP, FORCE]},
+    "n.jsonl": {"kind": "networkx", "fields": [U]},
+    "a.csv": {"kind": "smiles", "fields": [GAP, CHARGE]},
+    "h.csv": {"kind": "smiles", "hydrogens": True},
+    "u.csv": {"kind": "smiles", "fields": [U]},
+}
+RIGHT: list[tuple[str, str, dict[str, list[Any]]]] = [
+    ("a.sdf", TWO, {"gap": [7.5, 10.0], "note": ["two lines"] * 2, "atomic_numbers": [8, 1, 8, 1]}),
+    ("a.xyz", QM9, {"gap": [0.8], "q": [-0.25, 0.25], "smiles": ["[OH]"]}),
+    ("a.json", json.dumps(BY_MATERIAL), {"gap": [1, 2, 3], "force": [0, 0, 1, 0, 0, -1] * 3}),
+    (
+        "a.json",
+        json.dumps(BY_MATERIAL),
+        {"name": ["mp-1-0", "mp-1-1", "mp-2-0"], "material_id": ["mp-1", "mp-1", "mp-2"]},
+    ),
+    ("a.json", json.dumps({"mp-1": [record(1.0), record(2.0)]}), {"gap": [1, 2], "name": ["mp-1#0", "mp-1#1"]}),
+    ("a.jsonl", LINES, {"gap": [1, 2], "name": ["a.jsonl#0", "a.jsonl#1"]}),
+    ("n.jsonl", f"{NODES}\n\n{NODES}\n", {"u": [1, 2, 1, 2]}),
+    ("a.csv", SMILES, {"gap": [1.5, 2.5], "name": ["007", "b"], "charge": [0, 0, 0, -1] + [0] * 6}),
+    ("a.csv", SMILES, {"bond_order": [1, 1, 2, 1, 2, 1] + [1.5] * 12, "atomic_numbers": [6, 6, 8, 8] + [6] * 6}),
+    ("h.csv", "smiles\nCC\n", {"atomic_numbers": [6, 6] + [1] * 6}),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "values"), RIGHT)
+def test_a_layout_has_its_numbers_and_texts(file: str, text: str, values: dict[str, list[Any]], tmp_path: Path) -> None:
+    need(file)
+    (tmp_path / file).write_text(text)
+    graphs = built(tmp_path, files=[file], **TABLES[file])
+    for name, right in values.items():
+        found = list(graphs.texts[name]) if name in graphs.texts else graphs[name].flatten().tolist()
+        assert found == (right if name in graphs.texts else pytest.approx(right))
+    assert {*graphs.texts["file"]} == {file}
+
+
+WRONG = [
+    ("a.sdf", TWO.replace("M  END\n", "", 1)[:-90], "molecule 0 is cut off"),
+    ("a.sdf", TWO.replace("  1  2  1  0\n", "", 1), "2 atoms and 1 bonds in 2 lines"),
+    ("a.sdf", TWO.replace("  2  1", "  1  1", 1), "1 atoms and 1 bonds in 3 lines"),
+    ("a.sdf", TWO.replace("V2000", "V3000"), "is cut off or not V2000"),
+    ("a.sdf", TWO.replace(" O ", " R#"), "an atom 'R#', which is no chemical symbol"),
+    ("a.sdf", TWO.replace("<note>", "<gap>"), "molecule 0 has several values of gap; keep one"),
+    ("a.sdf", TWO.replace("7.5", "nan"), "field gap: nan"),
+    ("a.sdf", TWO.replace("<gap>", "<g>", 1), "no gap for the field gap"),
+    ("a.xyz", QM9.replace("\t15\t", "\t"), "no whole file of QM9: 2 of 2 atoms, 14 properties"),
+    ("a.xyz", QM9.replace("\t2.5*^-1", ""), "no whole file of QM9"),
+    ("a.xyz", QM9[:-30], "no whole file of QM9"),
+    ("a.xyz", QM9.replace("2\n", "3\n", 1), "no whole file of QM9"),
+    ("ev.xyz", QM9, 'gap is in Ha, not eV; say unit = "Ha", or scale = 27.211386'),
+    ("k.xyz", QM9, 'gap is in Ha, not K; say unit = "Ha"'),
+    ("a.json", json.dumps(BY_MATERIAL).replace("mp-1-1", "mp-1-0"), "a name stands twice among mp-1-0, mp-1-0"),
+    ("a.jsonl", LINES[:-9], "a.jsonl, line 2, is no JSON"),
+    ("a.jsonl", "[" * 10**5, "a.jsonl, line 1, is no JSON"),
+    ("a.jsonl", json.dumps(record(1.0, [[0, 0, 1]])), "no force for the field force"),
+    ("a.jsonl", json.dumps(record(1.0, [[0, 0, 1], [0, 0]])), "no force for the field force"),
+    ("a.jsonl", json.dumps(record(1.0, [[0, 0, 1], [0, 0, None]])), "field force: nan in row 1"),
+    ("a.jsonl", json.dumps(record(1.0, positions=[[0, 0, 0]] * 2)), "positions of sites beside another positions"),
+    ("n.jsonl", f"{NODES}\n{NODES[:-2]}\n", "n.jsonl, line 2, is no JSON"),
+    ("a.csv", SMILES.replace("c1ccccc1", "c1cccc"), "a.csv#1: 'c1cccc' is no SMILES"),
+    ("a.csv", SMILES.replace("c1ccccc1", "C(C)(C)(C)(C)C"), "is no SMILES"),
+    ("a.csv", SMILES.replace("c1ccccc1", "*C"), "is no SMILES of elements"),
+    ("a.csv", SMILES.replace("c1ccccc1", ""), "is no SMILES"),
+    ("a.csv", SMILES.replace("c1ccccc1", "C C"), "is no SMILES"),
+    ("a.csv", SMILES.replace("2.5", ""), "a.csv, line 3: the column gap holds nothing"),
+    ("a.csv", SMILES.replace("smiles", "formula"), "a.csv has no smiles"),
+    ("u.csv", SMILES, "field u: nodes have atomic_numbers, formal_charge"),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "words"), WRONG)
+def test_a_layout_that_is_damaged_is_refused(file: str, text: str, words: str, tmp_path: Path) -> None:
+    need(file)
+    (tmp_path / file).write_text(text)
+    refused(tmp_path, words, files=[file], **TABLES[file])
+
+
+def meshes(folder: Path) -> str:
+    """Write three meshes, the values of which are 10 times their number and more; return their list for ParaView."""
+    points, cells, rows = [[0, 0, 0], [1, 0, 0], [0, 1, 0]], [("triangle", [[0, 1, 2]])], ""
+    for number in (1, 2, 10):
+        meshio.Mesh(points, cells, point_data={"u": 10.0 * number + np.arange(3)}).write(folder / f"run_{number}.vtu")
+        rows += f'<DataSet timestep="{number / 4}" part="0" file="run_{number}.vtu"/>\n'
+    return f'<?xml version="1.0"?>\n<VTKFile type="Collection"><Collection>\n{rows}</Collection></VTKFile>'
+
+
+SERIES = {
+    "list": ({"files": ["run.pvd"]}, [0.25, 0.5], ["run.pvd#0", "run.pvd#1"], "run.pvd"),
+    "numbers": ({"files": ["run_*.vtu"], "series": True}, [1, 2], ["run_1.vtu", "run_2.vtu"], "run_*.vtu"),
+}
+
+
+@pytest.mark.parametrize(("table", "times", "names", "run"), SERIES.values(), ids=SERIES)
+def test_meshes_in_files_of_their_own_are_frames(
+    table: dict[str, Any], times: list[float], names: list[str], run: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.pvd").write_text(meshes(tmp_path))
+    graphs = built(tmp_path, kind="mesh", **table, fields=[U, V, TIME, LEAD])
+    assert graphs["u"].tolist() == [10, 11, 12, 20, 21, 22] and graphs["v"].tolist() == [20, 21, 22, 100, 101, 102]
+    assert graphs["time"].tolist() == times and graphs["lead"].tolist() == [times[0], 8 * times[0]]
+    assert list(graphs.names) == names and {*graphs.texts["run"]} == {run}
+    refused(tmp_path, "frames are not equally spaced in time", kind="mesh", **table, fields=[U, V])
+
+
+LISTS: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: text.replace("run_2", "run_7"), "names run_7.vtu, which is no file in its folder"),
+    (lambda text: text.replace("run_2.vtu", "../run_2.vtu"), "names ../run_2.vtu, which is no file in its folder"),
+    (lambda text: text.replace("run_2.vtu", "/etc/passwd"), "names /etc/passwd, which is no file in its folder"),
+    (lambda text: text.replace("run_2", "run_1"), "run_1.vtu twice"),
+    (lambda text: text.replace('"0.5"', '"0.25"'), "has 0.25 twice"),
+    (lambda text: text.replace('"0.5"', '"nan"'), "has nan twice, or as a time"),
+    (lambda text: text.replace('timestep="0.5"', ""), "KeyError: 'timestep'"),
+    (lambda text: text[:150], "cannot be read"),
+    (lambda text: text.replace("\n", '<!DOCTYPE a [<!ENTITY b "c">]>', 1), "it declares entities"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), LISTS, ids=[words for _, words in LISTS])
+def test_a_wrong_list_of_meshes_is_refused(change: Callable[[str], str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "run.pvd").write_text(change(meshes(tmp_path)))
+    refused(tmp_path, words, kind="mesh", files=["run.pvd"], fields=[U])
+
+
+def test_frames_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "run.pvd").write_text(meshes(tmp_path))
+    refused(tmp_path, "run_1.vtu is a frame of a list and a file of its own", kind="mesh", files=["*"], fields=[U])
+    refused(tmp_path, "run_1.vtu is no time series; leave step out", kind="mesh", files=["run_*.vtu"], fields=[U, V])
+    (tmp_path / "run_01.vtu").write_text((tmp_path / "run_1.vtu").read_text())
+    refused(tmp_path, "run_*.vtu has 1.0 twice", kind="mesh", files=["run_*.vtu"], series=True, fields=[U])
+    pieces = (tmp_path / "run_1.vtu").read_text().replace("</Piece>", "</Piece><Piece></Piece>")
+    (tmp_path / "a.vtu").write_text(pieces)
+    refused(tmp_path, "a.vtu has several frames, zones or pieces", kind="mesh", files=["a.vtu"], fields=[U])
+
+
+FRAMES = {"x": np.random.default_rng(0).random((4, 3, 2)), "u": np.arange(12.0).reshape(4, 3), "time": np.arange(4) / 2}
+Z = {"name": "atomic_numbers", "on": "node", "key": "z", "classes": 119, "dtype": "int64"}
+STEPS: list[tuple[dict[str, Any], list[Any], list[int] | str]] = [
+    ({}, [U, V], [0, 1, 2]),
+    ({}, [U, V, {**U, "name": "w", "key": "u", "step": -1}], [1, 2]),
+    ({"time": [0, 1, 2, 4]}, [U, V, LEAD], [0, 1, 2]),
+    ({"time": [0, 1, 2, 4]}, [U, V], "frames are not equally spaced in time (times [2.0, 4.0] of frames 2 and 3)"),
+    ({"time": [0, 1, np.nan, 3]}, [U, V], "frames are not equally spaced in time"),
+    ({"time": [0, 2, 1, 3]}, [U, V, LEAD], "s.npz#1: lead is -1, and leads to no later frame"),
+    ({"time": [0, 1, 2]}, [U, V], "frames have the same nodes and a time each"),
+    ({"z": [[1, 6, 8]] * 3 + [[6, 1, 8]]}, [U, V, Z], "frames have the same nodes and a time each"),
+    ({}, [U, {**V, "step": 4}], "no graphs in there"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "fields", "frames"), STEPS)
+def test_frames_of_arrays_have_later_ones_as_targets(
+    arrays: dict[str, Any], fields: list[Any], frames: list[int] | str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "s.npz", **{key: np.asarray(value) for key, value in (FRAMES | arrays).items()})
+    table = {"kind": "npz", "files": ["s.npz"], "positions": "x", "cutoff": 2.0, "fields": fields}
+    if isinstance(frames, str):
+        refused(tmp_path, frames, **table)
+        return
+    graphs, times = built(tmp_path, **table), np.asarray((FRAMES | arrays)["time"])
+    assert graphs["u"].tolist() == FRAMES["u"][frames].ravel().tolist() and list(graphs.names) == [
+        f"s.npz#{one}" for one in frames
+    ]
+    assert graphs["v"].tolist() == FRAMES["u"][[one + 1 for one in frames]].ravel().tolist()
+    if LEAD in fields:
+        assert graphs["lead"].tolist() == np.diff(times)[frames].tolist()
