@@ -14,7 +14,7 @@ from hydragnn.base.errors import InputError
 QM9_UNITS = {"A": "GHz", "B": "GHz", "C": "GHz", "mu": "D", "alpha": "bohr^3", "homo": "Ha", "lumo": "Ha", "gap": "Ha"}
 QM9_UNITS |= {"r2": "bohr^2", **dict.fromkeys(("zpve", "U0", "U", "H", "G"), "Ha"), "Cv": "cal/mol/K"}
 """Units of the properties in a file of QM9, in order."""
-_TAG = re.compile(r"^>[^\n<]*<([^>\n]*)>[^\n]*\n(.*?)(?=\n[ \t]*\n|\n>|\s*\Z)", re.MULTILINE | re.DOTALL)
+_TAG = re.compile(r"^>[^\n<]*<([^>\n]*)>[^\n]*\n(.*?)(?=\n[ \t]*\n|\n>|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def is_qm9(path: Path) -> bool:

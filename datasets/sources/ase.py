@@ -17,7 +17,7 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.molecule_files import QM9_UNITS
+from hydragnn.graphs.molecule_files import QM9_UNITS, is_qm9
 from hydragnn.graphs.structure_files import format_of, frames_of_xyz, structures_of
 
 
@@ -44,7 +44,7 @@ class AseBuild(BuildSettings):
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each structure; InputError names file and structure."""
         for path, name in self.named_files():
-            self.check_units(QM9_UNITS if format_of(path, self.format) == "qm9" else {}, str(path))
+            self.check_units(QM9_UNITS if self.format is None and is_qm9(path) else {}, str(path))
             for number, (nodes, read) in enumerate(_structures(path, self)):
                 yield OneStructure(self, read, nodes, name, number)
 

@@ -1,7 +1,6 @@
 """Layouts of files that people have: molecules, JSON by material and by line, tables of SMILES, lists of meshes, series of arrays."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,6 @@ TABLES: dict[str, dict[str, Any]] = {
     "a.sdf": ATOMS | {"fields": [GAP], "texts": ["note"]},
     "a.xyz": ATOMS | {"fields": [GAP | {"unit": "Ha"}, Q], "texts": ["smiles"]},
     "ev.xyz": ATOMS | {"fields": [GAP | {"unit": "eV"}]},
-    "k.xyz": ATOMS | {"fields": [GAP | {"unit": "K"}]},
     "a.json": ATOMS | {"fields": [GAP, FORCE], "texts": ["material_id"]},
     "a.jsonl": ATOMS | {"fields": [GAP, FORCE]},
     "n.jsonl": {"kind": "networkx", "fields": [U]},
@@ -116,7 +114,6 @@ WRONG = [
     ("a.xyz", QM9[:-30], "no whole file of QM9"),
     ("a.xyz", QM9.replace("2\n", "3\n", 1), "no whole file of QM9"),
     ("ev.xyz", QM9, 'gap is in Ha, not eV; say unit = "Ha", or scale = 27.211386'),
-    ("k.xyz", QM9, 'gap is in Ha, not K; say unit = "Ha"'),
     ("a.json", json.dumps(BY_MATERIAL).replace("mp-1-1", "mp-1-0"), "a name stands twice among mp-1-0, mp-1-0"),
     ("a.jsonl", LINES[:-9], "a.jsonl, line 2, is no JSON"),
     ("a.jsonl", "[" * 10**5, "a.jsonl, line 1, is no JSON"),
@@ -126,9 +123,7 @@ WRONG = [
     ("a.jsonl", json.dumps(record(1.0, positions=[[0, 0, 0]] * 2)), "positions of sites beside another positions"),
     ("n.jsonl", f"{NODES}\n{NODES[:-2]}\n", "n.jsonl, line 2, is no JSON"),
     ("a.csv", SMILES.replace("c1ccccc1", "c1cccc"), "a.csv#1: 'c1cccc' is no SMILES"),
-    ("a.csv", SMILES.replace("c1ccccc1", "C(C)(C)(C)(C)C"), "is no SMILES"),
     ("a.csv", SMILES.replace("c1ccccc1", "*C"), "is no SMILES of elements"),
-    ("a.csv", SMILES.replace("c1ccccc1", ""), "is no SMILES"),
     ("a.csv", SMILES.replace("c1ccccc1", "C C"), "is no SMILES"),
     ("a.csv", SMILES.replace("2.5", ""), "a.csv, line 3: the column gap holds nothing"),
     ("a.csv", SMILES.replace("smiles", "formula"), "a.csv has no smiles"),
@@ -144,7 +139,6 @@ def test_a_layout_that_is_damaged_is_refused(file: str, text: str, words: str, t
 
 
 def meshes(folder: Path) -> str:
-    """Write three meshes, the values of which are 10 times their number and more; return their list for ParaView."""
     points, cells, rows = [[0, 0, 0], [1, 0, 0], [0, 1, 0]], [("triangle", [[0, 1, 2]])], ""
     for number in (1, 2, 10):
         meshio.Mesh(points, cells, point_data={"u": 10.0 * number + np.arange(3)}).write(folder / f"run_{number}.vtu")
@@ -152,40 +146,38 @@ def meshes(folder: Path) -> str:
     return f'<?xml version="1.0"?>\n<VTKFile type="Collection"><Collection>\n{rows}</Collection></VTKFile>'
 
 
-SERIES = {
-    "list": ({"files": ["run.pvd"]}, [0.25, 0.5], ["run.pvd#0", "run.pvd#1"], "run.pvd"),
-    "numbers": ({"files": ["run_*.vtu"], "series": True}, [1, 2], ["run_1.vtu", "run_2.vtu"], "run_*.vtu"),
-}
+SERIES = [
+    ({"files": ["run.pvd"]}, [0.25, 0.5], ["run.pvd#0", "run.pvd#1"]),
+    ({"files": ["run_*.vtu"], "series": True}, [1, 2], ["run_1.vtu", "run_2.vtu"]),
+]
 
 
-@pytest.mark.parametrize(("table", "times", "names", "run"), SERIES.values(), ids=SERIES)
-def test_meshes_in_files_of_their_own_are_frames(
-    table: dict[str, Any], times: list[float], names: list[str], run: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("table", "times", "names"), SERIES)
+def test_meshes_of_one_series_are_frames(table: Any, times: list[float], names: list[str], tmp_path: Path) -> None:
     (tmp_path / "run.pvd").write_text(meshes(tmp_path))
     graphs = built(tmp_path, kind="mesh", **table, fields=[U, V, TIME, LEAD])
     assert graphs["u"].tolist() == [10, 11, 12, 20, 21, 22] and graphs["v"].tolist() == [20, 21, 22, 100, 101, 102]
     assert graphs["time"].tolist() == times and graphs["lead"].tolist() == [times[0], 8 * times[0]]
-    assert list(graphs.names) == names and {*graphs.texts["run"]} == {run}
+    assert list(graphs.names) == names and {*graphs.texts["run"]} == {*table["files"]}
     refused(tmp_path, "frames are not equally spaced in time", kind="mesh", **table, fields=[U, V])
 
 
-LISTS: list[tuple[Callable[[str], str], str]] = [
-    (lambda text: text.replace("run_2", "run_7"), "names run_7.vtu, which is no file in its folder"),
-    (lambda text: text.replace("run_2.vtu", "../run_2.vtu"), "names ../run_2.vtu, which is no file in its folder"),
-    (lambda text: text.replace("run_2.vtu", "/etc/passwd"), "names /etc/passwd, which is no file in its folder"),
-    (lambda text: text.replace("run_2", "run_1"), "run_1.vtu twice"),
-    (lambda text: text.replace('"0.5"', '"0.25"'), "has 0.25 twice"),
-    (lambda text: text.replace('"0.5"', '"nan"'), "has nan twice, or as a time"),
-    (lambda text: text.replace('timestep="0.5"', ""), "KeyError: 'timestep'"),
-    (lambda text: text[:150], "cannot be read"),
-    (lambda text: text.replace("\n", '<!DOCTYPE a [<!ENTITY b "c">]>', 1), "it declares entities"),
+LISTS = [
+    ("run_2", "run_7", "names run_7.vtu, which is no file in its folder"),
+    ("run_2.vtu", "../run_2.vtu", "names ../run_2.vtu, which is no file in its folder"),
+    ("run_2.vtu", "/etc/passwd", "names /etc/passwd, which is no file in its folder"),
+    ("run_2", "run_1", "run_1.vtu twice"),
+    ('"0.5"', '"0.25"', "has 0.25 twice"),
+    ('"0.5"', '"nan"', "has nan twice, or as a time"),
+    ('timestep="0.5"', "", "KeyError: 'timestep'"),
+    ("</VTKFile>", "", "cannot be read"),
+    ("?>\n", '?><!DOCTYPE a [<!ENTITY b "c">]>', "it declares entities"),
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), LISTS, ids=[words for _, words in LISTS])
-def test_a_wrong_list_of_meshes_is_refused(change: Callable[[str], str], words: str, tmp_path: Path) -> None:
-    (tmp_path / "run.pvd").write_text(change(meshes(tmp_path)))
+@pytest.mark.parametrize(("text", "wrong", "words"), LISTS)
+def test_a_wrong_list_of_meshes_is_refused(text: str, wrong: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "run.pvd").write_text(meshes(tmp_path).replace(text, wrong))
     refused(tmp_path, words, kind="mesh", files=["run.pvd"], fields=[U])
 
 
@@ -195,8 +187,7 @@ def test_frames_are_read_once(tmp_path: Path) -> None:
     refused(tmp_path, "run_1.vtu is no time series; leave step out", kind="mesh", files=["run_*.vtu"], fields=[U, V])
     (tmp_path / "run_01.vtu").write_text((tmp_path / "run_1.vtu").read_text())
     refused(tmp_path, "run_*.vtu has 1.0 twice", kind="mesh", files=["run_*.vtu"], series=True, fields=[U])
-    pieces = (tmp_path / "run_1.vtu").read_text().replace("</Piece>", "</Piece><Piece></Piece>")
-    (tmp_path / "a.vtu").write_text(pieces)
+    (tmp_path / "a.vtu").write_text((tmp_path / "run_1.vtu").read_text().replace("</Piece>", "</Piece><Piece></Piece>"))
     refused(tmp_path, "a.vtu has several frames, zones or pieces", kind="mesh", files=["a.vtu"], fields=[U])
 
 
@@ -216,18 +207,14 @@ STEPS: list[tuple[dict[str, Any], list[Any], list[int] | str]] = [
 
 
 @pytest.mark.parametrize(("arrays", "fields", "frames"), STEPS)
-def test_frames_of_arrays_have_later_ones_as_targets(
-    arrays: dict[str, Any], fields: list[Any], frames: list[int] | str, tmp_path: Path
-) -> None:
+def test_frames_of_arrays_have_later_ones_as_targets(arrays: Any, fields: Any, frames: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", **{key: np.asarray(value) for key, value in (FRAMES | arrays).items()})
     table = {"kind": "npz", "files": ["s.npz"], "positions": "x", "cutoff": 2.0, "fields": fields}
     if isinstance(frames, str):
         refused(tmp_path, frames, **table)
         return
     graphs, times = built(tmp_path, **table), np.asarray((FRAMES | arrays)["time"])
-    assert graphs["u"].tolist() == FRAMES["u"][frames].ravel().tolist() and list(graphs.names) == [
-        f"s.npz#{one}" for one in frames
-    ]
-    assert graphs["v"].tolist() == FRAMES["u"][[one + 1 for one in frames]].ravel().tolist()
-    if LEAD in fields:
-        assert graphs["lead"].tolist() == np.diff(times)[frames].tolist()
+    now, later = (FRAMES["u"][[one + step for one in frames]].ravel().tolist() for step in (0, 1))
+    assert (graphs["u"].tolist(), graphs["v"].tolist()) == (now, later)
+    assert list(graphs.names) == [f"s.npz#{one}" for one in frames]
+    assert LEAD not in fields or graphs["lead"].tolist() == np.diff(times)[frames].tolist()
