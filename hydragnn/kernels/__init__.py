@@ -24,12 +24,9 @@ from hydragnn.kernels.pointwise import (
 from hydragnn.kernels.segments import (
     segment_max,
     segment_mean,
-    segment_min,
     segment_softmax,
     segment_statistics,
-    segment_std,
     segment_sum,
-    segment_variance,
     spread,
 )
 from hydragnn.kernels.table import FunctionTable, interpolated, tables_of_functions

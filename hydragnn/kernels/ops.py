@@ -247,9 +247,6 @@ CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
     "segment_sum": (segments.segment_sum, WITH_HEADS),
     "segment_mean": (segments.segment_mean, MESSAGES),
     "segment_max": (segments.segment_max, WITH_HEADS),
-    "segment_min": (segments.segment_min, MESSAGES),
-    "segment_variance": (segments.segment_variance, MESSAGES),
-    "segment_std": (segments.segment_std, MESSAGES),
     "segment_statistics": (segments.segment_statistics, WITH_HEADS),
     "spread": (segments.spread, {"rows": _of("columns channels", rest="senders")}),
     "activated_sum": (

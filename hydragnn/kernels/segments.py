@@ -11,7 +11,7 @@ from torch import Tensor
 from hydragnn.kernels.per_receiver import SUMS
 from hydragnn.kernels.pointwise import rooted
 from hydragnn.kernels.softmax import SOFTMAX
-from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistics
+from hydragnn.kernels.statistics import EVERY, HIGH, counts_of, statistics
 
 
 def spread(values: Float[Tensor, "rows *features"], owners: Int[Tensor, " items"]) -> Float[Tensor, "items *features"]:
@@ -71,38 +71,6 @@ def segment_max(
     return statistics(messages, receivers, num_nodes, HIGH)[0]
 
 
-def segment_min(
-    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
-) -> Float[Tensor, "{num_nodes} *features"]:
-    """Return the smallest message per feature; zeros without edges.
-
-    The gradient goes to the first of equal edges. Atomics: none, and the same bits again.
-    """
-    return statistics(messages, receivers, num_nodes, LOW)[0]
-
-
-def segment_variance(
-    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
-) -> Float[Tensor, "{num_nodes} *features"]:
-    """Return the population variance of messages; zeros without edges.
-
-    Values are centred first. Atomics: none, and the same bits again. Mean 1e3 with deviation 1e-2 keeps its digits in float32,
-    which E[x^2] - E[x]^2 does not.
-    """
-    return statistics(messages, receivers, num_nodes, MOMENTS)[1].to(messages.dtype)
-
-
-def segment_std(
-    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
-) -> Float[Tensor, "{num_nodes} *features"]:
-    """Return sqrt(variance + floor) of the messages.
-
-    The floor keeps both derivatives finite where all are equal. Atomics: none, and the same bits again.
-    """
-    variance = statistics(messages, receivers, num_nodes, MOMENTS)[1]
-    return rooted(variance, floor).to(messages.dtype)
-
-
 def segment_statistics(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -110,7 +78,7 @@ def segment_statistics(
 
     On a CPU it is one compiled pass if receivers ascend. Atomics: none, and the same bits again.
     """
-    mean, variance, low, high = statistics(messages, receivers, num_nodes, (*MOMENTS, *LOW, *HIGH))
+    mean, variance, low, high = statistics(messages, receivers, num_nodes, EVERY)
     return mean.to(messages.dtype), low, high, rooted(variance, floor).to(messages.dtype)
 
 

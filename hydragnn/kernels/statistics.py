@@ -31,22 +31,18 @@ from hydragnn.kernels.triton.forms import may_be_long
 
 Segments = tuple[Tensor, int]
 """The receiver of every edge, and how many nodes there are."""
-Named = Mapping[str, Tensor | None]
-MOMENTS, LOW, HIGH = ("mean", "variance"), ("low",), ("high",)
+EVERY, HIGH = ("mean", "variance", "low", "high"), ("high",)
 
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Return the named statistics, zeros without edges.
-
-    Names are mean, variance, low and high; shapes [nodes, *features].
-    """
+    """Return the named statistics (``EVERY`` or ``HIGH``) ``[nodes, *features]``, zeros without edges."""
     return form_on(STATISTICS, messages.device.type)(messages, receivers, num_nodes, names)
 
 
 def composed(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     """Plain torch: some passes over the edges for each."""
     values: list[Tensor] = []
-    if MOMENTS[0] in names:
+    if names == EVERY:
         counts = counts_of(receivers, num_nodes, messages)
         mean = SUMS("sum", (messages,), (receivers, num_nodes)) / counts
         # [edges, *features]; what keeps the digits
@@ -70,12 +66,11 @@ def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int, names: tupl
 
 
 def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """All of them in one pass; extremes alone, and those of long rows, as in plain torch."""
-    if MOMENTS[0] not in names or may_be_long(segment_order(receivers, num_nodes)):
+    """All of them in one pass; the largest alone, and those of long rows, as in plain torch."""
+    if names == HIGH or may_be_long(segment_order(receivers, num_nodes)):
         return composed(messages, receivers, num_nodes, names)
     recorded = torch.is_grad_enabled() and messages.requires_grad
-    values = _Statistics.apply(messages, receivers, num_nodes, len(names) > len(MOMENTS), recorded)
-    return tuple(values[:2]) if names == MOMENTS else tuple(values)
+    return tuple(_Statistics.apply(messages, receivers, num_nodes, recorded))
 
 
 STATISTICS: Mapping[str, Any] = {ANYWHERE: composed, "cpu": in_one_pass, **on_accelerators(in_triton)}
@@ -136,12 +131,8 @@ class _Extreme(Function):
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> Tensor:
         order = segment_order(receivers, num_nodes) if is_accelerated(messages.device.type) else None
-        if order is not None and not may_be_long(order):
-            low = which == "amin"
-            results = triton_reductions.reductions(
-                messages, order, moments=False, low=low, high=not low, winners=recorded
-            )
-            value, winner = next(pair for pair in results if pair is not None)
+        if order is not None and which == "amax" and not may_be_long(order):
+            value, winner = triton_reductions.reductions(messages, order, whole=False, winners=recorded)[-2:]
             ctx.save_for_backward(winner)
         else:
             value = scattered_extreme(messages, receivers, num_nodes, which)
@@ -177,49 +168,42 @@ def first_holders(messages: Tensor, value: Tensor, segments: Segments) -> Tensor
 class _Statistics(Function):
     @staticmethod
     def forward(
-        ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool, recorded: bool
-    ) -> tuple[Tensor, ...]:
-        order, winners = segment_order(receivers, num_nodes), extremes and recorded
-        moments, *result = triton_reductions.reductions(
-            messages, order, moments=True, low=extremes, high=extremes, winners=winners
-        )
-        assert moments is not None
-        ctx.save_for_backward(messages, moments[0], *(pair[1] for pair in result if pair is not None))
+        ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, recorded: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        order = segment_order(receivers, num_nodes)
+        results = triton_reductions.reductions(messages, order, whole=True, winners=recorded)
+        mean, variance, low, low_edge, high, high_edge = results
+        ctx.save_for_backward(messages, mean, low_edge, high_edge)
         ctx.segments = (receivers, num_nodes)
-        return *moments, *(pair[0] for pair in result if pair is not None)
+        return mean, variance, low, high
 
     @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         messages, mean, *edges = ctx.saved_tensors
-        gradient = _StatisticsGradient.apply(messages, mean, ctx.segments, *incoming, *edges)
-        return gradient, None, None, None, None
+        return _StatisticsGradient.apply(messages, mean, ctx.segments, *incoming, *edges), None, None, None
 
 
 class _StatisticsGradient(Function):
-    """Gradient of messages from those of two or four results.
+    """Gradient of messages from those of the results.
 
     G_e = (a_i + 2 (m_e - mean_i) b_i) / n_i + [e is i's smallest] c_i + [e is i's largest] d_i.
     """
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, mean: Tensor, segments: Segments, *rest: Tensor) -> Tensor:
-        to_mean, to_variance, *of_extremes = rest
-        ctx.save_for_backward(messages, mean, to_variance, *of_extremes[2:])
+        ctx.save_for_backward(messages, mean, rest[1], *rest[4:])
         ctx.segments = segments
-        extremes = (of_extremes[0], of_extremes[1], of_extremes[2], of_extremes[3]) if of_extremes else None
-        order = segment_order(*segments)
-        return triton_reductions.reductions_gradient(messages, order, mean, (to_mean, to_variance), extremes)
+        return triton_reductions.reductions_gradient(messages, segment_order(*segments), mean, rest[:4], rest[4:])
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         messages, mean, to_variance, *edges = ctx.saved_tensors
         segments, count = ctx.segments, messages.shape[0]
-        order = segment_order(*segments)
         if not torch.is_grad_enabled():
             of_messages, *others = triton_reductions.reductions_second(
-                v, messages, order, mean, to_variance, tuple(edges)
+                v, messages, segment_order(*segments), mean, to_variance, edges
             )
-            return of_messages, None, None, *others, *(None for _ in edges)  # with that of the mean
+            return of_messages, None, None, *others, None, None  # with that of the mean
         share = 1 / counts_of(segments[0], segments[1], mean)
         slope = 2 * share * to_variance
         sums = SUMS("sum", (v,), segments)
@@ -231,7 +215,8 @@ class _StatisticsGradient(Function):
             sums * share,
             SUMS("sum", (v * away,), segments) * 2 * share,
             *(WINNERS("from winner", (v,), (winner, count)) for winner in edges),
-            *(None for _ in edges),
+            None,
+            None,
         )
 
 
@@ -269,7 +254,5 @@ HOLDERS = Nonlinear(
     gradients=lambda known, _: (None, None),
     tensors=2,
 )
-STATISTICS_OPS: Mapping[tuple[str, ...], Nonlinear] = {
-    names: _statistics_op(names) for names in (MOMENTS, LOW, HIGH, (*MOMENTS, *LOW, *HIGH))
-}
+STATISTICS_OPS: Mapping[tuple[str, ...], Nonlinear] = {names: _statistics_op(names) for names in (EVERY, HIGH)}
 """The statistics that are asked for together."""

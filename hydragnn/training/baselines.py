@@ -18,7 +18,7 @@ from hydragnn.datasets import Budget, GraphStore, Loader
 from hydragnn.datasets.tools import present_graphs
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location
-from hydragnn.kernels import segment_max, segment_mean, segment_min, segment_sum, segment_variance
+from hydragnn.kernels import segment_mean, segment_statistics, segment_sum
 from hydragnn.models import Categorical, Distribution, Point, Target
 from hydragnn.training.evaluate import errors_of_folds
 
@@ -107,9 +107,8 @@ class Features:
         if not values.shape[1]:
             return torch.zeros(batch.num_graphs, 0, dtype=torch.float64)
         to = (batch.owner(location), batch.num_graphs)
-        deviation = segment_variance(values, *to).clamp(min=0).sqrt()
-        every = [segment_sum(values, *to), segment_mean(values, *to), deviation]
-        return torch.cat([*every, segment_min(values, *to), segment_max(values, *to)], dim=1)
+        _, low, high, deviation = segment_statistics(values, *to, floor=0.0)
+        return torch.cat([segment_sum(values, *to), segment_mean(values, *to), deviation, low, high], dim=1)
 
 
 def invariants(values: Tensor, field: Field, kinds: Int[Tensor, " kinds"] | None) -> Float[Tensor, "items features"]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import ends, gathered_outer, ops, outer, per_receiver, pointwise, softmax, trilinear
+from hydragnn.kernels import ends, gathered_outer, ops, outer, per_receiver, pointwise, trilinear
 from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.function_sums import ACTIVATED, POWER_SUMS
 from hydragnn.kernels.ops import Case
@@ -139,9 +139,6 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "segment_sum": summed,
     "segment_mean": mean,
     "segment_max": largest,
-    "segment_min": smallest,
-    "segment_variance": variance,
-    "segment_std": std,
     "segment_statistics": lambda *inputs: tuple(one(*inputs) for one in (mean, smallest, largest, std)),
     "spread": lambda values, owners: values[owners],
     "activated_sum": lambda m, w, t: summed(w * silu(m), t.receivers, t.num_rows),
@@ -169,7 +166,6 @@ FORMS: Mapping[str, Mapping[str, Form]] = {
     "segment_sum": segment_forms(per_receiver.SUM_FORMS),
     "activated_sum": ACTIVATED.forms,
     "power_sums": POWER_SUMS.forms,
-    "segment_softmax": segment_forms(softmax.SOFTMAX_FORMS),
 }
 """Ways to compute values by kind of device, of ops that are not made of others."""
 

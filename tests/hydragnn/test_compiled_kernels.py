@@ -165,7 +165,7 @@ def test_tensors_that_are_not_dense_give_the_same(name: str) -> None:
 
 
 @built
-@pytest.mark.parametrize("name", ["segment_statistics", "segment_max", "segment_min", "segment_std"])
+@pytest.mark.parametrize("name", ["segment_statistics", "segment_max"])
 @pytest.mark.parametrize("width", [1, 20, 130])
 def test_statistics_of_one_pass_have_the_bits_of_plain_torch_and_its_derivatives(name: str, width: int) -> None:
     op = OPS[name]
@@ -185,7 +185,7 @@ def test_shares_of_far_scores_are_those_of_torch() -> None:
 
 
 @built
-@pytest.mark.parametrize("name", ["segment_statistics", "segment_max", "segment_min", "segment_sum"])
+@pytest.mark.parametrize("name", ["segment_statistics", "segment_max", "segment_sum"])
 def test_receivers_in_any_order_give_what_plain_torch_gives(name: str) -> None:
     messages = torch.linspace(-1, 1, 14, dtype=torch.float64).sin().reshape(7, 2)
     assert OPS[name].within(OPS[name].compare(Case(tensors=(messages,), rest=(torch.tensor([3, 0, 2, 0, 3, 3, 1]), 5))))

@@ -80,7 +80,7 @@ COMPILED = [
     ("gfx90a", "", "float32", 64),
     ("sm_90", "outer", "float32", 64),
     ("gfx942", "gather_add", "bfloat16", 40),
-    ("gfx950", "segment_softmax", "float32", 20),
+    ("gfx950", "segment_max", "float32", 20),
 ]
 """All kernels for the oldest card of AMD, in each of their forms once, and a part for the others; `hydragnn kernels compile` compiles the rest."""
 
@@ -107,8 +107,8 @@ def test_windows_of_long_rows_are_launched_only_where_a_row_is_long(long: bool) 
     edges.prepare()
     kernels, _ = launches_of(lambda: OPS["gather_multiply_sum"].call(x, weight, edges))
     assert kernels["sum_rows"] == 1 and kernels["sum_windows"] == kernels["join_windows"] == long
-    kernels, _ = launches_of(lambda: OPS["segment_softmax"].call(weight, edges.receivers, nodes))
-    assert kernels["softmax_rows"] == (not long) and not kernels["sort"]
+    kernels, _ = launches_of(lambda: OPS["segment_max"].call(weight, edges.receivers, nodes))
+    assert kernels["reduce_rows"] == (not long) and not kernels["sort"]
 
 
 def test_every_tile_has_two_edges_at_least() -> None:

@@ -29,7 +29,7 @@ CORNERS = {
     "no edges": GRAPHS["no edges"],
     "empty rows, all to the last": graph(3, 5, [(2, 1), *((2 - e % 3, 4) for e in range(12))]),
 }
-ROOTS = ("segment_std", "segment_statistics")
+ROOTS = ("segment_statistics",)
 """Their curvatures take a root of nearly nothing where messages are nearly equal: lower precision rounds most of it away."""
 
 
@@ -129,7 +129,6 @@ STRIDED = {
     "along_channels": ("directions",),
     "segment_sum": ("channels",),
     "segment_statistics": ("channels", "heads"),
-    "segment_softmax": ("channels",),
     "activated_sum": ("messages",),
     "power_sums": ("deviations",),
 }

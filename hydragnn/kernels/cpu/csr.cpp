@@ -9,10 +9,16 @@
 #include "along.h"
 #include "elementwise.h"
 #include "powers.h"
-#include "softmax.h"
 #include "table.h"
 #include "trilinear.h"
 #include "vectors.h"
+
+// The edge behind the last that row i receives, from the first on; receivers ascend.
+INLINE Int end_of(const Int* receivers, Int begin, Int edges, Int i) {
+  Int end = begin;
+  while (end < edges && receivers[end] == i) ++end;
+  return end;
+}
 
 // out[e] = sum over c of x[senders[e], c] * g[receivers[e], c]
 template <typename T>
@@ -268,9 +274,6 @@ CHECKED_LOOP(scatter_sum, 3, 3)
 LOOP(statistics, 6, 3)
 LOOP(statistics_gradient, 11, 3)
 LOOP(holders, 4, 3)
-LOOP(softmax, 4, 2)
-LOOP(softmax_gradient, 5, 2)
-LOOP(softmax_curvature, 6, 2)
 CHECKED_LOOP(pair_edges, 6, 2)
 LOOP(silu_slope_gradient, 5, 1)
 LOOP(activated_sum, 4, 3)

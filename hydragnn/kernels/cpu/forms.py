@@ -5,7 +5,6 @@ every machine and with any number of threads (the loops use one).
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -252,26 +251,6 @@ def holders(messages: Tensor, value: Tensor, segments: tuple[Tensor, int]) -> Te
         return None
     out = torch.empty_like(value, dtype=torch.int64)
     return _run("holders", (messages, segments[0], value), _sizes(messages, value.shape[0]), out)
-
-
-def _by_row(name: str, spare: int, *inputs: Any) -> Tensor | None:
-    """Call a loop on tensors and segments, with one result per message.
-
-    Returns None for single numbers, where torch is faster, and unless receivers ascend.
-    """
-    *tensors, segments = inputs
-    first = tensors[0]
-    if _width(first) == 1 or not serves(*tensors) or not serves_segments(first, *segments):
-        return None
-    assert all(tensor.shape == first.shape for tensor in tensors)
-    out = _dense_like(first)
-    sizes = first.shape[0], _width(first)
-    return _run(name, (*tensors, segments[0]), sizes, first.new_empty(spare * _width(first)), out)
-
-
-softmax = partial(_by_row, "softmax", 1)
-softmax_gradient = partial(_by_row, "softmax_gradient", 1)
-softmax_curvature = partial(_by_row, "softmax_curvature", 2)
 
 
 def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor] | None:

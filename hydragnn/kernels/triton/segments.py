@@ -23,9 +23,9 @@ def _store_extreme(value, edge, at, held, held_at, extreme, exists, none, mask, 
 
 @triton.jit(do_not_specialize=SIZES)
 def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
-                MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr, VEC: tl.constexpr,
-                ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store moments and extremes of every row, in one pass.
+                WHOLE: tl.constexpr, WINNERS: tl.constexpr, VEC: tl.constexpr, ORDER: tl.constexpr,
+                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Store moments and extremes of every row, in one pass; the largest alone unless ``WHOLE``.
 
     Extremes have their first edge if ``WINNERS``. Rows without edges get zeros and the edge ``none``. Moments per place of the tile are
     merged at the end (Chan, Golub and LeVeque 1983).
@@ -48,40 +48,35 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
         e = tl.load(order + p, mask=valid, other=0).to(tl.int32) if ORDER else p.to(tl.int32)
         mask = valid[:, None] & (f < C)[None, :]
         v = tl.load(x + (e.to(OFF)[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
-        if MOMENTS:
+        if WHOLE:
             count += valid.to(ACC)
             away = tl.where(mask, v - centre, 0.0)
             centre += away / tl.maximum(count, 1.0)[:, None]
             squares += away * tl.where(mask, v - centre, 0.0)
-        if LOW:
             lower = mask & ((v < least) | (least_at == NOWHERE)) if WINNERS else mask & (v < least)
             least = tl.where(lower, v, least)
             if WINNERS:
                 least_at = tl.where(lower, e[:, None], least_at)
-        if HIGH:
-            higher = mask & ((v > most) | (most_at == NOWHERE)) if WINNERS else mask & (v > most)
-            most = tl.where(higher, v, most)
-            if WINNERS:
-                most_at = tl.where(higher, e[:, None], most_at)
+        higher = mask & ((v > most) | (most_at == NOWHERE)) if WINNERS else mask & (v > most)
+        most = tl.where(higher, v, most)
+        if WINNERS:
+            most_at = tl.where(higher, e[:, None], most_at)
     at = row.to(OFF) * C + f
     column = f < C
-    if MOMENTS:
+    if WHOLE:
         edges = tl.maximum((last - first).to(ACC), 1.0)
         middle = tl.sum(centre * count[:, None], 0) / edges
         away = centre - middle[None, :]
         spread = tl.sum(squares + away * away * count[:, None], 0)
         tl.store(mean + at, middle.to(mean.dtype.element_ty), mask=column)
         tl.store(variance + at, (spread / edges).to(variance.dtype.element_ty), mask=column)
-    if LOW:
         _store_extreme(low, low_edge, at, least, least_at, tl.min(least, 0), last > first, none, column, WINNERS)
-    if HIGH:
-        _store_extreme(high, high_edge, at, most, most_at, tl.max(most, 0), last > first, none, column, WINNERS)
+    _store_extreme(high, high_edge, at, most, most_at, tl.max(most, 0), last > first, none, column, WINNERS)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units, g_row,
-                         EXTREMES: tl.constexpr, VEC: tl.constexpr,
-                         ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+                         VEC: tl.constexpr, ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the gradient of messages from the results of ``reduce_rows``."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
@@ -95,11 +90,10 @@ def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, 
     middle = tl.load(mean + at, mask=column, other=0.0).to(ACC)
     level = tl.load(to_mean + g_at, mask=column, other=0.0).to(ACC) * share
     slope = tl.load(to_variance + g_at, mask=column, other=0.0).to(ACC) * (2.0 * share)
-    if EXTREMES:
-        least = tl.load(to_low + g_at, mask=column, other=0.0).to(ACC)
-        most = tl.load(to_high + g_at, mask=column, other=0.0).to(ACC)
-        least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
-        most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
+    least = tl.load(to_low + g_at, mask=column, other=0.0).to(ACC)
+    most = tl.load(to_high + g_at, mask=column, other=0.0).to(ACC)
+    least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
+    most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         valid = p < last
@@ -108,15 +102,14 @@ def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, 
         place = e.to(OFF)[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         gradient = level[None, :] + (v - middle[None, :]) * slope[None, :]
-        if EXTREMES:
-            gradient += tl.where(e[:, None] == least_at[None, :], least[None, :], 0.0)
-            gradient += tl.where(e[:, None] == most_at[None, :], most[None, :], 0.0)
+        gradient += tl.where(e[:, None] == least_at[None, :], least[None, :], 0.0)
+        gradient += tl.where(e[:, None] == most_at[None, :], most[None, :], 0.0)
         tl.store(out + place, gradient.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_edge, out, of_to_mean, of_to_variance,
-                       of_low, of_high, units, EXTREMES: tl.constexpr, VEC: tl.constexpr,
+                       of_low, of_high, units, VEC: tl.constexpr,
                        ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """Store the gradients of ``reduce_rows_gradient``, of messages with those of their mean.
 
@@ -136,9 +129,8 @@ def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_e
     turned = total
     least = total
     most = total
-    if EXTREMES:
-        least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
-        most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
+    least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
+    most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         valid = p < last
@@ -149,9 +141,8 @@ def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_e
         message = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         total += held
         turned += held * (message - middle[None, :])
-        if EXTREMES:
-            least += tl.where(e[:, None] == least_at[None, :], held, 0.0)
-            most += tl.where(e[:, None] == most_at[None, :], held, 0.0)
+        least += tl.where(e[:, None] == least_at[None, :], held, 0.0)
+        most += tl.where(e[:, None] == most_at[None, :], held, 0.0)
     average = tl.sum(total, 0) * share
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
@@ -164,78 +155,5 @@ def reduce_rows_second(offsets, order, v, x, mean, to_variance, low_edge, high_e
     kind = of_to_mean.dtype.element_ty
     tl.store(of_to_mean + at, average.to(kind), mask=column)
     tl.store(of_to_variance + at, (tl.sum(turned, 0) * (2.0 * share)).to(kind), mask=column)
-    if EXTREMES:
-        tl.store(of_low + at, tl.sum(least, 0).to(of_low.dtype.element_ty), mask=column)
-        tl.store(of_high + at, tl.sum(most, 0).to(of_high.dtype.element_ty), mask=column)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def softmax_rows_gradient(offsets, order, x, u, v, out, units, CURVED: tl.constexpr, VEC: tl.constexpr,
-                          ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store x (u - sum of x u) of every row of shares x.
-
-    Where ``CURVED``, u v - v (sum of x u) - u (sum of x v).
-    """
-    C = (units * VEC).to(OFF)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    first = tl.load(offsets + tl.program_id(0)).to(tl.int32)
-    last = tl.load(offsets + tl.program_id(0) + 1).to(tl.int32)
-    total = tl.full([BE, BF], 0.0, ACC)
-    other = total
-    for start in range(first, last, BE):
-        p = start + tl.arange(0, BE)
-        valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
-        mask = valid[:, None] & (f < C)[None, :]
-        place = e[:, None] * C + f[None, :]
-        share = tl.load(x + place, mask=mask, other=0.0).to(ACC)
-        total += share * tl.load(u + place, mask=mask, other=0.0).to(ACC)
-        if CURVED:
-            other += share * tl.load(v + place, mask=mask, other=0.0).to(ACC)
-    of_u = tl.sum(total, 0)[None, :]
-    of_v = tl.sum(other, 0)[None, :]
-    for start in range(first, last, BE):
-        p = start + tl.arange(0, BE)
-        valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
-        mask = valid[:, None] & (f < C)[None, :]
-        place = e[:, None] * C + f[None, :]
-        one = tl.load(u + place, mask=mask, other=0.0).to(ACC)
-        if CURVED:
-            two = tl.load(v + place, mask=mask, other=0.0).to(ACC)
-            result = one * two - two * of_u - one * of_v
-        else:
-            result = tl.load(x + place, mask=mask, other=0.0).to(ACC) * (one - of_u)
-        tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
-                 ORDER: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store the softmax of every row; the second read may be cached."""
-    C = (units * VEC).to(OFF)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    first = tl.load(offsets + tl.program_id(0)).to(tl.int32)
-    last = tl.load(offsets + tl.program_id(0) + 1).to(tl.int32)
-    most = tl.full([BE, BF], -3.0e38, ACC)
-    total = tl.full([BE, BF], 0.0, ACC)
-    for start in range(first, last, BE):
-        p = start + tl.arange(0, BE)
-        valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
-        mask = valid[:, None] & (f < C)[None, :]
-        v = tl.load(x + (e[:, None] * C + f[None, :]), mask=mask, other=float("-inf")).to(ACC)
-        higher = tl.maximum(most, v)
-        total = total * tl.exp(most - higher) + tl.exp(v - higher)
-        most = higher
-    largest = tl.max(most, 0)
-    sums = tl.sum(total * tl.exp(most - largest[None, :]), 0)
-    scale = 1.0 / tl.where(sums == 0.0, 1.0, sums)  # no edges, or no channel of this number
-    for start in range(first, last, BE):
-        p = start + tl.arange(0, BE)
-        valid = p < last
-        e = tl.load(order + p, mask=valid, other=0).to(OFF) if ORDER else p.to(OFF)
-        mask = valid[:, None] & (f < C)[None, :]
-        place = e[:, None] * C + f[None, :]
-        v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
-        tl.store(out + place, (tl.exp(v - largest[None, :]) * scale[None, :]).to(out.dtype.element_ty), mask=mask)
+    tl.store(of_low + at, tl.sum(least, 0).to(of_low.dtype.element_ty), mask=column)
+    tl.store(of_high + at, tl.sum(most, 0).to(of_high.dtype.element_ty), mask=column)

@@ -21,7 +21,6 @@ TILES: Mapping[str, Mapping[str, Tile]] = {
     "sums": {"gfx": Tile(numbers=1024, warps=1), "sm_": Tile(numbers=512, warps=1)},
     "edges": {"gfx": Tile(numbers=2048, warps=4), "sm_": Tile(numbers=2048, warps=4)},
     "segments": {"gfx": Tile(numbers=512, warps=1), "sm_": Tile(numbers=256, warps=1)},
-    "softmax": {"gfx": Tile(numbers=512, warps=1), "sm_": Tile(numbers=2048, warps=2)},
     "statistics": {"gfx": Tile(numbers=256, warps=1), "sm_": Tile(numbers=256, warps=1)},
 }
 """By group of kernels, then by the beginning of an architecture's name."""
