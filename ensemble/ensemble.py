@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hydragnn.base.places import absent_store, as_path, is_store, model_folder, 
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.datasets.manifest import transform_of
-from hydragnn.distributed.graph_ranks import GraphGroup, SharedPrediction
+from hydragnn.distributed.graph_ranks import GraphGroup
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.estimates.estimate import Estimate
 from hydragnn.ensemble.estimates.moments import Array
@@ -135,7 +136,7 @@ class Ensemble(Shown):
         for member in self.members:
             with about(f"member {member.name}"):
                 check_cuttable(member.model.model.description, "leave --graph-ranks out")
-            function = SharedPrediction(model=member.model.model, number=member.number, group=group)
+            function = partial(group.compute, member.number, member.model.model)
             members.append(replace(member, model=replace(member.model, function=function)))
         return Ensemble(members, self.manifest, self.digest)
 

@@ -638,7 +638,6 @@ def evaluate(
     ensemble: "Path | str | Ensemble",
     store: "Path | str | GraphStore",
     *,
-    branch: str = "",
     allow_code: Sequence[str] = (),
 ) -> "Evaluation":
     """Evaluate an ensemble on the labelled graphs of a store.
@@ -648,7 +647,7 @@ def evaluate(
     from hydragnn.datasets import GraphStore, open_store
     from hydragnn.ensemble import Ensemble, evaluate_ensemble
 
-    model = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, branch)
+    model = ensemble if isinstance(ensemble, Ensemble) else load(ensemble)
     return evaluate_ensemble(model, store if isinstance(store, GraphStore) else open_store(store))
 
 

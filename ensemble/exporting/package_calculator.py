@@ -70,18 +70,18 @@ class PackageCalculator(EnsembleCalculator):
 
 
 def package_calculator(
-    folder: Path | str | Ensemble, package: Path | str, branch: str = "", *, allow_code: Sequence[str] = ()
+    folder: Path | str | Ensemble, package: Path | str, *, allow_code: Sequence[str] = ()
 ) -> PackageCalculator:
     """Return the ASE calculator of a model and its exported package.
 
     Loading a package runs its machine code: take only those that you exported.
     """
-    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch, allow_code=allow_code)
+    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, allow_code=allow_code)
     return PackageCalculator(ensemble, package)
 
 
 def torch_sim_model(
-    folder: Path | str | Ensemble, branch: str = "", *, outside: Outside = "warn", allow_code: Sequence[str] = ()
+    folder: Path | str | Ensemble, *, outside: Outside = "warn", allow_code: Sequence[str] = ()
 ) -> "TorchSimModel":
     """Return torch-sim's model of a folder or a loaded ensemble.
 
@@ -91,4 +91,4 @@ def torch_sim_model(
         raise MissingPackageError("torch-sim-atomistic", "simulation", "a model of torch-sim")
     from hydragnn.ensemble.exporting.torch_sim_states import TorchSimModel
 
-    return TorchSimModel(calculator(folder, branch, outside=outside, allow_code=allow_code))
+    return TorchSimModel(calculator(folder, outside=outside, allow_code=allow_code))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from hydragnn.base.errors import InputError
-from hydragnn.distributed.graph_ranks import SharedPrediction
 from hydragnn.ensemble.members.member import Member, MemberOutcome, finished_outcome, is_lack_of_memory
 from hydragnn.ensemble.members.plan import BYTES_PER_EDGE
 from hydragnn.graphs.batch import GraphBatch
@@ -107,9 +106,7 @@ def groups_of(members: Sequence[Member]) -> dict[int, MemberStack]:
         together.append(member)
     groups: dict[int, MemberStack] = {}
     for _, some in alike:
-        first = some[0].model
-        shared, size = isinstance(first.function, SharedPrediction), len(some) * weights_of(first)
-        if len(some) > 1 and not shared and size <= WEIGHTS:
+        if len(some) > 1 and len(some) * weights_of(some[0].model) <= WEIGHTS:
             with suppress(NotStackable):
                 stack = TrainedStack([member.model for member in some])
                 groups |= dict.fromkeys((one.number for one in some), MemberStack(members=tuple(some), stack=stack))

@@ -161,7 +161,7 @@ class EnsembleCalculator(Calculator):
 
 @check_arguments
 def calculator(
-    folder: Path | str | Ensemble, branch: str = "", *, outside: Outside = "warn", allow_code: Sequence[str] = ()
+    folder: Path | str | Ensemble, *, outside: Outside = "warn", allow_code: Sequence[str] = ()
 ) -> EnsembleCalculator:
     """Return the ASE calculator of a folder or a loaded ensemble.
 
@@ -171,7 +171,7 @@ def calculator(
 
     The folder may name classes of the modules in ``allow_code``.
     """
-    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, branch=branch, allow_code=allow_code)
+    ensemble = folder if isinstance(folder, Ensemble) else Ensemble.load(folder, allow_code=allow_code)
     for note in filter(None, (ensemble.caveat, ensemble.doubt_about_structures)):
         print_note(note)
     return EnsembleCalculator(ensemble.replayed(), outside)

@@ -226,19 +226,6 @@ class GraphGroup:
         return number, content.numpy().tobytes()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SharedPrediction:
-    """Predictions of ``model`` that a group of ranks computes together."""
-
-    model: GraphModel
-    number: int
-    group: GraphGroup
-
-    def __call__(self, batch: GraphBatch) -> Predicted:
-        """Predictions by field name and states, without gradients."""
-        return self.group.compute(self.number, self.model, batch)
-
-
 def packed(batch: GraphBatch) -> bytes:
     """Return the tensors of a batch, without what no model reads."""
     tensors = {name: getattr(batch, name) for name in STRUCTURE} | {at: dict(getattr(batch, at)) for at in VALUES}

@@ -257,10 +257,7 @@ def copy_all(into: list[Tensor], inputs: list[Tensor]) -> None:
 
 
 class ReplayedPrediction:
-    """Predictions of a model by replays.
-
-    As the model computes them where it cannot be recorded.
-    """
+    """Predictions of a model by replays."""
 
     def __init__(
         self,
@@ -273,19 +270,12 @@ class ReplayedPrediction:
         self.record, self.copies = record, copies
         self.compute = partial(eager_prediction, model) if compute is None else compute
         self.locations = {target.name: target.field.on for target in model.description.targets}
-        self.replays: Replays | None = replays_of(model, record)
-        self.device = self.replays.device
+        self.replays = replays_of(model, record)
+        self.replays.lenient = True
 
     def __call__(self, batch: GraphBatch) -> Predicted:
         """Predictions by field name and states, without gradients."""
-        if self.replays is None:
-            return self.on_device(batch)
-        try:
-            predictions, states = self.replays("prediction", self.on_device, batch)
-        except (NotRecordable, RuntimeError) as error:
-            print_note(f"predictions are not replayed as graphs of the device: {error}")
-            self.replays = None
-            return self.on_device(batch)
+        predictions, states = self.replays("prediction", self.compute, batch)
 
         def own(values: Tensor, location: Location) -> Tensor:
             """Return rows without padding, which no later replay overwrites."""
@@ -293,7 +283,3 @@ class ReplayedPrediction:
 
         results = {name: one.mapped(partial(own, location=self.locations[name])) for name, one in predictions.items()}
         return results, own(states, "node")
-
-    def on_device(self, batch: GraphBatch) -> Predicted:
-        """Return the predictions of a batch that lies anywhere."""
-        return self.compute(batch.to(self.device))

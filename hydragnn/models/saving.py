@@ -102,7 +102,9 @@ def _position(descriptions: Sequence[ModelDescription], branch: str, folder: Pat
     if names == [""]:
         raise InputError(f"the model in {folder} has no branches, so there is no {branch}; leave the branch out")
     problem = f"no branch {branch}" if branch else "several branches, and none was named"
-    raise InputError(f"the model in {folder} has {problem}; name one of {', '.join(names)} (--branch, branch=)")
+    raise InputError(
+        f"the model in {folder} has {problem}; name one of {', '.join(names)} (--branch, or hydragnn.load(RUN, branch))"
+    )
 
 
 def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, Normalisation]:

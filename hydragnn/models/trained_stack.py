@@ -106,6 +106,8 @@ class TrainedStack:
         first = self.first = models[0]
         if any(model.alike != first.alike for model in models):
             raise NotStackable("models of different shapes are computed one after the other")
+        if not isinstance(first.function, ReplayedPrediction | None):
+            raise NotStackable("other ranks have parts of these models")
         if not first.model.description.edges:
             raise NotStackable("models without edges are computed one after the other")
         check_alike([model.model for model in models])

@@ -36,29 +36,31 @@ Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BranchPlan:
-    """One data set of a run, and what it learns."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DescribedBranch:
+    """A data set of a run and its model, before any graph is read."""
 
-    name: str
-    weight: Fraction
-    """Times that an epoch shows each training graph."""
+    settings: BranchSettings
     store: GraphStore
     """Without its edges where the run does without them."""
-    split: Split
     model: ModelDescription
     """Encoder, heads, inputs and targets of the branch, without statistics of the training part."""
-    window: int
-    """Graphs in memory at once; 0 keeps all."""
-    group: int | None
-    """Ranks that keep the training part in their memory together; 0 for those of a node, None where each process keeps it."""
     unseen_inputs: tuple[str, ...]
     """Fields with role input that are left out because the architecture does not see them."""
 
     @property
     def subject(self) -> str:
         """Return the prefix of error messages, for several branches."""
-        return _subject(self.name)
+        return _subject(self.settings.name)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BranchPlan(DescribedBranch):
+    """A data set of a run with its split."""
+
+    split: Split
+    weight: Fraction
+    """Times that an epoch shows each training graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,17 +76,6 @@ class RunPlan:
     replay: BranchPlan | None = None
     """The start's data, of which epochs show a share."""
     parallel: ParallelSettings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DescribedBranch:
-    """A data set and its model, before any graph is read."""
-
-    settings: BranchSettings
-    store: GraphStore
-    """Without its edges where the run does without them."""
-    model: ModelDescription
-    unseen_inputs: tuple[str, ...]
 
 
 def described_branches(
@@ -209,24 +200,12 @@ def plan_run(
     branches = described_branches(config, stores, heartbeat, begun=begun)
     for sentence in () if begun else idle_on_data(config, branches).values():
         raise InputError(sentence)
-    for described in branches:
+    for branch in branches:
         heartbeat()
-        branch = described.settings
-        with about(_subject(branch.name)):
-            split = make_split(described.store, branch.split)
-            check_budget(described.store.sizes(), np.concatenate([split.train, split.valid]), config.batch.limits)
-            plans.append(
-                BranchPlan(
-                    name=branch.name,
-                    weight=Fraction(str(branch.weight)),
-                    store=described.store,
-                    split=split,
-                    model=described.model,
-                    window=branch.data.window,
-                    group=branch.data.group if branch.data.memory == "ranks" else None,
-                    unseen_inputs=described.unseen_inputs,
-                )
-            )
+        with about(branch.subject):
+            split = make_split(branch.store, branch.settings.split)
+            check_budget(branch.store.sizes(), np.concatenate([split.train, split.valid]), config.batch.limits)
+            plans.append(BranchPlan(**vars(branch), split=split, weight=Fraction(str(branch.settings.weight))))
     start, replay = planned_start(config.start if isinstance(config, RunConfig) else None, plans[0])
     return RunPlan(
         table=config.to_json(),

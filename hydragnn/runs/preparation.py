@@ -293,12 +293,12 @@ def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
 def branch_data(draft: Draft, reading: Reading) -> BranchData:
     """Return feeds of a branch."""
     plan, normalisation = draft.plan, draft.normalisation
-    store, split = plan.store, plan.split
+    store, split, data = plan.store, plan.split, plan.settings.data
     train = training_feed(plan, normalisation, reading)
     reading.heartbeat()
     in_memory = train.normalisation is None
     # what is in memory is read at once, all shares of this rank
-    window = max(1, len(split.valid)) if in_memory else plan.window or None
+    window = max(1, len(split.valid)) if in_memory else data.window or None
     needed = with_elements([*plan.model.fields], normalisation)
     shares = reading.batches(store, split.valid, shuffle=False, fields=needed, window=window)
     if plan.weight * (steps := train.steps(0)) < 1:
@@ -307,7 +307,7 @@ def branch_data(draft: Draft, reading: Reading) -> BranchData:
         )
     reading.heartbeat()
     return BranchData(
-        name=plan.name,
+        name=plan.settings.name,
         weight=plan.weight,
         store=store,
         fields=plan.model.fields,
@@ -345,16 +345,16 @@ def placed_branch(branch: BranchData, placement: DevicePlacement) -> BranchData:
 
 def training_feed(plan: BranchPlan, normalisation: Normalisation, reading: Reading) -> Feed:
     """Return the batches of a training part, in memory or read."""
-    ranks, placement, batches = reading.ranks, reading.placement, reading.batches
+    ranks, placement, batches, data = reading.ranks, reading.placement, reading.batches, plan.settings.data
     store, train, names = plan.store, plan.split.train, [*plan.model.fields]
     needed = with_elements(names, normalisation)
-    if plan.group is not None and ranks.size > 1:
-        kept = kept_by_ranks(store, train, needed, ranks, group=plan.group, alive=reading.heartbeat)
+    if data.memory == "ranks" and ranks.size > 1:
+        kept = kept_by_ranks(store, train, needed, ranks, group=data.group, alive=reading.heartbeat)
         return Feed(batches(kept, train, fields=needed), normalisation, placement)
     # a large store of which files are copied from the page cache
     cached = (disk := disk_store(store)) is not None and len(disk) >= LEAST_GRAPHS and disk.direct
-    if plan.window or (reading.shared and cached):
-        return Feed(batches(store, train, fields=needed, window=plan.window or None), normalisation, placement)
+    if data.window or (reading.shared and cached):
+        return Feed(batches(store, train, fields=needed, window=data.window or None), normalisation, placement)
     memory = normalise_store(store, train, names, normalisation, placement.dtype)
     return Feed(batches(memory, np.arange(len(memory))), None, placement)
 

@@ -22,7 +22,7 @@ from hydragnn.graphs.parts import PART
 from hydragnn.models import HeadSettings, ModelDescription
 from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.cutoff import ROUNDING
-from hydragnn.runs.plan import RunPlan, head_factors
+from hydragnn.runs.plan import BranchPlan, RunPlan, head_factors
 from hydragnn.runs.statistics_cache import Caches, StatisticsCache, digest_of, training_rows
 from hydragnn.training.data import RunData
 
@@ -53,55 +53,57 @@ def first_record(
 
 def notes_on(plan: RunPlan, data: RunData, caches: Caches) -> list[str]:
     """Return notes on what limits the results of a run; collective."""
-    notes, sections = [], {one["name"]: one for one in plan.table.get("branches", [])}
+    notes = []
     for branch, branch_data, cache in zip(plan.branches, data.branches, caches):
-        model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
-        notes += [of + sentence for sentence in branch_data.notes]
-        derived = any(head.derivatives for head in model.heads)
-        notes += [of + sentence for head in model.heads for sentence in _conversions(head, model, branch.store)]
-        encoder, store = model.model, branch.store
-        kind = sections.get(branch.name, plan.table).get("split", {}).get("kind", "random")
-        if transform := transform_of(store.attributes):
-            notes.append(f"{of}{CHANGED_BY}{transform}")
-        if PART in store.fields() and kind != "given":
-            notes.append(
-                f"{of}the store has a graph for each mask of nodes, and this split draws them: labels of test nodes train the model; say kind = "
-                f'"given" and field = "{PART.name}" under [split]'
-            )
-        if kind == "random" and (sentence := cache.value({"what": "files"}, partial(sentence_on_files, store))):
-            notes.append(of + sentence)
-        copies = _copies(cache, branch.split)
-        if copies.count:
-            notes.append(of + sentence_on_copies(store, branch.split, copies))
-        if derived and encoder.kinks:
-            notes.append(f"{of}forces and stress of {encoder.kind} are not smooth: {encoder.kinks}")
-        most = store.attributes.get("max_neighbours")
-        if derived and model.edges and isinstance(most, int) and not isinstance(most, bool):
-            notes.append(
-                f"{of}energies jump and forces are not smooth where another neighbour becomes one of the {most} nearest, which are all that "
-                f"the store keeps (max_neighbours = {most}); a store built without max_neighbours keeps every neighbour within its cutoff"
-            )
-        if not model.edges or not isinstance(encoder, GeometricSettings) or encoder.cutoff is None:
-            continue
-        limit = cutoff_of(store.attributes)
-        if derived and encoder.envelope == "none":
-            where = (
-                "wherever edges come and go"
-                if limit is None
-                else f"where neighbours cross the store's cutoff of {limit:g}"
-            )
-            notes.append(
-                f"{of}energies jump and forces are not smooth {where}, since there is no envelope; envelope = "
-                '"polynomial" ends messages smoothly at model.cutoff'
-            )
-        if encoder.envelope != "none" and (limit is None or encoder.cutoff * ROUNDING < limit):
-            silenced, edges = silenced_edges(cache, branch.split.train, encoder.cutoff)
-            if silenced:
-                notes.append(
-                    f"{of}the envelope silences {silenced} of the {edges} edges of the training part ({silenced / edges:.1%}): they are as "
-                    f'long as model.cutoff = {encoder.cutoff:g} or longer; raise it, or say envelope = "none" where edges do not come from a cutoff'
-                )
+        of = f"{branch.subject}: " if branch.subject else ""
+        notes += [of + sentence for sentence in (*branch_data.notes, *_notes(branch, cache))]
     return notes
+
+
+def _notes(branch: BranchPlan, cache: StatisticsCache) -> Iterator[str]:
+    """Return notes on the data and the model of a branch; collective."""
+    model, store, encoder, kind = branch.model, branch.store, branch.model.model, branch.settings.split.kind
+    derived = any(head.derivatives for head in model.heads)
+    for head in model.heads:
+        yield from _conversions(head, model, store)
+    if transform := transform_of(store.attributes):
+        yield f"{CHANGED_BY}{transform}"
+    if PART in store.fields() and kind != "given":
+        yield (
+            "the store has a graph for each mask of nodes, and this split draws them: labels of test nodes train the model; say kind = "
+            f'"given" and field = "{PART.name}" under [split]'
+        )
+    if kind == "random" and (sentence := cache.value({"what": "files"}, partial(sentence_on_files, store))):
+        yield sentence
+    copies = _copies(cache, branch.split)
+    if copies.count:
+        yield sentence_on_copies(store, branch.split, copies)
+    if derived and encoder.kinks:
+        yield f"forces and stress of {encoder.kind} are not smooth: {encoder.kinks}"
+    most = store.attributes.get("max_neighbours")
+    if derived and model.edges and isinstance(most, int) and not isinstance(most, bool):
+        yield (
+            f"energies jump and forces are not smooth where another neighbour becomes one of the {most} nearest, which are all that "
+            f"the store keeps (max_neighbours = {most}); a store built without max_neighbours keeps every neighbour within its cutoff"
+        )
+    if not model.edges or not isinstance(encoder, GeometricSettings) or encoder.cutoff is None:
+        return
+    limit = cutoff_of(store.attributes)
+    if derived and encoder.envelope == "none":
+        where = (
+            "wherever edges come and go" if limit is None else f"where neighbours cross the store's cutoff of {limit:g}"
+        )
+        yield (
+            f"energies jump and forces are not smooth {where}, since there is no envelope; envelope = "
+            '"polynomial" ends messages smoothly at model.cutoff'
+        )
+    if encoder.envelope != "none" and (limit is None or encoder.cutoff * ROUNDING < limit):
+        silenced, edges = silenced_edges(cache, branch.split.train, encoder.cutoff)
+        if silenced:
+            yield (
+                f"the envelope silences {silenced} of the {edges} edges of the training part ({silenced / edges:.1%}): they are as "
+                f'long as model.cutoff = {encoder.cutoff:g} or longer; raise it, or say envelope = "none" where edges do not come from a cutoff'
+            )
 
 
 def _conversions(head: HeadSettings, model: ModelDescription, store: GraphStore) -> Iterator[str]:

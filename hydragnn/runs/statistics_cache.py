@@ -125,17 +125,9 @@ def training_rows(
 
 
 def _read(path: Path, table: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the value of a file, None unless of ``table``."""
-    try:
-        content = read_sealed(path)
-    except InputError:
-        return None
-    plain = json.loads(json.dumps(table))
-    if (
-        not isinstance(content, dict)
-        or content.get("format") != FORMAT
-        or content.get("of") != plain
-        or "value" not in content
-    ):
-        return None
-    return {"value": content["value"]}
+    """Return the content of a file with a value, None unless of ``table``."""
+    with suppress(InputError):
+        content, header = read_sealed(path), {"format": FORMAT, "of": json.loads(json.dumps(table))}
+        if isinstance(content, dict) and "value" in content and {**content, **header} == content:
+            return content
+    return None

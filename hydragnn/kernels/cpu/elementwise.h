@@ -67,16 +67,6 @@ INLINE T sigmoid(T x) {
   return 1 / (1 + exponential(y));
 }
 
-// x = exp(x) of numbers that are not positive; 0 below -LIMIT, NaN where x is
-template <typename T>
-INLINE void exponentials(T* __restrict x, Int count) {
-  using B = Bits<T>;
-  for (Int c = 0; c < count; ++c) {
-    const T value = exponential(x[c] < -B::LIMIT ? -B::LIMIT : x[c]);
-    x[c] = x[c] < -B::LIMIT ? 0 : value;
-  }
-}
-
 // What g silu'(x) receives when u arrives, silu' = s (1 + x (1 - s)), silu'' = s (1 - s) (2 + x (1 - 2 s)):
 // for_x = g u silu''(x) and for_g = u silu'(x)
 template <typename T>
