@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -26,23 +26,13 @@ def mended_compiler() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(inductor.patch(compile_threads=1, post_grad_custom_pre_pass=_mark()))
-        stack.enter_context(_replaced(CppKernel, "need_use_acc_helper", lambda former: _adds_in_cascades))
-        stack.enter_context(_replaced(SchedulerNode, "recompute_size_and_body", _remembers_what_is_written_to))
+        for owner, name, mended in (
+            (CppKernel, "need_use_acc_helper", lambda former: _adds_in_cascades),
+            (SchedulerNode, "recompute_size_and_body", _remembers_what_is_written_to),
+        ):
+            if (former := getattr(owner, name, None)) is not None:  # of other versions of torch
+                stack.enter_context(patch.object(owner, name, mended(former)))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a method for the length of the block, if it exists."""
-    former = getattr(owner, name, None)
-    if former is None:
-        yield
-        return
-    setattr(owner, name, make(former))
-    try:
-        yield
-    finally:
-        setattr(owner, name, former)
 
 
 def _adds_in_cascades(kernel: Any, reduction: str, dtype: torch.dtype, use_scalar: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -33,12 +33,8 @@ OUTCOMES: tuple[str, Location] = ("outcomes", "graph")
 """Place in a batch of what members predict for it, by committee and member."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MemberStack:
-    """Members that are computed as one."""
-
-    members: tuple[Member, ...]
-    stack: TrainedStack
+MemberStack = tuple[Sequence[Member], TrainedStack]
+"""Members that are computed as one."""
 
 
 def is_small(model: TrainedModel, edges: int, members: int) -> bool:
@@ -70,28 +66,29 @@ class Committee:
             return None
         self.groups = groups_of(self.members) if self.groups is None else self.groups
         group = self.groups.get(member.number)
-        if group is None or not is_small(member.model, batch.num_edges, len(group.members)):
+        if group is None or not is_small(member.model, batch.num_edges, len(group[0])):
             return None
         outcomes: dict[int, MemberOutcome | None] = batch._derived.setdefault(OUTCOMES, {}).setdefault(self, {})
         if member.number in outcomes:
             return outcomes[member.number]
-        outcomes |= {one.number: None for one in group.members}
+        together, stack = group
+        outcomes |= {one.number: None for one in together}
         results: Sequence[Predicted] = ()
         try:
-            results = group.stack.predict_with_states(batch)
+            results = stack.predict_with_states(batch)
         except (InputError, MemoryError, RuntimeError) as error:
             if not isinstance(error, InputError) and not is_lack_of_memory(error):
                 raise
-        for one, (predictions, states) in zip(group.members, results):
+        for one, (predictions, states) in zip(together, results):
             outcomes[one.number] = finished_outcome(one, batch, predictions, states)
         return outcomes[member.number]
 
     def shared(self, seconds: Sequence[float]) -> tuple[float, ...]:
         """Return the seconds of members, equal for those of a group."""
         means = list(seconds)
-        for group in (self.groups or {}).values():
-            for member in group.members:
-                means[member.number] = sum(seconds[one.number] for one in group.members) / len(group.members)
+        for together, _ in (self.groups or {}).values():
+            for member in together:
+                means[member.number] = sum(seconds[one.number] for one in together) / len(together)
         return tuple(means)
 
 
@@ -109,7 +106,7 @@ def groups_of(members: Sequence[Member]) -> dict[int, MemberStack]:
         if len(some) > 1 and len(some) * weights_of(some[0].model) <= WEIGHTS:
             with suppress(NotStackable):
                 stack = TrainedStack([member.model for member in some])
-                groups |= dict.fromkeys((one.number for one in some), MemberStack(members=tuple(some), stack=stack))
+                groups |= dict.fromkeys((one.number for one in some), (some, stack))
     return groups
 
 

@@ -349,14 +349,13 @@ def _said(name: str, value: Any) -> str:
 def properties_of(targets: Sequence[Target]) -> dict[str, str]:
     """Return the targets that are ASE's properties; InputError without an energy."""
     source = next((target.source for target in targets if target.derivative == "forces"), "energy")
-    target_of_energy = next((target for target in targets if target.field.name == source), None)
-    energy = None if target_of_energy is None else target_of_energy.field
-    if target_of_energy is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
+    energy = next((target for target in targets if target.field.name == source), None)
+    if energy is None or energy.field.on != "graph" or energy.field.width != 1 or energy.field.classes:
         raise InputError(
             "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
         )
     derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
-    return {"energy": target_of_energy.name, **derived}
+    return {"energy": energy.name, **derived}
 
 
 def factors_of(targets: Sequence[Target], attributes: Mapping[str, Any]) -> dict[str, float]:

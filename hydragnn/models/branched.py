@@ -87,11 +87,13 @@ class BranchView(GraphModel):
         return {target.name: predictions[target.field.name] for target in self.description.targets}, states
 
 
-def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> BranchedModel:
-    """Return a branched model in float32; equal seeds give equal weights.
+def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> GraphModel | BranchedModel:
+    """Return a model in float32, branched where several are described; equal seeds give equal weights.
 
     InputError where the branches cannot share a trunk.
     """
+    if len(descriptions) == 1:
+        return build_from_description(descriptions[0], seed)
     check_shared({one.branch: (one.dim, one.input_fields) for one in descriptions})
     for description in descriptions:
         with about(f"branch {description.branch}"):

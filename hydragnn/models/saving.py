@@ -15,7 +15,7 @@ from hydragnn.base.files import Check, check_version, read_sealed, write_atomica
 from hydragnn.base.limits import check_readable
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
 from hydragnn.graphs.levels import CLUSTERS
-from hydragnn.models.branched import BranchedModel, build_branched, build_from_description
+from hydragnn.models.branched import BranchedModel, build_branched
 from hydragnn.models.description import ModelDescription, description_from_json
 from hydragnn.models.graph_model import GraphModel
 
@@ -118,12 +118,8 @@ def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, 
     position = _position(descriptions, branch, folder)
     weights = _weights(folder / "weights.safetensors")
     _check_size(descriptions, weights, folder / "model.json")
-    model: GraphModel | BranchedModel
     with about(str(folder / "model.json")):
-        if len(branches) == 1:
-            model = build_from_description(descriptions[0], seed=0)
-        else:
-            model = build_branched(descriptions, seed=0)
+        model = build_branched(descriptions, seed=0)
     if torch.float64 in {value.dtype for value in weights.values() if value.is_floating_point()}:
         model = model.double()
     try:

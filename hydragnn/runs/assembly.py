@@ -1,6 +1,6 @@
 """From the plan of a run to a state ready to train."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -56,7 +56,7 @@ def assemble(
     notes = notes_on(plan, data, caches)
     factors: dict[str, float] = {}
     if start is None:
-        model = build(descriptions, plan.training.seed)
+        model: GraphModel | BranchedModel = build_branched(descriptions, plan.training.seed)
     else:
         model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
         notes = [*notes, *start.notes, *reasons]
@@ -152,10 +152,3 @@ def begun_model(
     )
     note = f"{len(absent)} weights of the encoder are new, since {why}"
     return model, rate_factors(model, start), [note] if absent else []
-
-
-def build(descriptions: Sequence[ModelDescription], seed: int) -> GraphModel | BranchedModel:
-    """Return the model of the plan's data set or branches."""
-    if len(descriptions) == 1:
-        return build_from_description(descriptions[0], seed)
-    return build_branched(descriptions, seed)

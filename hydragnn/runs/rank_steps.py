@@ -16,9 +16,9 @@ from hydragnn.datasets import Budget
 from hydragnn.datasets.packing import costs_of, share_of
 from hydragnn.distributed.mesh import Mesh, make_mesh, words
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.models import GraphModel
+from hydragnn.models import GraphModel, build_branched
 from hydragnn.parallel import AXES, Axis, ParallelSettings, check_divisible
-from hydragnn.runs.assembly import Assembly, begin_on, build, placement_on
+from hydragnn.runs.assembly import Assembly, begin_on, placement_on
 from hydragnn.runs.memory import measured_step
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import Share
@@ -220,7 +220,7 @@ def seconds_of(work: Callable[[], object], ranks: Ranks) -> float:
 def rank_of(run: Assembly, plan: RunPlan, mesh: Mesh) -> Assembly:
     """Return a run as a rank of a mesh."""
     assert isinstance(run.state.model, GraphModel)
-    model, (branch,) = build([run.state.model.description], plan.training.seed), run.data.branches
+    model, (branch,) = build_branched([run.state.model.description], plan.training.seed), run.data.branches
     placement = placement_on(mesh, plan, branch.train.placement)
     data = replace(run.data, branches=(replace(branch, train=replace(branch.train, placement=placement)),))
     state, context = begin_on(mesh, plan, data, model, placement)

@@ -30,7 +30,6 @@ from torch import Tensor
 from hydragnn.config import RunConfig
 from hydragnn.distributed import join_ranks, parallelize
 from hydragnn.distributed.parallelize import TorchPeers
-from hydragnn.models import GraphModel
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
 from hydragnn.training.data import DevicePlacement
@@ -246,12 +245,11 @@ def as_rank(options: argparse.Namespace, rank: int, store: str, results: Any) ->
 
 def hidden_dim(millions: float, layers: int) -> int:
     """Return a width with about so many weights."""
-    from hydragnn.runs.assembly import build
+    from hydragnn.models import build_from_description
 
     def count(hidden: int) -> int:
         branch = plan_run(configuration(hidden, layers, {}, 1), clusters(40)).branches[0]
-        model = build([branch.model], 0)
-        assert isinstance(model, GraphModel)
+        model = build_from_description(branch.model, 0)
         return sum(parameter.numel() for parameter in model.parameters())
 
     return 8 * round((64 * (1e6 * millions / count(64)) ** 0.5) / 8)
