@@ -1,7 +1,7 @@
 """One run, completely described: everything that its result depends on."""
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -127,11 +127,6 @@ def check_heads(heads: Sequence[HeadSettings]) -> None:
         raise ValueError("heads: every loss weight is 0; give at least one field a positive weight")
 
 
-def without_absent(table: dict[str, Any], seldom: Collection[str]) -> dict[str, Any]:
-    """Return a table without these sections where they are None."""
-    return {key: value for key, value in table.items() if value is not None or key not in seldom}
-
-
 def _has_stages(config: "AnyConfig") -> bool:
     """Return True where a second training stage differs from the first."""
     heads = [head for branch in config.branches for head in branch.heads]
@@ -184,10 +179,6 @@ class RunConfig(Settings):
         """Short hash of the whole configuration."""
         return digest(self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; sections that most runs lack are left out."""
-        return without_absent(super().to_json(), self.seldom)
-
     @property
     def targets(self) -> list[str]:
         """All predicted fields, in the order of the heads."""
@@ -218,10 +209,6 @@ class BranchedConfig(Settings):
     """Layout of the ranks; absent: all hold all weights and share batches."""
 
     seldom: ClassVar = frozenset({"parallel"})
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; sections that most runs lack are left out."""
-        return without_absent(super().to_json(), self.seldom)
 
     @model_validator(mode="before")
     @classmethod

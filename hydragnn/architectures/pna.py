@@ -1,6 +1,6 @@
 """Principal neighbourhood aggregation: PNA (arXiv:2004.05718, eqs. 5 to 8)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from jaxtyping import Float
 from pydantic import AfterValidator
@@ -62,7 +62,43 @@ class PNASettings(GeometricSettings):
         )
 
 
-class PNALayer(nn.Module):
+class StatisticsLayer(nn.Module):
+    """Base of layers that read scaled statistics of messages."""
+
+    from_edge: nn.Module | None
+
+    def __init__(
+        self,
+        channels: int,
+        edge_width: int,
+        scalers: DegreeScalers,
+        dropout: float,
+        statistics: StatisticsForm = "paper",
+    ) -> None:
+        super().__init__()
+        self.scalers = scalers
+        self.statistics: StatisticsForm = statistics
+        self.norm = nn.LayerNorm(channels)
+        self.from_receiver = nn.Linear(channels, channels)
+        self.from_sender = nn.Linear(channels, channels, bias=False)
+        self.add_edge_maps(edge_width, channels)
+        self.from_self = nn.Linear(channels, channels)
+        self.from_statistics = nn.Linear(4 * channels, len(scalers.names) * channels, bias=False)
+        self.mix = nn.Linear(channels, channels)
+        self.dropout = nn.Dropout(dropout)
+
+    def add_edge_maps(self, edge_width: int, channels: int) -> None:
+        """Add the maps of edge inputs."""
+        self.from_edge = nn.Linear(edge_width, channels, bias=False) if edge_width else None
+
+    def mixed(self, states: Tensor, statistics: Any, degrees: Any) -> Tensor:
+        """Return U of the node and of its scaled statistics ``[nodes, channels]``."""
+        scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
+        result: Tensor = self.mix(self.from_self(states) + scaled)
+        return result
+
+
+class PNALayer(StatisticsLayer):
     """Layer of PNA.
 
     h_i <- h_i + silu(U(h_i, S (x) A over j of M(h_i, h_j, e_ij))), A = (mean, min, max, std), S = (1, s_i, 1 / s_i) (eqs. 7, 8).
@@ -76,27 +112,6 @@ class PNALayer(nn.Module):
     of ``smooth_statistics``, to which messages come without the envelope, and d_i in S is their n_i = sqrt(1 + D_i^2), D_i = sum of the envelopes,
     so that 1 / s_i stays finite without neighbours; means over the training part are those of d.
     """
-
-    def __init__(
-        self,
-        norm: nn.Module,
-        channels: int,
-        edge_width: int,
-        scalers: DegreeScalers,
-        dropout: float,
-        statistics: StatisticsForm = "paper",
-    ) -> None:
-        super().__init__()
-        self.scalers = scalers
-        self.statistics: StatisticsForm = statistics
-        self.norm = norm
-        self.from_receiver = nn.Linear(channels, channels)
-        self.from_sender = nn.Linear(channels, channels, bias=False)
-        self.from_edge = nn.Linear(edge_width, channels, bias=False) if edge_width else None
-        self.from_self = nn.Linear(channels, channels)
-        self.from_statistics = nn.Linear(4 * channels, len(scalers.names) * channels, bias=False)
-        self.mix = nn.Linear(channels, channels)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
@@ -118,9 +133,7 @@ class PNALayer(nn.Module):
             messages = ended(messages, envelope)
         (mean, low, high, std), presence, degrees = aggregated(self.statistics, messages, envelope, topology)
         own = self.from_receiver(states) * presence  # [nodes, channels]; no message, no share of the receiver
-        statistics = beside(own, mean, low, high, std)
-        scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
-        return self.mix(self.from_self(states) + scaled)
+        return self.mixed(states, beside(own, mean, low, high, std), degrees)
 
 
 class PNA(Architecture):
@@ -139,6 +152,6 @@ class PNA(Architecture):
         self.basis = radial_basis(settings, spec) if spec.dim else None
         width = self.basis.width if self.basis else spec.edge_width
         self.layers = nn.ModuleList(
-            PNALayer(nn.LayerNorm(channels), channels, width, scalers, settings.dropout, settings.statistics)
+            PNALayer(channels, width, scalers, settings.dropout, settings.statistics)
             for _ in range(settings.num_layers)
         )

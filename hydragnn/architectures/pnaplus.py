@@ -4,17 +4,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
-from hydragnn.architectures.pna import PNASettings
+from hydragnn.architectures.pna import PNASettings, StatisticsLayer
 from hydragnn.kernels import Topology, gather_add, silu
-from hydragnn.layers import (
-    DegreeScalers,
-    MessageGraph,
-    States,
-    StatisticsForm,
-    aggregated,
-    mlp,
-    scaled_statistics,
-)
+from hydragnn.layers import MessageGraph, States, aggregated, mlp
 
 
 class PNAPlusSettings(PNASettings):
@@ -23,7 +15,7 @@ class PNAPlusSettings(PNASettings):
     kind: str = "pnaplus"
 
 
-class PNAPlusLayer(nn.Module):
+class PNAPlusLayer(StatisticsLayer):
     """Layer of PNA+.
 
     h_i <- h_i + silu(U(h_i, S (x) A over j of m_ij)), m_ij = F(r_ij) * M(h_i, h_j, G(r_ij)), A = (mean, min, max, std).
@@ -37,26 +29,10 @@ class PNAPlusLayer(nn.Module):
     and S are those of ``PNALayer`` in that form, and the envelope weighs messages in A instead of ending F.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        edge_width: int,
-        scalers: DegreeScalers,
-        dropout: float,
-        statistics: StatisticsForm = "paper",
-    ) -> None:
-        super().__init__()
-        self.scalers = scalers
-        self.statistics: StatisticsForm = statistics
-        self.norm = nn.LayerNorm(channels)
-        self.from_receiver = nn.Linear(channels, channels)
-        self.from_sender = nn.Linear(channels, channels, bias=False)
+    def add_edge_maps(self, edge_width: int, channels: int) -> None:
+        """Add the network of M and the filters."""
         self.from_edge = mlp([edge_width, channels, channels], last_bias=False)  # M of G
         self.filters = nn.Linear(edge_width, channels, bias=False)
-        self.from_self = nn.Linear(channels, channels)
-        self.from_statistics = nn.Linear(4 * channels, len(scalers.names) * channels, bias=False)
-        self.mix = nn.Linear(channels, channels)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
@@ -64,6 +40,7 @@ class PNAPlusLayer(nn.Module):
         filters = self.filters(features)  # [items, channels]
         ends = envelope is not None and self.statistics == "paper"
         filters = graph.to_edges(filters * envelope if ends else filters)  # [edges, channels]
+        assert self.from_edge is not None
         received = self.received(self.norm(states[0]), self.from_edge(features), filters, graph.envelope, graph.sharing)
         return {0: states[0] + self.dropout(silu(received))}
 
@@ -78,10 +55,9 @@ class PNAPlusLayer(nn.Module):
         """Return U of the node and of the scaled statistics of messages."""
         # M; [edges, channels]
         joined = gather_add(self.from_receiver(states), self.from_sender(states), edges, topology)
-        messages = joined * filters
-        statistics, _, degrees = aggregated(self.statistics, messages, envelope, topology)  # A; 4 x [nodes, channels]
-        scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
-        return self.mix(self.from_self(states) + scaled)
+        # A; 4 x [nodes, channels]
+        statistics, _, degrees = aggregated(self.statistics, joined * filters, envelope, topology)
+        return self.mixed(states, statistics, degrees)
 
 
 class PNAPlus(Architecture):

@@ -98,8 +98,9 @@ class Settings(pydantic.BaseModel):
         return cls
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, complete with defaults; ``parse`` gives the same object back."""
-        return self.model_dump(mode="json")
+        """Plain JSON, with defaults but for absent ``seldom`` sections; ``parse`` gives the same object back."""
+        table = self.model_dump(mode="json")
+        return {key: value for key, value in table.items() if value is not None or key not in self.seldom}
 
 
 def idle_settings(settings: Settings) -> dict[str, str]:

@@ -165,13 +165,7 @@ class Family:
     """
 
     def __init__(self, members: Mapping[str, FamilyMember]) -> None:
-        """Check that every derivative is a fitting member, else raise ValueError."""
-        for name, member in members.items():
-            for derivative, arguments in member.derivatives:
-                if derivative not in members:
-                    raise ValueError(f"a derivative of {name} is {derivative}, which is no member; add it to the table")
-                if len(arguments) != len(members[derivative].derivatives):
-                    raise ValueError(f"a derivative of {name} calls {derivative} with {len(arguments)} tensors")
+        """Make an op of autograd for every member."""
         self.members = members
         self._values = {name: _value(member) for name, member in members.items()}
         self._shells = {name: _shell(name, member, self).apply for name, member in members.items()}
@@ -345,31 +339,19 @@ class CallRecord(NamedTuple):
 class Nonlinear:
     """Op with one or more results and differentiable gradients.
 
-    ``op(tensors, structure)`` returns the results.
-
-    ``gradients`` says what its tensors receive; it calls ops, so that its own derivatives exist.
+    ``op(tensors, structure)`` returns the results. ``gradients`` says what its tensors receive; it calls ops, so that its own derivatives exist.
     """
 
     name: str
     forms: Mapping[str, Callable[..., Any]]
     """By kind of device, called with the tensors, then the structure; without derivatives."""
     gradients: Callable[[CallRecord, Any], Tensors]
-    tensors: int = 1
-    optional: int = 0
-    """Number of the last tensors that may be None."""
-    results: int = 1
     keeps_tensors: bool = True
     """False where gradients are made of the results alone."""
 
     def __call__(self, tensors: Sequence[Tensor | None], structure: Any) -> Any:
         """Return the result, or the tuple of results."""
         return self._shell.apply(structure, *tensors)
-
-    def value(self, tensors: Sequence[Tensor | None], structure: Any) -> tuple[Tensor, ...]:
-        """Return the results by the form of the device, without derivatives."""
-        assert tensors[0] is not None
-        value: Any = form_on(self.forms, tensors[0].device.type)(*tensors, structure)
-        return value if isinstance(value, tuple) else (value,)
 
     @cached_property
     def _shell(self) -> type[Function]:
@@ -378,22 +360,20 @@ class Nonlinear:
         class OpShell(Function):
             @staticmethod
             def forward(ctx: Any, structure: Any, *tensors: Tensor | None) -> Any:
-                results = op.value(tensors, structure)
+                assert tensors[0] is not None
+                value: Any = form_on(op.forms, tensors[0].device.type)(*tensors, structure)
+                results = value if isinstance(value, tuple) else (value,)
                 ctx.save_for_backward(*(tensors if op.keeps_tensors else ()), *results)
-                ctx.structure = structure
+                ctx.structure, ctx.count = structure, len(tensors)
                 ctx.set_materialize_grads(False)
-                return results if op.results > 1 else results[0]
+                return value
 
             @staticmethod
             def backward(ctx: Any, *incoming: Tensor | None) -> Tensors:
                 if all(one is None for one in incoming):
-                    return (None,) * (op.tensors + 1)
-                return None, *op.gradients(op.record(ctx.saved_tensors, incoming), ctx.structure)
+                    return (None,) * (ctx.count + 1)
+                saved, split = ctx.saved_tensors, ctx.count if op.keeps_tensors else 0
+                return None, *op.gradients(CallRecord(saved[:split], saved[split:], incoming), ctx.structure)
 
         OpShell.__name__ = OpShell.__qualname__ = self.name  # what profilers and grad_fn show
         return OpShell
-
-    def record(self, saved: Tensors, incoming: Tensors) -> CallRecord:
-        """Sort the tensors that an autograd function saved."""
-        split = len(saved) - self.results
-        return CallRecord(saved[:split] or (None,) * self.tensors, saved[split:], incoming)

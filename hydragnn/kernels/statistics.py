@@ -61,8 +61,7 @@ def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int, names: tupl
     """The compiled pass where it serves, else plain torch."""
     if not cpu.serves_segments(messages, receivers, num_nodes):
         return composed(messages, receivers, num_nodes, names)
-    values = STATISTICS_OPS[names]((messages,), (receivers, num_nodes))
-    return values if isinstance(values, tuple) else (values,)
+    return tuple(STATISTICS_OPS[names]((messages,), (receivers, num_nodes)))
 
 
 def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
@@ -115,8 +114,8 @@ def _second_derivatives(record: CallRecord, segments: Segments, names: tuple[str
         elif name == "variance":
             gradients[name] = 2 * mean(u * centred(messages))
         else:
-            winners = HOLDERS((messages, values[name]), segments), messages.shape[0]
-            gradients[name] = WINNERS("from winner", (u,), winners)
+            winner = form_on(HOLDERS, u.device.type)(messages.detach(), values[name], segments)
+            gradients[name] = WINNERS("from winner", (u,), (winner, messages.shape[0]))
     spread = inputs.get("variance")
     of_messages = None if spread is None else 2 * SUMS("spread", (spread / counts,), segments) * centred(u)
     return of_messages, *[None] * len(names), *gradients.values()
@@ -232,8 +231,6 @@ def _statistics_op(names: tuple[str, ...]) -> Nonlinear:
         name="statistics_gradient_of_" + "_".join(names),
         forms={ANYWHERE: gradient_by_loop},
         gradients=lambda record, segments: _second_derivatives(record, segments, names),
-        tensors=1 + 2 * len(names),
-        optional=len(names),
     )
 
     def first_derivatives(record: CallRecord, segments: Segments) -> Tensors:
@@ -244,15 +241,9 @@ def _statistics_op(names: tuple[str, ...]) -> Nonlinear:
         name="statistics_" + "_".join(names),
         forms={ANYWHERE: lambda messages, segments: cpu.statistics(messages, segments, names)},
         gradients=first_derivatives,
-        results=len(names),
     )
 
 
-HOLDERS = Nonlinear(
-    name="holders",
-    forms=forms_of(first_holders, cpu.holders),
-    gradients=lambda known, _: (None, None),
-    tensors=2,
-)
+HOLDERS = forms_of(first_holders, cpu.holders)
 STATISTICS_OPS: Mapping[tuple[str, ...], Nonlinear] = {names: _statistics_op(names) for names in (EVERY, HIGH)}
 """The statistics that are asked for together."""

@@ -1,6 +1,6 @@
 """Recorded steps of a run, on all ranks or none."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 
@@ -19,7 +19,7 @@ from hydragnn.models.replay import NotRecordable, Recorder, has_dropout, recorde
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.memory import EPOCHS, LOOKED_AT
-from hydragnn.runs.preparation import ValidationParts
+from hydragnn.runs.preparation import ValidationParts, placed_branch
 from hydragnn.training.data import BranchData, Feed, even_cuts
 from hydragnn.training.executor import Eager, Recorded
 
@@ -57,12 +57,7 @@ def replaying_run(run: Assembly, executors: tuple[Recorded, ...]) -> Assembly:
     for branch, executor in zip(run.data.branches, executors, strict=True):
         own = executor.replays
         own.lenient = True
-        padding = replace(branch.train.placement, pad=own.pad)
-        if isinstance(branch.valid, ValidationParts):
-            valid: Iterable[GraphBatch] = ValidationParts(replace(branch.valid.feed, placement=padding))
-        else:
-            valid = tuple(map(own.pad, branch.valid))
-        branches.append(replace(branch, train=replace(branch.train, placement=padding), valid=valid))
+        branches.append(placed_branch(branch, replace(branch.train.placement, pad=own.pad)))
     return replace(
         run,
         data=replace(run.data, branches=tuple(branches)),

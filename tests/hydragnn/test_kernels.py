@@ -93,18 +93,6 @@ def test_a_device_with_a_form_of_its_own_gets_it_but_within_plain_forms() -> Non
     assert family("double", (torch.ones(2, device="meta"),), None).shape == (2,)
 
 
-@pytest.mark.parametrize(
-    ("derivative", "words"),
-    [
-        (("other", (INCOMING,)), "a derivative of one is other, which is no member"),
-        (("one", (0, INCOMING)), "a derivative of one calls one with 2 tensors"),
-    ],
-)
-def test_a_family_that_is_not_closed_is_refused(derivative: tuple[str, tuple[int, ...]], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Family({"one": FamilyMember(forms={ANYWHERE: lambda x, _: x}, derivatives=(derivative,))})
-
-
 def test_the_variance_of_large_close_values_keeps_its_digits_in_single_precision() -> None:
     random = torch.Generator().manual_seed(0)
     values = 1e3 + 1e-2 * torch.randn(400, 1, generator=random)
