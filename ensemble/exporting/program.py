@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from hydragnn.base.errors import InputError
 from hydragnn.ensemble.exporting.potential import PlainPotential
@@ -70,7 +70,9 @@ def trace(
         raise InputError(
             f"the model cannot be exported, since its sizes depend on numbers: {first_line(error)}"
         ) from error
-    remove_detach(module.graph)
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        module.graph.erase_node(node)
     for number, (node, weight) in enumerate(zip(module.graph.find_nodes(op="placeholder"), tensors.values())):
         module.register_buffer(f"weight{number}", weight.detach().clone())
         with module.graph.inserting_before(node):
@@ -89,13 +91,6 @@ def program_of(potential: PlainPotential) -> torch.export.ExportedProgram:
     shapes = tuple({axis: sizes[name] for axis, name in one.items()} for one in SYMBOLIC)
     with torch.no_grad():
         return torch.export.export(Named(module, inputs), inputs, dynamic_shapes=shapes, strict=False)
-
-
-def remove_detach(graph: Graph) -> None:
-    """Take all nodes that detach out of a graph, in place."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
 
 
 def first_line(error: Exception) -> str:

@@ -125,7 +125,11 @@ def check_members(members: Sequence[Member]) -> None:
             raise InputError(
                 f"{where} see graphs of dimensions {first.model.dim} and {other.model.dim}; choose runs on one store"
             )
-        if not _same_data(first, other):
+        same = first.record.data_hash == other.record.data_hash
+        if first.config.data.edges != other.config.data.edges:
+            whole, bare = (first, other) if first.config.data.edges else (other, first)
+            same = bare.record.data_hash == digest({"without_edges": whole.record.data_hash})
+        if not same:
             raise InputError(f"{where} were trained on different data; choose runs on one store")
 
 
@@ -159,14 +163,6 @@ def check_no_copies(members: Sequence[Member]) -> None:
                 f"members {first.name} and {member.name} have the same settings and seed, so that they differ by rounding and show no uncertainty; "
                 "leave one out, or train it with another train.seed"
             )
-
-
-def _same_data(first: Member, other: Member) -> bool:
-    """Return True where both saw one store."""
-    if first.config.data.edges == other.config.data.edges:
-        return first.record.data_hash == other.record.data_hash
-    whole, bare = (first, other) if first.config.data.edges else (other, first)
-    return bare.record.data_hash == digest({"without_edges": whole.record.data_hash})
 
 
 def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:

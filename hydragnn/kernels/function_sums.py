@@ -101,12 +101,11 @@ def activated_sum(
     return ACTIVATED(messages, weights, topology)
 
 
-def composed_activation(messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
-    """Compose the sum of two ops."""
-    return outer_sum(silu(messages), weights, topology).squeeze(1)
-
-
-ACTIVATED = FunctionSum(composed=composed_activation, name="activated", function=triton_forms.SILU)
+ACTIVATED = FunctionSum(
+    composed=lambda messages, weights, topology: outer_sum(silu(messages), weights, topology).squeeze(1),
+    name="activated",
+    function=triton_forms.SILU,
+)
 
 POWER = 4
 

@@ -221,14 +221,6 @@ WITH_HEADS = MESSAGES | {"heads": _of("edges 2 channels", rest="receivers")}
 """Messages of several dimensions, for the ops that others are made of."""
 
 
-def _radial_functions(lengths: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    return pointwise.radial_functions(lengths, **options)[: results_of(options)]
-
-
-def _measured(scalars: Tensor, halves: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
-    return pointwise.measured(scalars, halves, smooth=smooth)
-
-
 CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
     "gather_multiply_sum": (trilinear.gather_multiply_sum, _sums(from_rows=False)),
     "scatter_multiply_sum": (trilinear.scatter_multiply_sum, _sums(from_rows=True)),
@@ -257,9 +249,12 @@ CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
     "segment_softmax": (segments.segment_softmax, WITH_HEADS),
     "silu": (activation.silu, {"numbers": _of("edges channels", first=lambda x: 3 * x)}),
     "lengths_and_directions": (pointwise.lengths_and_directions, {"vectors": _of("edges 3")}),
-    "radial_functions": (_radial_functions, _radial()),
+    "radial_functions": (
+        lambda lengths, options: pointwise.radial_functions(lengths, **options)[: results_of(options)],
+        _radial(),
+    ),
     "ended": (pointwise.ended, {"channels": _of("edges channels", "edges 1")}),
-    "measured": (_measured, _halves()),
+    "measured": (lambda scalars, halves, smooth: pointwise.measured(scalars, halves, smooth=smooth), _halves()),
     "normalised": (lambda x: pointwise.STANDARD(x, floor=0.1), {"channels": _of("rows channels")}),
     "beside": (pointwise.beside, {"statistics": _of(*5 * ["rows channels"])}),
     "rooted": (lambda x: pointwise.rooted(x, 0.1), {"squares": _of("rows channels", first=Tensor.square)}),

@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 import torch
 
-from hydragnn.architectures import GraphStatistics
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
 from hydragnn.distributed.graph_ranks import make_cutter
@@ -22,7 +21,7 @@ from hydragnn.runs.graph_statistics import close_range_of, training_statistics
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.runs.provenance import first_record, notes_on
-from hydragnn.runs.statistics_cache import Caches, StatisticsCache
+from hydragnn.runs.statistics_cache import StatisticsCache
 from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.state import TrainState, first_state
@@ -49,8 +48,11 @@ def assemble(
     placement = placement_on(mesh, plan, placement)
     data = prepare_data(plan, placement, mesh, heartbeat, shared=shared)
     caches = [StatisticsCache(store=one.store, ranks=ranks, heartbeat=heartbeat) for one in data.branches]
-    start = plan.start
-    statistics = statistics_of(plan, data, caches)
+    start, first = plan.start, plan.branches[0].model
+    bounded, needs = first.bounded_inputs, first.architecture.needs if start is None else ()
+    statistics = training_statistics(data, caches, needs, bounded)
+    if start is not None:  # its layers have their own
+        statistics = merged_ranges(start.description.statistics, statistics)
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
     descriptions = close_range_of(descriptions, data, caches)
     notes = notes_on(plan, data, caches)
@@ -95,16 +97,6 @@ def placement_on(mesh: Mesh, plan: RunPlan, placement: DevicePlacement) -> Devic
         return placement
     cost = plan.branches[0].model.architecture.node_cost
     return replace(placement, cut=make_cutter(mesh, cost))
-
-
-def statistics_of(plan: RunPlan, data: RunData, caches: Caches) -> GraphStatistics | None:
-    """Return the statistics that layers are made with; collective."""
-    model, start = plan.branches[0].model, plan.start
-    bounded = model.bounded_inputs
-    if start is None:
-        return training_statistics(data, caches, model.architecture.needs, bounded)
-    own = training_statistics(data, caches, (), bounded) if bounded else None
-    return merged_ranges(start.description.statistics, own)  # its layers have their own
 
 
 def begin_on(

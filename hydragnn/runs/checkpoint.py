@@ -110,7 +110,10 @@ def save_checkpoint(folder: Path, state: TrainState, mesh: Mesh, identity: dict[
     temporary = aside / f".{target.name}.tmp"
     if target == latest_checkpoint(folder):  # resumed from it and not moved since
         return target
-    totals = totals_of_all(state, mesh)
+    totals = state.totals.new_zeros(mesh.size(*ITEMS), *state.totals.shape)  # of ranks with different items
+    if mesh.coordinate("pipeline") == mesh.coordinate("tensor") == 0:
+        totals[mesh.item] = state.totals
+    totals = ranks.sum_in_place(totals)
 
     def begin() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -160,14 +163,6 @@ def on_all(work: Callable[[], T] | None, folder: Path, ranks: Ranks, attempt: Ru
         attempt.check()
         raise InputError(f"another rank cannot write a checkpoint into {folder}; free space there and resume the run")
     return result
-
-
-def totals_of_all(state: TrainState, mesh: Mesh) -> Tensor:
-    """Return the totals of ranks with different items ``[items, 2, fields]``."""
-    totals = state.totals.new_zeros(mesh.size(*ITEMS), *state.totals.shape)
-    if mesh.coordinate("pipeline") == mesh.coordinate("tensor") == 0:
-        totals[mesh.item] = state.totals
-    return mesh.ranks.sum_in_place(totals)
 
 
 def write_own(folder: Path, state: TrainState, mesh: Mesh, totals: Tensor) -> OwnPart:

@@ -46,7 +46,7 @@ from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Target
-from hydragnn.runs.fine_tuning import OpenStart, of_earlier_data, start_normalisation
+from hydragnn.runs.fine_tuning import of_earlier_data, start_normalisation
 from hydragnn.runs.label_notes import label_notes, labels_in_parts, unlabelled
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
@@ -102,15 +102,19 @@ def prepare_data(
         with about(branch.subject):
             drafts.append(make_draft(branch, reading.cache(branch.store)))
     drafts = with_joint_inputs(drafts)
-    if plan.start is not None:
-        drafts = [with_start(drafts[0], plan.start, reading)]
+    if (start := plan.start) is not None:
+        start.trained.model.to(placement.device)
+        (own,) = plan.branches
+        of_data = drafts[0].normalisation, own.model, own.store, own.split.train
+        table = first_ranks_value(lambda: start_normalisation(start, *of_data).to_json(), mesh.ranks)
+        drafts = [replace(drafts[0], normalisation=normalisation_from_json(table))]
     branches = []
     for each in drafts:
         with about(each.plan.subject):
             branches.append(branch_data(each, reading))
     replay = None
     if plan.replay is not None:
-        own, of = branches[0], plan.replay
+        of = plan.replay
         with about("start.replay"):
             check_once(of, reading.cache(of.store))
             scales = drafts[0].normalisation
@@ -118,7 +122,14 @@ def prepare_data(
                 scales = of_earlier_data(plan.start, scales, drafts[0].plan.model)
             train = training_feed(of, scales, reading)
         replay = replace(
-            own, name="replay", weight=of.weight, store=of.store, split=of.split, train=train, valid=(), valid_feed=None
+            branches[0],
+            name="replay",
+            weight=of.weight,
+            store=of.store,
+            split=of.split,
+            train=train,
+            valid=(),
+            valid_feed=None,
         )
     return RunData(branches=tuple(branches), seed=plan.training.seed, replay=replay)
 
@@ -138,15 +149,6 @@ class Reading:
     def cache(self, store: GraphStore) -> StatisticsCache:
         """Return the cached measurements of a store."""
         return StatisticsCache(store=store, ranks=self.ranks, heartbeat=self.heartbeat)
-
-
-def with_start(draft: Draft, start: OpenStart, reading: Reading) -> Draft:
-    """Return a draft with the start's scales and refitted references."""
-    start.trained.model.to(reading.placement.device)
-    plan = draft.plan
-    of_data = draft.normalisation, plan.model, plan.store, plan.split.train
-    table = first_ranks_value(lambda: start_normalisation(start, *of_data).to_json(), reading.ranks)
-    return replace(draft, normalisation=normalisation_from_json(table))
 
 
 def make_draft(plan: BranchPlan, cache: StatisticsCache) -> Draft:
