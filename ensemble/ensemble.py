@@ -135,7 +135,7 @@ class Ensemble(Shown):
         members = []
         for member in self.members:
             with about(f"member {member.name}"):
-                check_cuttable(member.model.model.description, "leave --graph-ranks out")
+                check_cuttable(member.model.description, "leave --graph-ranks out")
             function = partial(group.compute, member.number, member.model.model)
             members.append(replace(member, model=replace(member.model, function=function)))
         return Ensemble(members, self.manifest, self.digest)
@@ -287,7 +287,9 @@ class Ensemble(Shown):
                 )
         self.check_transform(transform_of(store.attributes), "graphs of the store")
         check_lengths(self.training_attributes, store.attributes)
-        check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
+        check_edges(
+            (member.model.description.model for member in self.members), self.training_attributes, store.attributes
+        )
         return self._read_by_members(available)
 
     def _read_by_members(self, available: Collection[str]) -> list[str]:
@@ -434,6 +436,6 @@ def ensemble_of(members: Sequence[Member]) -> Ensemble:
         members=entries,
         targets=members[0].targets,
         inputs=tuple(shared_inputs(members).values()),
-        dim=members[0].model.dim,
+        dim=members[0].model.description.dim,
     )
     return Ensemble(members, manifest, manifest.digest)

@@ -94,7 +94,7 @@ def facts_of(ensemble: Ensemble) -> ExportFacts:
 
 def _species(member: Member) -> set[int]:
     """Return the elements that a member's training held."""
-    limits, references = member.model.model.description.close_range, member.model.normalisation.references
+    limits, references = member.model.description.close_range, member.model.normalisation.references
     sets = [set(values) for values in references.values()] + ([set(limits.species)] if limits else [])
     return set.intersection(*sets) if sets else set(range(1, ELEMENTS))
 
@@ -174,7 +174,7 @@ class PlainPotential(nn.Module):
     def __init__(self, ensemble: Ensemble, facts: ExportFacts, *, derivatives: bool = True) -> None:
         super().__init__()
         self.derivatives, self.company, self.apart = derivatives, facts.species[0], 0.9 * facts.cutoff
-        self.depth = max(member.model.settings.num_layers for member in ensemble.members)
+        self.depth = max(member.model.description.model.num_layers for member in ensemble.members)
         self.results = [name for name in RESULTS if name in facts.names] if derivatives else ["energy"]
         self.parts = nn.ModuleList(MemberPart(member, facts) for member in ensemble.members)
         shares = [ensemble.weights_of(facts.names[name]) for name in self.results]

@@ -39,7 +39,7 @@ MemberStack = tuple[Sequence[Member], TrainedStack]
 
 def is_small(model: TrainedModel, edges: int, members: int) -> bool:
     """Return True for a batch that these members compute as one."""
-    work, device = edges * model.settings.hidden_dim, model.device
+    work, device = edges * model.description.model.hidden_dim, model.device
     if device.type == "cuda":
         return members * work * BYTES_PER_CHANNEL <= torch.cuda.get_device_properties(device).total_memory
     return device.type == "cpu" and work <= WORK_OF_CPU

@@ -121,9 +121,9 @@ def check_members(members: Sequence[Member]) -> None:
                 raise InputError(
                     f"{where} mean different things by {field.name}: {field} and {other.model.fields[field.name]}"
                 )
-        if first.model.dim != other.model.dim:
+        if first.model.description.dim != other.model.description.dim:
             raise InputError(
-                f"{where} see graphs of dimensions {first.model.dim} and {other.model.dim}; choose runs on one store"
+                f"{where} see graphs of dimensions {first.model.description.dim} and {other.model.description.dim}; choose runs on one store"
             )
         same = first.record.data_hash == other.record.data_hash
         if first.config.data.edges != other.config.data.edges:
@@ -181,7 +181,7 @@ def optional_inputs(members: Iterable[Member], inputs: Iterable[Field]) -> froze
     """Return the ``inputs`` that graphs may lack for every member."""
     names = frozenset(field.name for field in inputs)
     for member in members:
-        description = member.model.model.description
+        description = member.model.description
         names -= {*description.required_inputs}
     return names
 
@@ -232,7 +232,7 @@ def finished_outcome(
         for graph in own[~outputs[name].finite()].unique().tolist():
             reasons[graph] = reasons[graph] or f"the prediction of {name} is not finite"
     failed = torch.tensor([bool(reason) for reason in reasons], dtype=torch.bool)
-    corrected = {head.field: head.corrected_input for head in member.model.heads}
+    corrected = {head.field: head.corrected_input for head in member.model.description.heads}
     for target in member.targets:
         blank, corrects = failed[owners[target.name]], corrected.get(target.field.name)
         if target.derivative == "stress":

@@ -39,10 +39,9 @@ class PredictionJob:
     """A prediction: which model, of what, to where."""
 
     model: Path
-    source: Path
+    sources: tuple[Path, ...]
+    """Sources in the order of their graphs."""
     out: Path
-    more: tuple[Path, ...] = ()
-    """Other sources, whose graphs follow."""
     resume: bool = False
     batch: BatchSettings | None = None
     """The budget of a batch; None chooses it by the graphs."""
@@ -61,11 +60,6 @@ class PredictionJob:
             raise InputError(
                 f"--out: a name of {size} bytes is too long, since files beside it have longer ones; take at most {LONGEST_NAME}"
             )
-
-    @property
-    def sources(self) -> tuple[Path, ...]:
-        """Return all sources in their order."""
-        return (self.source, *self.more)
 
     def rules(self, ensemble: Ensemble) -> list[Rule]:
         """Return the rules by which files become graphs."""
@@ -146,8 +140,8 @@ class Inputs:
         InputError where no graph can be built, or where it is not the ``source`` that rank 0 saw, by its digest; a ``fresh`` prediction by one process then leaves nothing behind.
         """
         job = self._job
-        if is_store(job.source):
-            check_same(job.source, source, self.stored().store.fingerprint)
+        if is_store(job.sources[0]):
+            check_same(job.sources[0], source, self.stored().store.fingerprint)
             return self.stored()
         building = Graphs(job.rules(self.ensemble()), job.parts.folder, source)
         try:

@@ -77,8 +77,7 @@ def predict_to_file(
     own = branch_for(model, sources, branch)
     job = PredictionJob(
         model=model,
-        source=sources[0],
-        more=tuple(sources[1:]),
+        sources=tuple(sources),
         out=out,
         resume=resume,
         batch=batch,
@@ -167,7 +166,7 @@ def begin(job: PredictionJob, inputs: Inputs, ranks: int, lock: ExitStack) -> di
     parts = job.parts
     check_plan(job.plan)
     with parts.entered(lock, resume=job.resume) as fresh:
-        if is_store(job.source):
+        if is_store(job.sources[0]):
             store = inputs.stored().store
             ensemble.needed(store)
             store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
@@ -247,7 +246,8 @@ def _predict_opened(
 def _show_plan(schedule: Schedule, job: PredictionJob, ensemble: Ensemble) -> None:
     """Print the plan, and doubts about the ensemble or its input."""
     print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
-    doubt = "" if is_store(job.source) or job.source.suffix == ".toml" else ensemble.doubt_about_structures
+    first = job.sources[0]
+    doubt = "" if is_store(first) or first.suffix == ".toml" else ensemble.doubt_about_structures
     for note in filter(None, (ensemble.caveat, doubt)):
         print_note(note)
 

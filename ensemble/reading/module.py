@@ -94,7 +94,7 @@ def _from_pyg(ensemble: "Ensemble", data: Any, number: int) -> GraphBatch:
         data.atomic_numbers = data.z
     attributes = ensemble.training_attributes
     name = f"graph {number}"
-    if data.get("edge_index") is not None or not any(one.model.model.description.edges for one in ensemble.members):
+    if data.get("edge_index") is not None or not any(one.model.description.edges for one in ensemble.members):
         return from_pyg(data, fields.values(), cutoff=cutoff_of(attributes), name=name)
     if not reads_atoms(ensemble.manifest) or data.get("pos") is None:
         raise InputError(f"{name}: the data has no edge_index, and the model reads edges; add them as in training")

@@ -216,7 +216,7 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             "transform"
         )
     rule = store_attributes.get("build")
-    of_members = [getattr(member.model.settings, "cutoff", None) or 0.0 for member in members]
+    of_members = [getattr(member.model.description.model, "cutoff", None) or 0.0 for member in members]
     cutoff = store_attributes["cutoff"] if "cutoff" in store_attributes else max(of_members)
     if not cutoff:
         raise InputError(

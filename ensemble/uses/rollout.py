@@ -70,7 +70,7 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
     if steps < 1:
         raise InputError(f"{steps} steps; roll out at least 1")
     batch, members = model.graphs(graphs), model.members
-    sources = checked_feedback(members[0].model.model.description, feedback)
+    sources = checked_feedback(members[0].model.description, feedback)
     for name in sources:
         if name not in batch.fields or not bool(batch.present(name).all()):
             raise InputError(f"graphs lack {name}, from which a roll-out begins; add it, or leave it out of feedback")

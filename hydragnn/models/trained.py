@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydragnn.architectures import ArchitectureSettings
 from hydragnn.base.errors import InputError
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import as_path
@@ -19,9 +18,9 @@ from hydragnn.graphs.batch import GraphBatch, graph_label
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.units import CLOSE, unit_factor
 from hydragnn.layers import RadialFilters, tables_of
+from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel, Predicted, eager_prediction
-from hydragnn.models.heads import HeadSettings
 from hydragnn.models.replay import NotRecordable, ReplayedPrediction, recorder_on
 from hydragnn.models.saving import load_graph_model
 from hydragnn.models.target import Target
@@ -40,34 +39,24 @@ class TrainedModel:
     """The model without tables, where ``model`` has some."""
 
     @property
-    def settings(self) -> ArchitectureSettings:
-        """Settings of the encoder."""
-        return self.model.description.model
-
-    @property
-    def heads(self) -> tuple[HeadSettings, ...]:
-        """Settings of the heads."""
-        return self.model.description.heads
+    def description(self) -> ModelDescription:
+        """Return what the model is."""
+        return self.model.description
 
     @property
     def fields(self) -> Mapping[str, Field]:
         """Meanings of all inputs and targets by name."""
-        return self.model.description.fields
+        return self.description.fields
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the fields that a batch must bring."""
-        return self.model.description.inputs
+        return self.description.inputs
 
     @property
     def targets(self) -> tuple[Target, ...]:
         """Return the targets."""
-        return self.model.description.targets
-
-    @property
-    def dim(self) -> int:
-        """Spatial dimension of the graphs; 0 without geometry."""
-        return self.model.description.dim
+        return self.description.targets
 
     @property
     def device(self) -> torch.device:
@@ -115,11 +104,11 @@ class TrainedModel:
     @property
     def alike(self) -> tuple[object, ...]:
         """Return what models share that differ in weights only."""
-        return self.model.description, self.dtype, self.device
+        return self.description, self.dtype, self.device
 
     def seen(self, batch: GraphBatch) -> GraphBatch:
         """Return the batch with the model's inputs; InputError for missing ones."""
-        visible = batch if self.model.description.edges else without_edges(batch)
+        visible = batch if self.description.edges else without_edges(batch)
         self.check(visible)
         return visible
 
@@ -132,12 +121,12 @@ class TrainedModel:
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError unless the batch has all the model's inputs."""
-        if batch.dim != self.dim:
+        if batch.dim != self.description.dim:
             raise InputError(
-                f"the graphs have dimension {batch.dim}, but the model was trained on dimension {self.dim}"
+                f"the graphs have dimension {batch.dim}, but the model was trained on dimension {self.description.dim}"
             )
         for name in (*self.inputs, *((ATOMIC_NUMBERS,) if self.normalisation.references else ())):
-            actual, optional = batch.fields.get(name), name in self.model.description.optional_inputs
+            actual, optional = batch.fields.get(name), name in self.description.optional_inputs
             if actual is None and optional:
                 continue
             if actual is None:
@@ -148,7 +137,7 @@ class TrainedModel:
             expected = self.fields.get(name)
             if expected is not None:
                 _check_meaning(batch, actual, expected)
-        statistics = self.model.description.statistics
+        statistics = self.description.statistics
         for name, ends in (statistics.ranges if statistics is not None else {}).items():
             _check_range(batch, name, *ends)
 

@@ -1,6 +1,6 @@
 """Statistics of the training part that models need."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import Any
@@ -21,6 +21,9 @@ from hydragnn.models.description import MOST_SPECIES, degree_sums, merged_degree
 from hydragnn.runs.preparation import BranchData, RunData
 from hydragnn.runs.statistics_cache import Caches, StatisticsCache, digest_of, training_rows
 
+RowOf = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+Reduce = Callable[[NDArray[np.float64]], NDArray[Any]]
+
 OFTEN = 20
 """Graphs in which pairs of elements have limits of their own: shortest distances of fewer say little about the next graph."""
 
@@ -40,13 +43,21 @@ def training_statistics(
     return replace(statistics, species=tuple(sorted(species)))
 
 
-def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float, int, int]]:
-    of = {"what": "degrees", "train": digest_of(branch.split.train)}
+def cached_rows(
+    branch: BranchData, cache: StatisticsCache, of: dict[str, Any], width: int, row: RowOf, reduce: Reduce = np.asarray
+) -> list[Any]:
+    """Return what a reduction makes of the rows of the training part, computed once; collective."""
+    train = branch.split.train
+    key = {**of, "train": digest_of(train)}
+    result: list[Any] = cache.value(key, lambda: reduce(training_rows(train, cache, width, row)).tolist())
+    return result
 
+
+def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float, int, int]]:
     def sums(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.array(degree_sums(branch.store.read(graphs, [])))
 
-    table = cache.value(of, lambda: training_rows(branch.split.train, cache, 3, sums).tolist())
+    table = cached_rows(branch, cache, {"what": "degrees"}, 3, sums)
     return [(float(total), int(nodes), int(edges)) for total, nodes, edges in table]
 
 
@@ -60,11 +71,9 @@ def species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
         row[species_in(branch.store.read(graphs, [ATOMIC_NUMBERS]))] = 1
         return row
 
-    def numbers() -> list[int]:
-        rows = training_rows(branch.split.train, cache, MOST_SPECIES + 1, present)
-        return [int(number) for number in np.flatnonzero(rows.sum(0))]
-
-    return [int(one) for one in cache.value({"what": "species", "train": digest_of(branch.split.train)}, numbers)]
+    return cached_rows(
+        branch, cache, {"what": "species"}, MOST_SPECIES + 1, present, lambda rows: np.flatnonzero(rows.sum(0))
+    )
 
 
 def range_of(name: str, branches: Sequence[BranchData], caches: Caches) -> tuple[float, float]:
@@ -148,9 +157,8 @@ def _rows(branch: BranchData, cache: StatisticsCache, closest: Closest) -> NDArr
     def row(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
         return closest.row(branch.store.read(graphs, [ATOMIC_NUMBERS]))
 
-    of: dict[str, Any] = {"what": "shortest distances", "train": digest_of(branch.split.train)}
-    of |= {"species": closest.species, "cutoff": closest.cutoff}
-    return np.array(cache.value(of, lambda: [merged(training_rows(branch.split.train, cache, width, row)).tolist()]))
+    of = {"what": "shortest distances", "species": closest.species, "cutoff": closest.cutoff}
+    return np.array(cached_rows(branch, cache, of, width, row, lambda rows: merged(rows)[None]))
 
 
 def energies_of(model: ModelDescription, branch: BranchData) -> dict[str, float]:

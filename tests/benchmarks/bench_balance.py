@@ -54,7 +54,7 @@ def _timed(models: Sequence[Path], source: Path, folder: Path) -> dict[str, floa
         if this_launch().rank == 0:
             out.unlink(missing_ok=True)
         with join_group() as group:  # what was counted and said is of one prediction
-            predict_with(group, PredictionJob(model=model, source=source, out=out), lambda: None)
+            predict_with(group, PredictionJob(model=model, sources=(source,), out=out), lambda: None)
     return {"wall": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
 

@@ -211,7 +211,9 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 def table_of_members(ensemble: Ensemble, batch: GraphBatch) -> Table:
     """Return mean absolute errors of members and the ensemble on the test part."""
-    table = Table("field", *(member.model.settings.kind for member in ensemble.members), "ensemble", "ratio to best")
+    table = Table(
+        "field", *(member.model.description.model.kind for member in ensemble.members), "ensemble", "ratio to best"
+    )
     output = ensemble.predict(batch)
     for target in ensemble.targets:
         one, truth = output[target.name], batch[target.name].double().numpy()

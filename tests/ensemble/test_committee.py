@@ -160,7 +160,9 @@ def test_the_space_of_a_member_is_that_of_the_graphs_that_trained_it(ensemble: P
     for member in Ensemble.load(ensemble).members:
         batch = store.read(make_split(store, member.config.split).train)
         states = final_states(member, batch)
-        assert states.shape == (batch.num_nodes, member.model.settings.hidden_dim) and member.latent is not None
+        assert (
+            states.shape == (batch.num_nodes, member.model.description.model.hidden_dim) and member.latent is not None
+        )
         every = torch.arange(batch.num_nodes)
         squares = np.exp(2 * member.latent.distances(states, every, batch.num_nodes)[1])
         powers = np.linalg.eigvalsh((states.T.double() @ states.double()).numpy() / len(states))

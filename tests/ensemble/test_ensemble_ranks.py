@@ -210,7 +210,7 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
             return (tmp_path / "out.h5").exists()
 
     monkeypatch.setattr(finishing, "HESITATION", 0.0)
-    job = PredictionJob(model=ensemble, source=stored, out=tmp_path / "out.h5", batch=BATCH)
+    job = PredictionJob(model=ensemble, sources=(stored,), out=tmp_path / "out.h5", batch=BATCH)
     assert predict_with(Leaving(dead=False), job, lambda: None).ranks_lost == 0
     assert_same(tmp_path / "out.h5", whole["store"])
 
@@ -224,7 +224,7 @@ def test_members_that_do_not_fit_into_memory_are_refused_with_what_they_take(
     size = sum(path.stat().st_size for path in ensemble.rglob("weights.safetensors"))
     monkeypatch.setattr(members, "free_memory", lambda: share * members.GROWTH * size)
     monkeypatch.setattr(members, "cores", lambda: 2)
-    job = PredictionJob(model=ensemble, source=stored, out=tmp_path / "out.h5")
+    job = PredictionJob(model=ensemble, sources=(stored,), out=tmp_path / "out.h5")
     sentence = rf"{ensemble}: its members take .* GB .*{words}; take fewer members"
     with ExitStack() as lock, pytest.raises(InputError, match=sentence) if words else nullcontext():
         begin(job, Inputs(job), ranks, lock)

@@ -55,7 +55,7 @@ def test_replacements_are_refused(predict: Predict, what: str, tmp_path: Path, m
 def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = PredictionJob(model=ensemble, source=stored, out=tmp_path / "out.h5")
+    job = PredictionJob(model=ensemble, sources=(stored,), out=tmp_path / "out.h5")
     opening = {"fresh": True, "finished": [], "ensemble": "another digest", "source": "", "error": ""}
     FileStore(str(tmp_path / "store"), -1).set("opening", json.dumps(opening))
     monkeypatch.setattr(predict_module, "keep_memory", lambda: None)

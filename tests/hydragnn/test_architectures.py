@@ -230,7 +230,7 @@ def test_a_setting_of_a_users_architecture_may_be_any_number(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     model = make_model("own_rings:Ring", dtype=torch.float32, beads=10**9)
     save_model(tmp_path / "model", model, Normalisation())
-    assert load_model(tmp_path / "model").settings.to_json()["beads"] == 10**9
+    assert load_model(tmp_path / "model").description.model.to_json()["beads"] == 10**9
 
 
 READS = {

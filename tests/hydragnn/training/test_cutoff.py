@@ -76,7 +76,7 @@ def energy_step(run: Path) -> float:
 
 def test_the_default_is_the_cutoff_of_the_store_where_energies_are_continuous(copper: Path, tmp_path: Path) -> None:
     record = train(config_of(copper, HEAD), tmp_path / "run")
-    settings = load_model(tmp_path / "run" / "model").settings.to_json()
+    settings = load_model(tmp_path / "run" / "model").description.model.to_json()
     assert (settings["cutoff"], settings["envelope"]) == (CUTOFF, "polynomial")
     assert record.config["model"]["cutoff"] is None and record.notes == []
     assert energy_step(tmp_path / "run") < 1e-4
@@ -171,7 +171,7 @@ def test_every_cutoff_that_a_campaign_may_try_is_held_against_the_store(
 def test_edges_that_an_envelope_silences_are_counted(rings: MemoryStore, tmp_path: Path) -> None:
     head = {"kind": "scalar", "field": "size"}
     default = train(config_of("in memory", head, cutoff=5.0), tmp_path / "default", store=rings)
-    assert load_model(tmp_path / "default" / "model").settings.to_json()["envelope"] == "none"
+    assert load_model(tmp_path / "default" / "model").description.model.to_json()["envelope"] == "none"
     assert default.notes == []
     record = train(config_of("in memory", head, cutoff=5.0, envelope="polynomial"), tmp_path / "run", store=rings)
     (note,) = record.notes
