@@ -330,14 +330,15 @@ def _launch_sums(
     constants = {**options, **_constants_of_sum(inputs, axes, group, inner, x_axes), "SPLIT": long}
     groups = axes // group
     sizes = (channels // options["VEC"], inputs.x.shape[-1], *(stride // options["VEC"] for stride in strides))
-    launch(kernels.sum_rows, (rows, tiles, groups), (offsets, *read, out, *sizes), constants)
+    arrays = (offsets, offsets, *read, out, *sizes, 0)
+    launch(kernels.sum_rows, (rows, tiles, groups), arrays, {**constants, "WINDOWS": False})
     if inputs.owners is None or inputs.owners.shape[0] <= long:
         return
     edges = inputs.owners.shape[0]
     windows = -(-edges // long)
     partial = out.new_empty(windows, 2, channels * axes, dtype=sum_dtype(inputs.x, inputs.weight, inputs.along))
     arrays = (offsets, inputs.owners, *read, partial, *sizes, edges)
-    launch(kernels.sum_windows, (2 * windows, tiles, groups), arrays, constants)
+    launch(kernels.sum_rows, (2 * windows, tiles, groups), arrays, {**constants, "WINDOWS": True})
     join, tiles = constants_of("sums", (partial, out), channels * axes, 1)
     units = channels * axes // join["VEC"]
     launch(kernels.join_windows, (rows, tiles), (offsets, partial, out, units), {**join, "SPLIT": long})

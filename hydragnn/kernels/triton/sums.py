@@ -1,6 +1,6 @@
 """Triton kernels of sums over the edges of a row, without atomics.
 
-Rows of more than ``SPLIT`` edges are left out by ``sum_rows``: ``sum_windows`` sums them in windows of ``SPLIT`` edges, and
+Rows of more than ``SPLIT`` edges are left out by ``sum_rows``, which with ``WINDOWS`` sums them in windows of ``SPLIT`` edges;
 ``join_windows`` adds the windows in their order. Every sum has one order, so that the same numbers give the same bits.
 
 Names: C channels of one axis = ``units * VEC``, so that the compiler knows what divides C; BE x BF edges x channels of a
@@ -169,60 +169,39 @@ def _store_axes(out, at, acc0, acc1, acc2, f, C, GROUP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sum_rows(offsets, index, order, numbers, weight, along, x, d_weight, d_along, d_x, out,
-             units, width, x_row, x_axis, w_row, d_row, d_axis, dw_row,
-             SPLIT: tl.constexpr, VEC: tl.constexpr,
+def sum_rows(offsets, owners, index, order, numbers, weight, along, x, d_weight, d_along, d_x, out,
+             units, width, x_row, x_axis, w_row, d_row, d_axis, dw_row, num_edges,
+             WINDOWS: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
              GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
              INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
              FUNCTION: tl.constexpr, TANGENTS: tl.constexpr,
              ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Sum every row that is not long; ``join_windows`` overwrites the others."""
-    row = tl.program_id(0)
+    """Sum every row that is not long; ``join_windows`` overwrites the others.
+
+    Where ``WINDOWS``, sum a window's share of long rows into two slots: slot 0 is the row of its first edge, slot 1 that of its last if another.
+    """
+    place = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     axis = tl.program_id(2) * GROUP
+    start = place // 2 * SPLIT
+    stop = tl.minimum(start + SPLIT, num_edges)
+    row = tl.load(owners + tl.where(place % 2 == 0, start, stop - 1)) if WINDOWS else place
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
-    last = tl.where(last - first > SPLIT, first, last)
+    long = last - first > SPLIT
+    if WINDOWS:
+        other = (place % 2 == 0) | (row != tl.load(owners + start))
+        first = tl.maximum(first, start)
+        last = tl.where(long & other, tl.minimum(last, stop), first)
+    else:
+        last = tl.where(long, first, last)
     acc0, acc1, acc2 = _sum_edges(first, last, index, order, numbers, weight, along, x, d_weight, d_along, d_x, f, C, axis, width,
                                   (x_row * VEC).to(OFF), (x_axis * VEC).to(OFF), (w_row * VEC).to(OFF),
                                   (d_row * VEC).to(OFF), (d_axis * VEC).to(OFF), (dw_row * VEC).to(OFF),
                                   GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, FUNCTION, TANGENTS,
                                   ACC, OFF, BE, BF)  # fmt: skip
-    _store_axes(out, row.to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def sum_windows(offsets, owners, index, order, numbers, weight, along, x, d_weight, d_along, d_x, partial,
-                units, width, x_row, x_axis, w_row, d_row, d_axis, dw_row, num_edges,
-                SPLIT: tl.constexpr, VEC: tl.constexpr,
-                GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
-                INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
-                FUNCTION: tl.constexpr, TANGENTS: tl.constexpr,
-                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Sum a window's share of long rows into two slots.
-
-    Slot 0 is the row of its first edge, slot 1 that of its last if another.
-    """
-    window = tl.program_id(0) // 2
-    slot = tl.program_id(0) % 2
-    C = (units * VEC).to(OFF)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    axis = tl.program_id(2) * GROUP
-    start = window * SPLIT
-    stop = tl.minimum(start + SPLIT, num_edges)
-    head = tl.load(owners + start)
-    row = tl.where(slot == 0, head, tl.load(owners + stop - 1))
-    first = tl.load(offsets + row).to(tl.int32)
-    last = tl.load(offsets + row + 1).to(tl.int32)
-    if (last - first > SPLIT) & ((slot == 0) | (row != head)):
-        acc0, acc1, acc2 = _sum_edges(tl.maximum(first, start), tl.minimum(last, stop), index, order, numbers, weight, along, x,
-                                      d_weight, d_along, d_x, f, C, axis, width,
-                                      (x_row * VEC).to(OFF), (x_axis * VEC).to(OFF), (w_row * VEC).to(OFF),
-                                      (d_row * VEC).to(OFF), (d_axis * VEC).to(OFF), (dw_row * VEC).to(OFF),
-                                      GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, FUNCTION, TANGENTS,
-                                      ACC, OFF, BE, BF)  # fmt: skip
-        _store_axes(partial, tl.program_id(0).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
+    _store_axes(out, place.to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
 
 
 @triton.jit(do_not_specialize=SIZES)
