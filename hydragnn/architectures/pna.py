@@ -8,7 +8,7 @@ from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, beside, ended, gather_add, normalised, silu
+from hydragnn.kernels import Topology, ended, gather_add, joined, normalised, silu
 from hydragnn.layers import (
     DegreeScalers,
     MessageGraph,
@@ -133,7 +133,7 @@ class PNALayer(StatisticsLayer):
             messages = ended(messages, envelope)
         (mean, low, high, std), presence, degrees = aggregated(self.statistics, messages, envelope, topology)
         own = self.from_receiver(states) * presence  # [nodes, channels]; no message, no share of the receiver
-        return self.mixed(states, beside(own, mean, low, high, std), degrees)
+        return self.mixed(states, joined([own + mean, own + low, own + high, std], -1), degrees)
 
 
 class PNA(Architecture):

@@ -10,7 +10,6 @@ from hydragnn.kernels.ops import OPS, Case, Op
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
 from hydragnn.kernels.pairs import Pairs, pairs_of
 from hydragnn.kernels.pointwise import (
-    beside,
     ended,
     envelope_at,
     gated,
@@ -19,7 +18,6 @@ from hydragnn.kernels.pointwise import (
     measured,
     normalised,
     radial_functions,
-    rooted,
 )
 from hydragnn.kernels.segments import (
     segment_max,

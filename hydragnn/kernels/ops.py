@@ -256,8 +256,6 @@ CASES: Mapping[str, tuple[Callable[..., Any], Mapping[str, Make]]] = {
     "ended": (pointwise.ended, {"channels": _of("edges channels", "edges 1")}),
     "measured": (lambda scalars, halves, smooth: pointwise.measured(scalars, halves, smooth=smooth), _halves()),
     "normalised": (lambda x: pointwise.STANDARD(x, floor=0.1), {"channels": _of("rows channels")}),
-    "beside": (pointwise.beside, {"statistics": _of(*5 * ["rows channels"])}),
-    "rooted": (lambda x: pointwise.rooted(x, 0.1), {"squares": _of("rows channels", first=Tensor.square)}),
     "gated": (with_gates(pointwise.gated), _gates()),
 }
 OPS: Mapping[str, Op] = {name: Op(name=name, call=call, variants=variants) for name, (call, variants) in CASES.items()}

@@ -258,39 +258,6 @@ STANDARD = Pointwise(
 )
 
 
-def beside(
-    own: Float[Tensor, "nodes channels"],
-    mean: Float[Tensor, "nodes channels"],
-    low: Float[Tensor, "nodes channels"],
-    high: Float[Tensor, "nodes channels"],
-    deviation: Float[Tensor, "nodes channels"],
-) -> Float[Tensor, "nodes four"]:
-    """Return own + mean, own + low, own + high and the deviation, side by side. Atomics: none."""
-    return BESIDE(own, mean, low, high, deviation)[0]
-
-
-BESIDE = Pointwise(
-    kernel="beside",
-    plain=lambda own, mean, low, high, deviation: (torch.cat([own + mean, own + low, own + high, deviation], dim=-1),),
-    shapes=lambda x, *_: ((x.shape[0], 4 * x.shape[1]),),
-    linear=frozenset(range(5)),
-)
-
-
-def rooted(values: Float[Tensor, "rows *features"], floor: float) -> Float[Tensor, "rows *features"]:
-    """Return sqrt(values + floor). Atomics: none."""
-    rows = values if values.dim() == 2 else values.reshape(values.shape[0], math.prod(values.shape[1:]))
-    return ROOT(rows, floor=floor)[0].view(values.shape)
-
-
-ROOT = Pointwise(
-    kernel="root",
-    plain=lambda x, floor: ((x + floor).sqrt(),),
-    shapes=lambda x, **_: (x.shape,),
-    constants=lambda x, floor: {"FLOOR": floor},
-)
-
-
 FLOOR = 1e-8
 """Added to squares of lengths, as in the authors' code of PaiNN."""
 

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.kernels.per_receiver import SUMS
-from hydragnn.kernels.pointwise import rooted
 from hydragnn.kernels.softmax import SOFTMAX
 from hydragnn.kernels.statistics import EVERY, HIGH, counts_of, statistics
 
@@ -79,7 +78,7 @@ def segment_statistics(
     On a CPU it is one compiled pass if receivers ascend. Atomics: none, and the same bits again.
     """
     mean, variance, low, high = statistics(messages, receivers, num_nodes, EVERY)
-    return mean.to(messages.dtype), low, high, rooted(variance, floor).to(messages.dtype)
+    return mean.to(messages.dtype), low, high, (variance + floor).sqrt().to(messages.dtype)
 
 
 def segment_softmax(

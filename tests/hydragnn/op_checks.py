@@ -150,8 +150,6 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "ended": lambda x, y: x * y,
     "measured": lambda scalars, halves, smooth: pointwise.plain_norms(scalars, halves, smooth=smooth),
     "normalised": lambda x: pointwise.STANDARD.plain(x, floor=0.1),
-    "beside": lambda own, mean, low, high, std: torch.cat([own + mean, own + low, own + high, std], -1),
-    "rooted": lambda x: (x + 0.1).sqrt(),
     "gated": ops.with_gates(pointwise.plain_gated),
 }
 FORMS: Mapping[str, Mapping[str, Form]] = {

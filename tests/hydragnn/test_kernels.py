@@ -30,7 +30,7 @@ def check_derivatives(function: Callable[..., Tensor | tuple[Tensor, ...]], *inp
 
 def test_every_op_of_the_room_is_in_the_registry() -> None:
     words = ("sum", "product", "along", "segment", "gather", "silu", "spread")
-    of_rows = ("ended", "gated", "measured", "lengths", "radial", "rooted", "beside", "normalised")
+    of_rows = ("ended", "gated", "measured", "lengths", "radial", "normalised")
     words = (*words, *of_rows)
     functions = [name for name, value in vars(hydragnn.kernels).items() if callable(value)]
     assert {name for name in functions if any(word in name for word in words)} == set(OPS)

@@ -211,50 +211,6 @@ def standard_orders(x, u, v, of_x, of_u, units, rows,
 
 
 @triton.jit(do_not_specialize=SIZES)
-def root_orders(x, u, v, of_x, of_u, units, rows,
-                ORDER: tl.constexpr, FLOOR: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr,
-                BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Root of x + FLOOR."""
-    e, f, C, mask = _tile(units, rows, VEC, OFF, BE, BF)
-    place = e * C + f
-    root = tl.sqrt(_read(x, place, mask, ACC) + FLOOR)
-    if ORDER == 0:
-        _write(of_x, place, mask, root)
-    else:
-        g = _read(u, place, mask, ACC)
-        if ORDER == 1:
-            _write(of_x, place, mask, 0.5 * g / root)
-        else:
-            w = _read(v, place, mask, ACC)
-            _write(of_x, place, mask, -0.25 * w * g / (root * root * root))
-            _write(of_u, place, mask, 0.5 * w / root)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def beside_orders(x0, x1, x2, x3, x4, u, v0, v1, v2, v3, v4, out0, out1, out2, out3, out4, out5, units, rows,
-                  ORDER: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr, OFF: tl.constexpr,
-                  BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Sums x0 + x1, x0 + x2, x0 + x3 and x4, side by side."""
-    e, f, C, mask = _tile(units, rows, VEC, OFF, BE, BF)
-    place, first = e * C + f, e * (4 * C) + f
-    if ORDER == 1:
-        a, b = _read(u, first, mask, ACC), _read(u, first + C, mask, ACC)
-        c = _read(u, first + 2 * C, mask, ACC)
-        _write(out0, place, mask, a + b + c)
-        _write(out1, place, mask, a)
-        _write(out2, place, mask, b)
-        _write(out3, place, mask, c)
-        _write(out4, place, mask, _read(u, first + 3 * C, mask, ACC))
-    else:
-        own = _read(x0 if ORDER == 0 else v0, place, mask, ACC)
-        out = out0 if ORDER == 0 else out5
-        _write(out, first, mask, own + _read(x1 if ORDER == 0 else v1, place, mask, ACC))
-        _write(out, first + C, mask, own + _read(x2 if ORDER == 0 else v2, place, mask, ACC))
-        _write(out, first + 2 * C, mask, own + _read(x3 if ORDER == 0 else v3, place, mask, ACC))
-        _write(out, first + 3 * C, mask, _read(x4 if ORDER == 0 else v4, place, mask, ACC))
-
-
-@triton.jit(do_not_specialize=SIZES)
 def norms_orders(x0, x1, u0, u1, v0, v1, out0, out1, out2, out3, units, rows,
                  ORDER: tl.constexpr, DIM: tl.constexpr, SMOOTH: tl.constexpr, FLOOR: tl.constexpr, VEC: tl.constexpr, ACC: tl.constexpr,
                  OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
