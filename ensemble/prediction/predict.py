@@ -25,7 +25,6 @@ from hydragnn.distributed import this_launch, threads_are_chosen
 from hydragnn.distributed.finishing import Late, finish_together, once
 from hydragnn.distributed.graph_ranks import DONE, FAILED, GraphGroup, join_graph_group
 from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
-from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members.plan import chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.job import Inputs, PredictionJob, branch_for, check_same
 from hydragnn.ensemble.prediction.reporting import (
@@ -220,7 +219,10 @@ def _predict_opened(
         if group.rank == 0:
             write_json(parts.folder / "plan.json", schedule.certificate)
             if not quiet:
-                _show_plan(schedule, job, ensemble)
+                print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
+                is_known = is_store(job.sources[0]) or job.sources[0].suffix == ".toml"
+                for note in filter(None, (ensemble.caveat, "" if is_known else ensemble.doubt_about_structures)):
+                    print_note(note)
         ready = time.perf_counter()
         joiner = Joiner(worker)
         try:
@@ -241,15 +243,6 @@ def _predict_opened(
     result = prediction_result(job, schedule, counts, group.notes("done"), spent)
     parts.delete(joiner.names if job.keep_parts else ())
     return result
-
-
-def _show_plan(schedule: Schedule, job: PredictionJob, ensemble: Ensemble) -> None:
-    """Print the plan, and doubts about the ensemble or its input."""
-    print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
-    first = job.sources[0]
-    doubt = "" if is_store(first) or first.suffix == ".toml" else ensemble.doubt_about_structures
-    for note in filter(None, (ensemble.caveat, doubt)):
-        print_note(note)
 
 
 def work_through(

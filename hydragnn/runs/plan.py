@@ -14,7 +14,6 @@ import numpy as np
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import ActsOn
 from hydragnn.base.errors import InputError, about, nearest
-from hydragnn.base.places import StorePlace
 from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.callbacks import check_callbacks
 from hydragnn.config import AnyConfig, BranchSettings, RunConfig, TrainSettings
@@ -29,7 +28,6 @@ from hydragnn.models.checks import check
 from hydragnn.parallel import ParallelSettings, check_divisible
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import OpenStart, open_start, with_absent
-from hydragnn.start import StartSettings
 from hydragnn.training.loss import JUDGED_BY_DISTRIBUTION, point_loss
 
 Stores = GraphStore | Mapping[str, GraphStore]
@@ -91,7 +89,10 @@ def described_branches(
     than a store's, unless the run has ``begun`` with it.
     """
     branches = config.branches
-    open_stores = [_open(branch.data.store, branch.name, stores) for branch in branches]
+    open_stores = [
+        open_store(one.data.store) if stores is None else stores[one.name] if isinstance(stores, Mapping) else stores
+        for one in branches
+    ]
     encoder = config.model.on_stores([cutoff_of(store.attributes) for store in open_stores])
     reads = partial(architecture_of(encoder.kind).reads, encoder)
     inputs, unseen = [], []
@@ -206,7 +207,13 @@ def plan_run(
             split = make_split(branch.store, branch.settings.split)
             check_budget(branch.store.sizes(), np.concatenate([split.train, split.valid]), config.batch.limits)
             plans.append(BranchPlan(**vars(branch), split=split, weight=Fraction(str(branch.settings.weight))))
-    start, replay = planned_start(config.start if isinstance(config, RunConfig) else None, plans[0])
+    start, replay = None, None
+    if isinstance(config, RunConfig) and (settings := config.start):
+        start = open_start(settings, plans[0].model, plans[0].store, plans[0].split)
+        if settings.replay and start.earlier is not None:
+            weight, (store, split) = Fraction(str(settings.replay)), start.earlier
+            store = with_absent(store, plans[0].model)
+            replay = replace(plans[0], weight=weight, store=store, split=split)
     return RunPlan(
         table=config.to_json(),
         branches=tuple(plans),
@@ -218,26 +225,8 @@ def plan_run(
     )
 
 
-def planned_start(settings: StartSettings | None, plan: BranchPlan) -> tuple[OpenStart | None, BranchPlan | None]:
-    """Return the start of a run and what is replayed, if any."""
-    if settings is None:
-        return None, None
-    start = open_start(settings, plan.model, plan.store, plan.split)
-    if not settings.replay or start.earlier is None:
-        return start, None
-    store, split = start.earlier
-    store = with_absent(store, plan.model)
-    return start, replace(plan, weight=Fraction(str(settings.replay)), store=store, split=split)
-
-
 def _subject(name: str) -> str:
     return f"branch {name}" if name else ""
-
-
-def _open(path: StorePlace, name: str, stores: Stores | None) -> GraphStore:
-    if stores is None:
-        return open_store(path)
-    return stores[name] if isinstance(stores, Mapping) else stores
 
 
 def input_fields(

@@ -63,7 +63,14 @@ def trivial_predictor(
     and stress: zero. Classes: their shares of the training labels.
     """
     means = {target.name: _training_mean(store, train, target) for target in targets if not target.derivative}
-    normalisation = replace(normalisation, references=_fitted(store, train, targets, normalisation.references))
+    references = dict(normalisation.references)
+    for target in targets:
+        if target.given_references and target.field.name in references:  # which serve elements that are absent
+            references[target.field.name] = {
+                **references[target.field.name],
+                **fitted_references(Survey(store, train), target.field),
+            }
+    normalisation = replace(normalisation, references=references)
 
     def predict(batch: GraphBatch) -> dict[str, Distribution]:
         guesses: dict[str, Distribution] = {}
@@ -82,20 +89,6 @@ def trivial_predictor(
         return guesses
 
     return predict
-
-
-def _fitted(
-    store: GraphStore,
-    train: NDArray[np.int64],
-    targets: Sequence[Target],
-    references: Mapping[str, Mapping[int, float]],
-) -> dict[str, Mapping[int, float]]:
-    """Return fitted reference values, given ones for absent elements."""
-    fields = {target.field.name: target.field for target in targets if target.given_references}
-    return {
-        name: {**values, **fitted_references(Survey(store, train), fields[name])} if name in fields else values
-        for name, values in references.items()
-    }
 
 
 def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
