@@ -2,7 +2,7 @@
 
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from functools import cache
@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from jaxtyping import Float
 from pydantic import Field as Setting
-from pydantic import SerializeAsAny, WrapValidator, field_validator, model_validator
+from pydantic import SerializeAsAny, field_validator, model_validator
 from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.imports import class_of_kind
-from hydragnn.base.settings import Settings
+from hydragnn.base.settings import Settings, by_kind
 from hydragnn.graphs.field import Field
 from hydragnn.layers import DistanceTransform, MessageGraph, NodeInputs, RadialFeatures, States
 
@@ -229,23 +229,13 @@ class GeometricSettings(ArchitectureSettings):
         return self.model_copy(update=choice)
 
 
-def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
-    """Parse a table with the settings of the architecture that it names."""
-    if isinstance(value, ArchitectureSettings) or not isinstance(value, Mapping):
-        parsed: ArchitectureSettings = handler(value)
-        return parsed
+def _class_of(value: Mapping[str, Any]) -> type[ArchitectureSettings]:
     if not isinstance(value.get("kind"), str):
-        raise ValueError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
-    try:
-        settings = ArchitectureSettings.class_for(value)
-    except InputError as error:
-        raise ValueError(str(error)) from error
-    result = settings.model_validate(dict(value), context=info.context)
-    assert isinstance(result, ArchitectureSettings)
-    return result
+        raise InputError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
+    return ArchitectureSettings.class_for(value)
 
 
-ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_of_its_kind)]
+ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], by_kind(ArchitectureSettings, _class_of)]
 """The ``[model]`` section: the settings of whichever architecture its ``kind`` names."""
 
 

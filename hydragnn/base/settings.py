@@ -103,6 +103,21 @@ class Settings(pydantic.BaseModel):
         return {key: value for key, value in table.items() if value is not None or key not in self.seldom}
 
 
+def by_kind(base: type[T], class_of: Callable[[Mapping[str, Any]], type[T]]) -> pydantic.WrapValidator:
+    """Return the parser of a table with the class that its kind names."""
+
+    def parse(value: Any, handler: Callable[[Any], T], info: Any) -> T:
+        if isinstance(value, base) or not isinstance(value, Mapping):
+            return handler(value)
+        try:
+            cls = class_of(value)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        return cls.model_validate(dict(value), context=info.context)
+
+    return pydantic.WrapValidator(parse)
+
+
 def idle_settings(settings: Settings) -> dict[str, str]:
     """Return the refusals of given settings that have no effect, by path."""
     return {} if is_complete(settings) else dict(_idle(settings, ""))

@@ -3,7 +3,7 @@
 import pkgutil
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field as Setting
-from pydantic import SerializeAsAny, WrapValidator
+from pydantic import SerializeAsAny
 from torch import nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec, architecture_of
 from hydragnn.architectures.base import Use
 from hydragnn.base.errors import InputError, about, nearest
 from hydragnn.base.imports import class_of_kind
-from hydragnn.base.settings import Settings
+from hydragnn.base.settings import Settings, by_kind
 from hydragnn.graphs.field import Field
 from hydragnn.layers import CloseRangeLimits, RadialFeatures
 from hydragnn.models.target import Target
@@ -168,18 +168,7 @@ def _class_of(value: Mapping[str, Any]) -> type[HeadSettings]:
     return cls
 
 
-def _parse(value: Any, handler: Callable[[Any], Any], info: Any) -> HeadSettings:
-    """Parse a table with the class of its kind."""
-    if isinstance(value, HeadSettings) or not isinstance(value, Mapping):
-        return handler(value)
-    try:
-        cls = _class_of(value)
-    except InputError as error:
-        raise ValueError(str(error)) from error
-    return cls.model_validate(dict(value), context=info.context)
-
-
-AnyHead = Annotated[SerializeAsAny[HeadSettings], WrapValidator(_parse)]
+AnyHead = Annotated[SerializeAsAny[HeadSettings], by_kind(HeadSettings, _class_of)]
 """An entry of ``[[heads]]``: the settings of whichever head its ``kind`` names."""
 
 
