@@ -151,7 +151,10 @@ class EnsembleCalculator(Calculator):
             for quantity, suffix in (("mean", ""), ("std", "_std"), ("lower", "_lower"), ("upper", "_upper")):
                 values = one[quantity]
                 if np.isfinite(values).all():
-                    (results.others if suffix else results)[name + suffix] = _as_ase(name, values * self.factors[name])
+                    scaled: Any = values * self.factors[name]
+                    if name != "forces":
+                        scaled = scaled.item() if name == "energy" else full_3x3_to_voigt_6_stress(scaled[0])
+                    (results.others if suffix else results)[name + suffix] = scaled
         results["free_energy"] = results["energy"]
         if self.ensemble.knows_domain:
             results.others |= {"domain": predictions.domain[0], "domain_score": float(predictions.domain_score[0])}
@@ -191,9 +194,3 @@ def _check_outside(ensemble: Ensemble, outside: str) -> None:
 def _changed(before: Values, now: Values) -> list[str]:
     """Return the fields with a changed value or key."""
     return [name for name, (key, old) in before.items() if key != now[name][0] or not np.array_equal(old, now[name][1])]
-
-
-def _as_ase(name: str, values: np.ndarray) -> Any:
-    if name == "energy":
-        return float(values.reshape(()))
-    return values if name == "forces" else full_3x3_to_voigt_6_stress(values[0])

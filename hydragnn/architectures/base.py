@@ -427,15 +427,6 @@ def _names() -> list[str]:
     return sorted(info.name for info in pkgutil.iter_modules(room) if info.name not in _NOT_ARCHITECTURES)
 
 
-@cache
-def _in_this_room(kind: str) -> type[Architecture] | None:
-    if kind in _names():
-        result = _defined_in(kind)
-        if result.kind == kind:
-            return result
-    return architectures().get(kind)
-
-
 def _defined_in(name: str) -> type[Architecture]:
     """Return the one architecture of a module; TypeError otherwise."""
     module = import_module(f"hydragnn.architectures.{name}")
@@ -450,18 +441,15 @@ def _defined_in(name: str) -> type[Architecture]:
     return candidates[0]
 
 
+@cache
 def architecture_of(kind: str) -> type[Architecture]:
     """Return the architecture of a kind.
 
     Kinds are those of this room, of entry points, or ``package.module:Name``.
     InputError names the nearest kind, or says why a class cannot be used.
     """
-    return _in_this_room(kind) or _of_another_package(kind)
-
-
-@cache
-def _of_another_package(kind: str) -> type[Architecture]:
-    """Return the architecture of an entry point or ``package.module:Name``."""
+    if kind in _names() and (own := _defined_in(kind)).kind == kind:
+        return own  # whatever the other files hold
     parent = "hydragnn.architectures.Architecture"
     words = {"where": "model.kind", "noun": "architecture", "parent": parent}
     architecture = class_of_kind(kind, architectures(), Architecture, group=GROUP, **words)

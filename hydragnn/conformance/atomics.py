@@ -76,15 +76,10 @@ class Unordered(TorchDispatchMode):
         name = func.overloadpacket.__name__
         why = unordered(name, args, kwargs or {})
         if why:
-            self.calls.setdefault(f"{name} ({why})", _caller())
+            frames = [frame for frame in traceback.extract_stack()[:-1] if "/torch/" not in frame.filename]
+            self.calls.setdefault(f"{name} ({why})", f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}")
         value = func(*args, **(kwargs or {}))
         return value.zero_() if name in ("empty", "empty_like", "new_empty") else value
-
-
-def _caller() -> str:
-    """Return the innermost line outside of torch."""
-    frames = [frame for frame in traceback.extract_stack()[:-2] if "/torch/" not in frame.filename]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
 
 
 class _Nowhere(KernelLauncher):

@@ -32,21 +32,12 @@ SUMS = Family(
 )
 
 
-def to_winner(u: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """Put each node's number on its winning edge."""
-    winner, edges = winners
-    return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
-
-
-def from_winner(v: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """Return the number of each node's winning edge, or zero."""
-    padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
-    return padded.gather(0, winners[0])
-
-
+TO_WINNER = {ANYWHERE: lambda u, to: u.new_zeros(to[1] + 1, *u.shape[1:]).scatter_(0, to[0], u)[: to[1]]}
+FROM_WINNER = {ANYWHERE: lambda v, to: torch.cat([v, v.new_zeros(1, *v.shape[1:])]).gather(0, to[0])}
 WINNERS = Family(
     {
-        "to winner": FamilyMember(forms={ANYWHERE: to_winner}, derivatives=(("from winner", (INCOMING,)),)),
-        "from winner": FamilyMember(forms={ANYWHERE: from_winner}, derivatives=(("to winner", (INCOMING,)),)),
+        "to winner": FamilyMember(forms=TO_WINNER, derivatives=(("from winner", (INCOMING,)),)),
+        "from winner": FamilyMember(forms=FROM_WINNER, derivatives=(("to winner", (INCOMING,)),)),
     }
 )
+"""Each node's number on its winning edge, of so many edges; and the number of this edge, or zero."""

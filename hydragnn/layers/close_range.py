@@ -128,12 +128,6 @@ def ending(lengths: Float[Tensor, " edges"], cutoff: float | None) -> Float[Tens
     return 1 - x.pow(6) * (28 - 48 * x + 21 * x.square())
 
 
-def smooth_step(t: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
-    """Return a step on [0, 1] with two continuous derivatives."""
-    t = t.clamp(0.0, 1.0)
-    return t.pow(3) * (10 - 15 * t + 6 * t.square())
-
-
 class CloseRange(nn.Module):
     """Repulsion of atoms, and distances as learned parts see them.
 
@@ -184,7 +178,8 @@ class CloseRange(nn.Module):
         shares = lengths / shortest
         factors = stretching(shares)
         every = 0.5 * nuclear_repulsion(lengths, inverse, product) * ending(lengths, self.limits.cutoff)
-        near = every * smooth_step((BEGIN - shares) / (BEGIN - FULL))
+        t = ((BEGIN - shares) / (BEGIN - FULL)).clamp(0.0, 1.0)
+        near = every * (t.pow(3) * (10 - 15 * t + 6 * t.square()))  # a step with two continuous derivatives
         repulsion = segment_sum(near.unsqueeze(-1), topology.receivers, topology.num_rows).squeeze(-1)
         return vectors * factors.unsqueeze(-1), repulsion
 

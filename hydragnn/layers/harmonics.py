@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -172,11 +172,9 @@ class SphericalBesselBasis(nn.Module):
         polynomials = [torch.ones_like(t), t]
         while len(polynomials) < len(self.table):
             polynomials.append(2 * t * polynomials[-1] - polynomials[-2])
-        with without_autocast(t.device.type):  # sums of many terms, of which little is left
+        device, is_there = t.device.type, torch.amp.is_autocast_available(t.device.type)
+        with (
+            torch.autocast(device, enabled=False) if is_there else nullcontext()
+        ):  # sums of many terms, of which little is left
             values = torch.stack(polynomials, dim=-1) @ self.table.to(t.dtype)  # [edges, spherical * radial]
         return values.unflatten(-1, self.shape)
-
-
-def without_autocast(device: str) -> AbstractContextManager[object]:
-    """Compute products in the precision of their factors."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

@@ -67,7 +67,10 @@ def _basis(max_ell: int, order: int, degree: int, parity: int) -> NDArray[np.flo
                 # a component multiplies different monomials into different ones, so that no place is named twice
                 coupled[:, :, places[:, rhs * rhs + b]] += polynomials[:, a, None, :] * table[a, b, None, :, None]
             candidates.append(coupled)
-    return _independent(np.concatenate(candidates), np.sqrt(1 / _repeats(max_ell, order)))
+    # in how many orders the factors of each monomial can be written
+    whole, powers = math.factorial(order), [Counter(one).values() for one in _monomials(max_ell, order)]
+    repeats = np.array([whole / math.prod(map(math.factorial, of)) for of in powers])
+    return _independent(np.concatenate(candidates), np.sqrt(1 / repeats))
 
 
 def _independent(candidates: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -107,15 +110,6 @@ def _places(max_ell: int, order: int) -> NDArray[np.int64]:
     components = range((max_ell + 1) ** 2)
     rows = [[number[tuple(sorted((*one, i)))] for i in components] for one in _monomials(max_ell, order - 1)]
     return np.array(rows)
-
-
-@cache
-def _repeats(max_ell: int, order: int) -> NDArray[np.float64]:
-    """In how many orders the factors of each monomial can be written."""
-    whole = math.factorial(order)
-    return np.array(
-        [whole / math.prod(map(math.factorial, Counter(one).values())) for one in _monomials(max_ell, order)]
-    )
 
 
 def row_products(

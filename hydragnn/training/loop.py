@@ -15,7 +15,7 @@ from hydragnn.training.evaluate import flat_metrics
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
 from hydragnn.training.schedule import learning_rate, out_of_patience
-from hydragnn.training.state import TrainState, seed_step
+from hydragnn.training.state import STOPPED, TrainState, seed_step
 from hydragnn.training.uploading import ahead, download, tensors_of_parts
 
 Ended = Literal["finished", "stopped", "paused"]
@@ -26,7 +26,8 @@ def train_epochs(state: TrainState, data: RunData, context: TrainingContext, cal
     settings = context.settings
 
     def is_over() -> bool:
-        return state.is_stopped or out_of_patience(state.valid_losses, settings.patience, context.stage_two)
+        is_stopped = bool(state.curves.get(STOPPED, [None])[-1])  # by a callback
+        return is_stopped or out_of_patience(state.valid_losses, settings.patience, context.stage_two)
 
     while state.epoch < until and not is_over():
         train_loss = train_epoch(state, data, context, callback)

@@ -41,11 +41,6 @@ class TrainState:
         return self.curves.get("valid/loss", [])
 
     @property
-    def is_stopped(self) -> bool:
-        """Return True where a callback stopped the run."""
-        return bool(self.curves.get(STOPPED, [None])[-1])
-
-    @property
     def best_epoch(self) -> int:
         """Return the best epoch so far; -1 before the first."""
         return best_epoch(self.valid_losses)
