@@ -11,7 +11,7 @@ from hydragnn.architectures import ModelSettings
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import digest, read_json
 from hydragnn.base.places import paths_of
-from hydragnn.base.settings import ActsWith, Settings, read_toml, refuse_idle, with_overrides
+from hydragnn.base.settings import ActsWith, Settings, refuse_idle
 from hydragnn.callbacks import AnyCallback, check_callbacks
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
@@ -278,12 +278,6 @@ def stored_config(path: Path | str) -> AnyConfig:
     """Return the run of a ``config.json``; InputError if missing or damaged."""
     path = Path(path)
     return parse_config(read_json(path), str(path))
-
-
-def read_config(path: Path | str, assignments: list[str] | None = None) -> AnyConfig:
-    """Return the run of a TOML file and ``--set`` assignments."""
-    path = Path(path)
-    return config_from_table(with_overrides(read_toml(path), assignments or []), path)
 
 
 def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False) -> AnyConfig:

@@ -335,14 +335,13 @@ class MACELayer(nn.Module):
         (nodes, axes), count = values.shape[:2], self.kinds.count
         if count == 1:
             return values
-        rows = graph.once(("rows of kinds", axes), lambda: rows_of_kinds(kinds, count, axes))
+
+        def rows_of_kinds() -> Int[Tensor, " items"]:
+            first = torch.arange(0, nodes * axes * count, count, device=kinds.device)
+            return (first.view(-1, axes) + kinds.unsqueeze(1)).flatten()
+
+        rows = graph.once(("rows of kinds", axes), rows_of_kinds)
         return spread(values.reshape(nodes * axes * count, values.shape[2] // count), rows).unflatten(0, (nodes, axes))
-
-
-def rows_of_kinds(kinds: Int[Tensor, " nodes"], count: int, axes: int) -> Int[Tensor, " items"]:
-    """Return the row of every node, of its kind."""
-    first = torch.arange(0, kinds.shape[0] * axes * count, count, device=kinds.device)
-    return (first.view(-1, axes) + kinds.unsqueeze(1)).flatten()
 
 
 def with_axis(states: States, degree: int) -> Float[Tensor, "nodes axes channels"]:

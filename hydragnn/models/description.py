@@ -12,7 +12,6 @@ from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
-from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.layers import CloseRangeLimits, limits_from_json
 from hydragnn.models.heads import HeadSettings, parse_head
 from hydragnn.models.target import Target
@@ -136,11 +135,6 @@ class ModelDescription:
     def kind_fields(self) -> tuple[str, ...]:
         """Categorical edge fields that the encoder reads as they are."""
         return self.architecture.kind_fields(self.model)
-
-    @property
-    def structure_fields(self) -> tuple[str, ...]:
-        """Return the inputs that describe structure and are no features."""
-        return (*self.kind_fields, CLUSTERS) if self.model.pooling is not None else self.kind_fields
 
     def spec(self, edge_width: int) -> GraphSpec:
         """Return what data and heads ask of the encoder."""

@@ -12,7 +12,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
 from hydragnn.graphs.coarse import Level
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
-from hydragnn.graphs.levels import levels_of
+from hydragnn.graphs.levels import CLUSTERS, levels_of
 from hydragnn.graphs.padding import is_padded
 from hydragnn.graphs.wider import wider
 from hydragnn.kernels import first_derivatives, received_and_sent, segment_sum
@@ -49,7 +49,8 @@ class GraphModel(nn.Module):
         super().__init__()
         self.description = description
         model = description.model
-        inputs = [field for field in description.input_fields if field.name not in description.structure_fields]
+        no_features = {*description.kind_fields, *((CLUSTERS,) if model.pooling is not None else ())}
+        inputs = [field for field in description.input_fields if field.name not in no_features]
         of_graphs = [field for field in inputs if field.on == "graph"] if model.conditioning != "concat" else []
         of_nodes = [field for field in inputs if field not in of_graphs]
         self.node_inputs = description.architecture.node_inputs(model, of_nodes)

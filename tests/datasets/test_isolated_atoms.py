@@ -7,7 +7,8 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
-from hydragnn.config import RunConfig, read_config
+from hydragnn.base.settings import read_toml
+from hydragnn.config import RunConfig, config_from_table
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.hpo.settings import read_campaign
 from hydragnn.models.heads.kinds import EnergyHeadSettings
@@ -72,7 +73,7 @@ def test_runs_and_campaigns_hold_the_energies_and_no_path(tmp_path: Path) -> Non
     write(tmp_path / "atoms.xyz", [lone("H", -13.5), lone("O", -2037.25)])
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "campaign.toml").write_text(RUN + SEARCH)
-    config = read_config(tmp_path / "run.toml")
+    config = config_from_table(read_toml(tmp_path / "run.toml"), tmp_path / "run.toml")
     assert isinstance(config, RunConfig)
     (head,) = config.heads
     assert isinstance(head, EnergyHeadSettings) and head.references == {"H": -13.5, "O": -2037.25}

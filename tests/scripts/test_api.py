@@ -14,7 +14,7 @@ import pytest
 
 import hydragnn
 from hydragnn.base.errors import InputError
-from hydragnn.config import AnyConfig, read_config
+from hydragnn.config import AnyConfig
 from hydragnn.datasets import GraphStore, StoreInfo, check_store, convert_store, open_store
 from hydragnn.ensemble import (
     Ensemble,
@@ -125,7 +125,7 @@ def test_every_function_that_takes_a_path_takes_its_text_and_says_what_is_wrong(
     (tmp_path / "notes.txt").write_text("[")
     functions: list[Callable[[str], Any]] = [
         *(load_model, Ensemble.load, calculator, hydragnn.load, hydragnn.store_info, hydragnn.status, hydragnn.report),
-        *(open_store, check_store, read_record, read_config, campaign_history, finished_runs),
+        *(open_store, check_store, read_record, campaign_history, finished_runs),
         *(lambda path: convert_store(path, "out.bp"), lambda path: build_ensemble([path], "out")),
         *(lambda path: hydragnn.train(path, "out"), lambda path: hydragnn.predict(path, path, "out.h5")),
         *(lambda path: hydragnn.build_ensemble(path, "out"), lambda path: hydragnn.evaluate(path, path)),

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import numpy as np
 import pydantic
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from hydragnn.base.settings import Positive
 from hydragnn.ensemble.estimates.moments import Array
@@ -82,7 +82,8 @@ def fit_corrections(
     """
     weights = _weights(graph)
     quantities = {"nodes": nodes, "magnitude": magnitude}
-    thirds = {name: _thirds(values) for name, values in quantities.items()}
+    cut = {name: np.digitize(one, np.quantile(one, THIRDS), right=True) for name, one in quantities.items()}
+    thirds = {name: [third == number for number in np.unique(third)] for name, third in cut.items()}
     within = {name: [_weights(graph[own]) for own in owns] for name, owns in thirds.items()}
     full = {name: np.zeros(len(own)) for name, own in thirds.items()}  # logarithms of factors before they are shrunk
 
@@ -110,9 +111,3 @@ def _weights(graph: Owners) -> Float[Array, " rows"]:
     """
     _, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
     return 1.0 / counts[inverse]
-
-
-def _thirds(values: Float[Array, " rows"]) -> list[Bool[np.ndarray, " rows"]]:
-    """Return the rows of every third; fewer where values are alike."""
-    third = np.digitize(values, np.quantile(values, THIRDS), right=True)
-    return [third == number for number in np.unique(third)]
