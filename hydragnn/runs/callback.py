@@ -32,7 +32,6 @@ from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep
 from hydragnn.runs.checkpoint import save_checkpoint
 from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress
-from hydragnn.runs.signals import Signals
 from hydragnn.training.context import Values
 from hydragnn.training.data import RunData
 from hydragnn.training.state import STOPPED, TrainState
@@ -97,7 +96,7 @@ class RunCallback:
         run: Assembly,
         ranks: Ranks,
         stopwatch: Stopwatch,
-        signals: Signals,
+        signals: list[int],
         heart: Heartbeat,
         progress: Progress | None,
         callbacks: Sequence[TrainingCallback] = (),
@@ -131,7 +130,7 @@ class RunCallback:
     @property
     def interrupted(self) -> bool:
         """Return True once a signal asked this process to stop."""
-        return self.signals.received
+        return bool(self.signals)
 
     def heartbeat(self) -> None:
         """Let the heart beat."""

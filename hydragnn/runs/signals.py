@@ -16,29 +16,22 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 Handler = Callable[[int, FrameType | None], None]
 
 
-class Signals:
-    """Signals that ask to stop, as far as they were received."""
-
-    def __init__(self) -> None:
-        self.received = False
-
-
 @contextmanager
-def trap_signals() -> Iterator[Signals]:
-    """Note signals in the block; only in the main thread.
+def trap_signals() -> Iterator[list[int]]:
+    """Yield the signals received in the block; only in the main thread.
 
     A second SIGINT ends the process as usual. A second SIGTERM does not, because launchers send several while they wait for
     their ranks.
     """
-    signals, interrupt = Signals(), signal.getsignal(signal.SIGINT)
+    received, interrupt = list[int](), signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
-        signals.received = True
+        received.append(number)
         if number == signal.SIGINT:
             signal.signal(number, interrupt)
 
     with handled_by(note, STOPPING):
-        yield signals
+        yield received
 
 
 @contextmanager
