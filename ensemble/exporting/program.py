@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx import GraphModule
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, words_of
 from hydragnn.ensemble.exporting.potential import PlainPotential
 from hydragnn.kernels import plain_forms
 
@@ -68,7 +68,7 @@ def trace(
         raise
     except Exception as error:  # whatever a tracer and a user's architecture may raise
         raise InputError(
-            f"the model cannot be exported, since its sizes depend on numbers: {first_line(error)}"
+            f"the model cannot be exported, since its sizes depend on numbers: {words_of(error):.200}"
         ) from error
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])
@@ -91,12 +91,6 @@ def program_of(potential: PlainPotential) -> torch.export.ExportedProgram:
     shapes = tuple({axis: sizes[name] for axis, name in one.items()} for one in SYMBOLIC)
     with torch.no_grad():
         return torch.export.export(Named(module, inputs), inputs, dynamic_shapes=shapes, strict=False)
-
-
-def first_line(error: Exception) -> str:
-    """Return an error's message as one line of 200 characters."""
-    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200]
 
 
 class Named(nn.Module):

@@ -37,7 +37,10 @@ def keep_memory() -> bool:
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is None or not all(mallopt(option, value) == 1 for option, value in OPTIONS.values()):
         return False
-    if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() != STRICT and not address_space_is_limited():
+    import resource  # not on every system
+
+    is_unlimited = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # libraries take addresses, too
+    if is_unlimited and OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() != STRICT:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         _ask_for_large_pages(libc, memory // 2)
     return True
@@ -47,13 +50,6 @@ def has_gpu() -> bool:
     """Return True where a GPU is visible, without loading torch."""
     hidden = any(environment().get(name) in ("", "-1") for name in HIDING)
     return not hidden and any(path.exists() for path in ACCELERATORS)
-
-
-def address_space_is_limited() -> bool:
-    """Return True where a limit on addresses leaves too few for libraries."""
-    import resource  # not on every system
-
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:

@@ -154,14 +154,13 @@ def _trilinear(per: Per) -> Family:
         """Return the form for all tensors; none for weights per edge."""
         return {} if per == "edge" else {"cpu": gradients}
 
+    of_rows, of_columns = (partial(cpu.sum_gradients, of_rows=which) for which in (True, False))
     product_along = gives_weights(partial(triton_forms.edge_product, per=per), 2)
     return multilinear(
         {"x": "columns", "g": "rows", "weight": "weights"},
         {
-            "g": Partial("row_sum", ROW_SUM_FORMS, triton_forms.row_sum, in_one_pass(cpu.row_sum_gradients)),
-            "x": Partial(
-                "column_sum", COLUMN_SUM_FORMS, triton_forms.column_sum, in_one_pass(cpu.column_sum_gradients)
-            ),
+            "g": Partial("row_sum", ROW_SUM_FORMS, triton_forms.row_sum, in_one_pass(of_rows)),
+            "x": Partial("column_sum", COLUMN_SUM_FORMS, triton_forms.column_sum, in_one_pass(of_columns)),
             "weight": Partial("edge_product", products, product_along, in_one_pass(cpu.edge_product_gradients)),
         },
     )

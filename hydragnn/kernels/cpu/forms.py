@@ -63,25 +63,17 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor |
     return _run("edge_product", (*ends, topology.pair), (edges, len(out), *_axes_and_channels(x, len(retained))), out)
 
 
-def row_sum_gradients(x: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
-    """Return both gradients of ``row_sum`` in one pass."""
-    ends = topology.receivers, topology.senders
-    return _sum_and_product(x, weight, u, ends, topology, topology.num_columns)
-
-
-def column_sum_gradients(g: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
-    """Return both gradients of ``column_sum`` in one pass."""
-    return _sum_and_product(g, weight, u, (topology.senders, topology.receivers), topology, topology.num_rows)
-
-
-def _sum_and_product(
-    other: Tensor, weight: Tensor, inputs: Tensor, ends: tuple[Tensor, Tensor], topology: Topology, rows: int
+def sum_gradients(
+    other: Tensor, weight: Tensor, u: Tensor, topology: Topology, *, of_rows: bool
 ) -> tuple[Tensor, ...] | None:
-    if not _weighs(weight, other) or not serves(other, weight, inputs):
+    """Return both gradients of ``row_sum`` or ``column_sum`` in one pass."""
+    if not _weighs(weight, other) or not serves(other, weight, u):
         return None
+    ends, rows = (topology.receivers, topology.senders), topology.num_columns
+    ends, rows = (ends, rows) if of_rows else (ends[::-1], topology.num_rows)
     out, products = _dense_like(other), _dense_like(weight)
     sizes = (topology.num_edges, rows, topology.num_weights, *_axes_and_channels(other, weight.dim() - 1))
-    call("sum_and_product", (inputs, other, weight, *ends, topology.pair), sizes, products, out)
+    call("sum_and_product", (u, other, weight, *ends, topology.pair), sizes, products, out)
     return out, products
 
 
