@@ -140,7 +140,7 @@ def pna(bench: Bench, filtered: bool) -> Pairs:
         said = layer.from_edge(features)
         actual = layer.received(states, said, filters, envelope, edges)
     else:
-        layer = PNALayer(nn.Identity(), CHANNELS, 3, SCALERS, 0.0, "smooth")
+        layer = PNALayer(CHANNELS, 3, SCALERS, 0.0, "smooth")
         said = features @ linear(layer.from_edge).T
         actual = layer.received(states, features, envelope, edges)
     for node in range(NODES):

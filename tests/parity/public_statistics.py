@@ -77,7 +77,7 @@ def pna_networks(bench: Bench, name: str) -> Pairs:
     def layer_of(number: int, width: int) -> Layer:
         weights = checkpoint.of_layer(number)
         channels = len(weights["lin.bias"])
-        layer = PNALayer(nn.Identity(), channels, 0, scalers_of(weights), 0.0)
+        layer = PNALayer(channels, 0, scalers_of(weights), 0.0)
         put_pna(layer, weights)
         return lambda states, graph: {0: layer.received(filled(states[0], channels), None, None, graph.topology)}
 
