@@ -98,13 +98,13 @@ class Settings(pydantic.BaseModel):
         return cls
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, with defaults but for absent ``seldom`` sections; ``parse`` gives the same object back."""
+        """Plain JSON without absent ``seldom`` sections; ``parse`` gives the object back."""
         table = self.model_dump(mode="json")
         return {key: value for key, value in table.items() if value is not None or key not in self.seldom}
 
 
 def by_kind(base: type[T], class_of: Callable[[Mapping[str, Any]], type[T]]) -> pydantic.WrapValidator:
-    """Return the parser of a table with the class that its kind names."""
+    """Return the parser of tables by the class of their kind."""
 
     def parse(value: Any, handler: Callable[[Any], T], info: Any) -> T:
         if isinstance(value, base) or not isinstance(value, Mapping):

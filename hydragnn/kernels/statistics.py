@@ -65,7 +65,7 @@ def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int, names: tupl
 
 
 def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """All of them in one pass; the largest alone, and those of long rows, as in plain torch."""
+    """All in one pass; the largest alone, and long rows, in plain torch."""
     if names == HIGH or may_be_long(segment_order(receivers, num_nodes)):
         return composed(messages, receivers, num_nodes, names)
     recorded = torch.is_grad_enabled() and messages.requires_grad

@@ -25,7 +25,7 @@ def _store_extreme(value, edge, at, held, held_at, extreme, exists, none, mask, 
 def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
                 WHOLE: tl.constexpr, WINNERS: tl.constexpr, VEC: tl.constexpr, ORDER: tl.constexpr,
                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Store moments and extremes of every row, in one pass; the largest alone unless ``WHOLE``.
+    """Store moments and extremes of rows; the largest alone unless ``WHOLE``.
 
     Extremes have their first edge if ``WINNERS``. Rows without edges get zeros and the edge ``none``. Moments per place of the tile are
     merged at the end (Chan, Golub and LeVeque 1983).
