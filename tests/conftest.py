@@ -101,6 +101,16 @@ def allowed_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imports, "_allowed", set(imports._allowed))
 
 
+@pytest.fixture
+def in_double() -> Iterator[None]:
+    """Make layers and models in float64, from one seed."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with real data beside the project; skips where it is absent."""

@@ -20,7 +20,8 @@ from random import getrandbits
 import torch
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["hydragnn.runs.run", "hydragnn.hpo", "hydragnn.ensemble", "hydragnn.scripts.cli"])
+LATE = "torch.fx.experimental.symbolic_shapes"  # that backward passes of stages import
+SERVER.set_forkserver_preload(["hydragnn.runs.run", "hydragnn.hpo", "hydragnn.ensemble", "hydragnn.scripts.cli", LATE])
 
 
 class Forked:

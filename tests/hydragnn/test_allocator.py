@@ -12,7 +12,7 @@ START = """
 import os, re, resource, sys
 from pathlib import Path
 from hydragnn.base.allocator import keep_memory
-SIZE = 2**26  # bytes of a tensor that is mapped on its own
+SIZE = 2**25  # bytes; a tensor that is mapped on its own
 """
 FAULTS = """
 def faults():
@@ -20,7 +20,7 @@ def faults():
     for _ in range(10):
         b"x" * SIZE
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print((faults(), faults())[1], keep_memory(), (faults(), faults())[1])
+print(faults(), keep_memory(), (faults(), faults())[1])
 """
 HEAP = """
 def resident():

@@ -1,7 +1,7 @@
 """Attention within graphs: torch's on every graph alone, its derivatives, and what it keeps in memory."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,17 +21,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: LinearGraphAttention(CHANNELS, 2),
     "latents": lambda: LatentAttention(CHANNELS, 2, 3),
 }
+pytestmark = pytest.mark.usefixtures("in_double")
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.fixture(autouse=True)
-def in_double() -> Iterator[None]:
-    """Layers in float64, from one seed."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

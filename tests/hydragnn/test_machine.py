@@ -1,5 +1,7 @@
 """What a process may use of its machine: limits of jobs and containers count, and workers follow from what is left."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,3 +65,30 @@ def test_workers_are_one_per_gpu_or_core_that_has_memory() -> None:
     assert here.workers(20 * GB) == 3
     assert replace(here, gpus=4).workers(20 * GB) == 4  # its batches lie on the GPUs
     assert replace(here, memory=1).workers() == 1
+
+
+PROGRAM = """
+import sys
+from hydragnn.base.forked import load_early, workers_context
+
+def tell(pipe):
+    pipe.send("colorsys" in sys.modules)
+
+if __name__ == "__main__":
+    if EARLY:
+        load_early("colorsys")
+    context = workers_context()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=tell, args=(sender,))
+    process.start()
+    print(context.get_start_method(), receiver.recv())
+    process.join()
+"""
+
+
+@pytest.mark.parametrize(("early", "said"), [(True, "forkserver True"), (False, "spawn False")])
+def test_workers_have_what_was_loaded_early_and_start_anew_otherwise(early: bool, said: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("EARLY", str(early)))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == said, done.stderr

@@ -1,4 +1,4 @@
-"""What is printed holds strings of files that others made: none styles, hides or steers anything."""
+"""What is printed, or shown in a notebook, holds strings of files that others made: none styles, hides or steers anything."""
 
 import io
 from pathlib import Path
@@ -10,12 +10,14 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.shown import LONGEST, ROWS, html_table
 from hydragnn.base.terminal import PlainConsole, Printed, visible
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts.cli import app, main
 from hydragnn.scripts.report import canvas
 
+EVIL = "<script>alert('x')</script>"
 STEERING = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202etxt.exe"
 WRITTEN_OUT = "\\x1b[2J\\x1b]0;title\\x07\\x0d\\x9b31m\\u202etxt.exe"
 
@@ -78,3 +80,28 @@ def test_what_a_stream_cannot_encode_is_written_out(errors: str) -> None:
     stream.write("eV/\u00c5")
     stream.flush()
     assert paper.getvalue() == b"eV/\\xc5"
+
+
+def test_text_is_escaped_wherever_it_stands() -> None:
+    rows = {
+        EVIL: EVIL,
+        "list": [EVIL],
+        "table": {EVIL: EVIL},
+        "deep": {"a": {"b": {"c": {EVIL: EVIL}}}},
+        "rows": [{EVIL: EVIL}],
+    }
+    html = html_table(EVIL, rows)
+    assert "<script" not in html and "alert('" not in html and html.count("&lt;script&gt;") >= 9
+
+
+def test_long_values_are_cut() -> None:
+    html = html_table(
+        "", {"text": "x" * 10_000, "rows": [{"a": one} for one in range(1000)], **{str(k): k for k in range(999)}}
+    )
+    assert len(html) < 10_000 and "x" * (LONGEST + 1) not in html and f"and {1000 - ROWS} more" in html
+
+
+def test_a_batch_with_a_hostile_name_shows_it_as_text() -> None:
+    graph = graph_from_arrays(torch.zeros(2, 3), [0], [1]).with_texts({"name": [EVIL]})
+    graph = graph.with_fields({"gap": torch.zeros(1)}, fields=[Field(name="gap", on="graph", unit=EVIL)])
+    assert "<script" not in graph._repr_html_() and "2 nodes" in graph._repr_html_()

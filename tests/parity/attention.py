@@ -124,17 +124,17 @@ def harmonics(direction: Tensor, degree: int) -> Tensor:
     return math.sqrt(15) * torch.stack(parts)
 
 
-def neighbours(batch: GraphBatch, node: int, cutoff: float | None) -> list[tuple[int, Tensor]]:
-    owner = batch.owner("node").tolist()
-    found = []
-    for other in range(batch.num_nodes):
-        if owner[other] != owner[node]:
-            continue
-        for image in product(range(-3, 4), repeat=3) if cutoff else [(0, 0, 0)]:
-            shift = torch.tensor(image, dtype=torch.float64) @ batch.cell[owner[node]]
-            vector = batch.positions[other] + shift - batch.positions[node]
-            if (other != node or any(image)) and (cutoff is None or vector.norm() < cutoff):
-                found.append((other, vector))
+def neighbours(batch: GraphBatch, cutoff: float | None) -> list[list[tuple[int, Tensor]]]:
+    """Others, and images, of every node, with the vectors to them."""
+    images = torch.tensor([*product(range(-3, 4), repeat=3)] if cutoff else [(0, 0, 0)]).double()
+    owner, found = batch.owner("node").tolist(), list[list[tuple[int, Tensor]]]()
+    for node in range(batch.num_nodes):
+        found.append([])
+        for other in (other for other in range(batch.num_nodes) if owner[other] == owner[node]):
+            vectors = batch.positions[other] - batch.positions[node] + images @ batch.cell[owner[node]]
+            near = vectors.norm(dim=1) < (cutoff or math.inf)
+            itself = (images == 0).all(1) & (other == node)
+            found[node] += [(other, vector) for vector in vectors[near & ~itself]]
     return found
 
 
@@ -156,6 +156,7 @@ def by_loops(layer: EquivariantAttention, states: States, batch: GraphBatch, cut
         raw = torch.stack(parts).sum() / math.sqrt(terms) + bias
         return torch.exp(30 * torch.tanh(raw / 30))
 
+    images = neighbours(batch, cutoff)
     for node, head in product(range(batch.num_nodes), range(HEADS)):
         part = slice(head * WIDTH, (head + 1) * WIDTH)
         own = score(node, node, part, layer.itself[head])
@@ -164,7 +165,7 @@ def by_loops(layer: EquivariantAttention, states: States, batch: GraphBatch, cut
         sums |= {degree: torch.zeros(2 * degree + 1, WIDTH) for degree in layer.outputs}
         for degree in layer.common:
             sums[degree] = own * moved[degree][node, :, part]
-        for other, vector in neighbours(batch, node, cutoff):
+        for other, vector in images[node]:
             length = vector.norm()
             numbers = (layer.radial.weight @ radial(length, cutoff)).view(-1, HEADS)[:, head].tolist()
             weight = envelope(length, cutoff) * score(node, other, part, torch.tensor(numbers[0]))

@@ -22,25 +22,20 @@ from tests.parity.public_hydragnn import (
     Activation,
     Checkpoint,
     Layer,
+    Weights,
     chained,
     filled_up,
     message_graph,
     put,
+    put_all,
     row_of,
 )
 from tests.parity.public_hydragnn import compared as compared_with_checkpoint
 from tests.parity.rows import Bench, Pairs, Row
 
-CHANNELS, LAYERS, RADIAL, SPHERICAL, CUTOFF = 10, 2, 4, 4, 5.0
+CHANNELS, LAYERS, RADIAL, SPHERICAL, CUTOFF = 10, 2, 3, 3, 5.0
 INNER, BASIS, OUT = 6, 5, 12
 MOLECULES = ("CH3CH2OH", "C6H6", "H2O")
-Weights = dict[str, Tensor]
-
-
-def put_all(weights: Weights, modules: dict[str, nn.Module]) -> None:
-    """Give modules the weights, and biases if any, of these names."""
-    for name, module in modules.items():
-        put(module, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
 def put_radial(linear: nn.Module, weights: Weights, name: str, cutoff: float) -> None:

@@ -23,6 +23,7 @@ from hydragnn.layers import MessageGraph
 from tests.parity.rows import Bench, Pairs, Row
 
 Graphs = Mapping[str, Tensor]
+Weights = dict[str, Tensor]
 Convolution = Callable[[int, Tensor], Tensor]
 """The states after a layer, by its number, of those before it."""
 Network = Callable[[Graphs], Convolution]
@@ -62,10 +63,8 @@ class Checkpoint:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Its ``Architecture``."""
-        settings: dict[str, Any] = json.loads((self.folder / "config.json").read_text())["NeuralNetwork"][
-            "Architecture"
-        ]
-        return settings
+        config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return config["NeuralNetwork"]["Architecture"]  # type: ignore[no-any-return]
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -190,6 +189,12 @@ def put(module: nn.Module | None, weight: Tensor, bias: Tensor | None = None) ->
             module.bias[: len(bias)] = bias
 
 
+def put_all(weights: Weights, modules: Mapping[str, nn.Module | None]) -> None:
+    """Give modules the weights, and biases if any, of these names."""
+    for name, module in modules.items():
+        put(module, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
 def filled(columns: Tensor, width: int) -> Tensor:
     """The columns, and zeros up to so many."""
     return torch.cat([columns, columns.new_zeros(len(columns), width - columns.shape[1])], dim=1)
@@ -247,8 +252,7 @@ def tanh_network(checkpoint: "Checkpoint", number: int) -> TanhNetwork:
     network = TanhNetwork(len(scalars["0.bias"]), vectors=bool(vectors))
     width = scalars["0.weight"].shape[1]
     network.scalars[0] = nn.Linear(width, len(scalars["0.bias"]))
-    for place in (0, 2):
-        put(network.scalars[place], scalars[f"{place}.weight"], scalars[f"{place}.bias"])
+    put_all(scalars, {"0": network.scalars[0], "2": network.scalars[2]})
     if vectors:
         network.vectors = nn.Linear(width, len(vectors["weight"]), bias=False)
         put(network.vectors, vectors["weight"])

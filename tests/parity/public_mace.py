@@ -1,6 +1,6 @@
 """MACE of the public HydraGNN, with the weights of networks that it trained (``public_hydragnn.py``).
 
-It keeps couplings, polynomials and radial constants in single precision, with its weights; the test put, row_ofs these in the place of ours.
+It keeps couplings, polynomials and radial constants in single precision, with its weights; the test puts these in the place of ours.
 """
 
 import math
@@ -63,9 +63,8 @@ def network_of(checkpoint: Checkpoint) -> MACE:
         node_filters=True,
         **table,
     )
-    statistics = GraphStatistics(
-        mean_log_degree=1.0, mean_degree=given["avg_num_neighbors"], species=tuple(range(1, ELEMENTS + 1))
-    )
+    degree, species = given["avg_num_neighbors"], tuple(range(1, ELEMENTS + 1))
+    statistics = GraphStatistics(mean_log_degree=1.0, mean_degree=degree, species=species)
     mace = MACE(settings, GraphSpec(dim=3, statistics=statistics)).requires_grad_(False)
     assert isinstance(mace.basis, RadialFeatures)
     amplitude = take_basis(mace.basis, checkpoint)
@@ -139,9 +138,7 @@ def read_out(checkpoint: Checkpoint, number: int, graphs: Graphs, states: Tensor
     flat = {name: value for name, value in weights.items() if name.endswith("mlp.0.0.weight")}
     for name, value in flat.items():
         (weights[name],) = blocks(value, [states.shape[1]], len(value) // states.shape[1])
-    decoder.__dict__["weights"] = {
-        name: value for name, value in weights.items() if value.numel() and "mask" not in name
-    }
+    decoder.__dict__["weights"] = {name: one for name, one in weights.items() if one.numel() and "mask" not in name}
     decoder.__dict__["settings"] = {**checkpoint.settings, "graph_pooling": "mean"}
     return decoder.outputs(graphs, states)
 

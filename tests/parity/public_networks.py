@@ -24,6 +24,7 @@ from tests.parity.public_hydragnn import (
     Convolution,
     Graphs,
     Layer,
+    Weights,
     blind,
     chained,
     compared,
@@ -31,12 +32,13 @@ from tests.parity.public_hydragnn import (
     filled_up,
     message_graph,
     put,
+    put_all,
     row_of,
     tanh_network,
     their_directions,
     update_of,
 )
-from tests.parity.rows import Bench, Pairs
+from tests.parity.rows import Bench, Pairs, Row
 
 
 class Lengths(nn.Module):
@@ -72,13 +74,11 @@ def egnn_layer(checkpoint: Checkpoint, number: int) -> EGNNLayer:
     put(layer.from_receiver, first[:, :width], weights["edge_mlp.0.bias"])
     put(layer.from_sender, first[:, width : 2 * width])
     put(layer.from_edge, first[:, 2 * width :])
-    put(layer.second, weights["edge_mlp.2.weight"], weights["edge_mlp.2.bias"])
     own, received = weights["node_mlp.0.weight"].split([width, channels], dim=1)
     put(layer.nodes[0], torch.cat([filled(own, channels), received], dim=1), weights["node_mlp.0.bias"])
-    put(layer.nodes[2], weights["node_mlp.2.weight"], weights["node_mlp.2.bias"])
+    put_all(weights, {"edge_mlp.2": layer.second, "node_mlp.2": layer.nodes[2]})
     if layer.shift is not None:
-        put(layer.shift.first, weights["coord_mlp.0.weight"], weights["coord_mlp.0.bias"])
-        put(layer.shift.last, weights["coord_mlp.2.weight"])
+        put_all(weights, {"coord_mlp.0": layer.shift.first, "coord_mlp.2": layer.shift.last})
     return layer
 
 
@@ -119,10 +119,8 @@ def schnet_networks(bench: Bench, name: str) -> Pairs:
             interaction.after = nn.Sequential(nn.Linear(filters, filters))
             layer = SchNetLayer(mlp([basis.width, filters, filters]), interaction, 0.0, None, at_rest=True)
             layer.filters[1] = ShiftedSoftplus()
-            put(layer.filters[0], weights["nn.0.weight"], weights["nn.0.bias"])
-            put(layer.filters[2], weights["nn.2.weight"], weights["nn.2.bias"])
-            put(interaction.before, weights["lin1.weight"])
-            put(interaction.after[0], weights["lin2.weight"], weights["lin2.bias"])
+            put_all(weights, {"nn.0": layer.filters[0], "nn.2": layer.filters[2]})
+            put_all(weights, {"lin1": interaction.before, "lin2": interaction.after[0]})
             return interaction(filled(states, filters), layer.ended_filters(graph, graph), graph.sharing)[:, :channels]
 
         return convolution
@@ -171,78 +169,61 @@ def painn_layer(checkpoint: Checkpoint, number: int, basis: RadialFeatures) -> P
     return layer
 
 
-def gin_networks(bench: Bench, name: str) -> Pairs:
-    """An epsilon near 100, and ReLU in its network."""
+def gin_layer(checkpoint: Checkpoint, weights: Weights, width: int) -> nn.Module:
+    """Ours with ReLU in its network, and an epsilon near 100."""
+    assert 90 < float(weights["eps"]) < 110
+    layer = GINLayer(len(weights["nn.2.bias"]), float(weights["eps"]))
+    layer.network = nn.Sequential(nn.Linear(width, len(weights["nn.0.bias"])), nn.ReLU(), layer.network[2])
+    put_all(weights, {"nn.0": layer.network[0], "nn.2": layer.network[2]})
+    return layer
+
+
+def sage_layer(checkpoint: Checkpoint, weights: Weights, width: int) -> nn.Module:
+    layer, channels = sage.SAGELayer(1), len(weights["lin_l.bias"])
+    layer.from_self, layer.from_mean = nn.Linear(width, channels, bias=False), nn.Linear(width, channels)
+    put_all(weights, {"lin_r": layer.from_self, "lin_l": layer.from_mean})
+    return layer
+
+
+def mfc_layer(checkpoint: Checkpoint, weights: Weights, width: int) -> nn.Module:
+    """Ours; ``max_degree`` is its ``max_neighbours``."""
+    most = checkpoint.settings["max_neighbours"]
+    layer = mfc.MFCLayer(1, most)
+    layer.by_degree = LinearByClass(2 * width, len(weights["lins_l.0.bias"]), most + 1)
+    own, received, bias = (
+        torch.cat([weights[f"lins_{side}.{degree}.{what}"] for degree in range(most + 1)])
+        for side, what in (("r", "weight"), ("l", "weight"), ("l", "bias"))
+    )
+    put(layer.by_degree, torch.cat([own, received], dim=1), bias)
+    return layer
+
+
+def cgcnn_layer(checkpoint: Checkpoint, weights: Weights, width: int) -> nn.Module:
+    """Ours without edge features."""
+    layer = CGCNNLayer(width, 0, 0.0)
+    weight, bias = (torch.cat([weights[f"lin_{name}.{what}"] for name in "fs"]) for what in ("weight", "bias"))
+    put(layer.from_receiver, weight[:, :width], bias)
+    put(layer.from_sender, weight[:, width:])
+    return layer
+
+
+BLIND = {"gin": gin_layer, "sage": sage_layer, "mfc": mfc_layer, "cgcnn": cgcnn_layer}
+
+
+def blind_networks(bench: Bench, kind: str, name: str) -> Pairs:
+    """Their activation comes after the batch norm."""
     checkpoint = Checkpoint.of(bench, name)
-
-    def layer_of(number: int, width: int) -> nn.Module:
-        weights = checkpoint.of_layer(number)
-        assert 90 < float(weights["eps"]) < 110
-        layer = GINLayer(len(weights["nn.2.bias"]), float(weights["eps"]))
-        layer.network = nn.Sequential(nn.Linear(width, len(weights["nn.0.bias"])), nn.ReLU(), layer.network[2])
-        put(layer.network[0], weights["nn.0.weight"], weights["nn.0.bias"])
-        put(layer.network[2], weights["nn.2.weight"], weights["nn.2.bias"])
-        return layer
-
-    return compared(checkpoint, chained(blind, layer_of))
-
-
-def sage_networks(bench: Bench, name: str) -> Pairs:
-    """Its activation comes after the batch norm."""
-    checkpoint = Checkpoint.of(bench, name)
-    bench.patch.setattr(sage, "silu", lambda x: x)
-
-    def layer_of(number: int, width: int) -> nn.Module:
-        weights = checkpoint.of_layer(number)
-        layer, channels = sage.SAGELayer(1), len(weights["lin_l.bias"])
-        layer.from_self, layer.from_mean = nn.Linear(width, channels, bias=False), nn.Linear(width, channels)
-        put(layer.from_self, weights["lin_r.weight"])
-        put(layer.from_mean, weights["lin_l.weight"], weights["lin_l.bias"])
-        return layer
-
-    return compared(checkpoint, chained(blind, layer_of))
-
-
-def mfc_networks(bench: Bench, name: str) -> Pairs:
-    """``max_degree`` is its ``max_neighbours``; its activation comes after the batch norm."""
-    checkpoint = Checkpoint.of(bench, name)
-    bench.patch.setattr(mfc, "silu", lambda x: x)
-
-    def layer_of(number: int, width: int) -> nn.Module:
-        weights, most = checkpoint.of_layer(number), checkpoint.settings["max_neighbours"]
-        channels = len(weights["lins_l.0.bias"])
-        layer = mfc.MFCLayer(1, most)
-        layer.by_degree = LinearByClass(2 * width, channels, most + 1)
-        own, received, bias = (
-            [weights[f"lins_{name}"] for name in (f"{side}.{degree}.{what}" for degree in range(most + 1))]
-            for side, what in (("r", "weight"), ("l", "weight"), ("l", "bias"))
-        )
-        put(layer.by_degree, torch.cat([torch.cat(own), torch.cat(received)], dim=1), torch.cat(bias))
-        return layer
-
-    return compared(checkpoint, chained(blind, layer_of))
-
-
-def cgcnn_networks(bench: Bench, name: str) -> Pairs:
-    """Without edge features."""
-    checkpoint = Checkpoint.of(bench, name)
-
-    def layer_of(number: int, width: int) -> nn.Module:
-        weights = checkpoint.of_layer(number)
-        layer = CGCNNLayer(width, 0, 0.0)
-        both = torch.cat([weights["lin_f.weight"], weights["lin_s.weight"]])
-        put(layer.from_receiver, both[:, :width], torch.cat([weights["lin_f.bias"], weights["lin_s.bias"]]))
-        put(layer.from_sender, both[:, width:])
-        return layer
-
-    return compared(checkpoint, chained(blind, layer_of))
+    for module in (sage, mfc):
+        bench.patch.setattr(module, "silu", lambda x: x)
+    return compared(
+        checkpoint,
+        chained(blind, lambda number, width: BLIND[kind](checkpoint, checkpoint.of_layer(number), width)),
+    )
 
 
 def take_gatv2(layer: WideLayer, weights: dict[str, Tensor]) -> None:
     """Their weights; batch norm and activation come after it, from the checkpoint."""
-    put(layer.from_sender, weights["lin_l.weight"], weights["lin_l.bias"])
-    put(layer.from_receiver, weights["lin_r.weight"], weights["lin_r.bias"])
-    put(layer.from_edge, weights["lin_edge.weight"])
+    put_all(weights, {"lin_l": layer.from_sender, "lin_r": layer.from_receiver, "lin_edge": layer.from_edge})
     layer.attention.copy_(weights["att"].squeeze(0))
     layer.bias.copy_(weights["bias"])
     layer.after = nn.Sequential()
@@ -297,9 +278,14 @@ ROWS = [
         painn_networks,
         "PAINN_mlip PAINN_mlip_fp64 PAINN_mlip_multibranch2 PAINN_lengths3",
     ),
-    row_of("gin", "networks: predictions", gin_networks, "GIN_multihead GIN_gaussian_nll"),
-    row_of("sage", "networks: predictions", sage_networks, "SAGE_atoms3 SAGE_convhead"),
-    row_of("mfc", "networks: predictions", mfc_networks, "MFC_atoms3"),
-    row_of("cgcnn", "networks: predictions", cgcnn_networks, "CGCNN_multihead"),
+    *(
+        Row(kind, "public HydraGNN", "networks: predictions", blind_networks, [(kind, name) for name in names], 5e-11)
+        for kind, names in {
+            "gin": ("GIN_multihead", "GIN_gaussian_nll"),
+            "sage": ("SAGE_atoms3", "SAGE_convhead"),
+            "mfc": ("MFC_atoms3",),
+            "cgcnn": ("CGCNN_multihead",),
+        }.items()
+    ),
     row_of("gatv2", "network with wide heads: predictions", gatv2_networks, "GAT_lengths3"),
 ]

@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from hydragnn.conformance.cases import make_graph
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.joining import concatenate
 from tests.benchmarks.harness import NOT_MEASURED
 from tests.parity import (
     attention,
@@ -33,6 +37,14 @@ CASES = [
     for row in ROWS
     for case in row.cases
 ]
+
+
+@pytest.fixture
+def batch(in_double: None) -> GraphBatch:
+    """Two periodic graphs of atoms; every node has neighbours."""
+    graphs = concatenate([make_graph(1, 5), make_graph(2, 7)])
+    assert graphs.topology.degrees.all(), "choose other seeds: PyTorch Geometric clamps the degree of lone nodes"
+    return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=[ATOMIC_NUMBERS_FIELD])
 
 
 @pytest.mark.parametrize("row, case", CASES)

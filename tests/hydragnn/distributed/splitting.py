@@ -29,6 +29,7 @@ from tests.hydragnn.training.worker import clusters
 MULTIHEAD = {"global_attention": {"kind": "multihead", "heads": 2}}
 LINEAR = {"global_attention": {"kind": "linear", "heads": 2}}
 EQUIVARIANT = {"global_attention": {"kind": "equivariant", "heads": 2}}
+GRAPHS = clusters(12, related=True)
 BLIND = ("gin", "relational", "sage", "mfc")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in sorted(architectures())},
@@ -70,7 +71,7 @@ def gradients(model: GraphModel, parts: Sequence[Any], targets: Any) -> tuple[fl
 
 def one_rank(config: RunConfig, count: int = 1) -> tuple[Any, Any, Any, float, dict[str, Tensor]]:
     """Return model, targets, parts of a batch, and loss and gradients of the whole model."""
-    run = assembled(config, clusters(12, related=True), parts=count)
+    run = assembled(config, GRAPHS, parts=count)
     model, targets, parts = run.state.model, run.data.targets, next(iter(run.data.epoch(0))).parts
     assert len(parts) == count
     for weight in model.parameters():
@@ -146,7 +147,7 @@ def check_derivatives(mesh: Mesh) -> None:
     group = mesh.group("tensor")
     assert group is not None
     torch.manual_seed(0)
-    values = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
     channels = Channels(group=group, size=2, rank=mesh.ranks.rank)
 
     def network(inputs: Tensor, *ways: str) -> Tensor:

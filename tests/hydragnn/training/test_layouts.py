@@ -61,8 +61,11 @@ ROWS: dict[str, Row] = {
     "chunks of copies": (4, "mace", {**CHUNKS, "states": "shared", "micro_batches": 5}, FOUR),
     "graphs of chunks": (4, "pna", {**CHUNKS, "graph": 2, **PARTS}, FOUR),
     "four stages": (4, "equivariant_transformer", {"pipeline": 4, **PARTS}, FOUR),
+    "shards, never killed": (2, "schnet", {"shard": 2}, {"train__epochs": 4}),
 }
 """Ranks, model, layout and other settings. What architectures divide themselves, channels and layers, is under ``test_channels.py`` for all."""
+IN_MEMORY = {"copies": {}, "shards": {"shard": 2}, "channels": {"tensor": 2}, "graphs": {"graph": 2}}
+IN_MEMORY["stages"] = {"pipeline": 2, "micro_batches": 2}
 
 
 @pytest.fixture(scope="session")
@@ -81,11 +84,18 @@ def config_of(kind: str, layout: dict[str, Any], changes: dict[str, Any]) -> Run
 
 @shared
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every row by its ranks, one after the other in the same processes."""
+    """Every row by its ranks, and small models with and without limited memory, one after the other in the same processes."""
     folder = tmp_path_factory.mktemp("together")
-    for ranks in (2, 4):
-        finish(*start({folder / name: config_of(*row) for name, (of, *row) in ROWS.items() if of == ranks}, ranks))
-    return {name: folder / name for name in ROWS}
+    runs = {
+        ranks: {folder / name: config_of(*row) for name, (of, *row) in ROWS.items() if of == ranks} for ranks in (2, 4)
+    }
+    for name, layout in IN_MEMORY.items():
+        for memory in ("", "260 kB"):
+            changes = {"model__repulsion": "none", **TWICE, "batch__memory": memory}
+            runs[2][folder / f"{name} in {memory}"] = config_of("schnet", layout, changes)
+    for ranks, configs in runs.items():
+        finish(*start(configs, ranks))
+    return {path.name: path for configs in runs.values() for path in configs}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -124,24 +134,9 @@ def test_a_model_whose_graphs_cannot_be_cut_is_refused(model: str, changes: dict
         plan_run(make_config(model, parallel__graph=2, **changes), STORE)
 
 
-IN_MEMORY: dict[str, dict[str, Any]] = {
-    "copies": {},
-    "shards": {"shard": 2},
-    "channels": {"tensor": 2},
-    "stages": {"pipeline": 2, "micro_batches": 2},
-    "graphs": {"graph": 2},
-}
-
-
 @pytest.mark.parametrize("name", IN_MEMORY)
-def test_ranks_of_every_layout_compute_as_many_parts_as_memory_asks_for(name: str, tmp_path: Path) -> None:
-    changes = {"batch__max_graphs": 13, "train__epochs": 3, "model__repulsion": "none", **FOUR}
-    configs = {
-        tmp_path / what: make_config("schnet", parallel=IN_MEMORY[name], **changes, batch__memory=memory)
-        for what, memory in (("whole", ""), ("parts", "260 kB"))
-    }
-    finish(*start_ranks(configs, 2, "--graphs", str(GRAPHS)))
-    whole, parts = map(read_record, configs)
+def test_ranks_of_every_layout_compute_as_many_parts_as_memory_asks_for(name: str, together: dict[str, Path]) -> None:
+    whole, parts = (read_record(together[f"{name} in {memory}"]) for memory in ("", "260 kB"))
     assert_same_curves(whole, parts, ROUNDING)
     assert parts.curves != whole.curves  # the order of sums is another
 
@@ -173,13 +168,13 @@ def moved(few: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
             own = {path: configs[name] for path, name in runs.items() if MOVED[name][0] == ranks}
             finish(*start(own, ranks, *options))
         for path in (path for path, name in runs.items() if MOVED[name][0] == 1):
-            train(configs["one"], path, store=few, **arguments)
+            train(configs["one"], path, store=few, resume=path.exists(), **arguments)
 
-    train_all({folder / name: name for name in MOVED})
     train_all({folder / f"{name} half": name for name in MOVED}, "--until", "1", until=1)
     for source, target in MOVES:
         shutil.copytree(folder / f"{source} half", folder / f"{source} to {target}")
-    train_all({folder / f"{source} to {target}": target for source, target in MOVES}, "--resume", resume=True)
+    runs = {folder / name: name for name in MOVED}
+    train_all({**runs, **{folder / f"{source} to {target}": target for source, target in MOVES}}, "--resume")
     return folder
 
 
@@ -196,22 +191,19 @@ def same_bits(one: Path, other: Path) -> bool:
     return first == second and read_record(one).curves == read_record(other).curves
 
 
-def test_ranks_that_are_killed_go_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_ranks_that_are_killed_go_on_with_the_same_bits(together: dict[str, Path], tmp_path: Path) -> None:
     """Pieces of weights that lie on both ranks, and states of the optimizer."""
-    config = config_of("schnet", {"shard": 2}, {"train__epochs": 6})
-    finish(*start({tmp_path / "whole": config}, 2))
-    latest = tmp_path / "cut" / "checkpoints" / "latest.json"
+    config = config_of(*ROWS["shards, never killed"][1:])
     processes = start({tmp_path / "cut": config}, 2)
-    wait_for(latest, processes[0])
+    wait_for(tmp_path / "cut" / "checkpoints" / "latest.json", processes[0])
     for process in processes:
         process.kill()
         process.wait(60)
     finish(*start({tmp_path / "cut": config}, 2, "--resume"))
-    assert same_bits(tmp_path / "cut", tmp_path / "whole")
+    assert same_bits(tmp_path / "cut", together["shards, never killed"])
 
 
-@pytest.mark.parametrize("layout", [{}, CHUNKS], ids=["copies", "chunks"])
-def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(layout: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(tmp_path: Path) -> None:
     """With earlier data replayed and two of four layers frozen, all that the first of two stages has; what was forgotten is the same, too."""
     table = config_of("painn", {}, {**TWICE, "heads": WITHOUT_FORCES[:1]}).to_json()
     own = {key: table.pop(key) for key in ("data", "split", "heads")}
@@ -232,12 +224,16 @@ def test_ranks_train_branches_and_go_on_from_a_start_as_one_rank_does(layout: di
         "start": {**rest, **parts[1], "start": begin},
         "branches": {**table, "branches": [{"name": "a", **parts[0]}, {"name": "b", **parts[1]}]},
     }
-    parallel = {**layout, **PARTS}
-    finish(*start_ranks({tmp_path / name: parsed({**one, "parallel": parallel}) for name, one in tables.items()}, 2))
-    for name, one in tables.items():
-        records = train(parsed(one), tmp_path / "alone" / name), read_record(tmp_path / name)
-        assert_same_run(tmp_path / "alone" / name, tmp_path / name)
+    layouts = {"copies": PARTS, "chunks": {**CHUNKS, **PARTS}}
+    runs = {tmp_path / way / name: {**tables[name], "parallel": layouts[way]} for way in layouts for name in tables}
+    for path in runs:
+        path.parent.mkdir(exist_ok=True)
+    finish(*start_ranks({path: parsed(one) for path, one in runs.items()}, 2))
+    alone = {name: train(parsed(one), tmp_path / "alone" / name) for name, one in tables.items()}
+    for path in runs:
+        assert_same_run(tmp_path / "alone" / path.name, path)
+        records = alone[path.name], read_record(path)
         before, after = (record.start.get("forgetting", {}).get("errors", {}) for record in records)
-        assert bool(before) == (name == "start") and before.keys() == after.keys()
+        assert bool(before) == (path.name == "start") and before.keys() == after.keys()
         for key, values in before.items():
             assert after[key] == pytest.approx(values, rel=1e-8), key

@@ -27,7 +27,7 @@ from hydragnn.runs.plan import plan_run
 from hydragnn.runs.rank_steps import Interconnect, Steps
 from hydragnn.training.data import Share
 from hydragnn.training.loop import take_step
-from tests.hydragnn.distributed.virtual_clock import course_of
+from tests.hydragnn.distributed.test_pipeline_schedule import course_of
 from tests.hydragnn.training.conftest import STORE, Trained, assembled, make_config
 
 CPU = torch.device("cpu")

@@ -88,7 +88,11 @@ def main() -> int:
                 config = parse_config(json.loads(path.read_text()))
                 in_memory = str(config.branches[0].data.store) == "in memory"
                 store = clusters(options.graphs, related=options.related) if in_memory else None
-                how = {"resume": options.resume, "micro_batches": options.micro_batches, "attempt": options.attempt}
+                how = {
+                    "resume": options.resume and out.exists(),
+                    "micro_batches": options.micro_batches,
+                    "attempt": options.attempt,
+                }
                 records.append(train(config, out, until=options.until, store=store, **how))
     except (Interrupted, Fenced, InputError) as note:
         print(f"FENCED: {note}" if isinstance(note, Fenced) else note)
