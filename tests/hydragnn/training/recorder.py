@@ -58,11 +58,8 @@ class Calls(NoWaiting):
 
 def memory_of(values: Any) -> set[int]:
     """Return where tensors lie."""
-    return {
-        value.untyped_storage().data_ptr()
-        for value in tree_leaves(values)
-        if isinstance(value, Tensor) and value.numel()
-    }
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor) and value.numel()]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 @contextmanager
@@ -124,17 +121,7 @@ def leaves(result: Any) -> list[Tensor]:
 
 
 FREE = frozenset(
-    [
-        "promote_types",
-        "_unsafe_view",
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "new_empty_strided",
-        "detach",
-        "lift_fresh",
-    ]
+    ["promote_types", "_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "lift_fresh"]
 )
 """Operations that launch nothing, beside views."""
 EACH = {"sort": 4, "argsort": 4, "searchsorted": 1, "cumsum": 2, "repeat_interleave": 3, "cat": 1}
