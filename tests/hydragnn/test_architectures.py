@@ -132,9 +132,7 @@ def test_no_other_file_of_the_source_names_an_architecture(root: Path) -> None:
         ("pip.__main__:Net", "holds no architectures"),
     ],
 )
-def test_a_kind_that_cannot_be_used_is_refused_with_the_next_move(
-    kind: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kind_that_cannot_be_used_is_refused(kind: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imports, "_allowed", set())
     imports.allow_code(["nowhere", "antigravity", "pip"])
     with pytest.raises(InputError, match=says):
@@ -182,7 +180,7 @@ def test_a_class_without_the_methods_of_its_parent_is_refused_by_their_names(mon
         pytest.param(".:", "bin here library", "bin here library", id="named"),
     ],
 )
-def test_an_empty_entry_of_pythonpath_names_no_folder(
+def test_an_empty_entry_of_pythonpath_is_none(
     pythonpath: str, search_path: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = {"here": str(tmp_path), "library": str(Path(os.__file__).parent)}
@@ -202,7 +200,7 @@ def test_an_empty_entry_of_pythonpath_names_no_folder(
         ("gin", {}, ["size", "area"], "gin does not see edge features, so area would have no say; leave it out of"),
     ],
 )
-def test_edge_features_that_are_not_there_or_not_read_are_refused(
+def test_edge_features_that_cannot_be_read_are_refused(
     kind: str, settings: dict[str, Any], inputs: list[str], says: str
 ) -> None:
     with pytest.raises(InputError, match=says):
@@ -242,7 +240,7 @@ READS = {
 
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("what", READS)
-def test_edges_that_are_read_and_not_there_are_an_error_that_says_what_to_declare(
+def test_edges_that_are_not_there_are_refused(
     what: str, declared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A class that declares nothing on graphs with positions; one that says it sees lengths on graphs without."""

@@ -102,7 +102,7 @@ def largest_kept(work: Callable[[], object]) -> int:
     ],
     ids=KINDS,
 )
-def test_only_attention_that_is_derived_twice_makes_an_array_of_nodes_by_nodes(
+def test_attention_derived_once_makes_no_array_of_nodes_by_nodes(
     attention: Callable[[], nn.Module], sizes: list[int], most: int
 ) -> None:
     """A graph of 1024 nodes: 4 MB per head and array in single precision; neither without forces nor where they are predicted."""

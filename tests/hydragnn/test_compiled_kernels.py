@@ -215,9 +215,7 @@ def test_without_the_library_every_op_equals_its_reference(name: str) -> None:
 
 
 @pytest.mark.usefixtures("without_library")
-def test_without_the_library_or_with_another_one_sentence_says_so_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_said_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     edges = Topology.square(torch.tensor([0]), torch.tensor([0]), 1)
     for _ in range(2):
         assert gather_multiply_sum(torch.ones(1, 1), torch.ones(1, 1), edges).tolist() == [[1.0]]

@@ -111,9 +111,7 @@ ROWS = {
         ("idle", ["one layer"]),
     ],
 )
-def test_a_fault_is_found_by_the_rows_about_it(
-    fault: str, found_by: list[str], suite: type[ArchitectureConformance]
-) -> None:
+def test_a_fault_is_found_by_its_rows(fault: str, found_by: list[str], suite: type[ArchitectureConformance]) -> None:
     suite.settings = {"fault": fault}
     outcomes = {row: PROMISES[name].outcome(suite(), case) for row, (name, case) in ROWS.items()}
     assert [row for row, (verdict, _, _) in outcomes.items() if verdict == "failed"] == found_by, outcomes

@@ -122,7 +122,7 @@ def test_equal_units_of_another_name_are_taken(place: Path) -> None:
         ({}, "graph 0 has no rate, which the model reads"),
     ],
 )
-def test_settings_that_do_not_fit_are_one_sentence(
+def test_settings_that_do_not_fit_are_refused(
     place: Path, tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):

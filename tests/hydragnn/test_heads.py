@@ -63,9 +63,7 @@ def test_what_flows_from_i_to_j_is_exactly_minus_what_flows_from_j_to_i(batch: G
 
 
 @pytest.mark.parametrize("field", ["flux", "bond"])
-def test_a_symmetric_value_is_the_same_in_both_directions_and_without_symmetry_it_is_not(
-    batch: GraphBatch, field: str
-) -> None:
+def test_a_symmetric_value_alone_is_the_same_in_both_directions(batch: GraphBatch, field: str) -> None:
     kind = "classes" if field == "bond" else "scalar"
     output = built("gin", {"kind": kind, "field": field, "symmetry": "symmetric"})(batch)[field]
     values = output.logits if isinstance(output, Categorical) else output.mean  # type: ignore[attr-defined]
@@ -96,9 +94,7 @@ def test_attention_weighs_nodes_by_a_learned_gate_and_the_weights_of_a_graph_sum
 
 @pytest.mark.parametrize("kind", ["painn", "egnn", "schnet"])
 @pytest.mark.parametrize("pool", ["sum", "mean"])
-def test_tensors_are_symmetric_and_more_than_a_number_times_the_identity(
-    batch: GraphBatch, kind: str, pool: str
-) -> None:
+def test_tensors_are_symmetric_and_no_number_times_the_identity(batch: GraphBatch, kind: str, pool: str) -> None:
     """They turn with the graph by a promise of conformance."""
     tensors = built(kind, {"kind": "tensor", "field": "tensor", "pool": pool})(batch)["tensor"].mean.detach()  # type: ignore[attr-defined]
     torch.testing.assert_close(tensors, tensors.mT, rtol=1e-14, atol=1e-14)
@@ -216,9 +212,7 @@ USELESS: list[tuple[str, str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "field", "keys", "words"), USELESS)
-def test_a_key_that_the_kind_or_the_field_has_no_use_for_is_refused(
-    kind: str, field: str, keys: dict[str, Any], words: str
-) -> None:
+def test_a_key_without_use_is_refused(kind: str, field: str, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         parse_head({**({"kind": kind} if kind else {}), "field": field, **keys}).check(OF_SETTINGS[field])
 

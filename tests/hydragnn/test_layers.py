@@ -64,7 +64,7 @@ def test_an_envelope_ends_at_the_cutoff_with_its_derivatives(kind: str, smooth: 
     ("radial", "envelope", "inputs", "end"),
     [("bessel", "none", [], None), ("gaussian", "cosine", [7.0, 8.0], 0.5)],
 )
-def test_radial_features_hold_basis_constant_and_edge_inputs(
+def test_radial_features_are_basis_constant_and_inputs(
     radial: Any, envelope: Any, inputs: list[float], end: float | None
 ) -> None:
     module = RadialFeatures(5.0, 3, radial, envelope, inputs=len(inputs))

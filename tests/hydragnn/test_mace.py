@@ -96,9 +96,7 @@ def test_contracted_states_turn_as_their_degree(correlation: int) -> None:
         ((4, 1, 2), 4, 3.056190695120),
     ],
 )
-def test_the_basis_that_weights_of_saved_models_belong_to_stays_what_it_is(
-    of: tuple[int, int, int], count: int, mark: float
-) -> None:
+def test_the_basis_of_weights_of_saved_models_stays(of: tuple[int, int, int], count: int, mark: float) -> None:
     """As many polynomials as the theory of characters counts, in this order and with these signs; a model from disk would say something else in another basis."""
     coefficients = symmetric_polynomials(*of).coefficients
     assert len(coefficients) == count

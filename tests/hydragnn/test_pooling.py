@@ -88,9 +88,7 @@ def not_periodic(batch: GraphBatch) -> GraphBatch:
 
 @pytest.mark.parametrize("names", [("relation", "level"), ()], ids=["kinds", "no kinds"])
 @pytest.mark.parametrize("corner", CORNERS)
-def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_theirs(
-    corner: str, names: tuple[str, ...]
-) -> None:
+def test_between_two_clusters_is_an_edge_of_every_kind_between_their_nodes(corner: str, names: tuple[str, ...]) -> None:
     """Its features are the means of what was merged."""
     batch = not_periodic(CORNERS[corner]())
     far = Field(name="level", on="edge", classes=8, dtype="int64")

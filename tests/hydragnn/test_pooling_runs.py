@@ -145,9 +145,7 @@ def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path
         train(config_for(**POOLING), tmp_path / "run", store=plain)
 
 
-def test_members_make_the_levels_of_a_batch_once(
-    far: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_make_levels_of_a_batch_once(far: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     make = coarse.next_level
 

@@ -7,6 +7,7 @@ import torch
 
 from hydragnn.architectures import architectures
 from hydragnn.conformance.cases import make_graph, make_model
+from hydragnn.graphs import graph_from_arrays
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import GraphModel
@@ -71,17 +72,8 @@ def grid(spacing: float, cutoff: float) -> GraphBatch:
     exactly = "donot_use_mm_for_euclid_dist"
     apart = torch.cdist(points, points, compute_mode=exactly) <= cutoff * (1 + 1e-6)
     receivers, senders = (apart & ~torch.eye(len(points), dtype=torch.bool)).nonzero(as_tuple=True)
-    return GraphBatch(
-        positions=points,
-        topology=Topology.square(senders, receivers, len(points)),
-        edge_shifts=torch.zeros(len(senders), 2),
-        cell=torch.zeros(1, 3, 3),
-        periodic=torch.zeros(1, 3, dtype=torch.bool),
-        node_offsets=torch.tensor([0, len(points)]),
-        edge_offsets=torch.tensor([0, len(senders)]),
-        fields={"size": FIELDS["size"]},
-        nodes={"size": torch.arange(len(points)) / len(points)},
-    )
+    sizes = {"size": torch.arange(len(points)) / len(points)}
+    return graph_from_arrays(points, senders, receivers, fields=[FIELDS["size"]], nodes=sizes)
 
 
 @pytest.mark.parametrize("spacing", [0.06, 0.1])

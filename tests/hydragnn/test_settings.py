@@ -146,7 +146,7 @@ def test_a_table_of_python_is_what_a_file_could_say() -> None:
         ({}, ["search.together=auto"], "search.together is gone"),
     ],
 )
-def test_a_removed_key_is_refused_with_its_replacement_and_left_out_of_older_tables(
+def test_a_removed_key_is_refused_and_left_out_of_older_tables(
     table: dict[str, Any], assignments: list[str], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):

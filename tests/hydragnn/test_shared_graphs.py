@@ -75,9 +75,7 @@ def _any_inner_edge(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sections", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("scale", SCALES)
-def test_ranks_that_share_a_graph_have_the_values_and_gradients_of_the_whole(
-    scale: str, size: int, sections: bool
-) -> None:
+def test_ranks_that_share_a_graph_have_values_and_gradients_of_the_whole(scale: str, size: int, sections: bool) -> None:
     batch, model = (make() for make in SCALES[scale])
     predictions, loss, gradients = loss_and_gradients(model, batch)
     cut = cut_nodes(batch, size)

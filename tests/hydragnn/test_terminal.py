@@ -50,9 +50,7 @@ def test_a_store_of_a_stranger_is_described_without_its_markup(tmp_path: Path) -
     assert f"source: [/bold] {WRITTEN_OUT}" in result.output and "[e/A]" in result.output
 
 
-def test_an_error_does_not_steer_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_steers_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["hydragnn", "data", "info", f"no{STEERING}.h5"])
     with pytest.raises(SystemExit):
         main()

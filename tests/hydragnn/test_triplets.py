@@ -101,7 +101,7 @@ def slow_sums(messages: list[Tensor], batch: GraphBatch, *, at_receiver: bool = 
 
 @pytest.mark.parametrize("sums, at_receiver", [(TripletSums, False), (TripletSumsAtReceivers, True)])
 @pytest.mark.parametrize("name", [name for name in BATCHES if name != "an atom that is its own neighbour"])
-def test_sums_over_triplets_are_those_of_a_loop_over_all_of_them(
+def test_sums_over_triplets_are_those_of_a_loop(
     name: str, sums: type[TripletSums | TripletSumsAtReceivers], at_receiver: bool
 ) -> None:
     batch = BATCHES[name]()
@@ -149,9 +149,7 @@ def test_zeros_of_bessel_functions_are_all_of_the_first_ones() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
-def test_spherical_functions_are_those_of_scipy_down_to_the_shortest_distances(
-    dtype: torch.dtype, tolerance: float
-) -> None:
+def test_spherical_functions_are_those_of_scipy_at_all_distances(dtype: torch.dtype, tolerance: float) -> None:
     """Absolute, where values are of order 10; closed forms of j_6 are wrong by more than 1 at 0.02 of the cutoff in float32."""
     shares = np.linspace(0.02, 1, 50)
     actual = SphericalBesselBasis(3.0, 7, 6)(torch.from_numpy(3.0 * shares).to(dtype)).double().numpy()

@@ -86,7 +86,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("architecture", "only", "dtype", "channels"), COMPILED)
-def test_kernels_compile_for_machines_that_are_not_here(
+def test_kernels_compile_for_other_machines(
     architecture: str, only: str, dtype: str, channels: int, tmp_path: Path
 ) -> None:
     options = ["--arch", architecture, "--dtype", dtype, "--channels", str(channels), *(["--only", only] * bool(only))]

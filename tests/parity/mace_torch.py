@@ -1,4 +1,4 @@
-"""The algebra of e3nn, and the whole network of MACE's authors, from species to energies and forces; its weights and outputs were kept by ``make_mace.py``."""
+"""The algebra of e3nn, and the whole network of MACE's authors, from species to energies and forces; weights and outputs of mace-torch 0.3.16 are kept in a file."""
 
 import math
 from dataclasses import replace

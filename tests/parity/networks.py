@@ -67,7 +67,7 @@ def compared(model: GraphModel, batch: GraphBatch, expected: Mapping[str, Tensor
 
 
 class Stored(dict[str, Tensor]):
-    """Weights and outputs that a script ``make_*.py`` has kept in a file."""
+    """Weights and outputs of another implementation, kept in a file; ``docs/parity.md`` says what made it."""
 
     @classmethod
     def read(cls, name: str) -> "Stored":

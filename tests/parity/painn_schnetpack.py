@@ -1,4 +1,4 @@
-"""PaiNN of its authors; its weights and outputs were kept by ``make_schnetpack.py``."""
+"""PaiNN of its authors; weights and outputs of schnetpack 2.1.1 are kept in a file."""
 
 from typing import Any
 

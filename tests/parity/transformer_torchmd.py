@@ -1,4 +1,4 @@
-"""The equivariant transformer of its authors, from species to energies and forces; what it gave was kept by ``make_torchmd.py``."""
+"""The equivariant transformer of its authors, from species to energies and forces; what torchmd-net 3.1.0 gave is kept in a file."""
 
 from ase.build import bulk
 from torch import Tensor

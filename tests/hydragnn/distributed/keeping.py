@@ -1,6 +1,6 @@
-"""A rank that keeps its share of stores in the memory of its group, reads graphs and compares them with the disk.
+"""A rank that keeps its share of stores in the memory of its group, and compares graphs with the disk, again after the last rank has died.
 
-``python keeping.py STORES FOLDER NODES [dies]``: ranks are declared to run on so many nodes. The last one ends itself where it ``dies``.
+``python keeping.py STORES FOLDER NODES``: ranks are declared to run on so many nodes.
 """
 
 import os
@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Loader, open_store
 from hydragnn.datasets.packing import Budget
-from hydragnn.distributed import join_ranks, leave
+from hydragnn.distributed import join_ranks
 from hydragnn.distributed.rank_store import RankStore, kept_by_ranks
 from tests.contracts.test_stores import assert_same
 
 
-def main(stores: Path, folder: Path, nodes: int, dies: bool) -> None:
-    """Keep, read, compare."""
+def main(stores: Path, folder: Path, nodes: int) -> None:
     torch.set_num_threads(1)
     with join_ranks(folder) as ranks:
         machine = f"node {ranks.rank * nodes // ranks.size}" if nodes > 1 else None
@@ -33,20 +32,20 @@ def main(stores: Path, folder: Path, nodes: int, dies: bool) -> None:
             group = ranks.size * (nodes > 1)
             kept = kept_by_ranks(store, graphs, names, ranks, group=group, machine=machine)
             pairs.append((kept, store, graphs))
-        if dies and ranks.rank == ranks.size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.5 * dies)  # its memory and its connections are gone
         for kept, store, graphs in pairs:
             compare(kept, store, graphs)
-            if not dies:
-                share: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.size}
-                loaders = [Loader(one, graphs, Budget(max_graphs=3), **share) for one in (kept, store)]
-                for (_, a), (_, b) in zip(*(loader.epoch(0) for loader in loaders), strict=True):
-                    assert_same(a, b)
-                    ranks.wait()  # as steps do, while the next batch is fetched
+            share: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.size}
+            loaders = [Loader(one, graphs, Budget(max_graphs=3), **share) for one in (kept, store)]
+            for (_, a), (_, b) in zip(*(loader.epoch(0) for loader in loaders), strict=True):
+                assert_same(a, b)
+                ranks.wait()  # as steps do, while the next batch is fetched
+        if ranks.rank == ranks.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)  # its memory and its connections are gone
+        for kept, store, graphs in pairs:
+            compare(kept, store, graphs)
         print(f"rank {ranks.rank} has read all", file=sys.stderr, flush=True)
-        if dies:
-            os._exit(0)
+        os._exit(0)
 
 
 def compare(kept: RankStore, store: GraphStore, graphs: NDArray[np.int64]) -> None:
@@ -59,5 +58,4 @@ def compare(kept: RankStore, store: GraphStore, graphs: NDArray[np.int64]) -> No
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), "dies" in sys.argv)
-    leave(0)
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -9,8 +9,8 @@ import pytest
 from hydragnn.base.errors import InputError
 from hydragnn.runs.plan import plan_run
 from tests.forked import ends_of_ranks
-from tests.hydragnn.distributed.splitting import CASES, STAGES, WITHOUT_FORCES, configuration
-from tests.hydragnn.training.worker import clusters
+from tests.hydragnn.distributed.splitting import CASES, GRAPHS, STAGES, WITHOUT_FORCES, configuration
+from tests.hydragnn.training.conftest import CHARGE
 from tests.once import shared
 
 WORKER = Path(__file__).with_name("splitting.py")
@@ -18,6 +18,8 @@ ROUNDING = 1e-12
 """Sums of some dozen numbers in another order, in double precision, through two derivatives and ten layers."""
 PLAIN = {"heads": WITHOUT_FORCES}
 ATTENTION = {"global_attention": {"kind": "linear", "heads": 3}}
+ALL_PAIRS = {"global_attention": {"kind": "equivariant", "heads": 2, "cutoff": 2.0}}
+TWO = {"tensor": 2}
 SPLIT = {
     "equivariant_transformer": 0.75,
     "field_tokens": 0.7,
@@ -39,7 +41,7 @@ def comparisons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_that_share_channels_have_the_losses_and_gradients_of_one_and_bit_for_bit_where_both_hold_weights(
+def test_two_ranks_that_share_channels_have_losses_and_gradients_of_one(
     name: str, comparisons: dict[str, dict[str, Any]]
 ) -> None:
     result = comparisons[name]
@@ -51,22 +53,8 @@ def test_what_is_wide_is_split(name: str, comparisons: dict[str, dict[str, Any]]
     assert comparisons[name]["share"] <= SPLIT[name]
 
 
-@pytest.mark.parametrize(
-    ("model", "ranks", "words"),
-    [
-        ({"kind": "schnet", "hidden_dim": 6}, 4, "parallel.tensor = 4 does not divide model.hidden_dim = 6"),
-        ({"kind": "equivariant_transformer", "hidden_dim": 12, "heads": 3}, 2, "does not divide model.heads = 3"),
-        ({"kind": "painn", "hidden_dim": 12, **ATTENTION}, 2, "does not divide model.global_attention.heads = 3"),
-    ],
-)
-def test_channels_that_do_not_divide_are_one_sentence(model: dict[str, Any], ranks: int, words: str) -> None:
-    kind = model.pop("kind")
-    with pytest.raises(InputError, match=words):
-        plan_run(configuration(kind, model, parallel={"tensor": ranks}), clusters(12))
-
-
 @pytest.mark.parametrize("name", STAGES)
-def test_two_stages_have_the_gradients_and_predictions_of_one_rank_and_every_weight_once(
+def test_two_stages_compute_what_one_rank_does_and_hold_weights_once(
     name: str, comparisons: dict[str, dict[str, Any]]
 ) -> None:
     result = comparisons["stages"][name]
@@ -74,23 +62,38 @@ def test_two_stages_have_the_gradients_and_predictions_of_one_rank_and_every_wei
     assert result["held once"] and result["share"] < 0.85
 
 
-@pytest.mark.parametrize(
-    ("changes", "more", "chunks", "words"),
-    [
-        ({}, {}, 1, "head energy has forces or stress, whose backward pass lies in the forward pass"),
-        ({"num_layers": 1}, PLAIN, 1, "takes a layer per stage, and model.num_layers is 1"),
-        ({"num_layers": 3}, PLAIN, 2, "takes a layer per chunk, 4 with chunks = 2, and model.num_layers is 3"),
-        (
-            {"pooling": {"levels": 1}},
-            PLAIN,
-            1,
-            "model.pooling exchanges levels of whole graphs between layers",
-        ),
-    ],
-)
-def test_a_pipeline_that_cannot_be_is_one_sentence(
-    changes: dict[str, Any], more: dict[str, Any], chunks: int, words: str
+GRAPH, STAGES_OF_TWO, CHUNKS = {"graph": 2}, {"pipeline": 2}, {"pipeline": 2, "chunks": 2}
+REFUSED: list[tuple[str, dict[str, Any], dict[str, int], dict[str, Any], str]] = [
+    ("schnet", {"hidden_dim": 6}, {"tensor": 4}, {}, "parallel.tensor = 4 does not divide model.hidden_dim = 6"),
+    ("equivariant_transformer", {"hidden_dim": 12, "heads": 3}, TWO, {}, "does not divide model.heads = 3"),
+    ("painn", {"hidden_dim": 12, **ATTENTION}, TWO, {}, "does not divide model.global_attention.heads = 3"),
+    ("schnet", {}, STAGES_OF_TWO, {}, "head energy has forces or stress, whose backward pass lies in the forward pass"),
+    ("schnet", {"num_layers": 1}, STAGES_OF_TWO, PLAIN, "takes a layer per stage, and model.num_layers is 1"),
+    (
+        "schnet",
+        {"num_layers": 3},
+        CHUNKS,
+        PLAIN,
+        "takes a layer per chunk, 4 with chunks = 2, and model.num_layers is 3",
+    ),
+    (
+        "schnet",
+        {"pooling": {"levels": 1}},
+        STAGES_OF_TWO,
+        PLAIN,
+        "model.pooling exchanges levels of whole graphs between",
+    ),
+    ("dimenet", {}, GRAPH, {}, "model dimenet reads pairs of consecutive edges"),
+    ("schnet", ALL_PAIRS, GRAPH, {}, "looks at all pairs of nodes"),
+    ("schnet", {}, GRAPH, {"heads": [{**CHARGE, "loss": "relative"}]}, 'loss = "relative"'),
+]
+
+
+@pytest.mark.parametrize(("kind", "model", "layout", "more", "words"), REFUSED)
+def test_a_layout_that_cannot_be_is_one_sentence(
+    kind: str, model: dict[str, Any], layout: dict[str, int], more: dict[str, Any], words: str
 ) -> None:
-    config = configuration("schnet", changes, parallel={"pipeline": 2, "chunks": chunks}, **more)
     with pytest.raises(InputError, match=words):
-        plan_run(config, clusters(12, related=True))
+        plan_run(configuration(kind, model, parallel=layout, **more), GRAPHS)
+    if layout == GRAPH:
+        plan_run(configuration(kind, model, **more), GRAPHS)

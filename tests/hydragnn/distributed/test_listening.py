@@ -63,7 +63,7 @@ def step_of(rank: int, *command: str, **variables: str) -> tuple[list[str], dict
     [[step_of(0), step_of(1)], pytest.param([(MPIRUN, LOOPBACK_OF_UCX)], marks=needs_mpirun), [(TORCHRUN, {})]],
     ids=["job step", "mpirun", "torchrun"],
 )
-def test_ranks_on_one_node_listen_on_the_loopback_only_and_garbage_changes_no_sum(
+def test_ranks_on_one_node_listen_on_the_loopback_only(
     commands: list[tuple[list[str], dict[str, str]]], root: Path, tmp_path: Path
 ) -> None:
     with met(root, tmp_path, *commands) as ranks:

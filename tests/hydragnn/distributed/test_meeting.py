@@ -66,7 +66,7 @@ def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_dead_attempt_left_misleads_nobody_and_ranks_that_come_in_time_say_nothing(
+def test_what_a_dead_attempt_left_misleads_nobody(
     tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.mkdir(mode=0o700)
@@ -110,7 +110,7 @@ TOLD = "where others than this user could tell them where to connect"
     ("what", "rank", "words"),
     [*product(["open to all", "a link", "of another user"], [0, 1], [TOLD]), ("a file", 0, "cannot meet in")],
 )
-def test_ranks_do_not_meet_where_others_could_tell_them_where_to_connect(
+def test_ranks_do_not_meet_where_others_could_steer_them(
     what: str, rank: int, words: str, tmp_path: Path, place: Path
 ) -> None:
     plant(what, place)
@@ -127,9 +127,8 @@ TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "
 )
 def test_a_store_that_is_not_there_is_a_sentence(rank: int, address: str, fault: str, tmp_path: Path) -> None:
     launch = Launch(by="torchrun", rank=rank, size=2, address=address, port=9)
-    with pytest.raises(
-        LaunchError, match=rf"^the store of rank 0 at {address} port 9 {fault} \([^\n]*MASTER_ADDR[^\n]*$"
-    ):
+    words = rf"^the store of rank 0 at {address} port 9 {fault} \([^\n]*MASTER_ADDR[^\n]*$"
+    with pytest.raises(LaunchError, match=words):
         meet(launch, tmp_path, timedelta(seconds=1))
 
 
@@ -139,20 +138,15 @@ def test_an_interface_that_this_node_does_not_have_is_named(monkeypatch: pytest.
         pass
 
 
+LATE, ALONE = (
+    "2 of 3 ranks did not come to .* [(]rank 1, 2[)]; do all of",
+    "rank 1 waited at .* in vain for rank 0; do all ranks",
+)
+
+
 @pytest.mark.parametrize(
     ("rank", "missing", "why"),
-    [
-        (
-            0,
-            "rank 1, 2, which did not come to ",
-            r"2 of 3 ranks did not come to \S+ \(rank 1, 2\); do all of them see it",
-        ),
-        (
-            1,
-            "rank 0, who has not come to ",
-            r"rank 1 waited at \S+ in vain for rank 0; do all ranks of the node see this folder",
-        ),
-    ],
+    [(0, "rank 1, 2, which did not come to ", LATE), (1, "rank 0, who has not come to ", ALONE)],
 )
 def test_a_rank_that_waits_says_for_whom_and_which_variables_say_so(
     rank: int,
@@ -201,14 +195,34 @@ PMI, OPEN_MPI = {"PMI_SIZE": "2", "PMI_RANK": "0"}, {"OMPI_COMM_WORLD_SIZE": "2"
         ({**SHELL, **HYDRA}, "mpi", 1, "", 0),  # mpirun in that shell
         ({**SHELL, **OPEN_MPI}, "mpi", 1, "", 0),
         ({**SHELL, **TORCHRUN}, "torchrun", 1, "a", 9),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "8"}, "mpi", 1, "", 0),
+        ({"SLURM_NTASKS": "8"}, "alone", 0, "", 0),  # an allocation, but no job step
+        ({"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}, "alone", 0, "", 0),
+        ({"PMI_SIZE": "", "SLURM_LOCALID": "", "SLURM_STEP_NUM_TASKS": ""}, "alone", 0, "", 0),
     ],
 )
-def test_a_rank_knows_its_launcher_and_where_ranks_of_several_nodes_meet(
+def test_a_rank_knows_its_launcher_and_meeting_place(
     environment: dict[str, str], by: str, rank: int, address: str, port: int | None
 ) -> None:
     launch = launch_from(environment, 51)
     assert (launch.by, launch.rank, launch.address) == (by, rank, address)
     assert launch.port == port if port is not None else 15_000 <= launch.port < 30_000
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({**TORCHRUN, "RANK": "x"}, "RANK=x"),
+        ({**TORCHRUN, "RANK": "4"}, "RANK=4"),
+        ({"PMI_SIZE": "two"}, "PMI_SIZE=two"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "-1"}, "OMPI_COMM_WORLD_RANK=-1"),
+        ({"SLURM_STEP_NUM_TASKS": "3"}, "SLURM_PROCID="),
+        ({"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "7"}, "SLURM_PROCID=7"),
+    ],
+)
+def test_variables_that_no_launcher_writes_are_named(environment: dict[str, str], name: str) -> None:
+    with pytest.raises(LaunchError, match=f"^{name} is in the environment.*unset {name.partition('=')[0]}$"):
+        launch_from(environment)
 
 
 @pytest.mark.parametrize("rank", [SHELL, HYDRA, {**TORCHRUN, "LOCAL_RANK": "1"}])

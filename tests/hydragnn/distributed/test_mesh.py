@@ -42,9 +42,7 @@ def test_ranks_that_share_channels_are_neighbours() -> None:
         ({"tensor": 4}, 8, 2, "between nodes"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_one_sentence(
-    settings: dict[str, int], ranks: int, per_node: int, words: str
-) -> None:
+def test_a_layout_that_does_not_fit_is_refused(settings: dict[str, int], ranks: int, per_node: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         check_layout(ParallelSettings.parse(settings), ranks, per_node)
     check_layout(ParallelSettings.parse(dict.fromkeys([*settings][:1], 2)), 2, 2)  # and this one fits

@@ -103,7 +103,7 @@ def test_messages_arrive_in_the_order_in_which_they_are_received(stages: int, ch
 
 
 @given(*SIZES, st.floats(0.1, 4.0), st.floats(0.0, 1.0))
-def test_no_stage_waits_for_ever_and_few_activations_are_in_memory(
+def test_no_stage_waits_for_ever_and_memory_is_bounded(
     stages: int, chunks: int, parts: int, backward: float, latency: float
 ) -> None:
     course = course_of(schedules(stages, chunks, parts), chunks, 1.0, backward, latency)

@@ -44,29 +44,20 @@ def with_mpi(ranks: int, root: Path, *words: object) -> str:
 
 
 @needs_linux
-def test_ranks_of_a_node_read_the_disks_bits_in_one_memory(stores: Path, tmp_path: Path) -> None:
-    results = ends_of_ranks(3, SCRIPT, stores, tmp_path, 1)
-    assert [code for code, _ in results] == [0, 0, 0], results
-
-
-@needs_linux
-def test_memory_outlives_the_rank_that_filled_it(stores: Path, tmp_path: Path) -> None:
+def test_memory_of_a_node_has_the_disks_bits_and_outlives_the_rank_that_filled_it(stores: Path, tmp_path: Path) -> None:
     names = set(Path("/dev/shm").iterdir())
-    results = ends_of_ranks(3, SCRIPT, stores, tmp_path, 1, "dies")
+    results = ends_of_ranks(3, SCRIPT, stores, tmp_path, 1)
     assert [code for code, _ in results] == [0, 0, -9], results
-    assert not [path for path in set(Path("/dev/shm").iterdir()) - names if "hydragnn" in path.name]
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - names if path.is_file() and "hydragnn" in path.name]
 
 
 @needs_linux
 @needs_mpirun
-@pytest.mark.parametrize("dies", [False, True])
-def test_ranks_of_several_nodes_read_each_others_memory_and_the_share_of_one_that_died_from_the_disk(
-    dies: bool, stores: Path, root: Path, tmp_path: Path
+def test_ranks_of_nodes_read_each_others_memory_and_of_one_that_died_the_disk(
+    stores: Path, root: Path, tmp_path: Path
 ) -> None:
-    ranks, nodes = (2, 2) if dies else (3, 2)
-    said = with_mpi(ranks, root, stores, tmp_path, nodes, *["dies"] * dies)
-    assert said.count("has read all") == ranks - dies, said
-    assert said.count("rank 1 does not answer") == dies and (dies or "does not answer" not in said)
+    said = with_mpi(3, root, stores, tmp_path, 2)
+    assert said.count("has read all") == 2 and said.count("rank 2 does not answer") == 2, said
 
 
 @needs_linux

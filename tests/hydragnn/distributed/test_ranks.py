@@ -38,7 +38,7 @@ def bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[set[int]]:
     [(range(16), [{4, 5, 6, 12}]), ([4, 5], []), ([0, 1, 2], []), ([4, 5, 6, 12], [])],
     ids=["whole node", "some beside it", "others", "just these"],
 )
-def test_only_a_rank_that_may_use_all_cores_beside_its_gpu_is_bound(
+def test_a_rank_that_may_use_all_cores_beside_its_gpu_is_bound(
     bound: list[set[int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: Any, expected: list[set[int]]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
@@ -79,7 +79,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]
         process.kill()
 
 
-def test_a_rank_that_stays_stopped_is_named_and_ended(
+def test_a_rank_that_stays_stopped_is_ended(
     process: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     noted: list[tuple[int, str]] = []

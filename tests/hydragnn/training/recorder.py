@@ -121,7 +121,17 @@ def leaves(result: Any) -> list[Tensor]:
 
 
 FREE = frozenset(
-    ["promote_types", "_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "lift_fresh"]
+    [
+        "promote_types",
+        "_unsafe_view",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "new_empty_strided",
+        "detach",
+        "lift_fresh",
+    ]
 )
 """Operations that launch nothing, beside views."""
 EACH = {"sort": 4, "argsort": 4, "searchsorted": 1, "cumsum": 2, "repeat_interleave": 3, "cat": 1}

@@ -36,7 +36,7 @@ ENERGY = {"kind": "energy", "field": "energy", "references": True, "forces": "fo
 CUTS: dict[str, dict[str, Any]] = {
     "schnet in a window": {"data__window": 10},
     "painn by sgd": {"model": "painn", "train__optimizer": "sgd"},
-    "pna": {"model": "pna"},
+    "pna in parts": {"model": "pna", "parallel__micro_batches": 3},
     "two stages": {"heads": [ENERGY], "train__stage_two": 0.5},
 }
 
@@ -105,21 +105,12 @@ def test_a_paused_run_goes_on_with_what_may_change_and_refuses_the_rest(trained:
         trained(train__epochs=9, resume=True)
 
 
-def test_a_finished_run_resumes_to_what_it_was(trained: Trained) -> None:
-    config = make_config(train__patience=1, train__epochs=40, train__learning_rate=0.3)
-    stopped = trained("run", config)
-    assert stopped.status == "stopped" and stopped.epochs < 40
-    again = trained("run", config, resume=True)
-    assert (again.status, again.epochs, again.curves) == ("stopped", stopped.epochs, stopped.curves)
-
-
 def test_nothing_is_resumed_in_an_empty_folder_and_begun_in_a_file(trained: Trained, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no run to resume"):
-        trained("nothing", resume=True)
-    assert not (tmp_path / "nothing").exists()
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(InputError, match="is a file, not a folder"):
-        trained()
+    for name, resume, words in (("nothing", True, "holds no run to resume"), ("run", False, "is a file, not a folder")):
+        with pytest.raises(InputError, match=words):
+            trained(name, resume=resume)
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_a_run_moves_from_one_rank_to_two_in_parts_to_three_and_back_with_the_undisturbed_curve(
@@ -155,14 +146,6 @@ def test_a_full_disk_ends_a_run_with_a_sentence_and_keeps_its_checkpoint(trained
 CONSTANT: dict[str, Any] = {"train__schedule": "constant", "train__ema_decay": 0.9, "model__dropout": 0.2}
 
 
-def test_more_epochs_at_a_constant_rate_give_the_bits_of_a_longer_run(trained: Trained, tmp_path: Path) -> None:
-    trained("whole", make_config(**CONSTANT, train__epochs=4))
-    assert trained("longer", make_config(**CONSTANT, train__epochs=2)).status == "finished"
-    record = trained("longer", make_config(**CONSTANT, train__epochs=4), resume=True)
-    assert record.continued == ["after epoch 2 with train.epochs: 2, now 4"]
-    assert_same_end(tmp_path / "whole", tmp_path / "longer")
-
-
 def test_more_epochs_follow_the_schedule_of_the_longer_run(trained: Trained, tmp_path: Path) -> None:
     short, long = make_config(train__epochs=2), make_config(train__epochs=5)
     for name in ("through", "cut"):
@@ -177,17 +160,19 @@ def test_more_epochs_follow_the_schedule_of_the_longer_run(trained: Trained, tmp
     assert rates[1] == 0.0 and rates[2:] == whole[2:]  # cosine: it had ended, and rises again
 
 
-def test_a_checkpoint_of_an_earlier_version_is_continued_too(trained: Trained, tmp_path: Path) -> None:
-    trained("new", make_config(**CONSTANT, train__epochs=2))
-    trained("old", make_config(**CONSTANT, train__epochs=2))
+def test_more_epochs_give_the_bits_of_a_longer_run_also_after_an_update(trained: Trained, tmp_path: Path) -> None:
+    trained("whole", make_config(**CONSTANT, train__epochs=4))
+    for name in ("longer", "old"):
+        assert trained(name, make_config(**CONSTANT, train__epochs=2)).status == "finished"
     (newest,) = (tmp_path / "old" / "checkpoints").glob("000002-*/state.json")
     state = read_json(newest)
     del state["checksum"]
     state["identity"]["configuration_hash"] = digest(decisive(read_record(tmp_path / "old").config))
     write_sealed(newest, state)
-    for name in ("new", "old"):
-        trained(name, make_config(**CONSTANT, train__epochs=3), resume=True)
-    assert_same_end(tmp_path / "new", tmp_path / "old")
+    for name in ("longer", "old"):
+        record = trained(name, make_config(**CONSTANT, train__epochs=4), resume=True)
+        assert record.continued == ["after epoch 2 with train.epochs: 2, now 4"]
+        assert_same_end(tmp_path / "whole", tmp_path / name)
 
 
 def test_a_run_without_its_checkpoint_begins_anew_but_not_over_its_model(trained: Trained, tmp_path: Path) -> None:
@@ -229,9 +214,7 @@ def whole(run_once: RunOnce) -> RunRecord:
     return read_record(run_once(two_stages()))
 
 
-def test_stages_differ_in_the_energys_weight_alone_and_the_validation_loss_has_that_of_the_second(
-    whole: RunRecord, trained: Trained
-) -> None:
+def test_stages_differ_in_the_energys_weight_and_validation_has_the_second(whole: RunRecord, trained: Trained) -> None:
     one, other = (trained(str(factor), two_stages(factor)) for factor in (1.0, 25.5))
     for name, curve in whole.curves.items():
         if name != "valid/loss":
@@ -254,5 +237,8 @@ def test_the_weight_of_the_second_stage_is_the_one_that_a_run_of_one_stage_would
 def test_patience_does_not_end_a_run_before_its_second_stage(trained: Trained) -> None:
     rates = {"train__learning_rate": 1e-30, "train__schedule": "constant", "train__ema_decay": 0.0}
     settings = {"train__epochs": 8, "train__patience": 2, **rates}  # weights stand still, so no epoch is better
-    assert trained("two", two_stages(**settings)).epochs == 4 + 2
-    assert trained("one", two_stages(1.0, **settings)).epochs == 1 + 2
+    for name, config, epochs in (("two", two_stages(**settings), 4 + 2), ("one", two_stages(1.0, **settings), 1 + 2)):
+        stopped = trained(name, config)
+        assert (stopped.status, stopped.epochs) == ("stopped", epochs)
+        again = trained(name, config, resume=True)
+        assert (again.status, again.epochs, again.curves) == ("stopped", epochs, stopped.curves)

@@ -81,7 +81,7 @@ def test_what_conditions_tells_materials_apart_and_is_optimised_and_saved(
     assert [name for name in names if torch.equal(first[name], last[name])] == []
 
 
-def test_edge_fields_that_an_architecture_does_not_see_are_left_out_and_named_or_refused_where_somebody_names_them(
+def test_edge_fields_that_are_not_seen_are_left_out_or_refused(
     pairs: MemoryStore, trained: Trained, tmp_path: Path
 ) -> None:
     record = trained("run", config_for(), store=pairs, until=1)

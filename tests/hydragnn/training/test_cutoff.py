@@ -158,9 +158,7 @@ def test_branches_share_the_smallest_cutoff_and_errors_name_the_branch(copper: P
         ({"model.hidden_dim": {"type": "int", "low": 8, "high": 64}}, r"model\.cutoff = 5"),
     ],
 )
-def test_every_cutoff_that_a_campaign_may_try_is_held_against_the_store(
-    space: dict[str, Any], sentence: str, copper: Path, tmp_path: Path
-) -> None:
+def test_cutoffs_of_a_campaign_are_checked(space: dict[str, Any], sentence: str, copper: Path, tmp_path: Path) -> None:
     table = config_of(copper, HEAD, cutoff=5.0).to_json()
     objective = {"trials": 2, "objective": "valid/energy/mae"}
     settings = campaign_settings({**table, "search": {**objective, "space": space}}, tmp_path / "CAMPAIGN.toml")

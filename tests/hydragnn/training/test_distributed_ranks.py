@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hydragnn.distributed import LaunchError, launch_from, leave
+from hydragnn.distributed import leave
 from hydragnn.record import read_record
 from tests.hydragnn.training.conftest import (
     MPIRUN,
@@ -25,10 +25,7 @@ from tests.hydragnn.training.conftest import (
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpirun", marks=needs_mpirun), "srun"])
 def test_ranks_of_every_launcher_meet_and_train_like_one_rank(
-    launcher: str,
-    request: pytest.FixtureRequest,
-    trained: Trained,
-    tmp_path: Path,
+    launcher: str, request: pytest.FixtureRequest, trained: Trained, tmp_path: Path
 ) -> None:
     """A real Slurm has two nodes."""
     words, variables, nodes = {"torchrun": TORCHRUN, "mpirun": MPIRUN}.get(launcher), {}, 1
@@ -75,30 +72,6 @@ def test_one_module_reads_the_environment_of_launchers(root: Path) -> None:
     texts = {path.name: path.read_text() for path in (root / "hydragnn").rglob("*.py")}
     readers = [name for name, text in texts.items() if "environ[" in text or "os.environ" in text or "getenv" in text]
     assert readers == ["environment.py"]
-
-
-def test_the_launcher_is_read_from_the_environment() -> None:
-    assert launch_from({"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "a", "LOCAL_RANK": "1"}).local_rank == 1
-    assert launch_from({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "8"}).by == "mpi"
-    assert launch_from({"SLURM_NTASKS": "8"}).by == "alone"  # an allocation, but no job step
-    assert launch_from({"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}).size == 1
-    assert launch_from({"PMI_SIZE": "", "SLURM_LOCALID": "", "SLURM_STEP_NUM_TASKS": ""}).by == "alone"
-
-
-@pytest.mark.parametrize(
-    ("environment", "name"),
-    [
-        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "RANK=x"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "RANK=2"),
-        ({"PMI_SIZE": "two"}, "PMI_SIZE=two"),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "-1"}, "OMPI_COMM_WORLD_RANK=-1"),
-        ({"SLURM_STEP_NUM_TASKS": "3"}, "SLURM_PROCID="),
-        ({"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "7"}, "SLURM_PROCID=7"),
-    ],
-)
-def test_variables_that_no_launcher_writes_are_named(environment: dict[str, str], name: str) -> None:
-    with pytest.raises(LaunchError, match=f"^{name} is in the environment.*unset {name.partition('=')[0]}$"):
-        launch_from(environment)
 
 
 def test_a_lost_rank_is_recorded_and_the_run_goes_on_from_its_checkpoint(trained: Trained, tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_data_that_changed_since_are_not_replayed(place: Path) -> None:
         ("keep_beating", KeyError("beat")),
     ],
 )
-def test_what_fails_after_the_last_epoch_is_a_note(
+def test_a_failure_after_the_end_is_a_note(
     where: str, error: Exception, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = table_of(place / "cuau.h5", {"model": str(place / "cu")}, epochs=1)
@@ -302,7 +302,7 @@ def test_what_fails_after_the_last_epoch_is_a_note(
     assert again.status == "finished" and again.start["forgetting"]["errors"] and again.curves == record.curves
 
 
-def test_a_kill_or_a_full_disk_after_the_last_epoch_leaves_a_finished_run(
+def test_a_kill_or_a_full_disk_after_the_end_leaves_a_finished_run(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = table_of(place / "cuau.h5", {"model": str(place / "cu")}, epochs=1)

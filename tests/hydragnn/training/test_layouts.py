@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from hydragnn.base.errors import InputError
 from hydragnn.config import AnyConfig, RunConfig, config_from_table
 from hydragnn.datasets import MemoryStore
 from hydragnn.record import read_record
 from hydragnn.runs import train
-from hydragnn.runs.plan import plan_run
 from tests.hydragnn.training.conftest import (
-    STORE,
     WITHOUT_FORCES,
     Process,
     RunOnce,
@@ -114,24 +111,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert first.epochs == second.epochs and first.parameters == second.parameters
     assert_same_curves(first, second, ROUNDING, 1e-13)
     assert_same_model(one, other)
-
-
-ALL_PAIRS = {"kind": "equivariant", "heads": 2, "cutoff": 2.0}
-RELATIVE = {"kind": "scalar", "field": "charge", "loss": "relative"}
-
-
-@pytest.mark.parametrize(
-    ("model", "changes", "words"),
-    [
-        ("dimenet", {}, "model dimenet reads pairs of consecutive edges"),
-        ("schnet", {"model__global_attention": ALL_PAIRS}, "looks at all pairs of nodes"),
-        ("schnet", {"heads": [RELATIVE]}, 'loss = "relative"'),
-    ],
-)
-def test_a_model_whose_graphs_cannot_be_cut_is_refused(model: str, changes: dict[str, Any], words: str) -> None:
-    plan_run(make_config(model, **changes), STORE)
-    with pytest.raises(InputError, match=words):
-        plan_run(make_config(model, parallel__graph=2, **changes), STORE)
 
 
 @pytest.mark.parametrize("name", IN_MEMORY)

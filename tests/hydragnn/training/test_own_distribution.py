@@ -53,9 +53,7 @@ def test_the_loss_is_the_likelihood_per_label(runs: list[Path]) -> None:
     torch.testing.assert_close(prediction.nll(labels, factor), prediction.scale_by(1 / factor).nll(labels / factor))
 
 
-def test_an_ensemble_is_the_mixture_in_memory_and_on_disk(
-    runs: list[Path], ensemble: Path, stored: Path, tmp_path: Path
-) -> None:
+def test_an_ensemble_is_the_mixture_everywhere(runs: list[Path], ensemble: Path, stored: Path, tmp_path: Path) -> None:
     batch = STORE.read(range(40))
     members = [load_model(run / "model", torch.float64).predict(batch)["charge"] for run in runs]
     mean, variance = (torch.stack([getattr(one, what) for one in members]) for what in ("mean", "variance"))
@@ -75,7 +73,7 @@ def test_an_ensemble_is_the_mixture_in_memory_and_on_disk(
     ("options", "words"),
     [([], "ensemble.json: distribution = .*add --allow-code tests.laplace"), (["--allow-code", "tests.laplace"], "")],
 )
-def test_another_process_reads_it_where_its_code_is_allowed(
+def test_another_process_needs_its_code(
     options: list[str], words: str, ensemble: Path, stored: Path, tmp_path: Path
 ) -> None:
     command = ["-m", "hydragnn", "predict", str(ensemble), str(stored), "--out", str(tmp_path / "out.h5")]
@@ -106,7 +104,7 @@ class Foreign(Distribution):
         (Foreign, "lacks the methods blank, denormalise"),
     ],
 )
-def test_a_distribution_that_later_steps_cannot_use_is_refused_at_once(
+def test_a_useless_distribution_is_refused(
     distribution: type[Distribution], words: str, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def targets(head: LaplaceHead, fields: Mapping[str, Field]) -> tuple[Target, ...]:

@@ -107,6 +107,5 @@ def test_labels_of_the_test_part_change_no_bit_of_a_run(trained: Trained, run_on
     energy = STORE.read(range(len(STORE)))["energy"].clone()
     energy[torch.from_numpy(split.test)] += 1e3
     plain, spoiled = read_record(run_once(make_config())), trained(store=with_labels(STORE, energy=energy))
-    for name in ("train/loss", "valid/loss"):
-        assert plain.curves[name] == spoiled.curves[name]
+    assert all(plain.curves[name] == spoiled.curves[name] for name in ("train/loss", "valid/loss"))
     assert not [name for name in spoiled.curves if name.startswith("test/")]

@@ -138,7 +138,7 @@ def test_views_of_a_store_have_values_of_their_own(disk: DiskStore) -> None:
 
 
 @pytest.mark.parametrize("claimed", [None, "../../../elsewhere", "nul\0"])
-def test_a_claimed_fingerprint_gives_no_store_the_values_of_another(
+def test_a_claimed_fingerprint_gives_no_values_of_another_store(
     claimed: str | None, disk: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two stores that cannot be written, so that both have their values in the user's folder."""

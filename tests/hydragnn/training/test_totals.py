@@ -128,7 +128,7 @@ def folders(charged: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> l
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_saved_models_stacks_and_ensembles_keep_totals_in_physical_units(
+def test_models_stacks_and_ensembles_keep_totals(
     folders: list[Path], charged: MemoryStore, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     batch = charged.read(range(40))

@@ -98,7 +98,7 @@ def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name", ["record.json", "weights.safetensors", "latest.json", "000002-000000", "000003-000000"]
 )
-def test_a_successor_that_begins_before_a_late_renaming_keeps_its_files(
+def test_a_successor_keeps_its_files_before_a_late_renaming(
     name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old attempt has looked and stops; it wakes up after its successor has trained and renames what it wrote."""

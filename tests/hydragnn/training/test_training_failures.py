@@ -71,7 +71,7 @@ def test_a_single_rank_and_one_whose_folder_takes_no_file_keep_their_own_failure
         (["config.json"], RuntimeError("surprise"), [".failure-1.json", "config.json"]),
     ],
 )
-def test_a_refused_run_leaves_no_file_of_any_rank(
+def test_a_refused_run_leaves_no_file(
     before: list[str] | None, error: Exception, left: list[str] | None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "deep" / "run"
@@ -97,14 +97,8 @@ FAULTS: list[tuple[str, int | str, dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "rank", "changes", "kind", "words"), FAULTS)
-def test_the_record_of_two_ranks_states_the_fault_of_one(
-    fault: str,
-    rank: int | str,
-    changes: dict[str, Any],
-    kind: str | None,
-    words: str,
-    stored: Path,
-    tmp_path: Path,
+def test_the_record_of_two_ranks_states_one_fault(
+    fault: str, rank: int | str, changes: dict[str, Any], kind: str | None, words: str, stored: Path, tmp_path: Path
 ) -> None:
     """As a job step of a search; a signal pauses the run."""
     (tmp_path / "config.json").write_text(json.dumps(make_config(data__store=str(stored), **changes).to_json()))

@@ -70,7 +70,7 @@ def energy_loss(kind: str = "mse", per_node: bool = False) -> Target:
     ],
     ids=["mse", "mae", "huber", "per node of its graph"],
 )
-def test_the_loss_is_the_sum_over_graphs_that_have_the_label(
+def test_the_loss_is_the_sum_over_labels(
     target: Target, values: list[float], expected: float, batch: GraphBatch
 ) -> None:
     assert loss_sum(target, prediction(values), batch).item() == pytest.approx(expected)

@@ -93,9 +93,7 @@ RATES: list[tuple[TrainSettings, float, list[float], float]] = [
 
 
 @pytest.mark.parametrize(("settings", "epoch", "losses", "rate"), RATES)
-def test_rates_rise_from_zero_and_fall_to_it_or_halve_after_every_wait_or_stay(
-    settings: TrainSettings, epoch: float, losses: list[float], rate: float
-) -> None:
+def test_rates_follow_their_schedule(settings: TrainSettings, epoch: float, losses: list[float], rate: float) -> None:
     assert learning_rate(settings, epoch, losses) == pytest.approx(rate, abs=1e-12)
 
 

@@ -92,7 +92,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "angles at receivers": ("dimenet", {"model__angle": "at_receiver"}),
     "bf16": ("painn", {"train__precision": "bf16"}),
     "totals": ("painn", {"heads": [ENERGY, {**CHARGE, "total": 0}]}),
-    "networks per index": ("schnet", {"heads": [{**CHARGE, "hidden_dims": [], "per_index": 5}]}),
+    "networks per index": ("schnet", {"heads": [{**CHARGE, "hidden_dims": [], "per_index": 7}]}),
 }
 
 
@@ -106,7 +106,7 @@ def test_replayed_steps_are_the_steps(case: str, recorder: StandIn) -> None:
     options = {"heads": heads, "train__ema_decay": 0.9, "train__optimizer": optimizer, "train__clip_norm": 0.1}
     store = clusters(40, related="relational" in (case, model) or "pooling" in case)
     if case == "networks per index":
-        store = MemoryStore(store.read(np.flatnonzero(store.sizes().nodes == 5)))
+        store = MemoryStore(store.read(np.flatnonzero(store.sizes().nodes == 7)))
     plain, replayed = (
         run_of(make_config(model, train__graphs=way, **(options | changes)), store, 2) for way in ("off", "on")
     )
@@ -119,9 +119,7 @@ def test_replayed_steps_are_the_steps(case: str, recorder: StandIn) -> None:
     assert recorder.replays >= len(recorder.recorded) > 0
 
 
-def test_runs_that_replay_have_the_curves_of_others_and_resume_to_the_same_bits(
-    trained: Trained, recorder: StandIn, tmp_path: Path
-) -> None:
+def test_runs_that_replay_resume_to_the_same_bits(trained: Trained, recorder: StandIn, tmp_path: Path) -> None:
     config = make_config(**{**HARD, "train__epochs": 3}, train__graphs="on")
     record = trained("whole", config)
     assert record.graphs and record.status == "finished"
@@ -143,7 +141,7 @@ def test_branches_have_recordings_of_their_own(recorder: StandIn, trained: Train
     assert_same_curves(*records, rel=1e-12)
 
 
-def test_bits_depend_neither_on_when_a_size_is_recorded_nor_on_the_room_for_recordings(
+def test_bits_depend_neither_on_time_nor_on_room_of_recordings(
     trained: Trained, recorder: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without room the one that was not used for longest goes, and what finds no memory is computed as it is."""
@@ -205,7 +203,7 @@ def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for() -> None:
     ("epochs", "ranks", "limited", "reason"),
     [(3, 1, False, "few"), (1000, 1, False, ""), (1000, 2, False, "several ranks"), (1000, 1, True, "fill a memory")],
 )
-def test_a_run_records_by_itself_where_it_is_long_enough_alone_and_without_limit(
+def test_a_long_run_alone_and_without_limit_records_by_itself(
     epochs: int, ranks: int, limited: bool, reason: str
 ) -> None:
     run = run_of(make_config(train__epochs=epochs), STORE)
@@ -226,10 +224,8 @@ def assert_same_predictions(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("attention", [{}, {"model__global_attention": {"kind": "multihead", "heads": 2}}])
-def test_predictions_of_one_model_and_of_members_as_one_are_replayed_or_made_as_before(
-    attention: dict[str, Any],
-    recorder: StandIn,
-    capsys: pytest.CaptureFixture[str],
+def test_predictions_of_models_and_stacks_are_replayed(
+    attention: dict[str, Any], recorder: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = models_of("painn", **attention)
     assert models[0].replayed() is models[0], "a CPU has no graphs"

@@ -150,16 +150,11 @@ def test_parts_are_valid_batches_that_make_up_the_whole(numbers: list[int], numb
     assert sum(part.num_graphs for part in parts) == len(numbers)
     if not parts:
         return
+    assert parts[0].positions.data_ptr() == batch.positions.data_ptr()  # views
     whole = concatenate([validate(part) for part in parts])
     assert_same_geometry(whole, batch)
     for name in batch.fields:
         assert torch.equal(whole[name], batch[name]) and torch.equal(whole.present(name), batch.present(name)), name
-
-
-def test_a_part_takes_views_of_the_batch() -> None:
-    batch = STORE.read(range(8))
-    first, *_ = micro_batches(batch, 2)
-    assert first.positions.data_ptr() == batch.positions.data_ptr()
 
 
 @pytest.mark.parametrize("model", ["painn", "pna"])
@@ -169,13 +164,6 @@ def test_parts_take_the_steps_of_the_whole_batch(model: str, trained: Trained) -
     whole = trained("1", config)
     for count in (2, 4):  # in fp64, where only sums are in another order
         assert_same_curves(whole, trained(str(count), config, micro_batches=count), rel=1e-10)
-
-
-def test_a_run_in_parts_is_cut_and_resumed_with_the_same_bits_under_dropout(trained: Trained) -> None:
-    config = make_config(model__dropout=0.2, train__precision="fp32")
-    whole = trained("whole", config, micro_batches=3)
-    trained("cut", config, micro_batches=3, until=1)
-    assert trained("cut", config, micro_batches=3, resume=True).curves == whole.curves
 
 
 CPU = torch.device("cpu")
@@ -204,7 +192,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
         yield
         current.pop()
 
-    current, module = [stream_of("computing")], Mock(stream=stream, device=nullcontext)
+    current, kept, module = [stream_of("computing")], list[Tensor](), Mock(stream=stream, device=nullcontext)
     module.Stream.side_effect = lambda device: stream_of("copying")
     module.current_stream.side_effect = lambda device: current[-1]
     copy = Tensor.to
@@ -216,19 +204,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
     def pinned(tensor: Tensor) -> Tensor:
         if not tensor.is_cpu:
             raise RuntimeError(f"cannot pin {tensor.device}: only dense CPU tensors can be pinned")
-        there = tensor.clone()
-        noted.append(("pin", there.data_ptr()))
-        kept.append(there)
-        return there
+        kept.append(tensor.clone())
+        noted.append(("pin", kept[-1].data_ptr()))
+        return kept[-1]
 
-    def record(tensor: Tensor, stream: Any) -> None:
-        noted.append(("in use", tensor.data_ptr(), stream.name))
-
-    kept: list[Tensor] = []
     monkeypatch.setattr(uploading.torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(Tensor, "pin_memory", pinned)
     monkeypatch.setattr(Tensor, "to", to)
-    monkeypatch.setattr(Tensor, "record_stream", record)
+    in_use = lambda tensor, stream: noted.append(("in use", tensor.data_ptr(), stream.name))  # noqa: E731
+    monkeypatch.setattr(Tensor, "record_stream", in_use)
     uploading._copy_stream.cache_clear()
     yield noted
     uploading._copy_stream.cache_clear()
@@ -268,7 +252,7 @@ def test_what_is_on_the_gpu_already_is_not_pinned(batch: GraphBatch, calls: list
     assert again.topology.index_arrays["degrees"].shape == late.shape
 
 
-def test_batches_of_a_gpu_are_uploaded_in_the_precision_of_the_run_and_those_of_a_cpu_are_not_copied(
+def test_batches_of_a_gpu_are_uploaded_and_those_of_a_cpu_are_not_copied(
     batch: GraphBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = Mock(side_effect=lambda part, device: part)
@@ -309,7 +293,7 @@ def test_a_thread_is_one_item_ahead_and_leaves_errors_to_who_asks(on_threads: No
     assert list(ahead((number for number in range(3)), CPU, lambda number: ())) == [0, 1, 2]
 
 
-def test_runs_with_a_thread_have_the_same_bits_and_stop_when_they_are_asked(
+def test_runs_with_a_thread_have_the_same_bits_and_stop(
     on_threads: None, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(**{**HARD, "train__epochs": 2}, data__window=10)
