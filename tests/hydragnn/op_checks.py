@@ -236,9 +236,8 @@ def _with_derivatives(function: Callable[..., Any], case: Case) -> tuple[Tensor,
     # a sum that is zero records every tensor, also where an op without edges does not
     nothing = sum((tensor.sum() for tensor in recorded.tensors), value.new_zeros(())) * 0
     direction = _direction(value).requires_grad_()
-    first = torch.autograd.grad(
-        (value * direction).sum() + nothing * nothing, recorded.tensors, create_graph=True, materialize_grads=True
-    )
+    total = (value * direction).sum() + nothing * nothing
+    first = torch.autograd.grad(total, recorded.tensors, create_graph=True, materialize_grads=True)
     gradient = _together(first)
     tensors = (*recorded.tensors, direction)
     second = torch.autograd.grad((gradient * _direction(gradient)).sum(), tensors, materialize_grads=True)

@@ -53,9 +53,8 @@ def output_of(program: str, *arguments: str, **variables: str) -> list[str]:
     own = {"GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
     environment = {name: value for name, value in os.environ.items() if name not in own} | variables
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, timeout=120
-    ).stdout.split()
+    options = {"capture_output": True, "text": True, "check": True, "timeout": 120}
+    return subprocess.run(command, env=environment, **options).stdout.split()  # type: ignore[call-overload,no-any-return]
 
 
 @on_linux

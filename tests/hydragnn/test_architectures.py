@@ -82,11 +82,8 @@ def test_a_file_put_into_the_room_is_an_architecture_everywhere(ring: None, root
     settings = TypeAdapter(ModelSettings).validate_python({"kind": "ring", "beads": 5, "hidden_dim": 8})
     assert settings.to_json()["beads"] == 5
     assert make_model("ring")(CORNERS["two graphs"]())["charge"].mean.shape == (12, 2)
-    suites = [
-        one
-        for name, one in vars(module_of(root / "tests" / "contracts" / "test_models.py")).items()
-        if name.endswith("_ring")
-    ]
+    suites = vars(module_of(root / "tests" / "contracts" / "test_models.py")).items()
+    suites = [one for name, one in suites if name.endswith("_ring")]
     assert [suite.architecture for suite in suites] == ["ring"]
     assert (
         "| `ring` | A network per node (nobody 2026) | who is whose neighbour | no | - | `beads` |"
@@ -244,9 +241,8 @@ def test_edges_that_are_not_there_are_refused(
     what: str, declared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A class that declares nothing on graphs with positions; one that says it sees lengths on graphs without."""
-    code = RING.replace("ArchitectureSettings", "GeometricSettings").replace(
-        "import Architecture,", "import radial_basis, Architecture,"
-    )
+    code = RING.replace("ArchitectureSettings", "GeometricSettings")
+    code = code.replace("import Architecture,", "import radial_basis, Architecture,")
     code = code.replace("(states[0])}", f"(states[0]) * {READS[what]}}}")
     code += "        self.basis = radial_basis(settings, spec)\n"
     code += '    sees = frozenset({"lengths"})\n' if declared else ""

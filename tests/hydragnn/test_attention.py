@@ -38,10 +38,8 @@ def test_attention_equals_its_equation_as_a_loop(dtype: torch.dtype, derivatives
     theirs = nn.MultiheadAttention(CHANNELS, 2, batch_first=True, dtype=dtype)
     theirs.in_proj_weight, theirs.in_proj_bias = attention.project.weight, attention.project.bias
     theirs.out_proj = attention.out
-    alone = [
-        theirs(*(part.unsqueeze(0),) * 3, need_weights=True)[0].squeeze(0)
-        for part in states.split([size for size in sizes if size])
-    ]
+    parts = [part.unsqueeze(0) for part in states.split([size for size in sizes if size])]
+    alone = [theirs(part, part, part, need_weights=True)[0].squeeze(0) for part in parts]
     actual, expected = attention(states, graph), torch.cat(alone)
     close = EXACT if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(actual, expected, **close)

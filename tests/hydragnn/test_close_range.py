@@ -170,9 +170,8 @@ def test_units_of_positions_do_not_change_the_repulsion() -> None:
 def test_branches_repel_in_their_own_units_of_positions() -> None:
     bohr, alone = 0.529177210903, model_of("schnet").description
     limits = (replace(LIMITS, angstrom=bohr), LIMITS)
-    views = build_branched(
-        [replace(alone, branch=name, close_range=one) for name, one in zip(("first", "second"), limits)], 0
-    ).views
+    descriptions = [replace(alone, branch=name, close_range=one) for name, one in zip(("first", "second"), limits)]
+    views = build_branched(descriptions, 0).views
     for view, unit in zip(views, (bohr, 1.0)):
         near, usual = (from_ase(copper(length / unit), CUTOFF) for length in (0.9 * 2.0, 1.01 * 2.0))
         for batch, contacts in ((near, True), (usual, False)):

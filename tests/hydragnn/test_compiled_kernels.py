@@ -25,6 +25,7 @@ GRAPHS = case_graphs() | {
     "all from one": graph(7, 7, [(3, e // 2) for e in range(14)]),
     "random": random_graph(11, 4, seed=3),
 }
+ROWS_OF = {"row_sum": "rows", "column_sum": "columns", "edge_product": "weights", "sum_along": "rows"}
 built = pytest.mark.skipif(compiled.library() is None, reason="the compiled kernels are not built")
 with_forms_of_their_own = pytest.mark.parametrize("name", [name for name, op in OPS.items() if "cpu" in op.forms])
 
@@ -113,9 +114,7 @@ def test_gradients_made_in_one_pass_have_the_bits_of_those_made_one_by_one(famil
             for name, member in family.members.items():
                 if not member.together:
                     continue
-                incoming = made[
-                    {"row_sum": "rows", "column_sum": "columns", "edge_product": "weights", "sum_along": "rows"}[name]
-                ]
+                incoming = made[ROWS_OF[name]]
                 known = (*(made[item] for item in member.items), incoming)
                 values = member.together["cpu"](*known, topology)
                 assert values is not None, (way, name)

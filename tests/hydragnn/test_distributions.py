@@ -31,9 +31,8 @@ def test_the_likelihood_of_a_normal_distribution_is_that_of_torch() -> None:
 @pytest.mark.parametrize("label", [-1, 4])
 def test_a_label_that_is_no_class_has_no_likelihood(label: int) -> None:
     output = Categorical(logits=torch.zeros(2, 4))
-    torch.testing.assert_close(
-        output.nll(torch.tensor([label, 1])), torch.tensor([math.nan, math.log(4)]), equal_nan=True
-    )
+    expected = torch.tensor([math.nan, math.log(4)])
+    torch.testing.assert_close(output.nll(torch.tensor([label, 1])), expected, equal_nan=True)
 
 
 def test_the_likelihood_of_classes_is_the_cross_entropy_of_torch() -> None:

@@ -91,9 +91,8 @@ def test_huge_states_and_weights_stay_finite() -> None:
 
 
 def test_a_periodic_graph_needs_a_cutoff() -> None:
-    with pytest.raises(
-        InputError, match=r"graph 0 of the batch is periodic.*give a cutoff \(model.global_attention.cutoff\)"
-    ):
+    words = r"graph 0 of the batch is periodic.*give a cutoff \(model.global_attention.cutoff\)"
+    with pytest.raises(InputError, match=words):
         make_model("painn", **attention())(make_graph(0, 6))
 
 

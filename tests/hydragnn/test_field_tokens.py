@@ -35,9 +35,8 @@ def lattice(number: int, names: tuple[str, ...], lead: float) -> GraphBatch:
     if "warmth" in names:
         fields.append(Field(name="later", on="node", unit="K", role="target"))
         nodes["later"] = 0.9 * nodes["warmth"]
-    return graph_from_arrays(
-        positions, senders, receivers, fields=fields, nodes=nodes, graphs={"lead": torch.tensor([lead])}
-    )
+    graphs = {"lead": torch.tensor([lead])}
+    return graph_from_arrays(positions, senders, receivers, fields=fields, nodes=nodes, graphs=graphs)
 
 
 def write(path: Path, names: tuple[str, ...], lacking: str = "") -> Path:
@@ -135,10 +134,8 @@ def test_fine_tuning_adds_fields_that_begin_as_those_of_their_unit(place: Path, 
     table["train"]["learning_rate"] = 1e-12  # the first function
     record = hydragnn.train(table, tmp_path / "tuned")
     assert any("the start does not have the inputs warmth, depth" in note for note in record.notes)
-    inputs, old = (
-        load_model(tmp_path / "tuned/model", torch.float64).model.node_inputs,
-        model_of(place).model.node_inputs,
-    )
+    tuned, old = load_model(tmp_path / "tuned/model", torch.float64), model_of(place).model.node_inputs
+    inputs = tuned.model.node_inputs
     query, keys = inputs.attention.queries(inputs.query).view(2, 4), inputs.attention.keys.weight.view(2, 4, 8)
     scores = torch.einsum("hw,hwc->hc", query, keys) / 2  # of a token in each head
     away = torch.eye(8, dtype=torch.float64) - torch.linalg.pinv(scores) @ scores  # what no head's score depends on
@@ -150,9 +147,8 @@ def test_fine_tuning_adds_fields_that_begin_as_those_of_their_unit(place: Path, 
         torch.testing.assert_close(whole @ scores.T, torch.zeros(1, 2, dtype=torch.float64), rtol=0, atol=1e-9)
         torch.testing.assert_close(slope @ away, torch.zeros_like(slope), rtol=0, atol=1e-9)
     tuned, graph = load_model(tmp_path / "tuned/model", torch.float64), lattice(3, ("height", "rate"), 0.2)
-    torch.testing.assert_close(
-        tuned.predict(graph)["next"].mean, model_of(place).predict(graph)["next"].mean, rtol=1e-6, atol=1e-6
-    )
+    ours, first = (one.predict(graph)["next"].mean for one in (tuned, model_of(place)))
+    torch.testing.assert_close(ours, first, rtol=1e-6, atol=1e-6)
     with pytest.raises(InputError, match=r"inputs = .* in this run, and .* in the start"):
         less = table_of(place / "four.h5", place / "two", optional_inputs=["depth"])
         less["data"]["inputs"] = ["height", "lead", "depth"]

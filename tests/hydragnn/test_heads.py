@@ -12,7 +12,7 @@ from hydragnn.architectures import architecture_of
 from hydragnn.base.errors import InputError
 from hydragnn.base.imports import allow_named
 from hydragnn.conformance.cases import INPUTS, make_graph, small_settings
-from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs import concatenate
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import Categorical, GraphModel, Normal, Point, build_model, parse_head, target_from_json
@@ -74,9 +74,8 @@ def test_a_symmetric_value_alone_is_the_same_in_both_directions(batch: GraphBatc
 
 def test_an_edge_without_its_reverse_is_named() -> None:
     model = built("gin", {"kind": "scalar", "field": "flux", "symmetry": "symmetric"})
-    with pytest.raises(
-        InputError, match=r"edge from node \d+ to \d+ .* none in the other direction.*leave symmetry out"
-    ):
+    words = r"edge from node \d+ to \d+ .* none in the other direction.*leave symmetry out"
+    with pytest.raises(InputError, match=words):
         model(make_graph(7, 3, edges=1))
     assert model(make_graph(3, 4, edges=0))["flux"].mean.shape == (0, 2)  # type: ignore[attr-defined]
 
@@ -86,9 +85,8 @@ def test_attention_weighs_nodes_by_a_learned_gate_and_the_weights_of_a_graph_sum
     (head,) = model.heads
     states = model.with_states(batch)[1][0]
     scores, values = head.gate(states)[:, 0], head.network(states)[:, 0]  # type: ignore[operator]
-    expected = torch.stack(
-        [(scores[of].softmax(0) * values[of]).sum() for of in map(batch.owner("node").eq, range(len(batch)))]
-    )
+    owners = map(batch.owner("node").eq, range(len(batch)))
+    expected = torch.stack([(scores[of].softmax(0) * values[of]).sum() for of in owners])
     torch.testing.assert_close(model(batch)["mean"].mean.flatten(), expected, rtol=1e-12, atol=1e-12)  # type: ignore[attr-defined]
 
 
@@ -175,27 +173,15 @@ def test_a_head_of_ones_own_is_one_file(tmp_path: Path, monkeypatch: pytest.Monk
     torch.testing.assert_close(charges[:3].sum() + charges[3:].sum(), charges.new_zeros(()), atol=1e-12, rtol=0)
     with pytest.raises(InputError, match="unknown key smoothing; "):
         parse_head({"kind": kind, "field": "site", "smoothing": 1})
-    with pytest.raises(
-        InputError, match=r"toy_heads has no head Charges; derive it from hydragnn\.models\.HeadSettings"
-    ):
+    words = r"toy_heads has no head Charges; derive it from hydragnn\.models\.HeadSettings"
+    with pytest.raises(InputError, match=words):
         parse_head({"kind": "toy_heads:Charges", "field": "site"})
 
 
-OF_SETTINGS = {
-    field.name: field
-    for field in (
-        Field(name="energy", on="graph", dtype="float64"),
-        Field(name="forces", on="node", shape=(3,), parity="vector"),
-        Field(name="stress", on="graph", shape=(3, 3), parity="tensor"),
-        Field(name="charge", on="node"),
-        Field(name="dipole", on="graph", shape=(3,), parity="vector"),
-        Field(name="phase", on="graph", classes=3, dtype="int64"),
-    )
-}
 USELESS: list[tuple[str, str, dict[str, Any], str]] = [
     ("scalar", "energy", {"forces": "forces"}, 'forces belongs to kind = "energy"'),
     ("energy", "energy", {"pool": "mean"}, 'belongs to kind = "scalar" or "vector"'),
-    ("classes", "phase", {"distribution": "gaussian"}, 'not to kind = "classes"'),
+    ("classes", "kind", {"distribution": "gaussian"}, 'not to kind = "classes"'),
     ("", "energy", {}, "a head has no kind; add one of scalar, energy"),
     ("energy", "energy", {"forcs": "forces"}, "unknown key .*forcs; did you mean forces"),
     ("scaler", "energy", {}, "unknown kind of head"),
@@ -207,29 +193,29 @@ USELESS: list[tuple[str, str, dict[str, Any], str]] = [
     ("scalar", "energy", {"correction_of": "charge"}, "correction_of is for node fields"),
     ("scalar", "dipole", {}, 'use kind = "vector"'),
     ("classes", "energy", {}, "numbers, not classes"),
-    ("classes", "phase", {"class_weights": [1.0]}, "1 class_weights for 3"),
+    ("classes", "kind", {"class_weights": [1.0]}, "1 class_weights for 2"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "field", "keys", "words"), USELESS)
 def test_a_key_without_use_is_refused(kind: str, field: str, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        parse_head({**({"kind": kind} if kind else {}), "field": field, **keys}).check(OF_SETTINGS[field])
+        parse_head({**({"kind": kind} if kind else {}), "field": field, **keys}).check(FIELDS[field])
 
 
 def test_targets_say_in_one_place_how_fields_are_learned() -> None:
     heads = [
         {"kind": "energy", "field": "energy", "forces": "forces", "forces_weight": 5.0, "stress": "stress"},
         {"kind": "scalar", "field": "charge", "distribution": "gaussian", "loss": "nll"},
-        {"kind": "classes", "field": "phase", "class_weights": "balanced"},
+        {"kind": "classes", "field": "kind", "class_weights": "balanced"},
     ]
-    targets = [target for head in heads for target in parse_head(head).targets(OF_SETTINGS)]
+    targets = [target for head in heads for target in parse_head(head).targets(FIELDS)]
     expected = [
         ("energy", Point, True, 10.0, "mae", True),
         ("forces", Point, False, 1.0, "mae", False),
         ("stress", Point, False, 1.0, "mae", True),
         ("charge", Normal, False, 1.0, "nll", False),
-        ("phase", Categorical, False, 1.0, "cross_entropy", False),
+        ("kind", Categorical, False, 1.0, "cross_entropy", False),
     ]
     assert [(t.name, t.distribution, t.extensive, t.stage_two_factor, t.loss, t.per_node) for t in targets] == expected
     assert [(t.derivative, t.source) for t in targets[1:3]] == [("forces", "energy"), ("stress", "energy")]

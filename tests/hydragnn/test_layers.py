@@ -95,9 +95,7 @@ def test_pooling_stays_inside_its_graph(pool: str, expected: float) -> None:
 
 
 def test_the_root_of_their_number_divides_the_sum_of_neighbours_of_one_kind() -> None:
-    edges = Topology(
-        senders=torch.tensor([1, 2, 3, 0]), receivers=torch.tensor([0, 0, 0, 1]), num_columns=4, num_rows=4
-    )
+    edges = Topology.square(torch.tensor([1, 2, 3, 0]), torch.tensor([0, 0, 0, 1]), 4)
     relation = torch.tensor([1, 0, 1, 1])
     plain, rooted, averaged = (keyed_edges(edges, relation, 2, how, torch.float64) for how in ("sum", "sqrt", "mean"))
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -114,9 +112,8 @@ def test_rows_get_the_weights_of_their_class_whether_or_not_classes_are_counted(
     numbers = torch.tensor(of_rows, dtype=torch.int64)
     values = torch.randn(len(of_rows), 3, dtype=torch.float64, requires_grad=True)
     weights, biases = layer.weight.view(4, 2, 3), layer.bias.view(4, 2)
-    expected = (
-        torch.stack([weights[c] @ row + biases[c] for c, row in zip(of_rows, values)]) if of_rows else torch.zeros(0, 2)
-    )
+    rows = [weights[c] @ row + biases[c] for c, row in zip(of_rows, values)]
+    expected = torch.stack(rows) if rows else torch.zeros(0, 2)
 
     counted = layer(values, classes_of(numbers, 4))
     with plain_forms():

@@ -78,9 +78,8 @@ def test_contracted_states_turn_as_their_degree(correlation: int) -> None:
     kinds = torch.tensor([0, 1, 1, 0])
     before, after = contraction(states, kinds), contraction(torch.einsum("ij,jnc->inc", whole, states), kinds)
     for degree, matrix in enumerate(matrices):
-        torch.testing.assert_close(
-            after[degree], torch.einsum("ij,njc->nic", matrix, before[degree]), rtol=1e-10, atol=1e-10
-        )
+        turned = torch.einsum("ij,njc->nic", matrix, before[degree])
+        torch.testing.assert_close(after[degree], turned, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

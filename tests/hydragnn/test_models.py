@@ -105,9 +105,7 @@ def test_references_come_back_on_top_of_the_prediction(tmp_path: Path) -> None:
     save_model(tmp_path / "plain", model, Normalisation(scales=scales))
     references = {"energy": {1: 10.0, 2: 20.0, 3: 30.0}}
     save_model(tmp_path / "referenced", model, Normalisation(scales=scales, references=references))
-    plain, shifted = (
-        load_model(tmp_path / name).predict(chain(4, 3))["energy"].mean for name in ("plain", "referenced")
-    )
+    plain, shifted = (load_model(tmp_path / one).predict(chain(4, 3))["energy"].mean for one in ("plain", "referenced"))
     torch.testing.assert_close(shifted - plain, torch.tensor([70.0], dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 

@@ -17,32 +17,21 @@ from hydragnn.base.errors import InputError
 from hydragnn.conformance.cases import CORNERS, small_settings
 from hydragnn.conformance.structures import LAWS
 from hydragnn.ensemble.checking import Subject
-from hydragnn.graphs import (
-    CLUSTERS,
-    Field,
-    GraphBatch,
-    concatenate,
-    from_ase,
-    with_contracted_levels,
-)
+from hydragnn.graphs import CLUSTERS, Field, GraphBatch, concatenate, from_ase, with_contracted_levels
 from hydragnn.graphs.batch import edge_vectors
 from hydragnn.graphs.levels import levels_of
 from hydragnn.layers import GraphUNet, MessageGraph, States
 from hydragnn.models import GraphModel, build_model, parse_head
 from tests.graphs.geometry import cells
 from tests.hydragnn.small import ENERGY, FIELDS, LEVELS, small_model
+from tests.parity.loops import graph_of
 
 
 def message_graph(batch: GraphBatch, kinds: tuple[str, ...] = ()) -> MessageGraph:
-    return MessageGraph(
-        topology=batch.topology,
-        owner=batch.owner("node"),
-        nodes_per_graph=batch.counts("node"),
-        vectors=edge_vectors(batch),
-        edge_features=batch.edges["area"].unsqueeze(1) if "area" in batch.edges else None,
-        edge_kinds={name: batch.edges[name] for name in kinds},
-        levels=levels_of(batch, batch[CLUSTERS].shape[1], kinds),
-    )
+    features = batch.edges["area"].unsqueeze(1) if "area" in batch.edges else None
+    edges = {"edge_features": features, "edge_kinds": {name: batch.edges[name] for name in kinds}}
+    levels = levels_of(batch, batch[CLUSTERS].shape[1], kinds)
+    return graph_of(batch, vectors=edge_vectors(batch), levels=levels, **edges)
 
 
 def clusters_by_loops(batch: GraphBatch, level: int) -> list[list[int]]:

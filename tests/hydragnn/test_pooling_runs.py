@@ -14,20 +14,13 @@ from hydragnn.config import RunConfig
 from hydragnn.conformance.cases import small_settings
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.graphs import (
-    CLUSTERS,
-    Field,
-    GraphBatch,
-    clusters_field,
-    coarse,
-    concatenate,
-    with_contracted_levels,
-)
+from hydragnn.graphs import CLUSTERS, Field, GraphBatch, clusters_field, coarse, concatenate, with_contracted_levels
 from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
 from tests.graphs.geometry import cells
 
+HEAD = {"kind": "scalar", "field": "answer"}
 FIELDS = (Field(name="load", on="node"), Field(name="answer", on="node", role="target"))
 
 
@@ -44,16 +37,10 @@ def far() -> MemoryStore:
 
 
 def config_for(kind: str = "gin", **model: Any) -> RunConfig:
-    return RunConfig.parse(
-        {
-            "data": {"store": "in memory"},
-            "split": {"train": 0.7, "valid": 0.3},
-            "batch": {"max_graphs": 4},
-            "model": {"kind": kind, "hidden_dim": 8, "num_layers": 4, **model},
-            "heads": [{"kind": "scalar", "field": "answer", "hidden_dims": [8]}],
-            "train": {"epochs": 12, "learning_rate": 0.01, "checkpoint_seconds": 0},
-        }
-    )
+    table = {"data": {"store": "in memory"}, "split": {"train": 0.7, "valid": 0.3}, "batch": {"max_graphs": 4}}
+    model = {"kind": kind, "hidden_dim": 8, "num_layers": 4, **model}
+    training = {"epochs": 12, "learning_rate": 0.01, "checkpoint_seconds": 0}
+    return RunConfig.parse({**table, "model": model, "heads": [{**HEAD, "hidden_dims": [8]}], "train": training})
 
 
 POOLING: dict[str, Any] = {"pooling": {"levels": 3}}
@@ -69,14 +56,9 @@ def test_with_levels_a_network_sees_what_is_far_away(far: MemoryStore, tmp_path:
 
 def test_the_cluster_numbers_are_no_feature(far: MemoryStore, tmp_path: Path) -> None:
     """Numbered in another way the same clusters give the same predictions, and models that do not pool do not read them."""
-    model = build_model(
-        small_settings("gin", num_layers=3, pooling={"levels": 2}),
-        [parse_head({"kind": "scalar", "field": "answer"})],
-        [*FIELDS, clusters_field(3)],
-        inputs=["load", CLUSTERS],
-        dim=2,
-        seed=0,
-    ).double()
+    settings, heads = small_settings("gin", num_layers=3, pooling={"levels": 2}), [parse_head(HEAD)]
+    fields = [*FIELDS, clusters_field(3)]
+    model = build_model(settings, heads, fields, inputs=["load", CLUSTERS], dim=2, seed=0).double()
     batch = concatenate([problem(seed) for seed in range(3)]).to(dtype=torch.float64)
     other = batch.with_fields({CLUSTERS: 1000 - 7 * batch[CLUSTERS]})
     torch.testing.assert_close(model(other)["answer"].mean, model(batch)["answer"].mean)
@@ -139,9 +121,8 @@ def test_a_file_with_a_crystal_has_levels_by_contraction_alone(tmp_path: Path) -
 
 def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path) -> None:
     plain = MemoryStore([problem(seed).with_fields(drop=[CLUSTERS]) for seed in range(6)])
-    with pytest.raises(
-        InputError, match=r"model\.pooling needs the node field clusters of levels; give the BUILD\.toml"
-    ):
+    words = r"model\.pooling needs the node field clusters of levels; give the BUILD\.toml"
+    with pytest.raises(InputError, match=words):
         train(config_for(**POOLING), tmp_path / "run", store=plain)
 
 

@@ -58,9 +58,8 @@ def test_dropout_acts_in_training_and_never_at_prediction(kind: str) -> None:
 def test_a_lone_node_knows_what_it_is(kind: str) -> None:
     """TensorNet has a node among its own neighbours: without that, a lone atom had the energy of any other element."""
     model, lone = make_model(kind), make_graph(0, 1, edges=0)
-    energies = [
-        float(model(lone.with_fields({"species": torch.tensor([number])}))["energy"].mean.detach()) for number in (1, 2)
-    ]
+    graphs = [lone.with_fields({"species": torch.tensor([number])}) for number in (1, 2)]
+    energies = [float(model(graph)["energy"].mean.detach()) for graph in graphs]
     assert abs(energies[0] - energies[1]) > 1e-4
 
 

@@ -38,9 +38,8 @@ def test_values_and_slopes_are_those_of_the_functions() -> None:
 
 
 def test_a_gradient_is_the_derivative_of_what_the_table_gives_to_the_second_order() -> None:
-    made = FunctionTable(
-        end=2.0, knots=torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    )
+    knots = torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    made = FunctionTable(end=2.0, knots=knots)
     made.knots[:-1, 1] = made.knots[1:, 0] - made.knots[:-1, 0]
     x = torch.tensor([0.1, 0.3, 1.1, 1.99], dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x: interpolated(x, made), (x,))
@@ -59,9 +58,8 @@ def test_the_compiled_loops_are_the_plain_form(dtype: torch.dtype, channels: int
         pytest.skip("the compiled kernels are not built")
     tolerance = 2e-4 if dtype == torch.float32 else 1e-12  # a place between knots is rounded, at random knots
     torch.testing.assert_close(values, plain.value(x, made), rtol=tolerance, atol=tolerance, equal_nan=True)
-    torch.testing.assert_close(
-        slopes, plain.slope(x, g, made), rtol=tolerance, atol=tolerance * channels, equal_nan=True
-    )
+    close = {"rtol": tolerance, "atol": tolerance * channels, "equal_nan": True}
+    torch.testing.assert_close(slopes, plain.slope(x, g, made), **close)
 
 
 def test_beyond_its_end_a_table_stays_what_it_is_there_and_nan_stays_nan() -> None:

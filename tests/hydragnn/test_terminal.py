@@ -81,21 +81,15 @@ def test_what_a_stream_cannot_encode_is_written_out(errors: str) -> None:
 
 
 def test_text_is_escaped_wherever_it_stands() -> None:
-    rows = {
-        EVIL: EVIL,
-        "list": [EVIL],
-        "table": {EVIL: EVIL},
-        "deep": {"a": {"b": {"c": {EVIL: EVIL}}}},
-        "rows": [{EVIL: EVIL}],
-    }
+    deep = {"a": {"b": {"c": {EVIL: EVIL}}}}
+    rows = {EVIL: EVIL, "list": [EVIL], "table": {EVIL: EVIL}, "deep": deep, "rows": [{EVIL: EVIL}]}
     html = html_table(EVIL, rows)
     assert "<script" not in html and "alert('" not in html and html.count("&lt;script&gt;") >= 9
 
 
 def test_long_values_are_cut() -> None:
-    html = html_table(
-        "", {"text": "x" * 10_000, "rows": [{"a": one} for one in range(1000)], **{str(k): k for k in range(999)}}
-    )
+    many = {str(key): key for key in range(999)}
+    html = html_table("", {"text": "x" * 10_000, "rows": [{"a": one} for one in range(1000)], **many})
     assert len(html) < 10_000 and "x" * (LONGEST + 1) not in html and f"and {1000 - ROWS} more" in html
 
 

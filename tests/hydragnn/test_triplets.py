@@ -26,6 +26,7 @@ from hydragnn.layers import (
     bessel_zeros,
     reverses_of,
 )
+from tests.parity.loops import graph_of as graph_of_batch
 
 LOAD = Field(name="load", on="graph", dtype="float64")
 
@@ -36,12 +37,7 @@ def graph_of(atoms: Atoms, cutoff: float) -> GraphBatch:
 
 
 def message_graph(batch: GraphBatch) -> MessageGraph:
-    return MessageGraph(
-        topology=batch.topology,
-        owner=batch.owner("node"),
-        nodes_per_graph=batch.counts("node"),
-        vectors=edge_vectors(batch),
-    )
+    return graph_of_batch(batch, vectors=edge_vectors(batch))
 
 
 def slanted() -> Atoms:
@@ -93,9 +89,8 @@ def slow_sums(messages: list[Tensor], batch: GraphBatch, *, at_receiver: bool = 
             other = vectors[first] + vectors[second] if at_receiver else vectors[first]
             cosine = float(other @ vectors[second] / (other.norm() * vectors[second].norm()))
             for ell, message in enumerate(messages):
-                sums[second] += (
-                    math.sqrt((2 * ell + 1) / (4 * math.pi)) * float(eval_legendre(ell, cosine)) * message[first]
-                )
+                factor = math.sqrt((2 * ell + 1) / (4 * math.pi)) * float(eval_legendre(ell, cosine))
+                sums[second] += factor * message[first]
     return sums
 
 

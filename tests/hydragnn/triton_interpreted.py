@@ -76,11 +76,8 @@ def widths() -> Iterator[tuple[str, float, float]]:
     for number, (channels, dtype) in enumerate(WIDTHS):
         for name, op in OPS.items():
             for case, given in op.cases({"few": indices[number % 2]}, channels):
-                yield (
-                    f"{name} {case} {channels} {dtype}",
-                    op.compare(given, dtype=dtype, form=CALL).forward,
-                    op.tolerance[dtype],
-                )
+                value = op.compare(given, dtype=dtype, form=CALL).forward
+                yield f"{name} {case} {channels} {dtype}", value, op.tolerance[dtype]
 
 
 def long() -> Iterator[tuple[str, float, float]]:

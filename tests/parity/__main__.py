@@ -49,13 +49,9 @@ def table(lines: dict[tuple[str, str, str], float]) -> str:
     """The lines in Markdown, by architecture."""
     head = ["| what | beside | compared | difference |", "|---|---|---|---|"]
     seen = {line: f"{difference:.0e}" if difference else "none" for line, difference in lines.items()}
-    rows = [
-        f"| `{what}` | {beside} | {compared} | {seen[what, beside, compared]} |"
-        for what, beside, compared in sorted(lines)
-    ]
-    rows += [
-        f"| `{kind}` | {NOT_MEASURED} | | |" for kind in architectures() if kind not in {what for what, *_ in lines}
-    ]
+    rows = [f"| `{line[0]}` | {line[1]} | {line[2]} | {seen[line]} |" for line in sorted(lines)]
+    compared = {what for what, *_ in lines}
+    rows += [f"| `{kind}` | {NOT_MEASURED} | | |" for kind in architectures() if kind not in compared]
     return "\n".join([*head, *rows]) + "\n"
 
 

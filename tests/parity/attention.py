@@ -202,15 +202,10 @@ def equivariant(bench: Bench, cutoff: float | None, taken: set[int], degrees: se
 
 
 DEGREES = [({0, 1, 2}, {0, 1, 2}), ({0}, {0, 1}), ({0, 1}, {0}), ({0, 2}, {0, 1, 2})]
-THEIRS = "torch.nn.MultiheadAttention"
+CASES = [(cutoff, *degrees) for cutoff in (CUTOFF, None) for degrees in DEGREES]
+EQUIVARIANT, THEIRS = "equivariant attention, degrees 0 to 2, images", "torch.nn.MultiheadAttention"
 ROWS = [
     Row("field_tokens", THEIRS, "aggregation over fields, some of them missing", fields, tolerance=1e-12),
     Row("field_tokens", THEIRS, "attention of nodes through latents", latents, [*product(range(3), SIZES)], 1e-12),
-    Row(
-        "global attention",
-        "its equations as loops",
-        "equivariant attention, degrees 0 to 2, images",
-        equivariant,
-        [(cutoff, *degrees) for cutoff in (CUTOFF, None) for degrees in DEGREES],
-    ),
+    Row("global attention", "its equations as loops", EQUIVARIANT, equivariant, CASES),
 ]

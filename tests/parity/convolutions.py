@@ -141,9 +141,8 @@ def around_pna(theirs: Any, mine: Any, from_edge: Tensor) -> nn.Module:
     pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
     pre.weight.data = torch.cat([mine.from_receiver.weight, mine.from_sender.weight, from_edge], dim=1)
     pre.bias.data = mine.from_receiver.bias.clone()
-    post.weight.data = torch.cat(
-        [mine.from_self.weight, *mine.from_statistics.weight.chunk(len(mine.scalers.names))], dim=1
-    )
+    statistics = mine.from_statistics.weight.chunk(len(mine.scalers.names))
+    post.weight.data = torch.cat([mine.from_self.weight, *statistics], dim=1)
     post.bias.data = mine.from_self.bias.clone()
     theirs.lin.load_state_dict(mine.mix.state_dict())
     return Around(mine.norm, theirs, nn.SiLU(), featured=True)

@@ -91,18 +91,9 @@ def their_network(batch: GraphBatch, patch: pytest.MonkeyPatch) -> nn.Module:
     patch.setattr(utilities, "Jn_zeros", lambda n, k: bessel_zeros(n - 1, k))
     patch.setattr(dimenet, "radius_graph", lambda *_, **__: torch.stack([batch.senders, batch.receivers]))
     patch.setattr(dimenet, "triplets", triplets)
-    return dimenet.DimeNetPlusPlus(
-        hidden_channels=CHANNELS,
-        out_channels=CHANNELS,
-        num_blocks=LAYERS,
-        int_emb_size=INNER,
-        basis_emb_size=BASIS,
-        out_emb_channels=OUT,
-        num_spherical=SPHERICAL,
-        num_radial=RADIAL,
-        cutoff=CUTOFF,
-        output_initializer="glorot_orthogonal",
-    )
+    sizes = {"num_blocks": LAYERS, "int_emb_size": INNER, "basis_emb_size": BASIS, "out_emb_channels": OUT}
+    sizes |= {"hidden_channels": CHANNELS, "out_channels": CHANNELS, "num_spherical": SPHERICAL, "num_radial": RADIAL}
+    return dimenet.DimeNetPlusPlus(**sizes, cutoff=CUTOFF, output_initializer="glorot_orthogonal")
 
 
 def triplets(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
@@ -223,12 +214,8 @@ def dimenet_networks(bench: Bench, name: str) -> Pairs:
     return compared_with_checkpoint(checkpoint, chained(graph_of, layer_of), activates=True)
 
 
+LINE = "networks of networks, with its frequencies: predictions"
 ROWS = [
     Row("dimenet", "PyTorch Geometric", "network: energies, forces of molecules", dimenet_of_geometric),
-    row_of(
-        "dimenet",
-        "networks of networks, with its frequencies: predictions",
-        dimenet_networks,
-        "DimeNet_multihead DimeNet_nolen_atoms3",
-    ),
+    row_of("dimenet", LINE, dimenet_networks, "DimeNet", "multihead nolen_atoms3"),
 ]

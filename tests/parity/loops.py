@@ -29,9 +29,8 @@ from hydragnn.layers.wrapping import FiLM
 from tests.parity.rows import Bench, Pairs, Row
 
 NODES, CHANNELS, RADIAL, CUTOFF = 7, 6, 5, 4.0
-SCALERS = DegreeScalers(
-    names=("identity", "amplification", "attenuation", "linear", "inverse_linear"), mean_log_degree=1.2, mean_degree=2.5
-)
+NAMES = ("identity", "amplification", "attenuation", "linear", "inverse_linear")
+SCALERS = DegreeScalers(names=NAMES, mean_log_degree=1.2, mean_degree=2.5)
 
 
 def ring(lacking: int = 0) -> Topology:
@@ -262,9 +261,8 @@ def film(bench: Bench) -> Pairs:
 
 def far_graph(batch: GraphBatch) -> MessageGraph:
     """The batch with a few radial functions."""
-    return graph_of(
-        batch, vectors=edge_vectors(batch), basis=RadialFeatures(9.0, 4, "gaussian", "polynomial", inputs=0)
-    )
+    basis = RadialFeatures(9.0, 4, "gaussian", "polynomial", inputs=0)
+    return graph_of(batch, vectors=edge_vectors(batch), basis=basis)
 
 
 def angles(bench: Bench) -> Pairs:

@@ -78,9 +78,8 @@ def take_layer(model: GraphModel, stored: Weights, number: int, correlation: int
     layer, name = model.encoder.layers[number], f"interactions.{number}"
     message, radial = layer.message, layer.message.radial
     degrees = range(len(message.up))
-    for linear, matrix in zip(
-        message.up, stored.matrices(f"{name}.linear_up.weight", [CHANNELS for _ in degrees], CHANNELS)
-    ):
+    ups = stored.matrices(f"{name}.linear_up.weight", [CHANNELS for _ in degrees], CHANNELS)
+    for linear, matrix in zip(message.up, ups):
         linear.weight.copy_(matrix)
     for place, linear in enumerate(radial.hidden):
         matrix = stored.weight(f"{name}.conv_tp_weights.layer{place}.weight")
@@ -170,18 +169,12 @@ RADIAL_PARTS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     )
 ]
 MIXED = [(".mixed", EVERY, {"correlation": [CORRELATION, 2, 1]})]
+PAIRS = [*product(range(5), repeat=2)]
 OTHERS = "network with distance transforms and other radial types: energies, forces, stress"
 ROWS = [
     Row("mace", "mace-torch", "network: energies, forces, stress", mace, [("", EVERY, {})]),
     Row("mace", "mace-torch", "network with a correlation per layer: energies, forces, stress", mace, MIXED),
     Row("mace", "mace-torch", OTHERS, mace, RADIAL_PARTS),
     Row("mace", "e3nn", "spherical harmonics of degrees 0 to 4", harmonics, [(d,) for d in range(5)], 1e-12),
-    Row(
-        "mace",
-        "e3nn",
-        "couplings of degrees 0 to 4, but for their sign",
-        couplings,
-        [*product(range(5), repeat=2)],
-        1e-12,
-    ),
+    Row("mace", "e3nn", "couplings of degrees 0 to 4, but for their sign", couplings, PAIRS, 1e-12),
 ]

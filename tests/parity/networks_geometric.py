@@ -46,14 +46,8 @@ def schnet(bench: Bench) -> Pairs:
     batch, module = bench.batch, pytest.importorskip("torch_geometric.nn.models.schnet")
     cutoff = 16.0
     vectors = edge_vectors(batch).requires_grad_()
-    theirs = module.SchNet(
-        CHANNELS,
-        CHANNELS,
-        LAYERS,
-        RADIAL,
-        cutoff,
-        interaction_graph=lambda *_: (edge_index(batch), vectors.norm(dim=1)),
-    )
+    edges = edge_index(batch), vectors.norm(dim=1)
+    theirs = module.SchNet(CHANNELS, CHANNELS, LAYERS, RADIAL, cutoff, interaction_graph=lambda *_: edges)
     theirs.act = nn.SiLU()
     for block in theirs.interactions:
         block.mlp[1] = block.act = nn.SiLU()
@@ -135,13 +129,7 @@ GEOMETRIC = "PyTorch Geometric"
 ROWS = [
     Row("schnet", GEOMETRIC, "network: energies, forces", schnet),
     *(
-        Row(
-            case.partition(",")[0],
-            GEOMETRIC,
-            COMPARED.get(case.partition(",")[0], "network of convolutions"),
-            chain,
-            [(case,)],
-        )
-        for case in CHAINS
+        Row(kind, GEOMETRIC, COMPARED.get(kind, "network of convolutions"), chain, [(case,)])
+        for kind, case in ((case.partition(",")[0], case) for case in CHAINS)
     ),
 ]

@@ -274,8 +274,8 @@ def update_of(weights: dict[str, Tensor]) -> PaiNNUpdate:
     return update
 
 
-def row_of(what: str, seen: str, pairs: Callable[[Bench, str], Pairs], checkpoints: str) -> Row:
-    return Row(what, "public HydraGNN", seen, pairs, [(name,) for name in checkpoints.split()], 5e-11)
+def row_of(what: str, seen: str, pairs: Callable[[Bench, str], Pairs], prefix: str, checkpoints: str) -> Row:
+    return Row(what, "public HydraGNN", seen, pairs, [(f"{prefix}_{name}",) for name in checkpoints.split()], 5e-11)
 
 
 def compared(checkpoint: Checkpoint, convolutions: Network, *, activates: bool = False) -> Pairs:

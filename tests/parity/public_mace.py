@@ -48,21 +48,17 @@ class TheirProducts(nn.Module):
 
 def network_of(checkpoint: Checkpoint) -> MACE:
     given = checkpoint.settings
-    transform = given.get("distance_transform")
-    table: dict[str, Any] = {"distance_transform": "agnesi"} if transform == "Agnesi" else {}
-    settings = MACESettings(
-        hidden_dim=given["hidden_dim"],
-        num_layers=given["num_conv_layers"],
-        num_radial=given["num_radial"],
-        max_ell=given["max_ell"],
-        hidden_l=given["node_max_ell"],
-        correlation=given.get("correlation") or 2,
-        cutoff=given["radius"],
-        envelope_exponent=given["envelope_exponent"],
-        radial=given.get("radial_type") or "bessel",
-        node_filters=True,
-        **table,
-    )
+    names = {
+        "hidden_dim": "hidden_dim",
+        "num_layers": "num_conv_layers",
+        "num_radial": "num_radial",
+        "max_ell": "max_ell",
+    }
+    names |= {"hidden_l": "node_max_ell", "cutoff": "radius", "envelope_exponent": "envelope_exponent"}
+    table: dict[str, Any] = {ours: given[theirs] for ours, theirs in names.items()}
+    table |= {"correlation": given.get("correlation") or 2, "radial": given.get("radial_type") or "bessel"}
+    table |= {"distance_transform": "agnesi"} if given.get("distance_transform") == "Agnesi" else {}
+    settings = MACESettings(**table, node_filters=True)
     degree, species = given["avg_num_neighbors"], tuple(range(1, ELEMENTS + 1))
     statistics = GraphStatistics(mean_log_degree=1.0, mean_degree=degree, species=species)
     mace = MACE(settings, GraphSpec(dim=3, statistics=statistics)).requires_grad_(False)
@@ -175,11 +171,5 @@ def mace_networks(bench: Bench, name: str) -> Pairs:
         yield from agree(outputs, graphs, expected)
 
 
-ROWS = [
-    row_of(
-        "mace",
-        "networks with filters of nodes: predictions, energies, forces",
-        mace_networks,
-        "MACE_mlip MACE_multihead MACE_opt_cheb_agnesi",
-    ),
-]
+LINE = "networks with filters of nodes: predictions, energies, forces"
+ROWS = [row_of("mace", LINE, mace_networks, "MACE", "mlip multihead opt_cheb_agnesi")]

@@ -179,18 +179,10 @@ def pnaeq_layer(checkpoint: Checkpoint, number: int, graph: MessageGraph) -> PNA
     return PNAEqLayer(message, update_of(checkpoint.of_layer(number, 1)), 0.0, tanh_network(checkpoint, number))
 
 
+LEARNED = "networks, with its deviation and learned frequencies: predictions"
+MESSAGES = "networks, with its deviation and network of messages: predictions"
 ROWS = [
-    row_of("pna", "networks, with its deviation: predictions", pna_networks, "PNA_multihead PNA_convhead"),
-    row_of(
-        "pnaplus",
-        "networks, with its deviation and learned frequencies: predictions",
-        pnaplus_networks,
-        "PNAPlus_nolen_atoms3 PNAPlus_lengths3",
-    ),
-    row_of(
-        "pnaeq",
-        "networks, with its deviation and network of messages: predictions",
-        pnaeq_networks,
-        "PNAEq_lengths3 PNAEq_convhead",
-    ),
+    row_of("pna", "networks, with its deviation: predictions", pna_networks, "PNA", "multihead convhead"),
+    row_of("pnaplus", LEARNED, pnaplus_networks, "PNAPlus", "nolen_atoms3 lengths3"),
+    row_of("pnaeq", MESSAGES, pnaeq_networks, "PNAEq", "lengths3 convhead"),
 ]

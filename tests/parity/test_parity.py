@@ -32,11 +32,8 @@ MODULES = (
     *(transformer_torchmd, mace_torch, public_networks, public_statistics, public_mace),
 )
 ROWS: list[Row] = [row for module in MODULES for row in module.ROWS]
-CASES = [
-    pytest.param(row, case, id=", ".join([row.what, row.beside, row.compared, *map(str, case)]))
-    for row in ROWS
-    for case in row.cases
-]
+NAMES = [", ".join([row.what, row.beside, row.compared, *map(str, case)]) for row in ROWS for case in row.cases]
+CASES = [(row, case) for row in ROWS for case in row.cases]
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def batch(in_double: None) -> GraphBatch:
     return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=[ATOMIC_NUMBERS_FIELD])
 
 
-@pytest.mark.parametrize("row, case", CASES)
+@pytest.mark.parametrize("row, case", CASES, ids=NAMES)
 def test_ours_has_the_numbers_of_an_independent_implementation(
     row: Row, case: tuple[Any, ...], batch: GraphBatch, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -65,8 +62,7 @@ def test_ours_has_the_numbers_of_an_independent_implementation(
 
 def test_every_line_of_the_table_in_the_documents_is_a_comparison(root: Path) -> None:
     lines = (root / "docs" / "parity.md").read_text().splitlines()
-    table = {
-        tuple(cell.strip(" `") for cell in line.strip("|").split("|")[:3]) for line in lines if line.startswith("| `")
-    }
+    cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    table = {tuple(row[:3]) for row in cells}
     advice = "make it anew: python -m tests.parity --out docs/parity.md"
     assert table and {line for line in table if line[1] != NOT_MEASURED} <= {row[:3] for row in ROWS}, advice

@@ -23,7 +23,7 @@ from hydragnn.distributed.pipeline import Shared, make_pipeline
 from hydragnn.models import GraphModel
 from hydragnn.parallel import ParallelSettings
 from hydragnn.training.loss import loss_sums
-from tests.hydragnn.training.conftest import CHARGE, ENERGY, MODELS, WITHOUT_FORCES, assembled
+from tests.hydragnn.training.conftest import CHARGE, ENERGY, WITHOUT_FORCES, assembled, make_config
 from tests.hydragnn.training.worker import clusters
 
 MULTIHEAD = {"global_attention": {"kind": "multihead", "heads": 2}}
@@ -46,17 +46,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def configuration(kind: str, changes: dict[str, Any], **more: Any) -> RunConfig:
     inputs = ["atomic_numbers", "relation"] if kind == "relational" else ["atomic_numbers"]
-    forces = kind not in BLIND
-    table = {
-        "data": {"store": "in memory", "inputs": inputs},
-        "split": {"train": 0.7, "valid": 0.2},
-        "batch": {"max_graphs": 6},
-        "model": {"kind": kind, **MODELS[kind], **changes},
-        "heads": [ENERGY, CHARGE] if forces else WITHOUT_FORCES,
-        "train": {"epochs": 1, "learning_rate": 0.005, "precision": "fp64"},
-        **more,
-    }
-    return RunConfig.parse(json.loads(json.dumps(table)))
+    heads = WITHOUT_FORCES if kind in BLIND else [ENERGY, CHARGE]
+    more |= {f"model__{key}": value for key, value in changes.items()}
+    return make_config(kind, more.pop("heads", heads), data__inputs=inputs, train__epochs=1, **more)
 
 
 def gradients(model: GraphModel, parts: Sequence[Any], targets: Any) -> tuple[float, dict[str, Tensor]]:
@@ -134,12 +126,8 @@ def compare_stages(kind: str, changes: dict[str, Any], chunks: int, mesh: Mesh) 
     share = sum(one.numel() for one in model.parameters()) / sum(one.numel() for one in whole.values())
     gradient, share = mesh.ranks.largest(max(errors.values()), share)
     differences = [float((one.mean - expected[name].mean).abs().max()) for name, one in predictions.items()]
-    return {
-        "gradient": gradient,
-        "predictions": max(differences, default=0.0),
-        "held once": bool((names.sum(0) == 1).all()),
-        "share": share,
-    }
+    held = bool((names.sum(0) == 1).all())
+    return {"gradient": gradient, "predictions": max(differences, default=0.0), "held once": held, "share": share}
 
 
 def check_derivatives(mesh: Mesh) -> None:

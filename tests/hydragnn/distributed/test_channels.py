@@ -62,13 +62,14 @@ def test_two_stages_compute_what_one_rank_does_and_hold_weights_once(
     assert result["held once"] and result["share"] < 0.85
 
 
-GRAPH, STAGES_OF_TWO, CHUNKS = {"graph": 2}, {"pipeline": 2}, {"pipeline": 2, "chunks": 2}
+GRAPH, PIPE, CHUNKS = {"graph": 2}, {"pipeline": 2}, {"pipeline": 2, "chunks": 2}
+POOLED = "model.pooling exchanges levels of whole graphs between layers"
 REFUSED: list[tuple[str, dict[str, Any], dict[str, int], dict[str, Any], str]] = [
     ("schnet", {"hidden_dim": 6}, {"tensor": 4}, {}, "parallel.tensor = 4 does not divide model.hidden_dim = 6"),
     ("equivariant_transformer", {"hidden_dim": 12, "heads": 3}, TWO, {}, "does not divide model.heads = 3"),
     ("painn", {"hidden_dim": 12, **ATTENTION}, TWO, {}, "does not divide model.global_attention.heads = 3"),
-    ("schnet", {}, STAGES_OF_TWO, {}, "head energy has forces or stress, whose backward pass lies in the forward pass"),
-    ("schnet", {"num_layers": 1}, STAGES_OF_TWO, PLAIN, "takes a layer per stage, and model.num_layers is 1"),
+    ("schnet", {}, PIPE, {}, "head energy has forces or stress, whose backward pass lies in the forward pass"),
+    ("schnet", {"num_layers": 1}, PIPE, PLAIN, "takes a layer per stage, and model.num_layers is 1"),
     (
         "schnet",
         {"num_layers": 3},
@@ -79,9 +80,9 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, int], dict[str, Any], str]] =
     (
         "schnet",
         {"pooling": {"levels": 1}},
-        STAGES_OF_TWO,
+        PIPE,
         PLAIN,
-        "model.pooling exchanges levels of whole graphs between",
+        POOLED,
     ),
     ("dimenet", {}, GRAPH, {}, "model dimenet reads pairs of consecutive edges"),
     ("schnet", ALL_PAIRS, GRAPH, {}, "looks at all pairs of nodes"),

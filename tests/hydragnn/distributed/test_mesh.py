@@ -24,9 +24,7 @@ def test_ranks_along_axes_are_groups_that_hold_every_rank_once(axes: Sequence[Ax
 
 
 def test_ranks_that_share_graphs_channels_or_layers_read_one_share() -> None:
-    shares = {
-        tuple(mesh_of(rank).members("pipeline", "graph", "tensor")): mesh_of(rank).data_rank for rank in range(24)
-    }
+    shares = {tuple(mesh_of(n).members("pipeline", "graph", "tensor")): mesh_of(n).data_rank for n in range(24)}
     assert sorted(shares.values()) == list(range(6)) == list(range(mesh_of(0).data_size))
 
 

@@ -125,9 +125,8 @@ def test_stages_wait_as_long_as_the_paper_says(stages: int, chunks: int, more: i
 )
 def test_interleaved_schedules_are_those_of_torch(stages: int, chunks: int, parts: int) -> None:
     rounds = max(1, parts // stages)
-    peer = SimpleNamespace(
-        n_local_stages=chunks, microbatches_per_round=parts // rounds, pp_group_size=stages, _n_microbatches=parts
-    )
+    sizes = {"n_local_stages": chunks, "microbatches_per_round": parts // rounds, "pp_group_size": stages}
+    peer = SimpleNamespace(**sizes, _n_microbatches=parts)
     for stage, order in enumerate(schedules(stages, chunks, parts)):
         theirs = ScheduleInterleaved1F1B._calculate_single_rank_operations(peer, stage)
         assert order == [actions_of(one, stages) for one in theirs if one is not None]

@@ -50,30 +50,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "tensornet": {**GEOMETRIC, "hidden_dim": 4},
     "dimenet": {**GEOMETRIC, "num_radial": 4, "num_spherical": 4, "int_emb_size": 4, "out_emb_size": 8},
 }
-ENERGY = {
-    "kind": "energy",
-    "loss": "mse",
-    "stage_two_factor": 1.0,
-    "field": "energy",
-    "per_node": True,
-    "references": True,
-    "forces": "forces",
-    "forces_weight": 10.0,
-    "hidden_dims": [8],
-}
+PLAIN_ENERGY = {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]}
+ENERGY = {**PLAIN_ENERGY, "loss": "mse", "stage_two_factor": 1.0, "forces": "forces", "forces_weight": 10.0}
 CHARGE = {"kind": "scalar", "field": "charge", "hidden_dims": [8], "loss": "huber"}
-HARD = {
-    "model__dropout": 0.2,
-    "train__ema_decay": 0.9,
-    "train__warmup_epochs": 1.5,
-    "train__epochs": 4,
-    "train__precision": "fp32",
-}
+HARD: dict[str, Any] = {"train__ema_decay": 0.9, "train__warmup_epochs": 1.5, "train__epochs": 4}
+HARD |= {"model__dropout": 0.2, "train__precision": "fp32"}
 """A run whose bits depend on more than its weights."""
-WITHOUT_FORCES = [
-    {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]},
-    CHARGE,
-]
+WITHOUT_FORCES = [PLAIN_ENERGY, CHARGE]
 ENERGY_FIELD = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
 FORCES_FIELD = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
 STORE = clusters(40)
@@ -99,7 +82,6 @@ def written(path: Path, graphs: Any, **attributes: Any) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the contents of all files below a folder."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -155,14 +137,12 @@ def crystal(
 
 
 def assert_same_curves(one: RunRecord, other: RunRecord, rel: float = 1e-6, absolute: float = 1e-12) -> None:
-    """Compare all curves of two runs."""
     assert one.curves.keys() == other.curves.keys()
     for name, curve in one.curves.items():
         assert other.curves[name] == pytest.approx(curve, rel=rel, abs=absolute), name
 
 
 def assert_same_model(one: Path, other: Path) -> None:
-    """Compare the models of two runs."""
     models = [load_file(run / "model" / "weights.safetensors") for run in (one, other)]
     assert models[0].keys() == models[1].keys()
     for key, value in models[0].items():
@@ -257,7 +237,6 @@ def trained(tmp_path: Path) -> Trained:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a process that finds the checkout and runs on one thread."""
     return {**os.environ, "PYTHONPATH": str(WORKER.parents[3]), "OMP_NUM_THREADS": "1"}
 
 

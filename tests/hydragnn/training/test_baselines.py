@@ -39,24 +39,13 @@ def graph(generator: np.random.Generator) -> GraphBatch:
     mass, energies = generator.normal(size=count), np.array([ENERGIES[number] for number in species.tolist()])
     ring = np.arange(count)
     senders, receivers = np.concatenate([ring, np.roll(ring, 1)]), np.concatenate([np.roll(ring, 1), ring])
-    return graph_from_arrays(
-        generator.normal(size=(count, 3)),
-        senders,
-        receivers,
-        fields=[SPECIES, MASS, AXIS, *TARGETS],
-        nodes={
-            "atomic_numbers": species,
-            "mass": mass,
-            "axis": generator.normal(size=(count, 3)),
-            "diffused": 0.5 * (np.roll(mass, 1) + np.roll(mass, -1)) - 3 * mass,
-            "push": generator.normal(size=(count, 3)),
-        },
-        graphs={
-            "total": energies.sum(),
-            "mean": energies.mean(),
-            "stiffness": 2 * mass.mean() - 0.3 * mass.std() + mass.max() + 0.1 * count,
-        },
-    )
+    around = np.roll(mass, 1) + np.roll(mass, -1)
+    positions, axis, push = (generator.normal(size=(count, 3)) for _ in range(3))
+    nodes = {"atomic_numbers": species, "mass": mass, "axis": axis, "diffused": 0.5 * around - 3 * mass, "push": push}
+    stiffness = 2 * mass.mean() - 0.3 * mass.std() + mass.max() + 0.1 * count
+    graphs = {"total": energies.sum(), "mean": energies.mean(), "stiffness": stiffness}
+    fields = [SPECIES, MASS, AXIS, *TARGETS]
+    return graph_from_arrays(positions, senders, receivers, fields=fields, nodes=nodes, graphs=graphs)
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +138,13 @@ def grains(generator: np.random.Generator, count: int) -> GraphBatch:
     """Return grains without contacts; ``stiffness`` is a product of means by volume."""
     volume, mass, load = generator.uniform(0.1, 2.0, count), generator.normal(size=(count, 2)), generator.normal()
     means = volume @ mass / volume.sum()
-    return graph_from_arrays(
-        generator.normal(size=(count, 3)),
+    none, fields = (
         np.zeros(0, dtype=np.int64),
-        np.zeros(0, dtype=np.int64),
-        fields=[VOLUME, replace(MASS, shape=(2,)), SHARE, STIFFNESS, label("own", "node")],
-        nodes={"volume": volume, "mass": mass, "own": volume},
-        graphs={"stiffness": means[0] * means[1] + means[0] * load - 2 * means[1] ** 2 + 1, "load": load},
+        [VOLUME, replace(MASS, shape=(2,)), SHARE, STIFFNESS, label("own", "node")],
     )
+    graphs = {"stiffness": means[0] * means[1] + means[0] * load - 2 * means[1] ** 2 + 1, "load": load}
+    nodes = {"volume": volume, "mass": mass, "own": volume}
+    return graph_from_arrays(generator.normal(size=(count, 3)), none, none, fields=fields, nodes=nodes, graphs=graphs)
 
 
 def test_ridge_on_means_by_volume_is_exact_for_their_products_and_finds_larger_graphs_as_easy() -> None:
@@ -184,10 +172,8 @@ def test_features_do_not_change_under_rotations_and_neighbouring_graphs(store: M
 
 def test_folds_are_judged_together_each_by_the_baseline_that_has_not_seen_it(store: MemoryStore) -> None:
     wanted, half = targets(STIFFNESS), TRAIN[:100]
-    folds = [
-        (fitted_baselines(store, TRAIN[100:], wanted, INPUTS), half),
-        (fitted_baselines(store, half, wanted, INPUTS), TEST),
-    ]
+    seen = [(TRAIN[100:], half), (half, TEST)]
+    folds = [(fitted_baselines(store, train, wanted, INPUTS), test) for train, test in seen]
     together = baseline_errors(folds, store, wanted)["stiffness"]["ridge"]
     alone = [baseline_errors([fold], store, wanted)["stiffness"]["ridge"] for fold in folds]
     mean = sum(one["mae"] * one["count"] for one in alone) / 160

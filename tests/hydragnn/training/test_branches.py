@@ -79,13 +79,10 @@ def test_a_step_of_one_branch_leaves_the_heads_of_the_other_without_a_gradient()
 @pytest.mark.parametrize("weight", [0.5, 1.0, 1.7, 2.0])
 def test_an_epoch_shows_the_graphs_of_a_branch_as_often_as_its_weight_says(weight: float) -> None:
     run = assembled(make(branches__1__weight=weight, batch__max_graphs=2), STORES)
-    shown = [
-        [part["energy"] for share in run.data.epoch(epoch) if share.branch == 1 for part in share.parts]
-        for epoch in range(10)
-    ]
-    assert sum(len(one) for one in shown) == 4 * 10 * weight
-    values = torch.cat([value for one in shown for value in one])
-    times = values.unique(return_counts=True)[1]
+    shares = [share for epoch in range(10) for share in run.data.epoch(epoch) if share.branch == 1]
+    shown = [part["energy"] for share in shares for part in share.parts]
+    assert len(shown) == 4 * 10 * weight
+    times = torch.cat(shown).unique(return_counts=True)[1]
     assert len(times) == 8 and set(times.tolist()) == {int(10 * weight)}  # whole passes: every graph equally often
     assert {share.branch for share in run.data.epoch(0)} == {0, 1}
 

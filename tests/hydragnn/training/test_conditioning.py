@@ -37,17 +37,11 @@ def pairs() -> MemoryStore:
         heat = random.uniform(-1, 1)
         strength = (1 if material else -1) + 0.3 * heat
         values = {"material": [material], "heat": [heat], "strength": [strength]}
-        graphs.append(
-            graph_from_arrays(
-                np.stack([np.cos(angle), np.sin(angle)], axis=1),
-                np.concatenate([here, there]),
-                np.concatenate([there, here]),
-                fields=FIELDS,
-                nodes={"site": here % 2},
-                edges={"length": np.ones(2 * size)},
-                graphs={name: np.array(value) for name, value in values.items()},
-            )
-        )
+        places, ends = np.stack([np.cos(angle), np.sin(angle)], axis=1), np.stack([here, there])
+        more = {"nodes": {"site": here % 2}, "edges": {"length": np.ones(2 * size)}}
+        more["graphs"] = {name: np.array(value) for name, value in values.items()}
+        senders, receivers = np.concatenate([ends, ends[::-1]], axis=1)
+        graphs.append(graph_from_arrays(places, senders, receivers, fields=FIELDS, **more))
     return MemoryStore(graphs)
 
 

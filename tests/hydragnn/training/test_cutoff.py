@@ -173,9 +173,8 @@ def test_edges_that_an_envelope_silences_are_counted(rings: MemoryStore, tmp_pat
     assert default.notes == []
     record = train(config_of("in memory", head, cutoff=5.0, envelope="polynomial"), tmp_path / "run", store=rings)
     (note,) = record.notes
-    lengths = edge_vectors(rings.read(plan_run(config_of("in memory", head), rings).branches[0].split.train)).norm(
-        dim=1
-    )
+    train_part = plan_run(config_of("in memory", head), rings).branches[0].split.train
+    lengths = edge_vectors(rings.read(train_part)).norm(dim=1)
     share = float((lengths >= 5.0).double().mean())
     assert 0.5 < share < 1 and f"of the {len(lengths)} edges of the training part ({share:.1%})" in note
     assert note in run_summary(record, tmp_path / "run")["notes"]
@@ -289,10 +288,8 @@ def test_energies_that_float32_rounds_are_noted_and_refused(tmp_path: Path) -> N
 
 
 def test_a_stress_without_a_volume_is_refused_whatever_its_source(tmp_path: Path) -> None:
-    graphs = [
-        from_ase(crystal(number, rattle=0.08), NEAR, fields=[ENERGY_FIELD, FORCES_FIELD, STRESS])
-        for number in range(10)
-    ]
+    fields = [ENERGY_FIELD, FORCES_FIELD, STRESS]
+    graphs = [from_ase(crystal(number, rattle=0.08), NEAR, fields=fields) for number in range(10)]
     whole = graphs[0]
     place, values = (whole.positions, whole.senders, whole.receivers), {"nodes": whole.nodes, "graphs": whole.graphs}
     flat = graph_from_arrays(*place, fields=whole.fields.values(), **values)
@@ -306,9 +303,8 @@ def test_labels_are_counted_in_every_part(tmp_path: Path) -> None:
     frames = [crystal(number, rattle=0.08) for number in range(20)]
     for atoms in frames[::2]:
         del atoms.calc.results["stress"]
-    record = run(
-        store_of(frames, ENERGY_FIELD, FORCES_FIELD, STRESS, optional=("stress",)), tmp_path / "run", stress="stress"
-    )
+    store = store_of(frames, ENERGY_FIELD, FORCES_FIELD, STRESS, optional=("stress",))
+    record = run(store, tmp_path / "run", stress="stress")
     assert record.labels["energy"] == record.parts
     assert sum(record.labels["stress"].values()) == 10
     counts = record.labels["stress"]

@@ -205,9 +205,8 @@ def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Pa
         for name in ("cu", "forgetful")
     )
     assert table["graphs"] == len(split.test) == 6
-    assert table["errors"]["forces/mae"] == pytest.approx(
-        {"before": before["forces"]["mae"], "after": after["forces"]["mae"]}, rel=1e-6
-    )
+    errors = {"before": before["forces"]["mae"], "after": after["forces"]["mae"]}
+    assert table["errors"]["forces/mae"] == pytest.approx(errors, rel=1e-6)
     assert [row[0] for row in forgetting_table(record).rows] == ["energy/mae", "forces/mae"]
 
 

@@ -83,9 +83,7 @@ def config_of(kind: str, layout: dict[str, Any], changes: dict[str, Any]) -> Run
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every row by its ranks, and small models with and without limited memory, one after the other in the same processes."""
     folder = tmp_path_factory.mktemp("together")
-    runs = {
-        ranks: {folder / name: config_of(*row) for name, (of, *row) in ROWS.items() if of == ranks} for ranks in (2, 4)
-    }
+    runs = {n: {folder / name: config_of(*row) for name, (of, *row) in ROWS.items() if of == n} for n in (2, 4)}
     for name, layout in IN_MEMORY.items():
         for memory in ("", "260 kB"):
             changes = {"model__repulsion": "none", **TWICE, "batch__memory": memory}

@@ -136,15 +136,14 @@ LOAD, ANSWER = Field(name="load", on="node"), Field(name="answer", on="node", ro
 @pytest.mark.parametrize(("graphs", "window"), [(24, 0), (6, 6)])
 def test_no_step_of_a_model_that_pools_takes_more_than_the_limit(graphs: int, window: int) -> None:
     store = MemoryStore([grid(4 + number % 5, number) for number in range(30)])
-    config = RunConfig.parse(
-        {
-            "data": {"store": "in memory", "window": window},
-            "split": {"train": 0.8, "valid": 0.2},
-            "batch": {"memory": "3 MB", "max_graphs": graphs},
-            "model": {"kind": "egnn", "hidden_dim": 8, "num_layers": 5, "cutoff": 3.0, "pooling": {"levels": 2}},
-            "heads": [{"kind": "scalar", "field": "answer"}],
-        }
-    )
+    changes: dict[str, Any] = {
+        "data__window": window,
+        "data__inputs": None,
+        "split__train": 0.8,
+        "batch__memory": "3 MB",
+    }
+    changes |= {"batch__max_graphs": graphs, "model__num_layers": 5, "model__pooling": {"levels": 2}}
+    config = make_config("egnn", [{"kind": "scalar", "field": "answer"}], train__precision="fp32", **changes)
     assert 1_500_000 < max(peaks_of(within(config, store), 24)) <= 3_000_000
 
 

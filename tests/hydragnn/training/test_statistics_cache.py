@@ -58,9 +58,7 @@ def batches(run: Assembly) -> list[dict[str, torch.Tensor]]:
     (branch,) = run.data.branches
     shares = [share for step in run.data.epoch(0) for share in step.parts] + list(branch.valid)
     names = ("positions", "senders", "receivers")
-    return [
-        {name: getattr(one, name) for name in names} | {name: one[name] for name in branch.fields} for one in shares
-    ]
+    return [{n: getattr(one, n) for n in names} | {name: one[name] for name in branch.fields} for one in shares]
 
 
 def forbid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

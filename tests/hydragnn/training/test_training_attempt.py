@@ -186,11 +186,8 @@ def test_a_heart_beats_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
     take_over(tmp_path, 1)
     beat, mine = tmp_path / "heartbeat", tmp_path / "mine"
     mine.write_text("mine")
-    for make, words in (
-        (lambda: beat.symlink_to(mine), "a symbolic link"),
-        (lambda: os.mkfifo(beat), "no regular file"),
-    ):
-        make()
+    for make, words in ((beat.symlink_to, "a symbolic link"), (lambda _: os.mkfifo(beat), "no regular file")):
+        make(mine)
         with pytest.raises(InputError, match=f"is {words}"):
             heart_of(tmp_path, 1).beat()
         beat.unlink()

@@ -147,9 +147,7 @@ TARGET = Target(field=PHASE, loss="cross_entropy", distribution=Categorical)
 
 LABELS: list[dict[str, Any]] = [{"phase": max(0, n % 5 - 2)} if n % 7 != 6 else {} for n in range(70)]
 """Phases 0, 0, 0, 1, 2 in turn; every seventh graph has none."""
-PHASES = MemoryStore(
-    [graph_from_arrays(np.eye(3), [], [], fields=[PHASE] if one else [], graphs=one) for one in LABELS]
-)
+PHASES = MemoryStore([graph_from_arrays(np.eye(3), [], [], fields=[PHASE] * bool(one), graphs=one) for one in LABELS])
 
 
 def output(batch: GraphBatch) -> Categorical:

@@ -31,10 +31,8 @@ def network() -> nn.Module:
 def test_one_flat_vector_moves_like_separate_parameters(optimizer: str) -> None:
     ours, theirs = network(), network()
     flat = FlatParameters(ours, TrainSettings(optimizer=optimizer, weight_decay=0.1))
-    kind, options = {
-        "adamw": (torch.optim.AdamW, {}),
-        "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    }[optimizer]
+    options = {"momentum": 0.9, "nesterov": True} if optimizer == "sgd" else {}
+    kind: Any = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
     reference = kind(theirs.parameters(), lr=0.05, weight_decay=0.1, **options)
     for _ in range(5):
         inputs = torch.randn(7, 3)

@@ -107,9 +107,8 @@ def test_replayed_steps_are_the_steps(case: str, recorder: StandIn) -> None:
     store = clusters(40, related="relational" in (case, model) or "pooling" in case)
     if case == "networks per index":
         store = MemoryStore(store.read(np.flatnonzero(store.sizes().nodes == 7)))
-    plain, replayed = (
-        run_of(make_config(model, train__graphs=way, **(options | changes)), store, 2) for way in ("off", "on")
-    )
+    options |= changes
+    plain, replayed = (run_of(make_config(model, train__graphs=way, **options), store, 2) for way in ("off", "on"))
     assert replayed.record.graphs and not plain.record.graphs, replayed.record.notes
     for ours, theirs in [*zip(replayed.data.epoch(0), plain.data.epoch(0))][:1]:
         new, old = (take_step(r.state, share, r.context, 1e-3) for r, share in ((replayed, ours), (plain, theirs)))
@@ -201,7 +200,7 @@ def test_a_cpu_has_no_graphs_and_says_so_where_they_are_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("epochs", "ranks", "limited", "reason"),
-    [(3, 1, False, "few"), (1000, 1, False, ""), (1000, 2, False, "several ranks"), (1000, 1, True, "fill a memory")],
+    [(3, 1, False, "too few"), (999, 1, False, ""), (999, 2, False, "several ranks"), (999, 1, True, "fill a memory")],
 )
 def test_a_long_run_alone_and_without_limit_records_by_itself(
     epochs: int, ranks: int, limited: bool, reason: str

@@ -61,10 +61,8 @@ def test_the_validation_loss_is_the_weighted_sum_of_normalised_losses(trained: T
     heads = [{**energy, "weight": 0.5, "loss": "mse"}, {"kind": "scalar", "field": "charge", "weight": 2.0}]
     record = trained(heads=heads, train__epochs=1)
     scales = model_in(tmp_path / "run").normalisation.scales
-    expected = sum(
-        weight * (record.best[f"valid/{name}/rmse"] / scales[name].std[0]) ** 2
-        for name, weight in (("energy", 0.5), ("charge", 2.0))
-    )
+    ratios = {name: record.best[f"valid/{name}/rmse"] / scales[name].std[0] for name in ("energy", "charge")}
+    expected = 0.5 * ratios["energy"] ** 2 + 2.0 * ratios["charge"] ** 2
     assert record.best["valid/loss"] == pytest.approx(expected)
 
 

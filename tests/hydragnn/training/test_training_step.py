@@ -135,9 +135,8 @@ def test_cuts_lose_no_graph_and_the_largest_part_is_the_smallest_possible(costs:
         return max((sum(costs[a:b]) for a, b in pairwise([0, *places, len(costs)])), default=0)
 
     inner = range(1, max(1, len(costs)))
-    best = min(
-        largest(places) for count in range(min(number, max(1, len(costs)))) for places in combinations(inner, count)
-    )
+    counts = range(min(number, max(1, len(costs))))
+    best = min(largest(places) for count in counts for places in combinations(inner, count))
     assert largest(cuts[1:-1]) == best
 
 
@@ -211,8 +210,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
     monkeypatch.setattr(uploading.torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(Tensor, "pin_memory", pinned)
     monkeypatch.setattr(Tensor, "to", to)
-    in_use = lambda tensor, stream: noted.append(("in use", tensor.data_ptr(), stream.name))  # noqa: E731
-    monkeypatch.setattr(Tensor, "record_stream", in_use)
+    monkeypatch.setattr(Tensor, "record_stream", lambda one, to: noted.append(("in use", one.data_ptr(), to.name)))
     uploading._copy_stream.cache_clear()
     yield noted
     uploading._copy_stream.cache_clear()

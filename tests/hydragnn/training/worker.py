@@ -41,19 +41,11 @@ def cluster(generator: np.random.Generator) -> GraphBatch:
     lengths = np.linalg.norm(vectors, axis=-1) + np.eye(count) * 10 * CUTOFF
     pair = strength[:, None] * strength[None, :] * np.exp(-lengths)
     senders, receivers = np.nonzero(lengths < CUTOFF)
-    return graph_from_arrays(
-        positions,
-        senders,
-        receivers,
-        fields=FIELDS,
-        nodes={
-            "atomic_numbers": numbers,
-            "forces": -(pair[..., None] * vectors / lengths[..., None]).sum(1),
-            "charge": (strength[None, :] * np.exp(-lengths)).sum(1),
-        },
-        edges={"length": lengths[senders, receivers]},
-        graphs={"energy": 0.5 * pair.sum() + strength.sum()},
-    )
+    forces = -(pair[..., None] * vectors / lengths[..., None]).sum(1)
+    charge = (strength[None, :] * np.exp(-lengths)).sum(1)
+    nodes = {"atomic_numbers": numbers, "forces": forces, "charge": charge}
+    more = {"edges": {"length": lengths[senders, receivers]}, "graphs": {"energy": 0.5 * pair.sum() + strength.sum()}}
+    return graph_from_arrays(positions, senders, receivers, fields=FIELDS, nodes=nodes, **more)
 
 
 def clusters(count: int, seed: int = 0, *, related: bool = False) -> MemoryStore:
@@ -88,11 +80,8 @@ def main() -> int:
                 config = parse_config(json.loads(path.read_text()))
                 in_memory = str(config.branches[0].data.store) == "in memory"
                 store = clusters(options.graphs, related=options.related) if in_memory else None
-                how = {
-                    "resume": options.resume and out.exists(),
-                    "micro_batches": options.micro_batches,
-                    "attempt": options.attempt,
-                }
+                how = {"resume": options.resume and out.exists(), "micro_batches": options.micro_batches}
+                how |= {"attempt": options.attempt}
                 records.append(train(config, out, until=options.until, store=store, **how))
     except (Interrupted, Fenced, InputError) as note:
         print(f"FENCED: {note}" if isinstance(note, Fenced) else note)
