@@ -17,19 +17,14 @@ from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.function_sums import ACTIVATED, POWER_SUMS
 from hydragnn.kernels.ops import Case
 
-TOLERANCE: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-    torch.float16: 0.006,
-    torch.bfloat16: 0.05,
-}
+ROUNDED: Mapping[torch.dtype, float] = {torch.float16: 0.006, torch.bfloat16: 0.05}
+TOLERANCE: Mapping[torch.dtype, float] = {torch.float64: 1e-12, torch.float32: 1e-5, **ROUNDED}
 """Some tens of roundings in a row."""
 PHASES = {**TOLERANCE, torch.float16: 0.03, torch.bfloat16: 0.2}
 """Plain torch rounds phases in half precision, of which waves make a turn; models compute lengths in more."""
 
 
 def graph(num_columns: int, num_rows: int, pairs: list[tuple[int, int]]) -> Topology:
-    """Return edges from (sender, receiver) pairs sorted by receiver."""
     both = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
     senders, receivers = (end.contiguous() for end in both)
     return Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
@@ -123,7 +118,6 @@ def shares(scores: Tensor, receivers: Tensor, nodes: int) -> Tensor:
 
 
 def segment_forms(forms: Mapping[str, Any]) -> dict[str, Form]:
-    """Return forms that take (receivers, nodes) as two arguments."""
     return {kind: lambda x, r, nodes, form=form: form(x, (r, nodes)) for kind, form in forms.items()}
 
 
@@ -245,7 +239,6 @@ def _with_derivatives(function: Callable[..., Any], case: Case) -> tuple[Tensor,
 
 
 def _direction(like: Tensor) -> Tensor:
-    """Return cosines of 1, 2, 3, ..., equal in every dtype."""
     steps = torch.arange(1, like.numel() + 1, dtype=torch.float64).cos().to(torch.bfloat16)
     return steps.to(device=like.device, dtype=like.dtype)
 

@@ -50,14 +50,5 @@ def small_model(
     edges: bool = True,
     **settings: Any,
 ) -> GraphModel:
-    """Return a model with these heads, inputs and settings of [model]."""
-    return build_model(
-        small_settings(kind, **settings),
-        [parse_head(dict(head)) for head in heads],
-        FIELDS,
-        inputs=inputs,
-        dim=dim,
-        seed=0,
-        statistics=statistics,
-        edges=edges,
-    )
+    shape: Any = {"inputs": inputs, "dim": dim, "seed": 0, "statistics": statistics, "edges": edges}
+    return build_model(small_settings(kind, **settings), [parse_head(dict(head)) for head in heads], FIELDS, **shape)

@@ -60,7 +60,6 @@ class Ring(Architecture):
 
 @pytest.fixture
 def ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One more file in the room."""
     (tmp_path / "ring.py").write_text(RING)
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
     architectures.cache_clear()

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,14 +56,9 @@ def graph(atoms: Atoms) -> GraphBatch:
 
 def model_of(kind: str, limits: CloseRangeLimits | None = LIMITS, seed: int = 0, scale: float = 1.0) -> GraphModel:
     settings = architecture_of(kind).Settings.parse({"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": CUTOFF})
-    description = make_description(
-        settings,  # type: ignore[arg-type]
-        [parse_head(HEAD)],
-        FIELDS,
-        inputs=["atomic_numbers"],
-        dim=3,
-        statistics=replace(degree_statistics([graph(alloy(0))]), species=(29, 79)),
-    )
+    statistics = replace(degree_statistics([graph(alloy(0))]), species=(29, 79))
+    shape: Any = {"inputs": ["atomic_numbers"], "dim": 3, "statistics": statistics}
+    description = make_description(settings, [parse_head(HEAD)], FIELDS, **shape)  # type: ignore[arg-type]
     model = build_from_description(replace(description, close_range=limits), seed).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

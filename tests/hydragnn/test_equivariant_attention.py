@@ -30,7 +30,6 @@ def attention(cutoff: float | None = None) -> dict[str, Any]:
 
 
 def molecules() -> GraphBatch:
-    """Graphs without boundaries, a lone node among them."""
     batch = concatenate([make_graph(1, 5), make_graph(4, 1, edges=0), make_graph(2, 7)])
     return replace(batch, periodic=torch.zeros_like(batch.periodic))
 

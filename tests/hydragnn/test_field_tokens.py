@@ -64,7 +64,6 @@ def table_of(store: Path, start: Path | None = None, **model: Any) -> dict[str, 
 
 @shared
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two fields, of which graphs may lack one."""
     folder = tmp_path_factory.mktemp("tokens")
     write(folder / "two.h5", ("height", "rate"), lacking="rate")
     write(folder / "four.h5", ("height", "rate", "depth", "warmth"))

@@ -93,7 +93,6 @@ def test_attention_weighs_nodes_by_a_learned_gate_and_the_weights_of_a_graph_sum
 @pytest.mark.parametrize("kind", ["painn", "egnn", "schnet"])
 @pytest.mark.parametrize("pool", ["sum", "mean"])
 def test_tensors_are_symmetric_and_no_number_times_the_identity(batch: GraphBatch, kind: str, pool: str) -> None:
-    """They turn with the graph by a promise of conformance."""
     tensors = built(kind, {"kind": "tensor", "field": "tensor", "pool": pool})(batch)["tensor"].mean.detach()  # type: ignore[attr-defined]
     torch.testing.assert_close(tensors, tensors.mT, rtol=1e-14, atol=1e-14)
     parts = tensors - tensors.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(3)

@@ -84,7 +84,6 @@ def test_receivers_may_be_in_int32_and_may_not_be_fewer_than_messages(name: str)
 
 
 def test_rows_that_do_not_belong_together_launch_no_kernel() -> None:
-    """An accelerator would read behind the end of an array."""
     rows, fewer = torch.ones(6, 4), torch.ones(5, 4)
     with taken_for("cpu", "cuda"), launched_by(Counting()):
         measured(rows, torch.ones(6, 3, 8), smooth=True)

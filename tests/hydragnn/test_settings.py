@@ -12,11 +12,8 @@ from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import plain_table, read_toml, with_overrides
 from hydragnn.config import RunConfig, TrainSettings, config_from_table
 
-GOOD: dict[str, Any] = {
-    "data": {"store": "a.h5"},
-    "model": {"kind": "painn"},
-    "heads": [{"kind": "scalar", "field": "energy"}],
-}
+HEADS = [{"kind": "scalar", "field": "energy"}]
+GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": HEADS}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,6 @@ SCALES: dict[str, tuple[Callable[[], GraphBatch], Callable[[], GraphModel]]] = {
 
 @pytest.fixture
 def _any_inner_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let layers begin with inner edges however few there are."""
     monkeypatch.setattr(cutting, "MOSTLY", 0.0)
 
 
@@ -214,8 +213,6 @@ def test_a_batch_is_predicted_over_the_ranks_and_whole_on_each(partition: Partit
 
 
 class SumsOverRanks(nn.Module):
-    """A layer that sums over whole graphs by exchanges."""
-
     def forward(self, states: dict[int, Tensor], graph: MessageGraph) -> dict[int, Tensor]:
         return {0: states[0] + graph.to_nodes(graph.sum_over_nodes(states[0]))}
 

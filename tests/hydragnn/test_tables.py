@@ -92,7 +92,6 @@ def model_of(batch: GraphBatch, **settings: Any) -> GraphModel:
 
 
 def has_tables(model: GraphModel) -> bool:
-    """Return True where all filters of the model come from tables."""
     parts = [part for part in model.modules() if isinstance(part, RadialFilters)]
     return bool(parts) and all(part.tables for part in parts)
 

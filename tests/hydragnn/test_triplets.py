@@ -18,14 +18,9 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
-from hydragnn.layers import (
-    MessageGraph,
-    SphericalBesselBasis,
-    TripletSums,
-    TripletSumsAtReceivers,
-    bessel_zeros,
-    reverses_of,
-)
+from hydragnn.layers import MessageGraph, SphericalBesselBasis, TripletSums, TripletSumsAtReceivers
+from hydragnn.layers.harmonics import bessel_zeros
+from hydragnn.layers.triplets import reverses_of
 from tests.parity.loops import graph_of as graph_of_batch
 
 LOAD = Field(name="load", on="graph", dtype="float64")
@@ -41,7 +36,6 @@ def message_graph(batch: GraphBatch) -> MessageGraph:
 
 
 def slanted() -> Atoms:
-    """Two atoms in a small cell without right angles."""
     cell = [[2.1, 0.1, 0.0], [0.7, 2.3, 0.2], [0.3, 0.5, 2.6]]
     return Atoms("CuNi", scaled_positions=[[0, 0, 0], [0.4, 0.55, 0.3]], cell=cell, pbc=True)
 

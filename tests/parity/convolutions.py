@@ -58,14 +58,8 @@ def gatv2(residual: Any, batch: GraphBatch) -> nn.Module:
     """GATv2Conv; it takes edges to oneself away, where we have images of oneself."""
     mine = residual.layer
     heads, width = mine.attention.shape  # of its vectors
-    theirs = geometric.GATv2Conv(
-        heads * width,
-        width,
-        heads=heads,
-        edge_dim=mine.from_edge.in_features,
-        fill_value=0.0,
-        negative_slope=mine.negative_slope,
-    )
+    options = {"edge_dim": mine.from_edge.in_features, "fill_value": 0.0, "negative_slope": mine.negative_slope}
+    theirs = geometric.GATv2Conv(heads * width, width, heads=heads, **options)
     theirs.lin_l.load_state_dict(mine.from_sender.state_dict())
     theirs.lin_r.load_state_dict(mine.from_receiver.state_dict())
     theirs.lin_edge.load_state_dict(mine.from_edge.state_dict())

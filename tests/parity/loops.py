@@ -16,15 +16,8 @@ from hydragnn.architectures.pnaplus import PNAPlusLayer
 from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.kernels import Topology
-from hydragnn.layers import (
-    DegreeScalers,
-    LinearGraphAttention,
-    MessageGraph,
-    RadialFeatures,
-    States,
-    StatisticsForm,
-    mlp,
-)
+from hydragnn.layers import DegreeScalers, LinearGraphAttention, MessageGraph, RadialFeatures, States, mlp
+from hydragnn.layers.neighbour_statistics import StatisticsForm
 from hydragnn.layers.wrapping import FiLM
 from tests.parity.rows import Bench, Pairs, Row
 
@@ -52,14 +45,10 @@ def ends_of(edges: Topology) -> list[tuple[int, int, int]]:
 
 def ring_graph(edges: Topology, inputs: int) -> MessageGraph:
     """One graph of these edges, with random vectors and features."""
-    return MessageGraph(
-        topology=edges,
-        owner=torch.zeros(NODES, dtype=torch.int64),
-        nodes_per_graph=torch.tensor([NODES]),
-        vectors=torch.randn(edges.num_edges, 3),
-        edge_features=torch.randn(edges.num_edges, inputs) if inputs else None,
-        basis=RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=inputs),
-    )
+    vectors, features = torch.randn(edges.num_edges, 3), torch.randn(edges.num_edges, inputs) if inputs else None
+    basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=inputs)
+    nodes: Any = {"owner": torch.zeros(NODES, dtype=torch.int64), "nodes_per_graph": torch.tensor([NODES])}
+    return MessageGraph(topology=edges, vectors=vectors, edge_features=features, basis=basis, **nodes)
 
 
 def egnn(bench: Bench, moves: Literal["no", "sum", "mean"], attention: bool) -> Pairs:

@@ -38,15 +38,8 @@ def network(
     """Return our network, whose weights are to be replaced; its first states are the rows of a table alone, as in others."""
     settings, parsed = architecture_of(table["kind"]).Settings.parse(dict(table)), [parse_head(head) for head in heads]
     inputs = [ATOMIC_NUMBERS, *(["relation"] if table["kind"] == "relational" else [])]
-    model = build_model(
-        settings,  # type: ignore[arg-type]
-        parsed,
-        FIELDS,
-        inputs=inputs,
-        dim=3,
-        seed=0,
-        statistics=statistics,
-    ).double()
+    shape: Any = {"inputs": inputs, "dim": 3, "seed": 0, "statistics": statistics}
+    model = build_model(settings, parsed, FIELDS, **shape).double()  # type: ignore[arg-type]
     nn.init.zeros_(model.node_inputs.origin)
     return model.requires_grad_(False)
 

@@ -169,13 +169,9 @@ def message_graph(graphs: Graphs, receivers: int, *, edges: Tensor | None = None
     vectors = graphs["pos"].index_select(0, sender) - graphs["pos"].index_select(0, receiver)
     if shifts is not None:  # from the first to the second row
         vectors = vectors + shifts[order] * (1 if receivers == 0 else -1)
-    return MessageGraph(
-        topology=Topology.square(sender, receiver, len(graphs["x"])),
-        owner=graphs["batch"].long(),
-        nodes_per_graph=graphs["ptr"].diff(),
-        vectors=vectors,
-        **more,
-    )
+    topology = Topology.square(sender, receiver, len(graphs["x"]))
+    nodes: Any = {"owner": graphs["batch"].long(), "nodes_per_graph": graphs["ptr"].diff()}
+    return MessageGraph(topology=topology, vectors=vectors, **nodes, **more)
 
 
 def put(module: nn.Module | None, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -10,16 +10,8 @@ from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.pnaplus import PNAPlusLayer
 from hydragnn.kernels import Topology
-from hydragnn.layers import (
-    DegreeScalers,
-    MessageGraph,
-    RadialFeatures,
-    Scaler,
-    envelope_at,
-    neighbour_statistics,
-    paper_statistics,
-)
-from hydragnn.layers.neighbour_statistics import Aggregated
+from hydragnn.layers import DegreeScalers, MessageGraph, RadialFeatures, Scaler, envelope_at, neighbour_statistics
+from hydragnn.layers.neighbour_statistics import Aggregated, paper_statistics
 from tests.parity.public_hydragnn import (
     Checkpoint,
     Convolution,

@@ -15,13 +15,11 @@ from hydragnn.distributed import join_ranks, leave
 
 
 def listening() -> list[tuple[str, int]]:
-    """Address and port of every socket of this process at which others can connect."""
     connections = psutil.Process().net_connections("tcp")
     return [(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN]
 
 
 def main(folder: Path, results: Path) -> int:
-    """Meet, wait, sum."""
     torch.set_num_threads(1)
     inherited = listening()  # what the launcher handed down is not ours
     with join_ranks(folder) as ranks:

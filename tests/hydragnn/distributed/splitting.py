@@ -52,7 +52,6 @@ def configuration(kind: str, changes: dict[str, Any], **more: Any) -> RunConfig:
 
 
 def gradients(model: GraphModel, parts: Sequence[Any], targets: Any) -> tuple[float, dict[str, Tensor]]:
-    """Return the summed losses of parts, forces among them, and all gradients."""
     torch.manual_seed(3)
     loss = torch.stack([loss_sums(targets, model(part), part).sum() for part in parts]).sum()
     names = dict(model.named_parameters())
@@ -62,7 +61,6 @@ def gradients(model: GraphModel, parts: Sequence[Any], targets: Any) -> tuple[fl
 
 
 def one_rank(config: RunConfig, count: int = 1) -> tuple[Any, Any, Any, float, dict[str, Tensor]]:
-    """Return model, targets, parts of a batch, and loss and gradients of the whole model."""
     run = assembled(config, GRAPHS, parts=count)
     model, targets, parts = run.state.model, run.data.targets, next(iter(run.data.epoch(0))).parts
     assert len(parts) == count

@@ -32,7 +32,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rank_of_step(rank: int) -> Launch:
-    """One rank of a job step without MPI."""
     return Launch(by="slurm", rank=rank, size=2, step="7.0.0")
 
 
@@ -85,7 +84,6 @@ def test_meetings_at_one_server_share_no_keys() -> None:
 
 
 def plant(what: str, place: Path) -> None:
-    """Put something where ranks would meet."""
     if what == "of another user" and os.geteuid():
         pytest.skip("only root can make a folder of another user")
     if what == "a file":

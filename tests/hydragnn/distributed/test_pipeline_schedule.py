@@ -19,8 +19,6 @@ Done = dict[tuple[bool, int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """What a step has taken."""
-
     seconds: float
     idle: float
     """Of the first stage."""
@@ -65,7 +63,6 @@ def arrival(
 
 
 def most_in_flight(order: Sequence[Action]) -> int:
-    """Return the largest number of micro-batches in memory."""
     count = most = 0
     for action in order:
         count += -1 if action.back else 1

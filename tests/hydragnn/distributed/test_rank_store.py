@@ -26,7 +26,6 @@ needs_linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store for every corner of the format."""
     folder = tmp_path_factory.mktemp("stores")
     for name, graphs in CORNERS.items():
         written(graphs, folder / f"{name.replace(' ', '-')}.h5")

@@ -68,7 +68,6 @@ needs_mpirun = pytest.mark.skipif(not Path(MPIRUN[0]).exists(), reason="no mpiru
 def assembled(
     config: AnyConfig, store: Any = None, dtype: torch.dtype = torch.float64, *, shared: bool = False, parts: int = 1
 ) -> Assembly:
-    """Return a run on one rank of a CPU before its first step."""
     placement = DevicePlacement(device=torch.device("cpu"), dtype=dtype, micro_batches=parts)
     return assemble(plan_run(config, store), placement, Ranks(), lambda: None, shared=shared)
 
@@ -185,7 +184,6 @@ def signal_at(moment: float, number: signal.Signals) -> Any:
 
 @shared
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The clusters on disk, for reading only."""
     return written(tmp_path_factory.mktemp("stored") / "clusters.h5", STORE)
 
 

@@ -67,7 +67,6 @@ def killed_before_the_end() -> None:
 
 
 def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> None:
-    """Let the fault happen at one call of a function."""
     function, count = getattr(owner, name), 0
 
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -81,7 +80,6 @@ def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> Non
 
 
 def signal_in_preparation() -> None:
-    """The system wants the machine back while data are read."""
     after(assembly, "prepare_data", 1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
 

@@ -57,7 +57,6 @@ class Calls(NoWaiting):
 
 
 def memory_of(values: Any) -> set[int]:
-    """Return where tensors lie."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor) and value.numel()]
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
@@ -112,7 +111,6 @@ class StandIn:
 
 
 def leaves(result: Any) -> list[Tensor]:
-    """Return all tensors of a result: of tuples, mappings and predictions."""
     if isinstance(result, Tensor):
         return [result]
     parts = result.values() if isinstance(result, Mapping) else result

@@ -61,7 +61,6 @@ def targets(*fields: Field, **options: Any) -> list[Target]:
 def errors_of(
     store: MemoryStore, wanted: list[Target], train: np.ndarray = TRAIN, inputs: list[str] = INPUTS
 ) -> dict[str, Any]:
-    """Return the errors on the test part of baselines that are fitted to a training part."""
     return baseline_errors([(fitted_baselines(store, train, wanted, inputs), TEST)], store, wanted)
 
 

@@ -1,6 +1,5 @@
 """Several data sets on one trunk: branches take turns by their weights, and each is normalised, judged and predicted by itself."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,10 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.config import BranchedConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs import Field, concatenate
 from hydragnn.models import load_model
 from hydragnn.training.loop import take_step
-from tests.hydragnn.training.conftest import (
-    CHARGE,
-    ENERGY,
-    ENERGY_FIELD,
-    STORE,
-    Trained,
-    assembled,
-    assert_same_end,
-    branched,
-    make_config,
-)
+from tests.hydragnn.training.conftest import STORE, Trained, assembled, assert_same_end, branched, make_config
 from tests.hydragnn.training.worker import clusters
 
 
@@ -39,9 +28,8 @@ STORES = {"metals": STORE, "oxides": large_energies()}
 
 
 def make(model: str = "schnet", **changes: Any) -> BranchedConfig:
-    """Return a configuration with two branches; keyword arguments with __ for . change it."""
     oxides = [{"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}]
-    return branched(make_config(model), {"metals": [ENERGY, CHARGE], "oxides": oxides}, **changes)
+    return branched(make_config(model), {"metals": make_config(model).to_json()["heads"], "oxides": oxides}, **changes)
 
 
 @pytest.mark.parametrize("model", ["painn", "pna"])
@@ -131,7 +119,7 @@ def test_equal_inputs_look_equal_to_the_trunk_whatever_the_data_set() -> None:
     def with_heat(count: int, seed: int, around: float) -> MemoryStore:
         graphs = clusters(count, seed).read(range(count))
         heat = torch.full((count,), around, dtype=torch.float64) + torch.arange(count)
-        field = replace(ENERGY_FIELD, name="heat", role="input", unit="K")
+        field = Field(name="heat", on="graph", unit="K", dtype="float64")
         return MemoryStore(graphs.with_fields({"heat": heat}, fields=[field]))
 
     stores = {"metals": with_heat(20, 0, 300.0), "oxides": with_heat(20, 1, 900.0)}

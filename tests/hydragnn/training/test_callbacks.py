@@ -25,15 +25,12 @@ HERE = "tests.hydragnn.training.test_callbacks"
 
 
 class Within(TrainingCallback):
-    """Share of energies within a tolerance."""
-
     kind: str = f"{HERE}:Within"
     curves = ("valid/energy/within",)
     tolerance: float = 1.0
     most: float = -1.0
 
     def epoch(self, run: RunView) -> dict[str, float]:
-        """Return the share."""
         predictions, labels = run.predict()["energy"]
         share = float(((predictions - labels).abs() < self.tolerance).double().mean())
         if run.epoch >= 2 and share <= self.most:
@@ -47,7 +44,6 @@ class Ended(TrainingCallback):
     kind: str = f"{HERE}:Ended"
 
     def note(self, run: RunView, moment: str) -> None:
-        """Add a line."""
         with (run.folder / "moments.txt").open("a") as file:
             file.write(f"{moment} {run.epoch}\n")
 
@@ -62,7 +58,6 @@ class Ended(TrainingCallback):
 
 
 def meddle(run: RunView) -> None:
-    """Change everything that can be reached."""
     torch.manual_seed(1)
     random.seed(1)
     predictions, labels = run.predict()["energy"]

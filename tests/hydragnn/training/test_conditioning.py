@@ -46,7 +46,6 @@ def pairs() -> MemoryStore:
 
 
 def config_for(kind: str = "gin", inputs: list[str] | None = None, **model: Any) -> RunConfig:
-    """Return the configuration of a small network; ``model`` are keys of its section."""
     head = {"kind": "scalar", "field": "strength", "hidden_dims": [8]}
     train = {"train__epochs": 12, "train__learning_rate": 0.03}
     section = {f"model__{key}": value for key, value in model.items()}

@@ -44,7 +44,6 @@ def cells_of(cutoff: float, lattices: Any = (3.6,) * 12, max_neighbours: int | N
 
 @shared
 def copper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve cells of copper with neighbours up to 4.2 Angstrom."""
     graphs = cells_of(CUTOFF, np.linspace(3.35, 3.75, 12))
     return written(tmp_path_factory.mktemp("stores") / "copper.h5", graphs, cutoff=CUTOFF)
 

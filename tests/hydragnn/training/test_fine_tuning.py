@@ -57,7 +57,6 @@ def table_of(store: Path, start: dict[str, Any] | None = None, **train: Any) -> 
 
 @shared
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with stores of copper and copper with gold, a run on the first, and its model."""
     folder = tmp_path_factory.mktemp("tuning")
     make_store(folder / "cu.h5", [crystal(number) for number in range(30)])
     make_store(folder / "cuau.h5", [crystal(100 + number, "Cu-Au") for number in range(30)])

@@ -19,14 +19,9 @@ from tests.hydragnn.training.conftest import Trained, make_config
 from tests.hydragnn.training.worker import clusters
 
 GRAPH = replace(make_graph(1, 7), graphs={})
-BARE = replace(
-    GRAPH,
-    positions=GRAPH.positions[:, :0],
-    edge_shifts=GRAPH.edge_shifts[:, :0],
-    cell=torch.zeros_like(GRAPH.cell),
-    periodic=torch.zeros_like(GRAPH.periodic),
-    edges={},
-)
+FLAT = {name: getattr(GRAPH, name)[:, :0] for name in ("positions", "edge_shifts")}
+EMPTY = {name: torch.zeros_like(getattr(GRAPH, name)) for name in ("cell", "periodic")}
+BARE = replace(GRAPH, **FLAT, **EMPTY, edges={})
 """The same nodes and edges without positions and edge features."""
 
 STATISTICS = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
@@ -62,12 +57,12 @@ HEADS = {
     **{f"classes of {field}": {"kind": "classes", "field": field} for field in ("lattice", "site", "bond")},
 }
 
+PLAIN = parse_head({"kind": "scalar", "field": "energy", "hidden_dims": [4]})
 SAME = {"checkpoint_activations", "repulsion", "conditioning"}
 """Less memory for the same numbers; what is nothing on training data; and what acts on inputs of graphs alone, and is refused without any."""
 
 
 def other_value(settings: Settings, key: str) -> Any:
-    """A value that the setting does not have yet."""
     if key in OTHER:
         return OTHER[key]
     now, annotation = getattr(settings, key), type(settings).model_fields[key].annotation
@@ -85,18 +80,11 @@ def other_value(settings: Settings, key: str) -> Any:
 
 
 def outcome(settings: ArchitectureSettings, batch: GraphBatch, *heads: HeadSettings) -> list[Any]:
-    """Shapes of all weights, and what a step of training computes."""
     inputs = [field for field in INPUTS if field.name in ("species", "size") or field.name in batch.edges]
     reads = [field.name for field in inputs if architecture_of(settings.kind).reads(settings, field)]
-    model = build_model(
-        settings,
-        heads or [parse_head({"kind": "scalar", "field": "energy", "hidden_dims": [4]})],
-        [*inputs, *SCALARS, FORCES, STRESS, *VECTORS, *TENSORS],
-        inputs=reads,
-        dim=batch.positions.shape[1],
-        seed=0,
-        statistics=STATISTICS,
-    ).to(torch.float64)
+    shape: Any = {"inputs": reads, "dim": batch.positions.shape[1], "seed": 0, "statistics": STATISTICS}
+    fields = [*inputs, *SCALARS, FORCES, STRESS, *VECTORS, *TENSORS]
+    model = build_model(settings, heads or [PLAIN], fields, **shape).to(torch.float64)
     torch.manual_seed(0)
     values = [value.tolist() for one in model.train()(batch).values() for value in one.tensors().values()]
     return [*(tuple(weights.shape) for weights in model.parameters()), values]

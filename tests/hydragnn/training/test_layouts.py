@@ -71,7 +71,6 @@ def few() -> MemoryStore:
 
 
 def start(runs: Mapping[Path, AnyConfig], ranks: int, *options: str) -> list[Process]:
-    """Start ranks that train runs on few graphs one after the other."""
     return start_ranks(runs, ranks, *options, "--graphs", str(GRAPHS), "--related")
 
 
@@ -140,7 +139,6 @@ def moved(few: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     configs = {name: config_of("painn", layout, TWICE) for name, (_, layout) in MOVED.items()}
 
     def train_all(runs: dict[Path, str], *options: str, **arguments: Any) -> None:
-        """Train each in its layout, those of equally many ranks in the same processes."""
         for ranks in (2, 4):
             own = {path: configs[name] for path, name in runs.items() if MOVED[name][0] == ranks}
             finish(*start(own, ranks, *options))

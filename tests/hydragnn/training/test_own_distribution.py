@@ -27,7 +27,6 @@ HEAD = {"kind": "tests.laplace:LaplaceHead", "field": "charge"}
 
 @shared
 def runs(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs that predict Laplace distributions of charges beside energies, and their ensemble."""
     folders = [tmp_path_factory.mktemp("laplace") / f"run{seed}" for seed in (0, 1)]
     for seed, folder in enumerate(folders):
         config = make_config("schnet", [ENERGY, HEAD], data__store=str(stored), train__seed=seed)
@@ -89,8 +88,6 @@ def test_points_join_it() -> None:
 
 
 class Foreign(Distribution):
-    """Neither numbers nor classes."""
-
     kind = f"{__name__}:Foreign"
 
 

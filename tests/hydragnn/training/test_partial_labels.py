@@ -28,16 +28,8 @@ from hydragnn.datasets import (
 )
 from hydragnn.datasets.build import makers_of
 from hydragnn.distributed.building import first_and_count
-from hydragnn.graphs import (
-    Field,
-    GraphBatch,
-    concatenate,
-    field_from_json,
-    from_pyg,
-    graph_from_arrays,
-    graphs_of_parts,
-    unbatch,
-)
+from hydragnn.graphs import Field, concatenate, field_from_json, from_pyg, graph_from_arrays, graphs_of_parts, unbatch
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.models import Point, load_model
 from hydragnn.runs.label_notes import unlabelled

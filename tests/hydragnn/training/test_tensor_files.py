@@ -114,7 +114,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 def with_index(checkpoint: Path, file: str = "", shape: Any = None, whole: Any = None) -> None:
-    """Change what the index says of the tensor ``weights``."""
     index = json.loads((checkpoint / "state.json").read_text())["index"]
     tensor = index["tensors"]["weights"]
     tensor["shape"] = whole or shape or tensor["shape"]

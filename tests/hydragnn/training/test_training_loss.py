@@ -10,14 +10,7 @@ import torch
 from ase import Atoms
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import (
-    accuracy_score,
-    balanced_accuracy_score,
-    log_loss,
-    mean_absolute_error,
-    r2_score,
-    root_mean_squared_error,
-)
+from sklearn import metrics as scikit
 from torch.nn.functional import cross_entropy
 
 from hydragnn.datasets import Budget, MemoryStore, Normalisation
@@ -189,9 +182,9 @@ def test_metrics_agree_with_scikit_learn_and_those_of_parts_add_up() -> None:
     actual = whole.values({})["phase"]
     expected = {
         "count": len(truth),
-        "accuracy": accuracy_score(truth, p.argmax(1)),
-        "balanced_accuracy": balanced_accuracy_score(truth, p.argmax(1)),
-        "nll": log_loss(truth, p),
+        "accuracy": scikit.accuracy_score(truth, p.argmax(1)),
+        "balanced_accuracy": scikit.balanced_accuracy_score(truth, p.argmax(1)),
+        "nll": scikit.log_loss(truth, p),
         "brier": ((p - np.eye(3)[truth]) ** 2).sum(1).mean(),
     }
     assert {name: actual[name] for name in expected} == pytest.approx(expected)
@@ -243,7 +236,6 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels() -> None:
     targets, part = [target_of(STORE, "forces"), target_of(STORE, "charge")], np.arange(28)
 
     def predict(batch: GraphBatch) -> dict[str, Point]:
-        """Wrong by a sine of each label."""
         return {one.name: Point(mean=batch[one.name] + (1e3 * batch[one.name]).sin()) for one in targets}
 
     metrics, batch = errors_on(predict, STORE, part, targets, Budget(max_graphs=5)), STORE.read(part)
@@ -253,9 +245,9 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels() -> None:
         truth, guess = (one[present].reshape(-1, target.field.width).numpy() for one in values)
         actual = metrics[target.name]
         assert actual["count"] == truth.size
-        assert actual["mae"] == pytest.approx(mean_absolute_error(truth, guess))
-        assert actual["rmse"] == pytest.approx(root_mean_squared_error(truth.ravel(), guess.ravel()))
-        assert actual["r2"] == pytest.approx(r2_score(truth, guess, multioutput="variance_weighted"))
+        assert actual["mae"] == pytest.approx(scikit.mean_absolute_error(truth, guess))
+        assert actual["rmse"] == pytest.approx(scikit.root_mean_squared_error(truth.ravel(), guess.ravel()))
+        assert actual["r2"] == pytest.approx(scikit.r2_score(truth, guess, multioutput="variance_weighted"))
 
 
 def test_extensive_fields_have_errors_per_node() -> None:

@@ -220,8 +220,6 @@ def test_ranks_that_use_other_weights_sum_in_the_same_order(peer: OtherRank) -> 
 
 @dataclass(kw_only=True, slots=True)
 class Threads:
-    """Two ranks as threads, or one."""
-
     number: int
     barrier: Barrier
     table: dict[int, Tensor]

@@ -57,7 +57,6 @@ WITHOUT_FORCES = {"kind": "energy", "field": "energy", "references": True, "hidd
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """What records on this CPU."""
     stand_in = StandIn()
     monkeypatch.setattr(recording, "recorder_on", lambda device: stand_in)
     monkeypatch.setattr(replay, "USES", 0)
@@ -274,7 +273,6 @@ def test_a_gpu_replays_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_stacked(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
-    """Values and states of members as one are those of each alone."""
     for (values, states), trained in zip(TrainedStack(models).predict_with_states(batch), models, strict=True):
         expected, exact = trained.predict_with_states(batch)
         pairs = [(states, exact)]
@@ -285,7 +283,6 @@ def assert_stacked(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
 
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {"relational", "field_tokens"}))
 def test_several_models_as_one_predict_what_each_does_alone(model: str) -> None:
-    """Values and states, with forces where the model has some."""
     models = models_of(model, 8 if model == "painn" else 3)
     batch = STORE.read(range(5))
     if model == "painn":

@@ -29,7 +29,6 @@ def model_in(run: Path) -> TrainedModel:
 
 
 def metrics_of(run: Path) -> Any:
-    """Return the metrics of the validation part for the model of a run, computed again."""
     return evaluate(model_in(run), STORE, make_split(STORE, make_config().split).valid)
 
 

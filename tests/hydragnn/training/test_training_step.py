@@ -319,7 +319,6 @@ def test_a_gpu_has_the_batch_when_it_is_read(batch: GraphBatch) -> None:
 
 
 def same(one: GraphBatch, other: GraphBatch) -> None:
-    """Both hold the same numbers, and of the same graphs."""
     for mine, theirs in zip(tensors_of(one), tensors_of(other), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
     assert one.fields == other.fields and all(one.on(at).keys() == other.on(at).keys() for at in LOCATIONS)

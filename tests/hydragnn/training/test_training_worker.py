@@ -15,15 +15,7 @@ import pytest
 
 from hydragnn.config import RunConfig
 from hydragnn.record import read_record
-from tests.hydragnn.training.conftest import (
-    STORE,
-    TORCHRUN,
-    Process,
-    Trained,
-    environment,
-    make_config,
-    start_process,
-)
+from tests.hydragnn.training.conftest import STORE, TORCHRUN, Process, Trained, environment, make_config, start_process
 
 RunFolder = Callable[..., tuple[RunConfig, Path]]
 
@@ -43,12 +35,10 @@ def run_folder(stored: Path, tmp_path: Path) -> RunFolder:
 
 
 def start(folder: Path, *options: str, launcher: list[str] | None = None) -> Process:
-    """Start ``python -m hydragnn.runs.run``, alone or behind a launcher command."""
     return start_process(["-m", "hydragnn.runs.run", str(folder), *options], environment(), launcher)
 
 
 def work(folder: Path, *options: str, **launcher: Any) -> tuple[int, str]:
-    """Return the exit code and the output of a worker."""
     process = start(folder, *options, **launcher)
     output, _ = process.communicate(timeout=600)
     return process.returncode, output
