@@ -1,12 +1,13 @@
 """DimeNet++ of PyTorch Geometric, from species and positions of molecules to energies and forces, and as the public HydraGNN chains it."""
 
 import math
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from ase.build import molecule
+from scipy.special import spherical_jn
 from torch import Tensor, nn
 
 from hydragnn.architectures import GraphSpec
@@ -145,20 +146,17 @@ class TheirBessel(nn.Module):
 
     def __init__(self, settings: DimeNetSettings) -> None:
         super().__init__()
+        theirs = pytest.importorskip("torch_geometric.nn.models.dimenet_utils")
         self.cutoff, self.shape = settings.cutoff, (settings.num_spherical, settings.num_radial)
-        self.functions = bessel_functions(*self.shape)
+        self.zeros = theirs.Jn_zeros(*self.shape)
+        self.norms = [
+            [(0.5 * theirs.Jn(zero, ell + 1) ** 2) ** 0.5 for zero in row] for ell, row in enumerate(self.zeros)
+        ]
 
     def forward(self, lengths: Tensor) -> Tensor:
-        values = [function(lengths / self.cutoff) for function in self.functions]
-        return torch.stack(values, dim=1).unflatten(1, self.shape)
-
-
-@cache
-def bessel_functions(num_spherical: int, num_radial: int) -> list[Callable[[Tensor], Tensor]]:
-    """Those of x = r / c, which take seconds to make."""
-    theirs = pytest.importorskip("torch_geometric.nn.models.dimenet")
-    functions: list[Callable[[Tensor], Tensor]] = theirs.SphericalBasisLayer(num_spherical, num_radial).bessel_funcs
-    return functions
+        x, zeros = lengths.numpy() / self.cutoff, self.zeros.astype(float)
+        values = [spherical_jn(ell, np.outer(x, row)) / norm for ell, (row, norm) in enumerate(zip(zeros, self.norms))]
+        return torch.from_numpy(np.stack(values, axis=1))
 
 
 def network_of(checkpoint: Checkpoint) -> DimeNet:

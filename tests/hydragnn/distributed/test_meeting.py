@@ -179,7 +179,7 @@ PMI, OPEN_MPI = {"PMI_SIZE": "2", "PMI_RANK": "0"}, {"OMPI_COMM_WORLD_SIZE": "2"
         (SEVERAL, "slurm", 1, "n03", None),
         ({**SEVERAL, "MASTER_ADDR": "hsn3", "MASTER_PORT": "7"}, "slurm", 1, "hsn3", 7),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, "torchrun", 1, "", 9),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "torchrun", 1, "a", 9),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "torchrun", 1, "a", 9),
         (TORCHRUN, "torchrun", 1, "a", 9),
         (PMI, "mpi", 0, "", 0),
         ({**PMI, "MASTER_ADDR": "hsn3"}, "mpi", 0, "hsn3", 0),
@@ -201,6 +201,7 @@ def test_a_rank_knows_its_launcher_and_meeting_place(
 ) -> None:
     launch = launch_from(environment, 51)
     assert (launch.by, launch.rank, launch.address) == (by, rank, address)
+    assert launch.local_rank == 1 or "LOCAL_RANK" not in environment
     assert launch.port == port if port is not None else 15_000 <= launch.port < 30_000
 
 

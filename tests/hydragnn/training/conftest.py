@@ -48,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
     **{kind: {**GEOMETRIC, "heads": 2} for kind in ("equivariant_transformer", "field_tokens", "gatv2")},
     "mace": {**GEOMETRIC, "hidden_dim": 4, "max_ell": 2},
     "tensornet": {**GEOMETRIC, "hidden_dim": 4},
-    "dimenet": {**GEOMETRIC, "num_radial": 4, "num_spherical": 4, "int_emb_size": 4, "out_emb_size": 8},
+    "dimenet": {**GEOMETRIC, "num_radial": 4, "num_spherical": 3, "int_emb_size": 4, "out_emb_size": 8},
 }
 PLAIN_ENERGY = {"kind": "energy", "field": "energy", "per_node": True, "references": True, "hidden_dims": [8]}
 ENERGY = {**PLAIN_ENERGY, "loss": "mse", "stage_two_factor": 1.0, "forces": "forces", "forces_weight": 10.0}

@@ -68,8 +68,8 @@ def test_what_conditions_tells_materials_apart_and_is_optimised_and_saved(
     names = [name for name in first if "condition" in name or "modulation" in name]
     assert any(name.startswith("condition_inputs.") for name in names)
     assert any("modulation" in name or name.startswith("pooled_condition.") for name in names)
-    resumed = trained("run", config, store=pairs, resume=True)
-    assert resumed.curves["valid/loss"] == record.curves["valid/loss"]
+    resumed = trained("run", config, store=pairs, resume=True, until=3)
+    assert resumed.curves["valid/loss"] == record.curves["valid/loss"][:3]
     last = load_file(weights)
     assert [name for name in names if torch.equal(first[name], last[name])] == []
 
