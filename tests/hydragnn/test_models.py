@@ -26,7 +26,8 @@ def chain(nodes: int, dim: int) -> GraphBatch:
     fields = [FIELDS[name] for name in ("size", "relation", "atomic_numbers", "area")]
     nodes = {"size": torch.arange(nodes) / nodes, "atomic_numbers": torch.arange(nodes) % 3 + 1}
     edges = {"relation": torch.arange(len(pairs)) % 3, "area": torch.ones(len(pairs))}
-    return graph_from_arrays(positions, senders, receivers, fields=fields, nodes=nodes, edges=edges)
+    graph = graph_from_arrays(positions, senders, receivers, fields=fields, nodes=nodes, edges=edges)
+    return graph.to(dtype=torch.float32)
 
 
 @pytest.mark.parametrize(("kind", "dim"), [("pna", 0), ("relational", 0), ("relational", 2), ("painn", 2)])

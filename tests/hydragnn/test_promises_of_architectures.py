@@ -72,7 +72,8 @@ def grid(spacing: float, cutoff: float) -> GraphBatch:
     apart = torch.cdist(points, points, compute_mode=exactly) <= cutoff * (1 + 1e-6)
     receivers, senders = (apart & ~torch.eye(len(points), dtype=torch.bool)).nonzero(as_tuple=True)
     sizes = {"size": torch.arange(len(points)) / len(points)}
-    return graph_from_arrays(points, senders, receivers, fields=[FIELDS["size"]], nodes=sizes)
+    graph = graph_from_arrays(points, senders, receivers, fields=[FIELDS["size"]], nodes=sizes)
+    return graph.to(dtype=torch.float32)
 
 
 @pytest.mark.parametrize("spacing", [0.06, 0.1])

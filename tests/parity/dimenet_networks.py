@@ -149,13 +149,11 @@ class TheirBessel(nn.Module):
         theirs = pytest.importorskip("torch_geometric.nn.models.dimenet_utils")
         self.cutoff, self.shape = settings.cutoff, (settings.num_spherical, settings.num_radial)
         self.zeros = theirs.Jn_zeros(*self.shape)
-        self.norms = [
-            [(0.5 * theirs.Jn(zero, ell + 1) ** 2) ** 0.5 for zero in row] for ell, row in enumerate(self.zeros)
-        ]
+        self.norms = [1 / (0.5 * theirs.Jn(row, ell + 1) ** 2) ** 0.5 for ell, row in enumerate(self.zeros)]
 
     def forward(self, lengths: Tensor) -> Tensor:
         x, zeros = lengths.numpy() / self.cutoff, self.zeros.astype(float)
-        values = [spherical_jn(ell, np.outer(x, row)) / norm for ell, (row, norm) in enumerate(zip(zeros, self.norms))]
+        values = [spherical_jn(ell, np.outer(x, row)) * norm for ell, (row, norm) in enumerate(zip(zeros, self.norms))]
         return torch.from_numpy(np.stack(values, axis=1))
 
 
