@@ -122,7 +122,6 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The project's root folder."""
     return ROOT
 
 
@@ -168,6 +167,5 @@ def slurm_module() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def slurm(slurm_module: ModuleType) -> Iterator[Any]:
-    """A real Slurm with four nodes of four cores."""
     with slurm_module.Cluster(nodes=4) as cluster:
         yield cluster

@@ -1,14 +1,13 @@
 """Write a file again and again where there is room for more and more bytes, each time in a process of its own; print how each ended.
 
-``python -P filling.py DISK WAY BYTES...``: WAY is ``disk``, where a file system of so many bytes is mounted at DISK, or
-``limit``, where no file may have more. A line of JSON for each number and kind of file: the kind, the number, the exit code, which is minus the signal's number where one ended it, what was printed, and what lies there afterwards.
+``python -P filling.py DISK BYTES...``: a file system of so many bytes is mounted at DISK. A line of JSON for each number and kind of file: the
+kind, the number, the exit code, which is minus the signal's number where one ended it, what was printed, and what lies there afterwards.
 """
 
 import ctypes
 import gc
 import json
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -25,12 +24,12 @@ from hydragnn.graphs import Field
 from hydragnn.graphs.validate import graph_from_arrays
 
 KINDS = ("store.h5", "store.bp", "predictions.h5")
-PIECES, ROWS = 6, 60_000
+PIECES, ROWS = 6, 20_000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def write_store(path: Path) -> None:
-    """Six blocks of 1.4 MB."""
+    """Six blocks of half a megabyte."""
     density = Field(name="density", on="node", shape=(3,))
     values = np.random.default_rng(0).normal(size=(ROWS, 3))
     writer.BLOCK_GRAPHS = 1
@@ -40,7 +39,7 @@ def write_store(path: Path) -> None:
 
 
 def write_predictions(path: Path) -> None:
-    """Six pieces of 2.9 MB, texts among them."""
+    """Six pieces of a megabyte, texts among them."""
     values = np.random.default_rng(0).normal(size=(ROWS // 2, 10))
     status = ["ok", "the graph has no nodes; leave it out"] * (ROWS // 4)
     edges = np.zeros(len(status), dtype=np.int64)
@@ -57,23 +56,18 @@ def write_predictions(path: Path) -> None:
         raise
 
 
-def attempt(kind: str, path: Path, limit: int | None) -> int:
-    """What the command line does: 0, or 2 with one sentence."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+def attempt(kind: str, path: Path) -> int:
+    message = ""
     try:
         (write_store if kind.startswith("store") else write_predictions)(path)
-        message = ""
     except InputError as error:
         message = f"{error}\n"
     gc.collect()  # what engines keep is taken apart
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     sys.stdout.write(message)
     return 2 if message else 0
 
 
-def in_a_process(kind: str, path: Path, limit: int | None) -> tuple[int, str]:
+def in_a_process(kind: str, path: Path) -> tuple[int, str]:
     """The exit code and what was printed."""
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
@@ -82,7 +76,7 @@ def in_a_process(kind: str, path: Path, limit: int | None) -> tuple[int, str]:
                 os.dup2(output.fileno(), descriptor)
             code = 1
             try:
-                code = attempt(kind, path, limit)
+                code = attempt(kind, path)
             finally:
                 sys.stdout.flush()
                 LIBC.exit(code)  # with the ends of libraries in C, without Python's, which takes a second
@@ -92,18 +86,17 @@ def in_a_process(kind: str, path: Path, limit: int | None) -> tuple[int, str]:
 
 
 def main() -> None:
-    """One process for each kind and number of bytes."""
-    disk, way = Path(sys.argv[1]), sys.argv[2]
+    disk = Path(sys.argv[1])
     gc.freeze()
-    for kind, size in product(KINDS, map(int, sys.argv[3:])):
-        if way == "disk" and LIBC.mount(b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={max(size, 4096)}".encode()):
+    for kind, size in product(KINDS, map(int, sys.argv[2:])):
+        if LIBC.mount(b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={max(size, 4096)}".encode()):
             raise OSError(ctypes.get_errno(), "a file system cannot be mounted here")
-        code, text = in_a_process(kind, disk / kind, size if way == "limit" else None)
+        code, text = in_a_process(kind, disk / kind)
         left = list(disk.iterdir())
         print(json.dumps([kind, size, code, text, [path.name for path in left]]), flush=True)
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if way == "disk" and LIBC.umount2(os.fsencode(disk), 2):
+        if LIBC.umount2(os.fsencode(disk), 2):
             raise OSError(ctypes.get_errno(), "a file system cannot be taken away")
 
 

@@ -39,11 +39,9 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, minus a signal's number; None while the process runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """The exit code where the process has ended."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -59,17 +57,14 @@ class Forked:
         return self._output.read_text(), None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, where the process still runs."""
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End the process at once."""
         self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Ask the process to end."""
         self.send_signal(signal.SIGTERM)
 
 

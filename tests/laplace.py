@@ -23,7 +23,6 @@ class Laplace(Number):
 
     @property
     def variance(self) -> Float[Tensor, "items *shape"]:
-        """Twice the square of the scale."""
         return 2 * self.scale.square()
 
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
@@ -32,11 +31,9 @@ class Laplace(Number):
         return scale.log() + self.error(target).abs() / self.scale
 
     def scale_by(self, factor: Tensor) -> "Laplace":
-        """Mean times ``factor``, scale times its size."""
         return Laplace(mean=self.mean * factor, scale=self.scale * factor.abs())
 
     def shift_by(self, by: Tensor) -> "Laplace":
-        """Mean plus ``by``."""
         return Laplace(mean=self.mean + by, scale=self.scale)
 
 
@@ -57,9 +54,7 @@ class LaplaceHead(HeadSettings):
     """Numbers of nodes with scales of their own."""
 
     def targets(self, fields: dict[str, Field]) -> tuple[Target, ...]:
-        """Return the field with the likelihood as its loss."""
         return (Target(field=fields[self.field], loss="nll", distribution=Laplace, weight=self.weight),)
 
     def build(self, field: Field, context: HeadContext) -> nn.Module:
-        """Return the network."""
         return LaplaceNetwork(context.channels)

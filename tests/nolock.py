@@ -24,5 +24,4 @@ def preloaded(name: str = "nolock") -> Path:
 
 
 def without_locks(error: int) -> dict[str, str]:
-    """The environment of such a process."""
     return {"LD_PRELOAD": str(preloaded()), "NOLOCK_ERRNO": str(error)}

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+Call = Callable[..., tuple[int, str, str]]
+"""A call of the command line; gives exit code, output and errors."""
+
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[], Any]) -> Any:
     """Return what the first process made under a name, pickled for the others; tests only read files that it leaves."""

@@ -28,7 +28,6 @@ DIGITS = {"rtol": 1e-7, "atol": 1e-9}  # double precision, on other processors a
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def archive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the files of a version."""
     place: Path = tmp_path_factory.mktemp("archive") / request.param
     shutil.copytree(HERE / request.param, place)
     return place
@@ -42,7 +41,6 @@ def expected(archive: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def predictions(archive: Path) -> dict[str, np.ndarray]:
-    """Return what the archived ensemble predicts today."""
     hydragnn.predict(archive / "ensemble", archive / "store.h5", archive / "today.h5")
     return arrays_of(archive / "today.h5")
 
@@ -75,9 +73,7 @@ def test_build_files_give_the_same_store(archive: Path, expected: dict[str, Any]
     assert open_store(archive / "again.h5").fingerprint == expected["fingerprint"]
 
 
-def test_a_run_predicts_and_then_continues_to_the_losses_of_one_that_was_not_interrupted(
-    archive: Path, expected: dict[str, Any]
-) -> None:
+def test_a_run_predicts_and_continues_to_the_losses_of_a_whole_one(archive: Path, expected: dict[str, Any]) -> None:
     energies = hydragnn.load(archive / "run").predict(open_store(archive / "store.h5"))["energy"].mean
     np.testing.assert_allclose(energies, expected["paused"], **DIGITS)
     name_store([archive / "run"], archive / "store.h5")
@@ -104,9 +100,7 @@ def test_a_campaign_is_read_whole_and_goes_on(archive: Path, expected: dict[str,
     assert sum(result.trials.values()) == 4
 
 
-def test_an_ensemble_predicts_what_its_files_of_predictions_say(
-    archive: Path, predictions: dict[str, np.ndarray]
-) -> None:
+def test_an_ensemble_predicts_what_its_files_say(archive: Path, predictions: dict[str, np.ndarray]) -> None:
     for name in ("predictions.npz", "predictions.h5", "view.h5"):
         archived = arrays_of(archive / name)
         assert archived.keys() == predictions.keys()
@@ -119,18 +113,14 @@ def test_an_ensemble_predicts_what_its_files_of_predictions_say(
                 np.testing.assert_array_equal(values, predictions[key], err_msg=f"{name} {key}")
 
 
-def test_an_ensemble_without_scores_of_held_out_graphs_flags_what_is_foreign_and_has_no_p_values(
-    archive: Path, predictions: dict[str, np.ndarray]
-) -> None:
+def test_an_ensemble_without_scores_flags_what_is_foreign(archive: Path, predictions: dict[str, np.ndarray]) -> None:
     archived = arrays_of(archive / "predictions.npz")
     alike = np.array(["kinds" not in text and "neighbourhoods" not in text for text in archived["domain"]])
     assert np.isnan(predictions["domain_score"]).all() and all(predictions["domain"][~alike])
     assert "only foreign elements and contacts are flagged" in Ensemble.load(archive / "ensemble").caveat
 
 
-def test_every_other_file_of_predictions_has_the_same_numbers(
-    archive: Path, predictions: dict[str, np.ndarray]
-) -> None:
+def test_every_other_file_has_the_same_numbers(archive: Path, predictions: dict[str, np.ndarray]) -> None:
     energies = predictions["fields/energy/mean"]
     with adios2.FileReader(str(archive / "predictions.bp")) as file:
         np.testing.assert_allclose(file.read("fields/energy/mean", step_selection=[0, 1]), energies, **DIGITS)

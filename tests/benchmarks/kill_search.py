@@ -26,10 +26,10 @@ import psutil
 
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.scheduling.events import Reached
+from tests.charged_rings import write_rings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hpo"))
 from campaigns import read_journal
-from rings import write_rings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ num_layers = 2
 num_radial = 8
 [[heads]]
 kind = "scalar"
-field = "energy"
+field = "moment"
 [train]
 epochs = 12
 ema_decay = 0.9

@@ -1,4 +1,4 @@
-"""Crystals labelled by EMT, with a build file and configurations of a training and a search."""
+"""Crystals labelled by EMT, with a build file and the configuration of a training."""
 
 from pathlib import Path
 
@@ -50,14 +50,6 @@ epochs = {epochs}
 [batch]
 max_graphs = 8
 """
-RANGE = """
-[search]
-trials = 2
-[search.space."train.learning_rate"]
-type = "float"
-low = 1e-3
-high = 1e-2
-"""
 
 
 def labelled(atoms: Atoms, stress: bool = True) -> Atoms:
@@ -85,11 +77,9 @@ def crystals(count: int) -> list[Atoms]:
 
 
 def write_crystals(folder: Path, count: int = 40) -> None:
-    """Write ``crystals.xyz``, its build file and a training configuration."""
     write(folder / "crystals.xyz", crystals(count), format="extxyz")
     (folder / "crystals.toml").write_text(
         f'kind = "ase"\nfiles = ["crystals.xyz"]\ncutoff = 5.0\n{TARGETS}{STRESS}', encoding="utf-8"
     )
     more = 'forces = "forces"\nstress = "stress"'
     (folder / "run.toml").write_text(RUN.format(store="crystals.h5", more=more, epochs=2), encoding="utf-8")
-    (folder / "search.toml").write_text(RUN.format(store="crystals.h5", more="", epochs=2) + RANGE, encoding="utf-8")

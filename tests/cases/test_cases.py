@@ -1,13 +1,9 @@
 """Inputs of whole commands that were once wrong in silence or ended in a traceback."""
 
 import csv
-import errno
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +15,8 @@ from ase.io import write
 import hydragnn
 from hydragnn.base.errors import InputError
 from tests.cases import inputs
-from tests.nolock import without_locks
 
-Call = Callable[..., tuple[int, str, str]]
 ENERGY = {"name": "energy", "key": "E", "on": "graph", "unit": "eV", "role": "target"}
-SEARCH = "search search.toml --set search.trials=1 --set train.epochs=1 --out campaign --workers 1"
 
 
 @pytest.fixture(scope="module")
@@ -40,25 +33,6 @@ def crystals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hydragnn.build_store(folder / "crystals.toml", folder / "crystals.h5", quiet=True)
     hydragnn.train(folder / "run.toml", folder / "run", overrides=["train.epochs=1"])
     return folder
-
-
-def command(folder: Path, *words: str, before: tuple[str, ...] = (), **variables: str) -> tuple[int, str]:
-    """Return exit code and output of a command in a process of its own."""
-    line = [*before, sys.executable, "-m", "hydragnn", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("around", ["two ranks of MPI", "no locks"])
-def test_a_search_is_one_search_whatever_is_around_it(around: str, crystals: Path, tmp_path: Path) -> None:
-    for name in ("crystals.h5", "search.toml"):
-        (tmp_path / name).symlink_to(crystals / name)
-    mpi = (str(Path(sys.executable).parent / "mpirun"), "-n", "2")
-    ways: Mapping[str, Any] = {"two ranks of MPI": {"before": mpi}, "no locks": without_locks(errno.ENOLCK)}
-    code, text = command(tmp_path, *SEARCH.split(), **ways[around])
-    assert code == 0, text
-    assert len(list((tmp_path / "campaign" / "trials").glob("*/record.json"))) == 1
 
 
 def test_a_name_that_begins_as_a_formula_is_a_text_for_spreadsheets(crystals: Path, tmp_path: Path) -> None:

@@ -125,7 +125,6 @@ def small_blocks() -> Iterator[None]:
 
 
 def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
-    """The graphs in a store on disk, by one writer or by several."""
     everything = concatenate(graphs)
     fields, more = list(everything.fields.values()), {"dim": everything.dim, "attributes": {"unit": "Angstrom"}}
     if not parts:
@@ -161,7 +160,6 @@ Case = tuple[GraphStore, GraphBatch, list[GraphBatch]]
 
 @pytest.fixture(params=[(store, corner) for store in STORES for corner in CORNERS], ids=", ".join, scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """One corner's graphs in a store, and as they were before."""
     store, corner = request.param
     graphs = CORNERS[corner]
     return STORES[store](graphs, tmp_path_factory.mktemp("stores")), concatenate(graphs), graphs
@@ -254,7 +252,6 @@ def test_hdf5_and_adios2_hold_the_same_bits_and_pass_their_check(corner: str, tm
 
 
 def child(run: Callable[[], object]) -> int:
-    """The number of a forked process that does this."""
     number = os.fork()
     if number:
         return number

@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydragnn.hpo import campaign_history
+from hydragnn.hpo import CampaignSettings, CampaignStatus, LocalLauncher, campaign_history
 from hydragnn.hpo.journal import entry_of, read_lines
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report
 from hydragnn.hpo.lines import LineChain
 from hydragnn.hpo.scheduling.events import Event
+
+Settings = Callable[..., CampaignSettings]
+Search = Callable[..., CampaignStatus]
+Launchers = Callable[..., LocalLauncher]
 
 
 def course(out: Path) -> list[tuple[Any, ...]]:
@@ -19,7 +23,6 @@ def course(out: Path) -> list[tuple[Any, ...]]:
 
 
 def weights_of(out: Path) -> dict[str, Any]:
-    """What all trials of a campaign learned."""
     return {p.parent.name: json.loads(p.read_text()) for p in sorted(out.glob("trials/*/weights.json"))}
 
 
@@ -33,25 +36,11 @@ HERE = Path(__file__).parent
 
 
 def campaign_table(store: Path) -> dict[str, Any]:
-    """A campaign as it comes from TOML."""
-    return {
-        "data": {"store": str(store)},
-        "model": {"kind": "schnet"},
-        "heads": [{"kind": "scalar", "field": "energy"}],
-        "train": {"epochs": 6},
-        "search": {
-            "trials": 9,
-            "sampler": "random",
-            "seed": 3,
-            "rungs": [1, 3],
-            "reduction": 3,
-            "finalists": 2,
-            "space": {
-                "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},
-                "model.hidden_dim": {"type": "int", "low": 8, "high": 128},
-            },
-        },
-    }
+    rate, width = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}, {"type": "int", "low": 8, "high": 128}
+    search = {"trials": 9, "sampler": "random", "seed": 3, "rungs": [1, 3], "reduction": 3, "finalists": 2}
+    space = {"train.learning_rate": rate, "model.hidden_dim": width}
+    base = {"data": {"store": str(store)}, "model": {"kind": "schnet"}, "train": {"epochs": 6}}
+    return {**base, "heads": [{"kind": "scalar", "field": "moment"}], "search": {**search, "space": space}}
 
 
 def environment(pause: float, fault: str) -> dict[str, str]:
@@ -76,5 +65,4 @@ def reports_until(launcher: Launcher, enough: Callable[[list[Report]], bool], *,
 
 
 def ends(reports: Sequence[Report]) -> list[Exit]:
-    """The ends among them."""
     return [report for report in reports if isinstance(report, Exit)]

@@ -44,24 +44,12 @@ from hydragnn.hpo.simulation.courses import CourseOf
 from hydragnn.hpo.simulation.world import AttemptEnd, VirtualAttempt, World
 from hydragnn.hpo.status.timeline import TimelineBuilder
 
-CALM = Assumptions(
-    median_node_hours=1.0,
-    estimate_error=0,
-    first_estimates=0,
-    startup_seconds=0,
-    checkpoint_seconds=0,
-    save_seconds=0,
-    node_mtbf_hours=0,
-    launch_failure=0,
-    black_holes=0,
-    stragglers=0,
-    hangs=0,
-    diverged=0,
-    out_of_memory=0,
-    starts_per_second=1e9,
-    probe_seconds=1,
-    best_of=1,
+TROUBLE = (
+    "estimate_error first_estimates startup_seconds checkpoint_seconds save_seconds node_mtbf_hours launch_failure black_holes "
+    "stragglers hangs diverged out_of_memory"
 )
+NO_TROUBLE: dict[str, Any] = dict.fromkeys(TROUBLE.split(), 0)
+CALM = Assumptions(median_node_hours=1.0, starts_per_second=1e9, probe_seconds=1, best_of=1, **NO_TROUBLE)
 """A perfect machine."""
 
 FAILING = 20.0
@@ -69,12 +57,10 @@ FAILING = 20.0
 
 
 def after(state: State, now: float, *events: Event) -> list[Action]:
-    """Let events happen; everything that is to be done then."""
     return [action for event in events for action in decide(state, event, now).actions]
 
 
 def timeline_builder(events: Iterable[tuple[float, Event]]) -> TimelineBuilder:
-    """The timeline of events, decided upon."""
     builder = TimelineBuilder()
     for now, event in events:
         decide(builder.state, event, now)
@@ -83,7 +69,6 @@ def timeline_builder(events: Iterable[tuple[float, Event]]) -> TimelineBuilder:
 
 
 def nodes(number: int) -> tuple[str, ...]:
-    """So many whole nodes."""
     return tuple(f"n{k}" for k in range(1, number + 1))
 
 
@@ -102,7 +87,6 @@ LATER_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def new_ones_first(state: State, trials: Callable[[State], Any] = filling.ready_trials) -> Any:
-    """Trials in another order."""
     return sorted(trials(state), key=lambda number: -1 if number is None else number)
 
 
@@ -246,7 +230,6 @@ class Clockwork(LawfulCampaign):
 
     @property
     def disturbed(self) -> list[Start]:
-        """Attempts on bad nodes."""
         return [start for _, start in self.starts if set(self.world.bad) & set(start.slots)]
 
     @property
@@ -278,7 +261,6 @@ class Clockwork(LawfulCampaign):
         return proposal if self.values_of is None else Proposed(trial=trial, values=self.values_of(trial))
 
     def write(self, path: Path) -> None:
-        """Put the events and what was decided into a journal."""
         with Journal(path) as journal:
             journal.extend(Entry(*line) for line in self.journal)
 
@@ -337,7 +319,6 @@ class Laws:
         self.left = now
 
     def _open(self, event: Opened, now: float) -> None:
-        """A new controller, with the budgets that are left."""
         spent, plan = self.left - self.opened, event.plan
         self.bills = [self.bills[0] + spent, self.bills[1] + spent * len(self.nodes)]
         self.nodes = {node_of(slot) for slot in event.slots}
@@ -376,7 +357,6 @@ class Laws:
             self.forgiven = suspects if vain else set()
 
     def after(self, event: Event, actions: Iterable[Action], now: float) -> None:
-        """See that what was decided is lawful, and count trials and slots anew."""
         if self.state.trouble.since < math.inf:
             self.untrusted -= self.forgiven  # it is put down to the machine
         for action in actions:

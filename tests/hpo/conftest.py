@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import campaign_table, course, environment, weights_of
-from rings import write_rings
+from campaigns import Settings, campaign_table, course, environment, weights_of
 
 from hydragnn.hpo import CampaignSettings, CampaignStatus, LocalLauncher, campaign_settings, run_search
-
-Settings = Callable[..., CampaignSettings]
+from tests.charged_rings import write_rings
 
 
 @pytest.fixture(scope="session")
 def store_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty rings."""
     path = tmp_path_factory.mktemp("store") / "store.h5"
     write_rings(path, 40)
     return path
@@ -23,7 +20,6 @@ def store_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def table(store_file: Path) -> dict[str, Any]:
-    """A campaign as it comes from TOML."""
     return campaign_table(store_file)
 
 
@@ -52,8 +48,6 @@ def fake_launcher() -> Callable[..., LocalLauncher]:
 def search(
     settings: Settings, fake_launcher: Callable[..., LocalLauncher], tmp_path: Path
 ) -> Callable[..., CampaignStatus]:
-    """Search in a folder, with members of [search] by name."""
-
     def run(
         out: Path | str,
         *,

@@ -55,7 +55,6 @@ def answers(**printed: str) -> Callable[[Sequence[str]], str]:
 
 
 def end(hour: int, minute: int) -> float:
-    """When a job ends."""
     return time.mktime((2026, 11, 21, hour, minute, 0, 0, 0, -1))
 
 

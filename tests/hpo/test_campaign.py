@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,20 +14,17 @@ from typing import Any
 import optuna
 import pytest
 import tomli_w
-from campaigns import course, read_journal, weights_of
+from campaigns import Launchers, Search, Settings, course, read_journal, weights_of
 from clockwork import after
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from rings import write_rings
 
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.files import read_sealed, write_json, write_sealed
 from hydragnn.config import RunConfig
 from hydragnn.hpo import (
-    CampaignSettings,
     CampaignStatus,
     GivenRun,
-    LocalLauncher,
     campaign_history,
     campaign_records,
     campaign_settings,
@@ -51,10 +47,7 @@ from hydragnn.record import read_record
 from hydragnn.runs.attempt import shown_epochs
 from hydragnn.runs.folder import name_store
 from hydragnn.scripts import api
-
-Settings = Callable[..., CampaignSettings]
-Search = Callable[..., CampaignStatus]
-Launchers = Callable[..., LocalLauncher]
+from tests.charged_rings import write_rings
 
 
 def test_one_worker_gives_the_same_campaign_twice(search: Search, undisturbed: Any, tmp_path: Path) -> None:
@@ -113,17 +106,13 @@ def test_what_looks_at_a_campaign_follows_no_link_and_waits_for_no_pipe(search: 
         assert (shown_epochs(trial, 1), log_tail(trial)) == (None, "")
 
 
-def test_a_process_killed_from_outside_is_retried_from_its_last_state(
-    search: Search, tmp_path: Path, undisturbed: Any
-) -> None:
+def test_a_process_killed_from_outside_is_retried(search: Search, tmp_path: Path, undisturbed: Any) -> None:
     result = search("c", fault="kill once")
     assert result.trials["failed"] == 0
     assert (course(tmp_path / "c"), weights_of(tmp_path / "c")) == undisturbed
 
 
-def test_a_process_that_hangs_is_killed_and_its_trial_goes_on(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_a_hanging_process_is_killed_and_retried(settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:
     launcher = fake_launcher(fault="hang once", hang_seconds=4.0)
     result = run_search(settings(trials=2, rungs=[], finalists=0), tmp_path / "c", launcher=launcher)
     assert (result.trials["finished"], result.trials["failed"]) == (2, 0)
@@ -152,9 +141,7 @@ def test_a_finished_campaign_resumed_gives_its_result_and_can_be_extended(search
     assert sum(more.trials.values()) == 12
 
 
-def test_a_lock_that_optuna_left_and_a_study_that_cannot_be_written_hold_nothing_up(
-    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_study_holds_nothing_up(search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "c"
     search(out, trials=2)
     (out / "optuna.log.lock").symlink_to("c/optuna.log")
@@ -195,7 +182,7 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
     ("change", "message"),
     [
         ({"rungs": [1, 6]}, "below it"),
-        ({"objective": "valid/energi/mae"}, "not recorded"),
+        ({"objective": "valid/momen/mae"}, "not recorded"),
         ({"objective": {"dipole": 1.0}}, "no head predicts dipole"),
         ({"warm_start": ["nowhere"]}, "neither a campaign"),
         ({"nodes_per_trial": [3, 2]}, r"nodes_per_trial = \(3, 2\); give the smallest"),
@@ -205,9 +192,7 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
         ({"launcher": "slurm"}, 'launcher = "slurm", but this is no allocation'),
     ],
 )
-def test_bad_settings_are_refused_before_anything_is_written(
-    settings: Settings, tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_bad_settings_are_refused(settings: Settings, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         run_search(settings(**change), tmp_path / "c")
     assert not (tmp_path / "c").exists()
@@ -273,9 +258,7 @@ def test_importance_finds_the_parameter_that_matters(search: Search, tmp_path: P
     assert sum(importance.values()) == pytest.approx(1.0)
 
 
-def test_failures_of_configurations_are_kept_and_the_optuna_study_on_disk_says_what_the_journal_says(
-    search: Search, tmp_path: Path
-) -> None:
+def test_failures_are_kept_and_the_optuna_study_says_what_the_journal_says(search: Search, tmp_path: Path) -> None:
     out = tmp_path / "c"
     assert search(out, fault="diverged").trials["failed"] == 3
     failed = [(t.number, t.failure, t.attempts) for t in campaign_history(out).trials if t.status == "failed"]
@@ -293,9 +276,7 @@ def test_failures_of_configurations_are_kept_and_the_optuna_study_on_disk_says_w
     assert stored() == expected
 
 
-def test_a_campaign_goes_on_with_the_sampler_that_was_the_default_when_it_began(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_a_campaign_keeps_the_default_sampler_that_it_began_with(settings: Settings, tmp_path: Path) -> None:
     for name in ("tpe", "auto"):
         write_settings(settings(sampler=name), [], tmp_path / name)
         resumed = as_begun(settings(sampler="auto"), tmp_path / name)
@@ -334,9 +315,7 @@ def runs(table: dict[str, Any]) -> list[GivenRun]:
     return made
 
 
-def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_costliest_first(
-    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_two_workers_train_the_costliest_first(runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path) -> None:
     run_final(runs, tmp_path / "c", launcher=fake_launcher(workers=2))
     state, most, started = State(), 0, list[tuple[int, int]]()
     events = read_journal(tmp_path / "c" / "journal.jsonl")
@@ -350,18 +329,14 @@ def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_costliest_fi
     assert [event.work for _, event in events if isinstance(event, Proposed)] == [1.0, 9.0, 3.0, None]
 
 
-def test_a_failed_run_is_told_once_the_others_are_trained(
-    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_a_failed_run_is_told_at_the_end(runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"1 of 4 final trainings failed; .*0001: diverged: as planned"):
         run_final(runs, tmp_path / "c", launcher=fake_launcher(fault="diverged"))
     statuses = [trial.status for trial in campaign_history(tmp_path / "c").trials]
     assert statuses == ["finished", "failed", "finished", "finished"]
 
 
-def test_other_runs_are_not_mixed_into_a_training_that_has_begun_but_their_cost_may_change(
-    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_runs_that_began_stay_by_themselves(runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path) -> None:
     run_final(runs, tmp_path / "c", launcher=fake_launcher())
     dearer = [replace(run, work=5.0) for run in runs]
     assert run_final(dearer, tmp_path / "c", launcher=fake_launcher()).status == "finished"
@@ -394,9 +369,7 @@ def test_the_best_configurations_are_those_that_came_furthest(search: Search, tm
     assert all(run.work and run.work > 0 for run in given), "the campaign has measured what they cost"
 
 
-def test_a_campaign_and_its_store_go_on_elsewhere_and_another_store_is_refused(
-    table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_a_campaign_goes_on_with_its_store(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> None:
     def search(out: Path, store: Path, trials: int) -> CampaignStatus:
         asked = {**table["search"], "trials": trials, "rungs": [], "finalists": 0}
         whole = {**table, "data": {"store": str(store)}, "search": asked}
@@ -424,9 +397,7 @@ def test_a_campaign_and_its_store_go_on_elsewhere_and_another_store_is_refused(
     assert stores(out) == {str(moved)}
 
 
-def test_an_ensemble_is_told_where_the_store_lies_and_its_members_remember(
-    table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_ensemble_and_its_members_remember_where_the_store_lies(table: dict[str, Any], tmp_path: Path) -> None:
     store, runs = tmp_path / "a.h5", [tmp_path / "r0", tmp_path / "r1"]
     write_rings(store, 40)
     config = {"data": {"store": str(store)}, "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1}}

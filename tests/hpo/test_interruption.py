@@ -14,24 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import course, environment, read_journal, weights_of
+from campaigns import Launchers, Search, Settings, course, environment, read_journal, weights_of
 
-from hydragnn.hpo import (
-    CampaignSettings,
-    CampaignStatus,
-    LocalLauncher,
-    State,
-    campaign_history,
-    campaign_records,
-    run_search,
-)
+from hydragnn.hpo import LocalLauncher, State, campaign_history, campaign_records, run_search
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached
 from tests.forked import Forked
 from tests.nolock import without_locks
 
-Settings = Callable[..., CampaignSettings]
-Search = Callable[..., CampaignStatus]
-Launchers = Callable[..., LocalLauncher]
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 
 
@@ -86,10 +75,6 @@ def lines_of(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-def attempts_of(process: Forked) -> list[psutil.Process]:
-    return [attempt for worker in psutil.Process(process.pid).children() for attempt in worker.children(recursive=True)]
-
-
 @pytest.mark.slow
 def test_a_controller_killed_again_and_again_loses_nothing(search: Search, driver: Any, tmp_path: Path) -> None:
     out = tmp_path / "killed"
@@ -99,7 +84,8 @@ def test_a_controller_killed_again_and_again_loses_nothing(search: Search, drive
         while lines_of(out / "journal.jsonl") < before + more:
             time.sleep(0.01)
             assert process.poll() is None, "the search ended before it was killed"
-        attempts = attempts_of(process)
+        workers = psutil.Process(process.pid).children()
+        attempts = [attempt for worker in workers for attempt in worker.children(recursive=True)]
         process.kill()
         assert process.wait() == -signal.SIGKILL
         _, alive = psutil.wait_procs(attempts, timeout=PATIENCE)
@@ -113,9 +99,7 @@ def test_a_controller_killed_again_and_again_loses_nothing(search: Search, drive
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGUSR1])
-def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
-    search: Search, driver: Any, tmp_path: Path, kind: signal.Signals
-) -> None:
+def test_an_interrupted_search_saves_trials(search: Search, driver: Any, tmp_path: Path, kind: signal.Signals) -> None:
     out = tmp_path / "c"
     process = driver(out, 2, pause=1.0)
     while not list(out.glob("trials/*/record.json")):
@@ -133,9 +117,7 @@ def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
     assert search(out, resume=True, workers=2).status == "finished"
 
 
-def test_a_second_interrupt_while_the_search_tidies_up_changes_nothing(
-    search: Search, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_changes_nothing(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     close = LocalLauncher.close
 
     def interrupted(launcher: LocalLauncher) -> None:
@@ -147,9 +129,7 @@ def test_a_second_interrupt_while_the_search_tidies_up_changes_nothing(
     assert result.status == "finished"
 
 
-def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
-    search: Search, settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
+def test_deaf_attempts_are_killed(search: Search, settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:
     out = tmp_path / "c"
 
     def stop_once_it_is_deaf(state: State, event: Event, seconds: float) -> None:
@@ -163,9 +143,7 @@ def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
     assert search(out, resume=True).status == "finished"
 
 
-def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on(
-    driver: Any, tmp_path: Path, undisturbed: Any
-) -> None:
+def test_a_killed_worker_takes_its_attempt_and_the_trial_goes_on(driver: Any, tmp_path: Path, undisturbed: Any) -> None:
     out = tmp_path / "c"
     process = driver(out, 1, pause=1.0)
     workers: list[psutil.Process] = []
@@ -185,9 +163,7 @@ def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on
     assert [failure.kind for failure in failures] == ["preempted"]
 
 
-def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_is_lost(
-    search: Search, driver: Any, tmp_path: Path, undisturbed: Any
-) -> None:
+def test_a_full_disk_stops_a_search_without_loss(search: Search, driver: Any, tmp_path: Path, undisturbed: Any) -> None:
     out = tmp_path / "c"
     process = driver(out, 1, pause=0.0, largest_file=4000)
     text, _ = process.communicate(timeout=PATIENCE)
@@ -198,9 +174,7 @@ def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_
     assert (course(out), weights_of(out)) == undisturbed
 
 
-def test_of_two_controllers_where_locks_do_not_reach_one_leaves_and_nothing_is_lost(
-    driver: Any, tmp_path: Path
-) -> None:
+def test_of_two_controllers_without_locks_one_leaves_and_nothing_is_lost(driver: Any, tmp_path: Path) -> None:
     """The first one is stopped until the second is at work."""
     out = tmp_path / "c"
     first = driver(out, 2, pause=1.0, without=without_locks(37))

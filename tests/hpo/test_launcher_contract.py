@@ -14,7 +14,7 @@ import pytest
 from campaigns import PATIENCE, ends, reports_until
 
 from hydragnn.hpo.launching.allocation import Allocation, alike
-from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher, Limits
+from hydragnn.hpo.launching.allocation_launcher import Limits
 from hydragnn.hpo.launching.descriptors import WakeupPipe
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Revoked, Task
 from hydragnn.hpo.launching.local import LocalLauncher
@@ -107,7 +107,6 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def slots_of_a_task(launcher: Launcher) -> int:
-    """Neighbouring slots that each attempt gets."""
     return 8 if isinstance(launcher, StepLauncher) else 1
 
 
@@ -205,12 +204,9 @@ def test_what_still_runs_ends_with_the_launcher(make: Made, tmp_path: Path) -> N
 
 
 @in_allocation
-def test_an_allocation_that_ends_interrupts_its_attempts_and_nobody_is_to_blame(
-    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_allocation_that_ends_blames_nobody(make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydragnn.hpo.launching.allocation_launcher.LEAVE", 0.5)
     launcher = make()
-    assert isinstance(launcher, AllocationLauncher)
     two_long_ones(launcher, tmp_path)
     launcher._watch.over = "CANCELLED"
     reports = reports_until(launcher, lambda found: len(ends(found)) == 2)
@@ -222,11 +218,8 @@ def test_an_allocation_that_ends_interrupts_its_attempts_and_nobody_is_to_blame(
 
 
 @in_allocation
-def test_a_node_that_the_scheduler_has_lost_takes_its_attempt_with_it_and_no_other(
-    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_node_takes_its_attempt_along(make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = make()
-    assert isinstance(launcher, AllocationLauncher)
     tasks = two_long_ones(launcher, tmp_path)
     lost, news = node_of(tasks[1].slots[0]), [{node_of(tasks[1].slots[0]): "lost"}]
     monkeypatch.setattr(type(launcher._watch), "changes", lambda watch: news.pop() if news else {})
@@ -236,9 +229,7 @@ def test_a_node_that_the_scheduler_has_lost_takes_its_attempt_with_it_and_no_oth
     assert [(report.node, report.healthy) for report in reports if isinstance(report, Probed)] == [(lost, False)]
 
 
-def test_processes_that_outlive_the_complete_record_of_their_attempt_are_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_outlive_their_record_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     stand_ins(tmp_path / "bin", STEP, monkeypatch)
     monkeypatch.setattr("hydragnn.hpo.launching.steps.LINGER", 0.1)

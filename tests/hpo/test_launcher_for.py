@@ -1,15 +1,15 @@
 """Which launcher a campaign gets in which allocation."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from campaigns import Settings
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.machine import ROOM, ProcessMachine
-from hydragnn.hpo import CampaignSettings, LocalLauncher
+from hydragnn.hpo import LocalLauncher
 from hydragnn.hpo.campaign import launcher_for, local_launcher, local_note
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation, alike
@@ -21,8 +21,6 @@ from hydragnn.hpo.launching.sites.slurm import Slurm
 from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.preflight import check_campaign, plan_on
 from hydragnn.hpo.space.points import space_of
-
-Settings = Callable[..., CampaignSettings]
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +125,7 @@ def test_a_search_on_auto_leaves_every_worker_its_memory_and_every_rank_its_core
     launcher.close()
 
 
-def test_a_step_takes_of_each_node_what_the_smallest_has_and_nodes_without_a_gpu_stay_idle_beside_others(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_steps_take_what_the_smallest_node_has_and_nodes_without_gpus_idle(settings: Settings, tmp_path: Path) -> None:
     nodes = (*alike(["n1"], 8, 4), *alike(["n2", "n3"], 4, 2), *alike(["n4"], 64))
     unequal = Allocation(by="slurm", nodes=nodes)
     launcher = launcher_for(settings(nodes_per_trial=[1, 2]), unequal, tmp_path)

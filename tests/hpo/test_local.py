@@ -1,6 +1,5 @@
 """Trials on one machine: workers with GPUs of their own, runs of two ranks without orphans, and their probes."""
 
-import json
 import os
 import re
 import signal
@@ -14,31 +13,19 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import course, ends, read_journal, reports_until
+from campaigns import Settings, ends, reports_until
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign, campaign_history, campaign_settings, run_search
+from hydragnn.hpo import LocalLauncher, campaign, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import launcher_of
 from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.local import gpus_of_workers, own_gpus
 from hydragnn.hpo.scheduling.events import Failed
-from hydragnn.record import read_record
 from tests.forked import Forked
-
-Settings = Callable[..., CampaignSettings]
 
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 GROUPS = Path("/sys/fs/cgroup/memory")
-DRIVER = """
-import json, sys
-from functools import partial
-from pathlib import Path
-from hydragnn.hpo import LocalLauncher, campaign_settings, run_search
-out = Path(sys.argv[2])
-settings = campaign_settings(json.loads(sys.argv[1]), out.parent / "CAMPAIGN.toml")
-run_search(settings, out, resume=True, launcher=LocalLauncher(1, ranks=2))
-"""
 HUNGRY = '''
 """Real training whose second rank runs out of memory in whole batches."""
 
@@ -93,7 +80,6 @@ elif {others}:
 
 @pytest.fixture
 def layouts(table: dict[str, Any]) -> dict[str, Any]:
-    """A campaign over the layouts of two ranks."""
     rate = table["search"]["space"]["train.learning_rate"]
     search = {"trials": 2, "sampler": "random", "rungs": [], "finalists": 1, "ranks_per_node": 2}
     space = {"parallel": {"shard": [1, 2], "graph": [1, 2]}, "train.learning_rate": rate}
@@ -123,40 +109,11 @@ def note(path: Path) -> str:
 
 
 def until(found: Callable[[], list[Any]], count: int = 1) -> list[Any]:
-    """What is found once there is enough of it."""
     deadline = time.monotonic() + PATIENCE
     while len(result := found()) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return result
-
-
-def weights_of(out: Path) -> dict[str, bytes]:
-    return {path.parts[-3]: path.read_bytes() for path in sorted(out.glob("trials/*/model/weights.safetensors"))}
-
-
-def test_a_search_over_layouts_of_two_ranks_has_the_same_bits_after_its_controller_was_killed(
-    layouts: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "driver.py").write_text(DRIVER)
-    words = [str(tmp_path / "driver.py"), json.dumps(layouts)]
-    killed = Forked([*words, str(tmp_path / "killed")], os.environ)
-    journal = tmp_path / "killed" / "journal.jsonl"
-    until(lambda: list((tmp_path / "killed").glob("trials/0000/heartbeat")))
-    ranks = [one for worker in psutil.Process(killed.pid).children() for one in worker.children(recursive=True)]
-    killed.kill()
-    killed.wait()
-    assert len(ranks) >= 3 and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
-    before = len(read_journal(journal))
-    settings = campaign_settings(layouts, tmp_path / "CAMPAIGN.toml")
-    for name in ("killed", "undisturbed"):
-        result = run_search(settings, tmp_path / name, resume=True, launcher=LocalLauncher(1, ranks=2))
-        assert (result.status, result.trials["failed"]) == ("finished", 0)
-    assert len(read_journal(journal)) > before
-    assert course(tmp_path / "killed") == course(tmp_path / "undisturbed")
-    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "undisturbed") != {}
-    records = [read_record(folder) for folder in sorted((tmp_path / "killed" / "trials").iterdir())]
-    assert all(record.cost.ranks == 2 and record.cost.graphs_per_second > 0 for record in records)
 
 
 def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dict[str, Any], tmp_path: Path) -> None:
@@ -217,23 +174,19 @@ def test_ranks_end_together(waiting: Any, end: Callable[..., None]) -> None:
     assert report.code == -signal.SIGKILL and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
 
 
-@pytest.mark.parametrize("others", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "code", "words"),
+    ("fault", "others", "code", "words"),
     [
-        ("os._exit(7)", 7, "ended with exit code 7"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by SIGSEGV"),
-        ("pass", 0, ""),
+        ("os._exit(7)", True, 7, "ended with exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", False, 139, "was killed by SIGSEGV"),
+        ("pass", False, 0, ""),
     ],
-    ids=["exit", "crash", "none"],
 )
-def test_the_first_rank_that_fails_decides_the_code(fault: str, code: int, words: str, others: bool) -> None:
-    if code == 0 and others:
-        fault, code, words = "os._exit(9)", 9, "exit code 9"
+def test_the_first_rank_that_fails_decides_the_code(fault: str, others: bool, code: int, words: str) -> None:
     script = ENDS.format(fault=fault, others=others)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == code, done.stderr
-    assert done.stdout == (f"rank 1 of 3 was the first to fail: it {words}\n" if words else "") or words in done.stdout
+    assert done.stdout == (f"rank 1 of 3 was the first to fail: it {words}\n" if words else "")
 
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -328,7 +281,6 @@ PROBE = Path(__file__).parents[2] / "hpo" / "launching" / "probe.py"
 
 
 def probes(folder: Path) -> list[tuple[int, str]]:
-    """Exit codes and what was printed by a probe of two ranks."""
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     words = [str(PROBE), "--ranks", "2", "--meet", "here", "--rank"]
     pair = [Forked([*words, str(rank)], environment) for rank in range(2)]

@@ -15,15 +15,15 @@ from typing import Any
 import optuna
 import pytest
 import tomli_w
+from campaigns import Settings
 
 from hydragnn.hpo import CampaignStatus, campaign_history, campaign_settings, run_search
 from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.allocation_launcher import Limits
-from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import StepLauncher
-from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Probed, node_of
+from hydragnn.hpo.scheduling.events import Event, Failed, Probed, node_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.submit import submit_campaign
@@ -31,7 +31,6 @@ from hydragnn.record import read_record
 
 Job = Callable[[int], None]
 
-Settings = Callable[..., CampaignSettings]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds that anything here may take on a loaded machine
@@ -40,24 +39,16 @@ NODES = 6
 
 @dataclass
 class Followed:
-    """What a campaign did, event by event."""
-
     events: list[tuple[float, Event]] = field(default_factory=list)
     uses: list[tuple[float, dict[int, tuple[str, ...]]]] = field(default_factory=list)
     """At which second the running trials and their nodes were what."""
-    free: dict[float, set[str]] = field(default_factory=dict)
-    """Which nodes were free at which second."""
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         self.events.append((seconds, event))
-        self.free[seconds] = set(state.free)
         self.uses.append((seconds, {trial.number: trial.slots for trial in state.running}))
 
     def failures(self) -> list[Failed]:
         return [event for _, event in self.events if isinstance(event, Failed)]
-
-    def first(self, wanted: Callable[[Event], bool]) -> float:
-        return next(seconds for seconds, event in self.events if wanted(event))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +140,7 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
     launcher = fake_launcher(monkeypatch, hang=8.0, trial1="hang", trial2="memory", trial3="long")
     future = in_background(campaign, out, launcher, followed)
     wait_for(lambda: (out / "trials" / "0003" / "heartbeat").exists(), future)
-    partner, dead = sorted(slots_of(followed, 3))  # rank 0 lives on, so that nobody but the scheduler notices
+    dead = max(slots_of(followed, 3))  # rank 0 lives on, so that nobody but the scheduler notices
     cluster.lose(dead)
     result = future.result(PATIENCE)
     assert (result.status, result.trials["failed"], sum(result.trials.values())) == ("finished", 0, 5)
@@ -159,13 +150,7 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
     failures = {(failed.trial, failed.kind): failed for failed in followed.failures()}
     assert set(failures) == {(1, "lost_node"), (2, "out_of_memory"), (3, "lost_node")}
     assert failures[3, "lost_node"].suspects == (dead,)
-    known = followed.first(lambda event: isinstance(event, Probed) and "lost" in event.message)
-    ended = followed.first(lambda event: isinstance(event, Failed) and event.trial == 3)
-    again = followed.first(lambda event: isinstance(event, Launched) and (event.trial, event.attempt) == (3, 2))
-    assert partner in followed.free[ended] | {
-        slot for at, uses in followed.uses if at == ended for slot in uses.get(3, ())
-    }
-    assert again - known <= 60.0  # at once, on a machine that may be loaded
+    ended = next(at for at, event in followed.events if isinstance(event, Failed) and event.trial == 3)
     assert all(dead not in slots for at, uses in followed.uses if at > ended for slots in uses.values())
 
 
@@ -239,38 +224,7 @@ def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
     assert not state.health and {trial.attempt for trial in state.trials.values()} == {1}
 
 
-def test_nodes_of_different_sizes_carry_trials_by_their_own(
-    slurm_module: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with slurm_module.Cluster(nodes=3, cores=(8, 4, 4)) as cluster:
-        for name, value in {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}"}.items():
-            monkeypatch.setenv(name, value)
-        subprocess.run(["salloc", "-N3", "--no-shell", "--time=60"], check=True, capture_output=True)
-        monkeypatch.setenv("SLURM_JOB_ID", printed("squeue", "-h", "-o", "%i").strip())
-        monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")  # as a script on the first node sees it
-        notes: list[str] = []
-        for name, trials_per_node, slots in (("steps", 1, 3), ("packs", 8, 16)):
-            followed, allocation = Followed(), read_allocation(os.environ)
-            campaign = settings(trials=5, rungs=[], trials_per_node=trials_per_node)
-            launcher: Any = fake_launcher(monkeypatch)
-            if trials_per_node > 1:
-                log, site = tmp_path / "packs.txt", site_of(allocation)
-                launcher = PackLauncher(site, allocation, shares=trials_per_node, log=log, module="fake.training")
-            assert len(launcher.slots) == slots
-            out = tmp_path / name
-            result = run_search(campaign, out, launcher=launcher, on_event=followed, on_note=notes.append)
-            assert (result.trials["finished"], result.trials["failed"], followed.failures()) == (5, 0, [])
-            used = {node_of(slot) for _, uses in followed.uses for slots in uses.values() for slot in slots}
-            assert used == {"n1", "n2", "n3"}
-            plan = next(event.plan for _, event in followed.events if isinstance(event, Opened))
-            assert plan.sizes == ({"n1": 1.0, "n2": 0.5, "n3": 0.5} if name == "steps" else {})
-        assert notes == [
-            f"nodes differ: 1 node with 8 cores, 2 nodes with 4 cores; {n} slots for trials" for n in (3, 16)
-        ]
-
-
 def jobs() -> dict[str, str]:
-    """State of the jobs of Slurm."""
     return dict(line.split() for line in printed("squeue", "-h", "-o", "%i %T").splitlines())
 
 
@@ -286,7 +240,6 @@ def test_a_campaign_goes_on_in_the_next_job_until_it_is_complete_and_then_no_job
     (tmp_path / "CAMPAIGN.toml").write_text(tomli_w.dumps(whole))
     out = tmp_path / "campaign"
     first = submit_campaign(tmp_path / "CAMPAIGN.toml", out).id
-    assert first is not None
     journal = out / "journal.jsonl"
     wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 4 and len(jobs()) == 2)
     host = printed("squeue", "-h", "-j", first, "-o", "%B").strip()

@@ -17,7 +17,6 @@ from hydragnn.architectures import GraphStatistics, architecture_of, architectur
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.base.settings import with_value
-from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
@@ -27,17 +26,7 @@ from hydragnn.hpo.sampling.sampler import SAMPLERS, History, proposals
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.default import TRAINING
 from hydragnn.hpo.space.parameters import Choices, FloatRange, IntRange
-from hydragnn.hpo.space.points import (
-    Point,
-    Space,
-    all_points,
-    contains,
-    is_point,
-    point_key,
-    random_point,
-    space_of,
-    value_at,
-)
+from hydragnn.hpo.space.points import Point, all_points, contains, is_point, point_key, random_point, space_of, value_at
 from hydragnn.hpo.trial_configs import check_space, trial_config, valid_configs
 from hydragnn.models import build_from_description
 from hydragnn.runs.plan import described_branches
@@ -47,7 +36,7 @@ KIND = {"type": "categorical", "choices": ["schnet", "egnn"]}
 RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
 
 
-def checked(table: dict[str, Any], space: dict[str, Any]) -> tuple[CampaignSettings, Space]:
+def checked(table: dict[str, Any], space: dict[str, Any]) -> tuple[CampaignSettings, Any]:
     campaign = campaign_settings({**table, "search": {**table["search"], "space": space}}, SOURCE)
     ordered = space_of(campaign.search.space, campaign.source)
     check_space(campaign, ordered)
@@ -121,9 +110,7 @@ BAD_WITH: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     ("base", "space", "message"), [*(({}, *row) for row in BAD.values()), *BAD_WITH.values()], ids=[*BAD, *BAD_WITH]
 )
-def test_a_space_that_cannot_work_is_refused_with_the_next_move(
-    table: dict[str, Any], base: dict[str, Any], space: dict[str, Any], message: str
-) -> None:
+def test_bad_spaces_are_told(table: dict[str, Any], base: dict[str, Any], space: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         checked(table | base, space)
 
@@ -297,29 +284,21 @@ def write_paths(path: Path, dim: int, *, rich: bool = False) -> None:
     """
     more = [ATOMIC_NUMBERS_FIELD, Field(name="relation", on="edge", classes=2, dtype="int64")] if rich else []
     forces = [Field(name="forces", on="node", shape=(dim,), parity="vector", role="target")] if dim else []
-    here = np.arange(3)
-    with StoreWriter(path, [*FIELDS, *more, *forces], dim=dim, attributes={"close_nuclei": True}) as writer:
+    fields, chain = [*FIELDS, *more, *forces], (np.array([0, 1, 2, 1, 2, 3]), np.array([1, 2, 3, 0, 1, 2]))
+    nodes = {"site": np.arange(4) % 2, "forces": np.zeros((4, dim)), "atomic_numbers": np.array([1, 8, 1, 8])}
+    named = {field.name for field in fields}
+    edges = {"relation": np.arange(6) % 2} if rich else {}
+    with StoreWriter(path, fields, dim=dim, attributes={"close_nuclei": True}) as writer:
         for number in range(20):
-            writer.write(
-                graph_from_arrays(
-                    np.random.default_rng(number).normal(size=(4, dim)),
-                    np.concatenate([here, here + 1]),
-                    np.concatenate([here + 1, here]),
-                    fields=[*FIELDS, *more, *forces],
-                    nodes={
-                        "site": np.arange(4) % 2,
-                        **({"forces": np.zeros((4, dim))} if dim else {}),
-                        **({"atomic_numbers": np.array([1, 8, 1, 8])} if rich else {}),
-                    },
-                    edges={"relation": np.arange(6) % 2} if rich else {},
-                    graphs={"strength": np.array([1.0 * number]), "energy": np.array([1.0])},
-                )
-            )
+            places = np.random.default_rng(number).normal(size=(4, dim))
+            values = {name: value for name, value in nodes.items() if name in named}
+            graphs = {"strength": np.array([1.0 * number]), "energy": np.array([1.0])}
+            graph = graph_from_arrays(places, *chain, fields=fields, nodes=values, edges=edges, graphs=graphs)
+            writer.write(graph)
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A maker of stores of such chains."""
     folder = tmp_path_factory.mktemp("stores")
 
     @cache
@@ -333,13 +312,11 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def paths(stores: Callable[..., Path]) -> Path:
-    """Chains in space, with vectors."""
     return stores(3)
 
 
 @pytest.fixture
 def rich(stores: Callable[..., Path]) -> Path:
-    """Chains in space with all that any architecture asks for."""
     return stores(3, True)
 
 
@@ -374,9 +351,7 @@ CANNOT: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_what_an_architecture_cannot_do_is_said_before_the_campaign_starts(
-    case: str, stores: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_an_architecture_cannot_do_is_said_at_once(case: str, stores: Callable[..., Path], tmp_path: Path) -> None:
     """One that has begun with such an architecture goes on; its trials fail, as they did for the program that began it."""
     dim, heads, space, message = CANNOT[case]
     search = {"objective": f"valid/{heads[0]['field']}/mae"}
@@ -392,9 +367,7 @@ def test_what_an_architecture_cannot_do_is_said_before_the_campaign_starts(
     ("references", "words"),
     [({"H": -13.6}, "no energy for atomic number 8, which the store holds"), ({"H": 1.0, "O": 2.0}, "")],
 )
-def test_an_element_without_an_energy_of_its_own_is_said_before_the_campaign_starts(
-    references: dict[str, float], words: str, rich: Path
-) -> None:
+def test_an_element_without_an_energy_is_said_at_once(references: dict[str, float], words: str, rich: Path) -> None:
     head = {"kind": "energy", "field": "energy", "references": references}
     campaign = asked(rich, [head], kinds("painn", "schnet"))
     with pytest.raises(InputError, match=words) if words else nullcontext():
@@ -427,7 +400,6 @@ def test_points_inside_a_range_that_make_no_run_are_never_proposed(hole: str, ri
 
 
 def proposed(settings: CampaignSettings, count: int) -> list[Point]:
-    """The points of so many trials with results, or fewer where there are no more."""
     space, trials = space_of(settings.search.space), list[Trial]()
     for number in range(count):
         history = History(space=space, startup=4, trials=tuple(trials) if number > 4 else (), rungs=(1,))
@@ -445,9 +417,7 @@ def proposed(settings: CampaignSettings, count: int) -> list[Point]:
         ({"batch.max_nodes": INT | {"low": 1, "high": 3}, "train.learning_rate": RATE}, "has 4 nodes, more than the budget of"),
     ],
 )  # fmt: skip
-def test_a_space_without_a_valid_point_is_refused_with_an_example(
-    space: dict[str, Any], words: str, rich: Path, tmp_path: Path
-) -> None:
+def test_a_space_without_valid_points_is_refused(space: dict[str, Any], words: str, rich: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         run_search(asked(rich, [STRENGTH], space, model={"kind": "gatv2"}, search={"trials": 2}), tmp_path / "campaign")
     assert not (tmp_path / "campaign").exists()
@@ -464,12 +434,9 @@ def default_campaign(store: Path, heads: list[dict[str, Any]], **changes: Any) -
     return campaign_settings(json.loads(json.dumps(table)), SOURCE)
 
 
-def test_one_line_searches_all_architectures_that_can_do_the_task_and_says_why_others_cannot(
-    paths: Path, rich: Path
-) -> None:
+def test_one_line_searches_all_able_architectures_and_says_why_others_cannot(paths: Path, rich: Path) -> None:
     campaign = default_campaign(paths, [FORCES])
     kinds = campaign.search.space["model.kind"].choices
-    assert campaign.left_out is not None
     assert {*kinds, *campaign.left_out} == {*architectures()}
     assert all(architecture_of(kind).sees_positions() for kind in kinds)
     for kind, reason in campaign.left_out.items():
@@ -490,7 +457,6 @@ def test_every_point_of_an_architectures_space_builds_a_model(kind: str, rich: P
         point = random_point(space, np.random.default_rng(seed))
         assert is_point(space, point)
         config = trial_config(campaign, space, point, 0)
-        assert isinstance(config, RunConfig)
         (branch,) = described_branches(config)
         model = build_from_description(replace(branch.model, statistics=MEASURED), seed=0)
         assert sum(weights.numel() for weights in model.parameters()) > 0
@@ -556,9 +522,7 @@ def test_two_parameters_of_one_key_never_hold_together(paths: Path) -> None:
         check_campaign(hidden, space_of(hidden.search.space))
 
 
-def test_a_campaign_keeps_the_default_space_that_it_began_with(
-    paths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_campaign_keeps_its_default_space(paths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = default_campaign(paths, [FORCES])
     write_settings(as_begun(begun, tmp_path / "c"), [], tmp_path / "c")
     assert read_json(tmp_path / "c" / "campaign.json")["left_out"] == begun.left_out

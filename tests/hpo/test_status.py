@@ -1,4 +1,4 @@
-"""How a campaign stands is read from its journal while it grows: a table on a terminal, plain lines elsewhere.
+"""How a campaign stands is read from its journal while it grows: a table on a terminal, plain lines elsewhere, JSON for machines.
 
 The timeline accounts for every second of every node, and says what faults cost.
 """
@@ -6,59 +6,64 @@ The timeline accounts for every second of every node, and says what faults cost.
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from campaigns import Settings
 from clockwork import after, play, timeline_builder
 from hypothesis import given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hydragnn.hpo import CampaignSettings, CampaignStatus, CampaignView, Follower, State, campaign_status
+from hydragnn.hpo import CampaignStatus, CampaignView, Follower, State, campaign_history, campaign_status
 from hydragnn.hpo.preflight import write_settings
-from hydragnn.hpo.scheduling.events import (
-    Event,
-    Failed,
-    Launched,
-    Opened,
-    Plan,
-    Probed,
-    Proposed,
-    Reached,
-    Stopping,
-    Tick,
-    node_of,
-)
+from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Probed, Proposed, Reached, Stopping
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, decide
 from hydragnn.hpo.scheduling.state import Trouble
 from hydragnn.hpo.status.facts import forecast, node_counts
 from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
-from hydragnn.hpo.status.view import event_line
+from hydragnn.hpo.status.view import event_line, show_status, status_rows
 from hydragnn.record import Cost, RunRecord, write_record
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
 
 
-@pytest.fixture(scope="module")
-def player() -> Any:
-    """A campaign on six nodes, one of them bad, with faults."""
-    player = play(PLAN, 6, seed=3, own=0.15, machine=0.08, bad=("n3",), work=30.0)
+Campaign = Callable[..., Path]
+
+
+@cache
+def played(nodes: int = 6, prefix: str = "n") -> Any:
+    player = play(PLAN, nodes, seed=3, own=0.15, machine=0.08, bad=("n3",), work=30.0, prefix=prefix)
     player.session(stop_after=1500)
     player.session()
     return player
 
 
 @pytest.fixture
-def folder(player: Any, settings: Callable[..., CampaignSettings], tmp_path: Path) -> Path:
-    """The folder of that campaign."""
-    place = tmp_path / "campaign"
-    place.mkdir()
-    write_settings(settings(trials=40, rungs=[2, 6]), [], place)
-    player.write(place / "journal.jsonl")
-    return place
+def player() -> Any:
+    return played()
+
+
+@pytest.fixture
+def campaign(settings: Settings, tmp_path: Path) -> Campaign:
+    def made(*nodes: Any) -> Path:
+        place = tmp_path / "campaign"
+        place.mkdir()
+        write_settings(settings(trials=40, rungs=[2, 6], sampler="auto"), [], place)
+        played(*nodes).write(place / "journal.jsonl")
+        return place
+
+    return made
+
+
+@pytest.fixture
+def folder(campaign: Campaign) -> Path:
+    return campaign()
 
 
 def test_the_status_agrees_with_the_campaign(folder: Path, player: Any) -> None:
@@ -70,7 +75,6 @@ def test_the_status_agrees_with_the_campaign(folder: Path, player: Any) -> None:
     assert [rung.reached for rung in status.rungs] == [
         sum(len(trial.results) > level for trial in state.trials.values()) for level in range(3)
     ]
-    assert status.best is not None
     assert (status.best.trial, status.best.value) == (state.best.number, state.best.value)
     assert status.goodput == status.node_hours.goodput
     assert 0.2 < (status.goodput or 0) < 1
@@ -95,9 +99,7 @@ def test_a_bad_node_is_named(folder: Path, player: Any) -> None:
     assert seen == {"n3"}
 
 
-def test_a_machine_in_trouble_is_told_with_since_when_and_how_often_and_how_wrong_the_cost_model_is(
-    folder: Path,
-) -> None:
+def test_the_status_has_the_trouble_of_the_machine_and_the_error_of_the_cost_model(folder: Path) -> None:
     follower = Follower(folder)
     follower.update()
     status, state = follower.status(), follower.builder.state
@@ -143,9 +145,7 @@ def test_a_controller_that_writes_no_more_is_thought_gone(folder: Path, player: 
 
 
 @pytest.mark.parametrize(("limit", "by", "seconds"), [(60.0, "hours", 50.0), (None, "finished", 200.0)])
-def test_the_forecast_is_the_budget_that_ends_first_or_the_epochs_that_the_rungs_will_ask_for(
-    limit: float | None, by: str, seconds: float
-) -> None:
+def test_the_forecast_is_by_the_first_budget_or_epochs_of_rungs(limit: float | None, by: str, seconds: float) -> None:
     plan = Plan(trials=9, rungs=(1, 3, 9), max_seconds=limit, grace=5.0)
     state = State()
     after(state, 0.0, Opened(plan=plan, slots=("n1",)))
@@ -154,7 +154,6 @@ def test_the_forecast_is_the_budget_that_ends_first_or_the_epochs_that_the_rungs
     after(state, 10.0, Reached(trial=0, attempt=1, epochs=1, value=0.75))
     # 9 trials to epoch 1, 3 to epoch 3, 1 to epoch 9: 9 + 6 + 6 = 21 epochs, one done in ten seconds
     found = forecast(state, 10.0)
-    assert found is not None
     assert (found.by, found.seconds) == (by, pytest.approx(seconds))
 
 
@@ -229,9 +228,7 @@ def test_beyond_one_machine_the_summary_counts_nodes_and_goodput(tmp_path: Path)
     assert "1 node busy, 1 idle, 1 quarantined; goodput 47 %" in lines[-1]
 
 
-def test_however_fast_events_come_the_table_is_drawn_twice_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_is_drawn_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     clock = iter(0.01 * tick for tick in range(10_000))
     view = CampaignView(tmp_path, Console(file=io.StringIO(), force_terminal=True), clock=lambda: next(clock))
@@ -240,7 +237,7 @@ def test_however_fast_events_come_the_table_is_drawn_twice_a_second(
     after(state, 0.0, EVENTS[0][0])
     with view:
         for _ in range(1000):  # ten seconds
-            view(state, Tick(), 1.0)
+            view(state, Probed(node="worker-1", healthy=True), 1.0)
     assert 18 <= len(drawn) <= 22
 
 
@@ -311,9 +308,7 @@ SPANS: dict[str, tuple[list[tuple[float, Event]], Spans, list[tuple[Any, ...]]]]
 
 
 @pytest.mark.parametrize(("events", "spans", "faults"), SPANS.values(), ids=SPANS)
-def test_attempts_and_faults_have_their_time(
-    events: list[tuple[float, Event]], spans: Spans, faults: list[tuple[Any, ...]]
-) -> None:
+def test_faults_have_their_time(events: list[tuple[float, Event]], spans: Spans, faults: list[tuple[Any, ...]]) -> None:
     timeline = timeline_after(OPENED, PROPOSED, *events)
     assert [(s.outcome, s.attempt, s.started, s.ended, s.useful) for s in timeline.spans] == spans
     rows = timeline.faults()
@@ -392,10 +387,87 @@ def test_every_second_of_every_node_is_accounted_for(
     for slot in timeline.slots:
         mine = sorted((span.started, span.ended) for span in timeline.spans if slot in span.slots)
         assert all(before[1] <= after[0] for before, after in pairwise(mine))
-        lost = [o for o in timeline.outages if o.node == node_of(slot)]
+        lost = [o for o in timeline.outages if o.node == slot]
         assert not any(o.started < ended and began < o.ended for o in lost for began, ended in mine)
     rows = {row.kind: row for row in timeline.faults()}
     failed = [event for _, event in player.events if isinstance(event, Failed)]
     saved = sum(span.outcome == "saved" for span in timeline.spans)
     assert sum(row.count for kind, row in rows.items() if kind != "cut") + saved == len(failed)
     assert all(row.to_sampler == 0 for kind, row in rows.items() if kind in MACHINE_FAULTS)
+
+
+def status_of(folder: Path, *, terminal: bool = False, whole: bytes = b"", as_json: bool = False) -> str:
+    """What is printed, watched where there is a whole journal that is written meanwhile."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=160, color_system=None)
+
+    def sleep(_: float) -> None:
+        (folder / "journal.jsonl").write_bytes(whole)
+
+    show_status(folder, watch=bool(whole), as_json=as_json, console=console, sleep=sleep)
+    return text.getvalue()
+
+
+def shortened(folder: Path, lines: int) -> bytes:
+    """Take the journal back to its first lines; gives what it was."""
+    path = folder / "journal.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:lines]))
+    return whole
+
+
+def test_every_question_has_its_line(folder: Path) -> None:
+    text = status_of(folder)
+    words = "all trials done,40 of 40,epoch 18:,hidden_dim=,node-hours,seconds per epoch,never told to the sampler"
+    assert [one for one in words.split(",") if one not in text] == []
+
+
+TROUBLE = {"number": 3, "since": 1.7e9, "until": 1.7e9 + 30}
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "sentences"),
+    [
+        ({}, "sampler", [["tpe, since 6 can run at once"]]),
+        # a sampler that fails leaves a random search, which nobody should take for anything else
+        ({"stand_ins": 3}, "sampler", [["tpe"], ["3 trial(s), which were drawn at random", "sampler.log says why"]]),
+        ({"trouble": None}, "machine", []),
+        ({"trouble": TROUBLE}, "machine", [["since 2023-11-1", "(3 time(s) so far)", "no start before 2023-11-1"]]),
+        ({"trouble": {**TROUBLE, "since": None, "until": None}}, "machine", [["in order; in trouble 3 time(s)"]]),
+    ],
+)
+def test_a_status_has_sentences_on_its_sampler_and_machine(
+    folder: Path, changes: dict[str, Any], row: str, sentences: list[list[str]]
+) -> None:
+    lines = status_rows(replace(campaign_status(folder), **changes)).get(row, [])
+    assert len(lines) == len(sentences)
+    assert all(word in line for line, words in zip(lines, sentences) for word in words)
+
+
+@pytest.mark.parametrize(("slots", "name"), [(6, "tpe"), (64, "gp")])
+def test_the_sampler_that_auto_became_is_named_with_its_reason(campaign: Campaign, slots: int, name: str) -> None:
+    """What proposes depends on the machine, and nobody should have to read the source to know it."""
+    folder = campaign(slots)
+    [sentence] = status_rows(campaign_status(folder))["sampler"]
+    assert sentence.startswith(f'{name}, since {slots} can run at once ("auto" is gp where 64 trials or more')
+    assert campaign_history(folder).sampler == sentence
+    shortened(folder, 0)
+    assert campaign_status(folder).sampler.startswith("not chosen yet")
+
+
+def test_a_laptop_has_workers(campaign: Campaign) -> None:
+    folder = campaign(2, "worker-")
+    shortened(folder, 20)
+    text = status_of(folder)
+    assert "of worker time" in text
+    assert "workers busy" in text or "worker busy" in text
+
+
+def test_watching_shows_what_is_new_and_ends_with_the_campaign(folder: Path) -> None:
+    for terminal in (False, True):
+        text = status_of(folder, terminal=terminal, whole=shortened(folder, 100))
+        assert "no sign of life" in text and "all trials done" in text
+    text = status_of(folder, as_json=True, whole=shortened(folder, 100))
+    first, last = (json.loads(line) for line in text.splitlines())
+    assert (first["status"], last["status"]) == ("silent", "finished")
+    assert campaign_status(folder).trials == last["trials"]

@@ -52,7 +52,6 @@ def job(slurm: Any) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def allocation(job: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Allocation:
-    """The allocation as this process finds it."""
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     return read_allocation(os.environ)
@@ -151,9 +150,7 @@ def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm: Steps, tmp_path: 
     assert verdict(end, digest(CONFIG), "valid/loss").kind == "preempted"
 
 
-def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_ended_the_others(
-    on_slurm: Steps, tmp_path: Path
-) -> None:
+def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_others(on_slurm: Steps, tmp_path: Path) -> None:
     launcher = on_slurm(FAKE_FAULTS='{"0": "crash"}')
     begin(launcher, task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n9"))
     ended = exits(launcher, 2)
@@ -161,9 +158,7 @@ def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_en
     assert ended[1].code is None and "srun" in ended[1].message, "a step that cannot start"
 
 
-def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended_and_no_others(
-    on_slurm: Steps, tmp_path: Path
-) -> None:
+def test_steps_of_a_dead_controller_are_ended_and_no_others(on_slurm: Steps, tmp_path: Path) -> None:
     launcher, one = on_slurm(FAKE_PAUSE="0.2"), task(tmp_path, 0, "n1", until=1000)
     launcher.recover("c0ffee00", [])
     (begun,) = begin(launcher, one)
@@ -187,9 +182,7 @@ def is_healthy(found: object, node: str) -> bool:
     return isinstance(found, Probed) and found == Probed(node=node, healthy=True, seconds=found.seconds)
 
 
-def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
-    in_packs: Packs, allocation: Allocation, tmp_path: Path
-) -> None:
+def test_trials_of_a_pack_have_their_own_records(in_packs: Packs, allocation: Allocation, tmp_path: Path) -> None:
     faults = '{"1": "crash", "2": "hang"}'
     launcher = in_packs(allocation, shares=2, limits=Limits(hang_seconds=8.0), FAKE_FAULTS=faults, FAKE_PAUSE="0.05")
     tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
@@ -215,9 +208,7 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
     assert is_healthy(found, "n2")
 
 
-def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(
-    in_packs: Packs, allocation: Allocation, tmp_path: Path
-) -> None:
+def test_a_pack_starts_without_a_node_that_cannot(in_packs: Packs, allocation: Allocation, tmp_path: Path) -> None:
     launcher = in_packs(Allocation(by="slurm", nodes=alike(("n1", "n9", "n2"), 4)), shares=1)
     for number, slot in enumerate(launcher.slots):
         launcher.start(task(tmp_path, number, slot))
@@ -274,9 +265,7 @@ def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Steps, tmp_pa
     assert is_healthy(found, "n2")
 
 
-def test_an_attempt_begins_once_however_often_the_scheduler_does_not_answer(
-    make: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_begins_once_in_an_outage(make: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "AGAIN", 0.1)
     script = """
         n=$(cat "$0/tries" 2>/dev/null || echo 0); echo $((n + 1)) >"$0/tries"

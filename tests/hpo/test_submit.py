@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from campaigns import Settings
 
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
@@ -31,7 +32,6 @@ from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.record import read_record
 from hydragnn.runs.run import main as train
 
-Settings = Callable[..., CampaignSettings]
 EXPECTED = {
     "slurm": ["#SBATCH --no-kill", "#SBATCH --no-requeue", "#SBATCH --exclusive", "#SBATCH --signal=B:USR1@70"],
     "frontier": ["#SBATCH --stepmgr", "#SBATCH --network=single_node_vni,job_vni", "#SBATCH --time=1:59:00"],
@@ -62,18 +62,8 @@ def job(folder: Path, **settings: Any) -> Job:
 @pytest.mark.parametrize("staged", [False, True], ids=["in place", "staged"])
 def test_every_site_has_a_script_that_is_bash_and_asks_for_what_the_pilot_needs(site: str, staged: bool) -> None:
     folder = Path("/scratch/me/alloys")
-    text = job_script(
-        job(
-            folder,
-            site=site,
-            account="mat123",
-            queue="batch",
-            setup=["module load rocm"],
-            directives=["--mine=1"],
-            stage_environment=staged,
-            stage_data=staged,
-        )
-    )
+    own = {"account": "mat123", "queue": "batch", "setup": ["module load rocm"], "directives": ["--mine=1"]}
+    text = job_script(job(folder, site=site, stage_environment=staged, stage_data=staged, **own))
     done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     lines = text.splitlines()
@@ -156,9 +146,7 @@ def test_trials_do_not_know_that_a_batch_job_carries_them(with_job: Settings, se
     assert "job" not in here.to_json()
 
 
-def test_a_job_too_short_to_save_anything_and_a_folder_that_no_directive_can_hold_are_refused(
-    with_job: Settings,
-) -> None:
+def test_jobs_too_short_to_save_and_folders_that_no_directive_can_hold_are_refused(with_job: Settings) -> None:
     with pytest.raises(InputError, match=r"job.hours = 0.01 is too short; give at least 0\.04"):
         minutes_of(with_job(hours=0.01))
     with pytest.raises(InputError, match="directives hold no such path"):
@@ -190,7 +178,6 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def held(out: Path, hours: float) -> None:
-    """Let a search have held four nodes for so long."""
     settings = as_begun(read_campaign(out.parent / "CAMPAIGN.toml"), out)
     opened = Opened(plan=plan_of(settings), slots=("a", "b", "c", "d"))
     state = State()
@@ -199,9 +186,7 @@ def held(out: Path, hours: float) -> None:
             journal.extend([Entry(now, event, decide(state, event, now).changes or {})])
 
 
-def test_jobs_of_equal_walltime_follow_each_other_until_the_chain_ends_and_no_other_begins_unless_asked(
-    campaign_file: Path, queue: Path, tmp_path: Path
-) -> None:
+def test_jobs_follow_each_other_until_the_chain_ends(campaign_file: Path, queue: Path, tmp_path: Path) -> None:
     out = tmp_path / "c"
     first = submit_campaign(campaign_file, out, overrides=["search.trials=7"], workers=2)
     assert (first.id, first.hours) == ("1", 2.0)
@@ -242,9 +227,7 @@ def test_no_job_follows_once_a_budget_is_spent(
             again()
 
 
-def test_a_dry_run_leaves_nothing_and_jobs_may_run_the_code_that_their_submission_allows(
-    campaign_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_shows_the_job_only(campaign_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imports, "_allowed", {"own.models"})
     submission = submit_campaign(campaign_file, tmp_path / "c", dry_run=True)
     assert submission.text.startswith("#!/bin/bash\n#SBATCH") and "--allow-code own.models" in submission.text
@@ -304,7 +287,6 @@ esac
 
 
 def left_in(session: int) -> list[psutil.Process]:
-    """Processes of a session that still run."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter(["status"]):
         with suppress(ProcessLookupError):
@@ -350,9 +332,7 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
 
 
 @pytest.mark.parametrize(("site", "cancel"), [("slurm", "scancel"), ("pbs", "qdel"), ("flux", "flux --parent cancel")])
-def test_a_job_cancels_its_successor_only_where_nothing_is_left_to_do(
-    carried: Callable[..., Any], tmp_path: Path, site: str, cancel: str
-) -> None:
+def test_finished_jobs_cancel_successors(carried: Callable[..., Any], tmp_path: Path, site: str, cancel: str) -> None:
     asked = "submit 7" if site != "flux" else "submit f7"
     usual = ["search", asked]
     assert carried(site, code=0, successor="8")() == (0, sorted([*usual, f"{cancel} 8"]))
@@ -367,9 +347,7 @@ def test_a_job_cancels_its_successor_only_where_nothing_is_left_to_do(
 
 
 @pytest.mark.parametrize("site", ["slurm", "pbs", "flux"])
-def test_before_the_walltime_ends_the_search_is_told_by_the_scheduler_or_by_the_script_itself(
-    carried: Callable[..., Any], tmp_path: Path, site: str
-) -> None:
+def test_the_search_is_told_before_the_walltime_ends(carried: Callable[..., Any], tmp_path: Path, site: str) -> None:
     (tmp_path / "wait").touch()
     two_minutes_less_three_seconds = 57.0
     code, called = carried(site, code=0, successor="8", grace=two_minutes_less_three_seconds)()

@@ -26,12 +26,10 @@ class Dying(OwnBuild):
     """True where it raises what is no InputError instead."""
 
     def graphs(self) -> Iterator[Make]:
-        """What makes each graph."""
         for number in range(GRAPHS):
             yield partial(self.graph, number)
 
     def graph(self, number: int) -> GraphBatch:
-        """One node at the place that is the graph's number."""
         time.sleep(0.002)
         if number >= FIRST and this_launch().rank == self.dies:
             if self.defect:

@@ -85,7 +85,6 @@ def test_values_are_frozen_and_say_themselves_in_a_line(kind: type) -> None:
 
 
 def written(kind: Any) -> str:
-    """A type as mypy writes it."""
     if isinstance(kind, type):
         return f"{kind.__module__}.{kind.__qualname__}"
     return " | ".join("None" if one is type(None) else written(one) for one in kind.__args__)
@@ -118,9 +117,7 @@ def test_static_tools_see_the_types_in_a_users_program(root: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", ["nowhere", "", "notes.txt", os.devnull])
-def test_every_function_that_takes_a_path_takes_its_text_and_says_what_is_wrong(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_say_what_is_wrong_with_a_path(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("[")
     functions: list[Callable[[str], Any]] = [

@@ -43,25 +43,19 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fields, attributes = (ATOMIC_NUMBERS_FIELD, field), {"cutoff": 3.0}
         with StoreWriter(root / f"{name}.h5", fields, dim=3, attributes=attributes) as writer:
             writer.write(concatenate([pair(generator, numbers, field) for _ in range(24)]))
-    table = {
-        "branches": [
-            {
-                "name": name,
-                "data": {"store": str(root / f"{name}.h5")},
-                "split": {"train": 0.5, "valid": 0.25},
-                "heads": [{"kind": "scalar", "hidden_dims": [4], "field": field}],
-            }
-            for name, field in (("metals", "energy"), ("oxides", "gap"))
-        ],
-        "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "num_radial": 4, "cutoff": 3.0},
-        "train": {"epochs": 3},
-        "search": {
-            "trials": 2,
-            "objective": "valid/energy@metals/mae",
-            "sampler": "random",
-            "space": {"branches.0.heads.0.weight": {"type": "float", "low": 0.5, "high": 2.0}},
-        },
-    }
+    branches = [
+        {
+            "name": name,
+            "data": {"store": str(root / f"{name}.h5")},
+            "split": {"train": 0.5, "valid": 0.25},
+            "heads": [{"kind": "scalar", "hidden_dims": [4], "field": field}],
+        }
+        for name, field in (("metals", "energy"), ("oxides", "gap"))
+    ]
+    model = {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "num_radial": 4, "cutoff": 3.0}
+    space = {"branches.0.heads.0.weight": {"type": "float", "low": 0.5, "high": 2.0}}
+    search = {"trials": 2, "objective": "valid/energy@metals/mae", "sampler": "random", "space": space}
+    table = {"branches": branches, "model": model, "train": {"epochs": 3}, "search": search}
     hydragnn.search(table, root / "campaign", workers=1, quiet=True)
     return root / "campaign"
 
@@ -85,9 +79,7 @@ def test_an_ensemble_is_of_the_branch_that_is_named(campaign: Path, ensemble: Pa
         hydragnn.build_ensemble(campaign, tmp_path / "none", top_k=2)
 
 
-def test_a_run_predicts_with_the_branch_of_its_store_or_with_the_one_that_is_named(
-    campaign: Path, tmp_path: Path
-) -> None:
+def test_a_run_predicts_with_the_branch_of_its_store_or_the_one_named(campaign: Path, tmp_path: Path) -> None:
     run, root = campaign / "trials" / "0000", campaign.parent
     by_store = hydragnn.predict(run, root / "oxides.h5", tmp_path / "a.h5")
     by_name = hydragnn.predict(run, root / "oxides.h5", tmp_path / "b.h5", branch="oxides")
@@ -106,9 +98,7 @@ def test_a_run_predicts_with_the_branch_of_its_store_or_with_the_one_that_is_nam
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_reports_speak_of_every_branch_or_name_theirs_and_their_commands_make_it_again(
-    campaign: Path, ensemble: Path, tmp_path: Path
-) -> None:
+def test_reports_name_their_branches_and_commands_to_make_them(campaign: Path, ensemble: Path, tmp_path: Path) -> None:
     for source in (campaign, campaign / "trials" / "0000"):
         page = hydragnn.report(source, tmp_path / f"{source.name}.html").read_text()
         assert "energy@metals" in page and "gap@oxides" in page

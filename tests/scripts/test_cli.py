@@ -1,7 +1,6 @@
 """Command line: a run from training to report, and values for machines."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from hydragnn.base.files import write_json
 from hydragnn.scripts.showing import show
 from tests.charged_rings import RUN, write_rings
 from tests.ensemble.finished import arrays_of
-from tests.once import shared
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.once import Call, shared
 
 
 @shared
@@ -43,9 +40,7 @@ def test_commands_answer_for_machines(store: Path, call: Call, tmp_path: Path) -
     assert answer("data", "check", tmp_path / "rings.bp")["problems"] == []
 
 
-def test_a_run_is_continued_by_its_folder_and_begun_anew_by_its_configuration(
-    call: Call, store: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_continued_by_its_folder_and_repeated_by_its_file(call: Call, store: Path, tmp_path: Path) -> None:
     config, one, two = _written(tmp_path / "run.toml", RUN, store), str(tmp_path / "one"), str(tmp_path / "two")
     assert call("train", str(config))[2].startswith("error: --out is missing")
     assert call("train", str(config), "--out", one, "--json")[0] == 0
@@ -61,14 +56,6 @@ def test_a_run_is_continued_by_its_folder_and_begun_anew_by_its_configuration(
     assert "is a folder without a run" in call("train", str(tmp_path), "--resume")[2]
     bad = _written(tmp_path / "bad.toml", RUN.replace('"moment"', '"momentum"'), store)  # before what is said of --out
     assert "the store has no field momentum; did you mean moment" in call("train", str(bad), "--out", one)[2]
-
-
-@pytest.mark.parametrize(
-    "command", ["quickstart", "train", "search", "status", "ensemble", "predict", "report", "doctor", "kernels compile"]
-)
-def test_every_command_teaches(command: str, call: Call) -> None:
-    code, out, _ = call(*command.split(), "--help")
-    assert code == 0 and "--json" in out
 
 
 def test_what_there_is_not_is_none_in_words(capsys: pytest.CaptureFixture[str]) -> None:

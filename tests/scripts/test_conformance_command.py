@@ -36,9 +36,7 @@ def test_no_promise_on_the_page_fails(root: Path) -> None:
     assert all(cell == "-" or 0 < int(cell) <= len(PROMISES) for cell in cells), advice
 
 
-def test_the_same_promises_are_tested_with_something_around_the_layers_unless_it_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_promises_are_tested_with_something_around_the_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = conformance_of(["gin"], around=["clusters"])
     alone, pooled = ([o for o in outcomes if o.around == name] for name in ("", "clusters"))
     assert {o.promise for o in alone} == {o.promise for o in pooled} == set(PROMISES)

@@ -23,8 +23,8 @@ from hydragnn.hpo.status.timeline import TimelineBuilder
 from hydragnn.record import Failure
 from hydragnn.scripts import api, cli, ensembles
 from hydragnn.scripts.__main__ import main
+from tests.once import Call
 
-Call = Callable[..., tuple[int, str, str]]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 RESULT = Trial(number=0, status="finished", results=(1.0,))
@@ -152,9 +152,7 @@ def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_
     assert ended.stderr.startswith(said) and ended.stderr.count("\n") == bool(said)
 
 
-def test_another_package_of_the_same_name_over_this_one_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packages_of_this_name_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(hydragnn, "__all__", [])  # that of the public HydraGNN has none
     with pytest.raises(SystemExit) as ended:
         main()
@@ -178,9 +176,7 @@ def test_a_signal_while_a_search_still_loads_its_libraries_ends_it_as_one_that_r
     assert signal.getsignal(kind) == signal.SIG_DFL
 
 
-def test_libraries_that_find_no_memory_end_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_libraries_without_memory_are_told(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def load() -> None:
         """As scipy does under a limit of addresses."""
         try:

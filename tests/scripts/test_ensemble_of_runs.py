@@ -21,9 +21,7 @@ from hydragnn.graphs import Field
 from hydragnn.record import read_record, write_record
 from tests import charged_rings as rings
 from tests.charged_rings import ring
-from tests.once import shared
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.once import Call, shared
 
 FOLDS = 3
 FIELDS = [
@@ -46,7 +44,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(store: Path, out: Path, **changes: Any) -> Path:
-    """A run of one epoch."""
     table = {
         "data": {"store": str(store)},
         "split": {"train": 0.5, "valid": 0.25},
@@ -91,9 +88,7 @@ def test_one_run_becomes_an_ensemble_with_intervals(call: Call, runs: list[Path]
     assert np.isfinite(evaluation.parts["all"]["moment"].ensemble["crps"])
 
 
-def test_runs_of_different_folds_become_an_ensemble_by_cross_validation(
-    call: Call, folds: list[Path], tmp_path: Path
-) -> None:
+def test_runs_of_different_folds_are_cross_validated(call: Call, folds: list[Path], tmp_path: Path) -> None:
     code, out, err = call("ensemble", *folds, "--out", tmp_path / "ensemble", "--json")
     assert code == 0, err
     assert set(json.loads(out)["parts"]) == {"held-out", "test"}
@@ -145,9 +140,7 @@ REFUSED: dict[str, Callable[[list[Path], Path], list[Path]]] = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_cannot_become_a_member_is_refused_in_one_sentence(
-    sentence: str, call: Call, runs: list[Path], tmp_path: Path
-) -> None:
+def test_what_cannot_become_a_member_is_refused(sentence: str, call: Call, runs: list[Path], tmp_path: Path) -> None:
     sources = REFUSED[sentence]
     code, _, err = call("ensemble", *sources(runs, tmp_path), "--out", tmp_path / "ensemble")
     assert code == 2 and err.count("\n") == 1, err
@@ -191,7 +184,6 @@ OPENED = ("ensemble", "ensemble/members/1", "run", "run/model", "campaign", "cam
 
 @shared
 def made(store: Path, runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an ensemble, a run and a campaign of one trial."""
     root = tmp_path_factory.mktemp("made")
     hydragnn.build_ensemble(runs, root / "ensemble")
     table = json.loads((trained(store, root / "run") / "config.json").read_text())

@@ -18,8 +18,7 @@ from hydragnn.hpo.scheduling.events import Reached
 from hydragnn.runs import train
 from hydragnn.scripts import api
 from tests.charged_rings import RUN, write_rings
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.once import Call
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,9 +40,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "campaign"
 
 
-def test_three_members_are_trained_together_and_each_is_what_it_is_alone(
-    call: Call, campaign: Path, tmp_path: Path
-) -> None:
+def test_members_trained_together_are_what_they_are_alone(call: Call, campaign: Path, tmp_path: Path) -> None:
     out = tmp_path / "ensemble"
     options = ["--out", out, "--top-k", "3", "--train", "--epochs", "6", "--workers", "2"]
     code, output, _ = call("ensemble", campaign, *options)
@@ -73,9 +70,7 @@ def test_a_campaign_is_loaded_as_its_best_trial_which_is_not_changed(campaign: P
         api.train(best.folder, resume=True, overrides=["train.epochs=9"])
 
 
-def test_an_interrupted_training_is_continued_by_the_same_command(
-    call: Call, campaign: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_training_is_continued(call: Call, campaign: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     show: Callable[..., None] = CampaignView.__call__
 
     def showing(view: CampaignView, state: Any, event: Any, seconds: float) -> None:
@@ -102,9 +97,7 @@ def test_an_interrupted_training_is_continued_by_the_same_command(
     "train, words",
     [(True, "4 configurations with a result, fewer than top-k = 5"), (False, "top-k = 5 exceeds the 1 finished runs")],
 )
-def test_more_members_than_configurations_are_refused_before_anything_is_trained(
-    train: bool, words: str, campaign: Path, tmp_path: Path
-) -> None:
+def test_more_members_than_configurations_are_refused(train: bool, words: str, campaign: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         api.build_ensemble(campaign, tmp_path / "ensemble", top_k=5, train=train)
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,6 @@ from hydragnn.scripts.key_help import explained, keys_of, sections, settings_in
 
 
 def _tables(*roots: type[Settings]) -> Iterator[type[Settings]]:
-    """Yield settings and all that stand inside them."""
     for root in roots:
         yield root
         for field in root.model_fields.values():

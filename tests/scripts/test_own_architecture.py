@@ -51,7 +51,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store of rings and a campaign."""
     folder = tmp_path_factory.mktemp("workdir")
     write_rings(folder / "rings.h5", 20)
     (folder / "campaign.toml").write_text(CAMPAIGN)
@@ -59,7 +58,6 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_there(site: Path | None, folder: Path, *words: str) -> tuple[int, str]:
-    """Exit code and output of a command in ``folder`` with a folder of installed packages."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(site or "")}
     process = Forked(words, environment, folder)
     output, _ = process.communicate(timeout=300)

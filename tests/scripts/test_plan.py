@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.charged_rings import RUN, write_rings
+from tests.once import Call
 
-Call = Callable[..., tuple[int, str, str]]
 CONFIG = RUN + "[batch]\nmax_nodes = 40\nmax_graphs = 8\n"
 
 
@@ -37,9 +36,7 @@ def test_a_plan_has_memory_time_and_losses_of_every_layout(call: Call, config: P
     assert [row["devices"] for row in plan["curves"]] == [8, 64, 512, 4096, 32_768, 65_536]
 
 
-def test_the_training_of_a_campaign_is_planned_and_every_layout_is_named(
-    call: Call, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_layout_of_a_campaign_is_planned(call: Call, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydragnn.scripts.plan_command.QUIET", -1.0)
     monkeypatch.setenv("COLUMNS", "80")
     config.write_text(f"{CONFIG}[search]\ntrials = 3\n[search.space]\n'train.learning_rate' = [1e-4, 1e-2]\n")

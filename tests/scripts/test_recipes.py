@@ -20,7 +20,6 @@ ROWS = "euler_size_nnb"
 
 
 def cut(published: Path, folder: Path) -> Path:
-    """Write the first graphs of a published file."""
     path = folder / published.name.removesuffix(".gz")
     if published.suffix == ".gz":
         lines = gzip.decompress(published.read_bytes()).decode().splitlines(keepends=True)

@@ -50,8 +50,6 @@ WITHOUT_TORCH = {
     "data convert none x.h5": "none does not exist",
     "data build none.toml --out x.h5": "none.toml does not exist",
     "predict model '' --out p.h5": "an argument is empty",
-    "data info ''": "an argument is empty",
-    "report model --out ''": "an argument is empty",
     "train '' --out r": "an argument is empty",
     "train --help": "",
     "predict --help": "",

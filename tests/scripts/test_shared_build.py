@@ -31,7 +31,6 @@ Build = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BUILD.toml of two files of structures with energies."""
     folder, rng = tmp_path_factory.mktemp("sources"), np.random.default_rng(0)
     for number in range(GRAPHS):
         size, (file, index) = number % 5 + 2, divmod(number, GRAPHS // 2)
@@ -42,7 +41,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_toml(folder: Path, text: str) -> Path:
-    """Structures as ``text`` says, with an energy each."""
     energy = '[[fields]]\nname = "energy"\non = "graph"\ndtype = "float64"\nrole = "target"\n'
     (folder / "BUILD.toml").write_text(text + energy)
     return folder / "BUILD.toml"
@@ -50,8 +48,6 @@ def build_toml(folder: Path, text: str) -> Path:
 
 @pytest.fixture
 def build(root: Path) -> Build:
-    """Build on ranks of mpirun; gives the exit code and what they said."""
-
     def building(ranks: int, *words: object) -> tuple[int, str]:
         command = [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *COMMAND, *map(str, words)]
         environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
@@ -62,7 +58,6 @@ def build(root: Path) -> Build:
 
 
 def steps(ranks: int, *words: object) -> list[tuple[int, str]]:
-    """Exit codes and words of the ranks of a job step without MPI, as srun starts them."""
     return ends_of_ranks(ranks, *COMMAND, *words)
 
 
@@ -107,9 +102,7 @@ def test_an_error_in_the_part_of_one_rank_is_said_once_and_leaves_no_store(sourc
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_ranks_are_refused_once_where_there_is_a_store_or_another_process_makes_it_and_with_workers(
-    source: Path, tmp_path: Path
-) -> None:
+def test_ranks_are_refused_once_where_a_store_is_or_will_be_and_with_workers(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "frames.h5"
     with only_maker(out):
         assert_all_are_refused_once(steps(2, source, "--out", out), "another process makes")
@@ -127,18 +120,6 @@ def dying(folder: Path, **settings: Any) -> Path:
     lines = ['kind = "tests.scripts.dying:Dying"', 'files = ["dying.toml"]']
     (folder / "dying.toml").write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in settings.items())]))
     return folder / "dying.toml"
-
-
-@needs_mpirun
-def test_a_killed_rank_of_mpi_ends_the_job_and_what_it_left_gives_way(build: Build, tmp_path: Path) -> None:
-    out = tmp_path / "there" / "store.h5"
-    code, said = build(2, dying(tmp_path / "source", dies=1), "--out", out)
-    assert code != 0 and "BAD TERMINATION" in said, said
-    assert not (out / "manifest.json").exists()
-    whole = dying(tmp_path / "whole")
-    assert [code for code, _ in steps(2, whole, "--out", out)] == [0, 0]
-    assert len(open_store(out)) == SLOW_GRAPHS
-    assert_is_the_store_of_one(whole, out, out.with_name("one.h5"))
 
 
 def test_ranks_of_a_job_step_without_mpi_build_the_store_of_one_process(source: Path, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from hydragnn.ensemble import calculator
 from hydragnn.runs import train
 from hydragnn.scripts import simulation_commands
 from tests.ensemble.conftest import built, config_of, ensemble, frames, runs, store, stored, strained
+from tests.once import Call
 
-Call = Callable[..., tuple[int, str, str]]
 DYNAMICS = ("--outside", "record", "--interval", 2, "--timestep", 0.5, "--temperature", 200, "--seed", 3)
 
 
@@ -101,9 +101,7 @@ def test_dynamics_killed_within_a_frame_go_on_with_the_same_bits(
     assert killed.read_bytes() == whole.read_bytes()
 
 
-def test_dynamics_stop_where_they_leave_the_training_domain(
-    ensemble: Path, frames: list[Atoms], tmp_path: Path, call: Call
-) -> None:
+def test_dynamics_stop_outside_their_domain(ensemble: Path, frames: list[Atoms], tmp_path: Path, call: Call) -> None:
     write(tmp_path / "start.xyz", frames[3])
     out = tmp_path / "hot.xyz"
     words = ("md", ensemble, tmp_path / "start.xyz", "--out", out, "--interval", 1, "--temperature", 30000)
@@ -237,8 +235,6 @@ def test_dynamics_that_are_no_motion_of_atoms_end_with_a_reason(
 
 
 class Gas(Calculator):
-    """Atoms without forces."""
-
     energy = 0.0
     implemented_properties = ("energy", "forces")
 

@@ -19,9 +19,7 @@ from hydragnn.scripts.__main__ import main
 from tests.charged_rings import RUN, SEARCH, write_rings
 
 
-def test_a_full_disk_under_a_log_ends_no_work_and_lost_results_are_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_full_disks_end_no_work_but_lost_results_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done = []
     with Path("/dev/full").open("w") as full, (tmp_path / "log").open("w") as log:
         monkeypatch.setattr(sys, "stderr", full)

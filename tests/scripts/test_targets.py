@@ -39,7 +39,6 @@ COMMANDS = {
 
 
 def commands_with_out(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The commands of the program that have ``--out``."""
     for name, inner in getattr(command, "commands", {}).items():
         yield from commands_with_out(inner, (*path, name))
     if any("--out" in parameter.opts for parameter in command.params):
@@ -85,7 +84,6 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 @shared
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What commands read."""
     folder = tmp_path_factory.mktemp("inputs")
     make_store(folder / "store.h5")
     make_store(folder / "other.h5")
@@ -133,9 +131,7 @@ def test_every_command_with_out_is_tried() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_target_that_is_something_else_is_refused_and_left_as_it_is(
-    name: str, kind: str, refusal: Callable[[str, Path], str], tmp_path: Path
-) -> None:
+def test_another_target_is_refused(name: str, kind: str, refusal: Callable[[str, Path], str], tmp_path: Path) -> None:
     target = tmp_path / f"target{COMMANDS[name][1]}"
     KINDS[kind](target)
     before = contents(tmp_path)
@@ -145,18 +141,14 @@ def test_a_target_that_is_something_else_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("text", ["my own plan\n", '{"planned": {}, "mine": 1}\n', "[]"])
-def test_a_prediction_replaces_no_plan_that_is_not_its_own(
-    text: str, refusal: Callable[[str, Path], str], tmp_path: Path
-) -> None:
+def test_predictions_replace_no_plan_of_others(text: str, refusal: Callable[[str, Path], str], tmp_path: Path) -> None:
     (tmp_path / "target.h5.plan.json").write_text(text)
     before = contents(tmp_path)
     assert "target.h5.plan.json exists already and is no plan" in refusal("predict", tmp_path / "target.h5")
     assert contents(tmp_path) == before
 
 
-def test_a_simulation_is_replaced_by_another_and_nothing_else_is(
-    inputs: Path, refusal: Callable[[str, Path], str], tmp_path: Path
-) -> None:
+def test_a_simulation_replaces_another_alone(inputs: Path, refusal: Callable[[str, Path], str], tmp_path: Path) -> None:
     out = tmp_path / "simulated"
     out.mkdir()
     words = f"simulate {COMMANDS['simulate'][0].format(inputs=inputs)}".split()

@@ -3,14 +3,12 @@
 import re
 import runpy
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hydragnn.graphs.pyg import torch_geometric
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.once import Call
 
 PARTS = re.compile(r"^```(python|toml)\n(.*?)^```$|^    ((?:hydragnn|python) [^\n]*)$", re.MULTILINE | re.DOTALL)
 
@@ -28,7 +26,6 @@ SMALLER = {
 
 
 def run(page: str, root: Path, call: Call, names: dict[str, object]) -> str:
-    """Follow a page as a reader would; return what was printed."""
     text = (root / "docs" / "tutorials" / f"{page}.md").read_text()
     for long, short in SMALLER[page].items():
         text = text.replace(long, short)
@@ -68,9 +65,7 @@ def test_the_first_hour_and_what_goes_on_from_it(
     assert out.count("lattice constant") == out.count("C11") == out.count("THz") == 2
 
 
-def test_an_own_loop_on_a_list_of_torch_geometric(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
+def test_own_loops_on_torch_geometric(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.chdir(tmp_path)
     torch_geometric("data"), torch_geometric("loader")  # imported without the warnings of that package
     run("own-loop", root, call, {})

@@ -20,7 +20,6 @@ from hydragnn.record import Cost, Failure, RunRecord, write_record
 
 
 def main() -> int:
-    """Train as the command line says, without training."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     for name, default in (("until", 1), ("attempt", 0), ("micro-batches", 1), ("ranks", 1), ("threads", 1)):
@@ -52,7 +51,6 @@ def main() -> int:
 
 
 def ranks_there(folder: Path, attempt: int) -> int:
-    """How many ranks of an attempt handle signals by now."""
     notes = (json.loads(line) for line in (folder / "ranks.txt").read_text().splitlines())
     return sum(note["attempt"] == attempt for note in notes)
 
@@ -111,7 +109,7 @@ def write(
     """The record that real training would leave; its curves depend on the configuration only."""
     rate, width = config["train"]["learning_rate"], config["model"]["hidden_dim"]
     curve = [abs(math.log10(rate) + 3) + abs(width - 48) / 48 + 1 / (epoch + 1) for epoch in range(epochs)]
-    errors = {"valid/energy/mae": [2 * value for value in curve], "valid/energy/rmse": [3 * value for value in curve]}
+    errors = {"valid/moment/mae": [2 * value for value in curve], "valid/moment/rmse": [3 * value for value in curve]}
     record = RunRecord(
         config=config,
         config_hash=digest(config),
@@ -121,7 +119,7 @@ def write(
         attempt=attempt,
         epochs=epochs,
         curves={"valid/loss": curve, **errors},
-        trivial={"valid/energy/mae": 10.0},
+        trivial={"valid/moment/mae": 10.0},
         failure=failure,
         cost=Cost(seconds=0.1 * epochs, graphs_per_second=100.0),
     )
@@ -129,7 +127,6 @@ def write(
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Who this rank is, from Slurm or MPI."""
     for rank, size in (("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         if rank in os.environ and int(os.environ.get(size, "1")) > 1:
             return int(os.environ[rank]), int(os.environ[size])

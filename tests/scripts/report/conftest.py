@@ -75,7 +75,6 @@ def disturbed(played: ModuleType) -> Any:
 
 @shared
 def pages(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One page of every kind."""
     folder = tmp_path_factory.mktemp("pages")
     return {kind: write_report(source, folder / f"{kind}.html") for kind, source in vars(samples).items()}
 

@@ -49,7 +49,6 @@ def campaign() -> Campaign:
 
 def test_the_smallest_error_and_the_smallest_error_in_the_same_time_have_their_winners(campaign: Campaign) -> None:
     table = architectures_table(campaign)
-    assert table is not None
     assert [row[0] for row in table.rows] == ["slow", "quick", "third"]
     assert [row[1:4] for row in table.rows] == [("1", "1", "0"), ("2", "1", "0"), ("1", "0", "1")]
     assert "slow wins per error, quick per second: in 20.0 s" in table.caption
@@ -94,7 +93,6 @@ def test_layouts_stand_by_throughput_while_they_were_compared(campaign: Campaign
     trials[2] = replace(trials[2], status="lost", failure="out_of_memory: too large")
     space = {**SPACE, "parallel.shard": {"type": "categorical", "choices": [1, 2, 4]}}
     table = layouts_table(replace(campaign, history=history(trials, space=space, layout_trials=3)))
-    assert table is not None
     rows = [" ".join((*row[:3], row[4])) for row in table.rows]
     assert rows == ["2 2 80 0", "1 1 50 0", "4 1 – 1"]
     assert "The first 3 trials differ in their layout only" in table.caption

@@ -34,16 +34,11 @@ def tree(path: Path) -> ET.Element:
 
 
 def words(path: Path) -> str:
-    """All text of the page's body, blanks collapsed."""
-    body = tree(path).find("body")
-    assert body is not None
-    return " ".join(" ".join(body.itertext()).split())
+    return " ".join(" ".join(tree(path).find("body").itertext()).split())
 
 
 @pytest.mark.parametrize("kind", CHAPTERS)
-def test_a_page_stands_alone_with_its_chapters_and_every_picture_says_how_to_read_it(
-    pages: dict[str, Path], kind: str
-) -> None:
+def test_a_page_stands_alone_and_every_picture_says_how_to_read_it(pages: dict[str, Path], kind: str) -> None:
     text, page = pages[kind].read_text(encoding="utf-8"), tree(pages[kind])
     chapters = [section.attrib["id"] for section in page.iter("section")]
     assert set(chapters) == CHAPTERS[kind] and len(chapters) == len(CHAPTERS[kind])
@@ -166,9 +161,7 @@ def test_data_of_another_kind_is_told_apart_from_the_verdict(samples: Any) -> No
     assert actual.part == "test" and any("On hot, which is other data" in caution for caution in actual.cautions)
 
 
-def test_the_terminal_table_shows_the_numbers_of_the_evaluation(
-    samples: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_terminal_shows_these_numbers(samples: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores = read_json(samples.ensemble / "evaluation.json")["parts"]["test"]["energy"]
     result = summary(samples.ensemble)
     rows: Any = result.table

@@ -40,7 +40,6 @@ def scores(name: str = "model", **more: Any) -> TargetEvaluation:
 
 
 def facts_on(*columns: Points, domain: dict[str, Any] | None = None, **own: Any) -> Facts:
-    """The facts on a test part with these rows."""
     points = {one.field: one for one in columns}
     parts = {"test": dict.fromkeys(points, scores())}
     evaluation = Evaluation(nominal=0.9, parts=parts, failed={}, seconds_per_graph={}, domain=domain or {})
@@ -48,9 +47,7 @@ def facts_on(*columns: Points, domain: dict[str, Any] | None = None, **own: Any)
 
 
 def part_of(*columns: Points) -> Part:
-    part = facts_on(*columns).part
-    assert part is not None
-    return part
+    return facts_on(*columns).part
 
 
 def lattice(heat: list[float], flow: Any) -> GraphBatch:
@@ -78,9 +75,7 @@ def heat() -> Points:
 
 
 def graphs_of(plates: Path, *columns: Points) -> PartGraphs:
-    found = part_graphs(plates, part_of(*columns))
-    assert found is not None
-    return found
+    return part_graphs(plates, part_of(*columns))
 
 
 def facts_of(plates: Path, *columns: Points) -> Facts:
@@ -216,7 +211,6 @@ def test_graphs_outside_the_domain_are_named_with_the_detectors() -> None:
 def test_tables_of_groups_and_relative_errors_need_no_store(samples: Any) -> None:
     facts = replace(collect(samples.ensemble), graphs=None)
     part = facts.part
-    assert part is not None
     table = groups_table(facts, part, "energy")
     assert table is not None and {row[0] for row in table.rows} == {"nodes per graph", ""} and max(table.bars) == 1.0
     assert relative_errors(facts, part) == {}

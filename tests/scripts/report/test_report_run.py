@@ -26,9 +26,7 @@ def trained(samples: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_dots_of_the_parity_plot_are_of_validation_graphs_with_the_errors_that_training_recorded(
-    trained: Path,
-) -> None:
+def test_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trained: Path) -> None:
     facts = collect(trained)
     part = facts.parts["valid"]
     assert set(part.points) == {"energy", "forces", "charge"}
