@@ -24,7 +24,7 @@ PUBLIC_GATV2 = {"wide_heads": True, "own_edge": "mean", "negative_slope": 0.05}
 """These two as the public HydraGNN has them."""
 SUITES: list[tuple[str, dict[str, Any]]] = [
     *((kind, {}) for kind in architectures()),
-    *((kind, {**AROUND["multihead"], **AROUND["film"], **AROUND["checkpointing"]}) for kind in ("painn", "gin")),
+    *((kind, {**AROUND["multihead"], **AROUND["film"]}) for kind in ("painn", "gin")),
     *((kind, {**AROUND["linear"], **AROUND["pooled"]}) for kind in ("painn", "gin")),
     *((kind, AROUND["equivariant"]) for kind in ("painn", "tensornet")),
     ("mace", {**OF_DEGREE_TWO, **AROUND["equivariant"]}),
@@ -35,7 +35,9 @@ SUITES: list[tuple[str, dict[str, Any]]] = [
     ("egnn", {**MOVING, "movement": "mean", "residual": False}),
     *((kind, {"statistics": "smooth"}) for kind in ("pna", "pnaplus", "pnaeq")),
     ("pnaeq", {"directions": "over_length", "tanh_networks": True}),
-    ("painn", {"directions": "over_length", "tanh_networks": True, "edge_network": True}),
+    ("painn", {"directions": "over_length", "tanh_networks": True, **AROUND["checkpointing"]}),
+    ("gin", AROUND["checkpointing"]),
+    ("painn", {"tanh_networks": True, "edge_network": True}),
     ("dimenet", PUBLIC_DIMENET),
     ("gatv2", PUBLIC_GATV2),
     ("schnet", {"envelope_exponent": 3}),
