@@ -29,7 +29,6 @@ from hydragnn.ensemble.domain.detector import Numbers
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.protocol import (
     NO_GROWTH,
-    POWER,
     AnyCalibration,
     Distance,
     held_out_p_values,
@@ -105,7 +104,7 @@ def part_scores(
 def distance_of(domain: Domain) -> Distance:
     """Return the growth of uncertainties in this domain, if it is known."""
     graphs = len(domain.rarity.held_out) if domain.rarity else 0
-    return Distance(power=POWER, unknown=1 / (graphs + 1)) if graphs else NO_GROWTH
+    return Distance.among(graphs) if graphs else NO_GROWTH
 
 
 def calibrating_p_values(domain: Domain, scores: DomainScores) -> Float[Array, " graphs"]:

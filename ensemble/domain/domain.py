@@ -19,7 +19,7 @@ from hydragnn.base.files import file_errors
 from hydragnn.base.limits import check_readable
 from hydragnn.ensemble.domain.detector import Array, Detector, GraphView, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
-from hydragnn.ensemble.domain.kinds import Contacts, Kinds, OpenReferences
+from hydragnn.ensemble.domain.kinds import Contacts, Kinds, OpenReferences, Spacing
 from hydragnn.ensemble.domain.rarity import Rarity
 from hydragnn.graphs.field import Field
 
@@ -27,7 +27,9 @@ FILE = "domain.safetensors"
 RARITY, NODES = "rarity", "nodes"
 """Places of usual values and held-out scores, of graphs and of nodes, among tensors; no detector has such a name."""
 
-DETECTORS: Mapping[str, type[Detector]] = {one.name: one for one in (Kinds, Contacts, OpenReferences, Latent, Spread)}
+DETECTORS: Mapping[str, type[Detector]] = {
+    one.name: one for one in (Kinds, Contacts, Spacing, OpenReferences, Latent, Spread)
+}
 
 OLD: Mapping[str, tuple[type[Detector] | None, int]] = {
     "kinds": (Kinds, 0),

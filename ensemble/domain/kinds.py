@@ -220,3 +220,62 @@ class ContactsFit:
         shortest = np.pad(self._shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
         shortest[~np.isfinite(shortest)] = shortest.min()
         return [Contacts(species=self._species, kinds=kinds, shortest=shortest, lonely=self._lonely)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Spacing(Detector):
+    """Distances to nearest neighbours, of whole graphs."""
+
+    name: ClassVar[str] = "spacing"
+    channels: ClassVar = (Channel(slack=CLOSER),) * 2
+    """Their mean and the largest."""
+
+    bounds: Float[Array, "2 2"]
+    """Least and most of both in training, as logarithms in units of the scale."""
+
+    def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
+        """Return how far both are beyond training; 0 without edges."""
+        spacings = spacings_of(view)
+        return np.nan_to_num(np.maximum(self.bounds[0] - spacings, spacings - self.bounds[1]).clip(min=0.0))
+
+    def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
+        """Return the distance in words, over the nearest in training."""
+        is_finer = spacings_of(view)[graph, channel] < self.bounds[0, channel]
+        which, limit = ("mean", "largest")[channel], ("least", "most")[1 - is_finer]
+        factor = np.exp(-value if is_finer else value)
+        return f"the {which} distance of its nodes to their nearest neighbours is {factor:.2g} times the {limit} in the training data"
+
+    @classmethod
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spacing":
+        """Return the detector with these bounds."""
+        return cls(bounds=stored.numbers("bounds", 2, 2))
+
+
+class SpacingFit:
+    """Notes distances to nearest neighbours."""
+
+    def __init__(self) -> None:
+        self._spacings = [np.zeros((0, 2))]
+
+    def show(self, view: GraphView) -> None:
+        """Note the spacings of some graphs."""
+        self._spacings.append(spacings_of(view))
+
+    def detectors(self) -> list[Detector]:
+        """Return least and most, if there were edges."""
+        every = np.concatenate(self._spacings)
+        every = every[~np.isnan(every[:, 0])]
+        return [Spacing(bounds=np.stack([every.min(axis=0), every.max(axis=0)]))] if len(every) else []
+
+
+def spacings_of(view: GraphView) -> Float[Array, "graphs 2"]:
+    """Return logarithms of mean and largest distance to nearest neighbours; NaN without edges."""
+    result = np.full((len(view), 2), np.nan)
+    if len(view.lengths):
+        has_edges = np.diff(view.edge_rows) > 0
+        nearest = np.minimum.reduceat(view.lengths, view.edge_rows[:-1][has_edges])
+        owners = np.repeat(np.arange(len(view)), np.diff(view.node_rows))[has_edges]
+        counts = np.bincount(owners, minlength=len(view))
+        result[counts > 0, 0] = (np.bincount(owners, nearest, len(view)) / np.maximum(counts, 1))[counts > 0]
+        np.fmax.at(result[:, 1], owners, nearest)
+    return np.log(result)

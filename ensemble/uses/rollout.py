@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest, print_note
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import ModelDescription, TrainedModel
@@ -26,6 +26,8 @@ class Rollout:
     """Inputs that stayed what they were at the beginning."""
     factors: Mapping[str, Tensor]
     """Factors ``[steps]`` on the spread, see ``scaled``."""
+    domain: tuple[str, ...]
+    """Reasons why graphs are outside the training domain at the beginning; empty for others."""
 
     def mean(self, name: str) -> Float[Tensor, "steps items *shape"]:
         """Return the weighted mean of the members."""
@@ -76,11 +78,16 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
             raise InputError(f"graphs lack {name}, from which a roll-out begins; add it, or leave it out of feedback")
     courses = [course_of(member.model, member.name, batch, steps, sources) for member in members]
     weights = {name: torch.from_numpy(model.weights_of(target)) for name, target in sources.items()}
+    domain = model.predict(batch).domain
+    if outside := list(filter(None, domain)):
+        which = f"{len(outside)} of {len(domain)} graphs are outside the training domain"
+        print_note(f"{which} where the roll-out begins: {outside[0]}")
     return Rollout(
         courses={name: torch.stack([course[name] for course in courses]) for name in sources},
         weights=weights,
         constant=tuple(name for name in members[0].model.inputs if name not in sources),
         factors={},
+        domain=domain,
     )
 
 

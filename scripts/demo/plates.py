@@ -17,6 +17,7 @@ from hydragnn.scripts.demo.writing import write_samples
 
 LOSS = 10.0  # heat lost to the air per area and degree, over the plate's mean conductivity (1 / length^2)
 FINER = 2  # times that every triangle is cut in four for the solution
+SIZES, HOLES, RADII = (0.095, 0.15), (1, 3), (0.06, 0.12)  # of triangles' edges; of pipes, from least to most
 FIELDS = (
     Field(name="place", on="node", classes=3, dtype="int64"),  # 0 inside, 1 outer edge, 2 on a pipe
     Field(name="pipe_distance", on="node"),
@@ -78,7 +79,7 @@ class Plate:
 
 def random_plate(generator: np.random.Generator) -> Plate:
     """A plate of random width, mesh size and pipes, triangulated irregularly."""
-    width, size = generator.uniform(0.8, 1.4), generator.uniform(0.095, 0.15)
+    width, size = generator.uniform(0.8, 1.4), generator.uniform(*SIZES)
     pipes = _pipes(width, generator)
     outer, rings = _outline(width, size), np.concatenate([_ring(pipe, size, generator) for pipe in pipes])
     inner = _scatter(width, size, generator)
@@ -95,9 +96,9 @@ def random_plate(generator: np.random.Generator) -> Plate:
 
 def _pipes(width: float, generator: np.random.Generator) -> Float[ndarray, "pipes 3"]:
     """Return circles apart from each other and the edges."""
-    num_holes, holes = generator.integers(1, 4), np.zeros((0, 3))
+    num_holes, holes = generator.integers(HOLES[0], HOLES[1] + 1), np.zeros((0, 3))
     for _ in range(30):
-        radius = generator.uniform(0.06, 0.12)
+        radius = generator.uniform(*RADII)
         centre = generator.uniform(radius + 0.12, np.array([width, 1.0]) - radius - 0.12)
         if len(holes) < num_holes and (pipe_distance(centre[None], holes) > radius + 0.15).all():
             holes = np.concatenate([holes, [[*centre, radius]]])

@@ -16,6 +16,7 @@ from hydragnn.scripts.demo.writing import write_samples
 
 PIXELS = 64
 CONTRAST = 10.0  # conductivity along the crystal axis over that across it; their product is 1
+GRAINS, SHARPNESS = (20, 40), (0.0, 1.0, 2.0)  # least and most grains; concentrations of their axes
 FIELDS = (
     Field(name="orientation", on="node", shape=(2,)),  # cos and sin of twice the angle: the axis has no sign
     Field(name="facing", on="edge", shape=(2,)),  # the same of the direction that the shared boundary faces
@@ -70,7 +71,7 @@ def labelled_polycrystal(number: int, seed: int) -> GraphBatch:
 
 def microstructure(generator: np.random.Generator) -> Int[ndarray, "rows columns"]:
     """Return the grain numbers of the pixels of a periodic Voronoi structure."""
-    seeds = generator.random((generator.integers(20, 41), 2))
+    seeds = generator.random((generator.integers(GRAINS[0], GRAINS[1] + 1), 2))
     centres = (np.moveaxis(np.indices((PIXELS, PIXELS)), 0, -1) + 0.5) / PIXELS
     nearest = cKDTree(seeds, boxsize=1.0).query(centres)[1]
     return np.unique(nearest, return_inverse=True)[1].reshape(PIXELS, PIXELS).astype(np.int64)
@@ -78,7 +79,7 @@ def microstructure(generator: np.random.Generator) -> Int[ndarray, "rows columns
 
 def texture(grains: int, generator: np.random.Generator) -> Float[ndarray, " grains"]:
     """Return angles of crystal axes (rad) with or without a preferred direction."""
-    sharpness = generator.choice((0.0, 1.0, 2.0))
+    sharpness = generator.choice(SHARPNESS)
     return generator.vonmises(generator.uniform(-np.pi, np.pi), sharpness, grains) / 2
 
 

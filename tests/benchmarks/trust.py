@@ -4,14 +4,14 @@
 
 Three small members per set learn from graphs that commands make (``trust_sets``), and predict their test part and graphs beyond training; of one kind and three seeds, or of the named kinds. Printed per field:
 
-- flagged: share of graphs outside the training domain (of the test part 1 to 4 % are wanted, where 2 % may be)
-- large: share of graphs whose error exceeds three times the median error of the test part
-- caught: share of those that is flagged (at least 80 % are wanted)
-- AUROC: of the score against large errors, over the test part and all graphs beyond
-- covered in, out: share of values inside their 90 % intervals, of graphs that are not flagged (87 to 94 % are wanted) and of flagged ones (80 %, or unknown)
+- flagged: share of graphs outside the training domain (2 % of the test part may be)
+- large, caught: share of graphs whose error exceeds three times the median error of the test part, and share of those that is flagged (70 % are wanted beyond training)
+- huge, caught huge: the same of ten times (90 %)
+- AUROC: of the score against large errors, over the test part and all graphs beyond; of ``spread`` and of ``latent`` alone
+- covered: share of values inside their 90 % intervals where there is one (85 % are wanted), and the same of graphs that are not flagged
+- unknown: share of values without an interval; width: mean width of intervals of graphs that are not flagged
 - nodes: AUROC of the score of nodes against errors above three times the median, over all nodes of these graphs; worst: against the
   tenth of a flagged graph's nodes with the largest errors, mean over these graphs
-- unknown: share of values of flagged graphs without an interval; width: mean width of intervals of graphs that are not flagged
 
 and mean absolute errors of the test part: of members, of the ensemble, and its ratio to the best member's (1.02 is wanted at most).
 
@@ -51,9 +51,12 @@ from hydragnn.runs import train
 from tests.benchmarks.trust_sets import NEEDS, SETS, TrustSet
 
 MEMBERS = 3
-LARGE = 3.0
+LARGE, HUGE = 3.0, 10.0
 """Times the median error of the test part."""
 TEST = "test"
+SHARES = ("flagged", "large", "caught", "huge", "caught_huge", "covered", "covered_inside", "unknown")
+RANKINGS = ("auroc", "spread", "latent", "nodes", "worst")
+"""Figures of graphs of one kind, and of all of a set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,13 +70,17 @@ class Row:
     flagged: float
     large: float
     caught: float
+    huge: float
+    caught_huge: float
     auroc: float
-    covered_in: float
-    covered_out: float
+    spread: float
+    latent: float
+    covered: float
+    covered_inside: float
     unknown: float
+    nodes: float
+    worst: float
     width: float
-    nodes: float = np.nan
-    worst: float = np.nan
 
 
 def member_tables(made: TrustSet, kinds: Sequence[str]) -> list[dict[str, Any]]:
@@ -137,11 +144,14 @@ def rows_of(name: str, ensemble: Ensemble, graphs: Mapping[str, GraphBatch]) -> 
     rows = []
     for field in ensemble.targets:
         errors = {kind: graph_errors(field.name, batch, outputs[kind]) for kind, batch in graphs.items()}
-        bound = LARGE * float(np.median(errors[TEST]))
-        large = {kind: values > bound for kind, values in errors.items()}
-        score = np.concatenate([foreignness(output) for output in outputs.values()])
+        usual = float(np.median(errors[TEST]))
+        large, huge = ({kind: values > times * usual for kind, values in errors.items()} for times in (LARGE, HUGE))
         every = np.concatenate(list(large.values()))
-        auroc = float(roc_auc_score(every, score)) if 0 < every.sum() < len(every) else np.nan
+        scores = {"auroc": [foreignness(output) for output in outputs.values()]}
+        scores |= {name: [output.domain_scores[name] for output in outputs.values()] for name in ("spread", "latent")}
+        aurocs = {name: np.nan_to_num(np.concatenate(of), nan=1e9) for name, of in scores.items()}
+        mixed = 0 < every.sum() < len(every)
+        aurocs = {name: float(roc_auc_score(every, of)) if mixed else np.nan for name, of in aurocs.items()}
         nodes, worst = node_figures(field.name, graphs, outputs) if field.field.on == "node" else (np.nan, np.nan)
         for kind, batch in graphs.items():
             one, owners = outputs[kind][field.name], outputs[kind].graph_of_item(field.name)
@@ -158,13 +168,15 @@ def rows_of(name: str, ensemble: Ensemble, graphs: Mapping[str, GraphBatch]) -> 
                     flagged=float(flagged[kind].mean()),
                     large=float(large[kind].mean()),
                     caught=mean(flagged[kind][large[kind]]),
-                    auroc=auroc,
-                    covered_in=mean(inside[~out][known[~out]]),
-                    covered_out=mean(inside[out][known[out]]),
-                    unknown=mean(~known[out]),
-                    width=mean((upper - lower).reshape(len(owners), -1)[~out][known[~out]]),
+                    huge=float(huge[kind].mean()),
+                    caught_huge=mean(flagged[kind][huge[kind]]),
+                    **aurocs,
+                    covered=mean(inside[known]),
+                    covered_inside=mean(inside[~out][known[~out]]),
+                    unknown=mean(~known),
                     nodes=nodes,
                     worst=worst,
+                    width=mean((upper - lower).reshape(len(owners), -1)[~out][known[~out]]),
                 )
             )
     return rows
@@ -199,14 +211,29 @@ def mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def table_of(rows: Sequence[Row]) -> Table:
-    """Return the figures of a set for people, in percent."""
-    names = ("flagged", "large", "caught", "auroc", "covered_in", "covered_out", "unknown", "nodes", "worst")
-    table = Table(f"{rows[0].set}: graphs", "field", "number", *(name.replace("_", " ") for name in names), "width")
+def print_rows(rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Print these figures as a table of Markdown, in percent."""
+    print("| set | graphs | field | " + " | ".join(name.replace("_", " ") for name in names) + " |")
+    print("|---" * (len(names) + 3) + "|")
     for row in rows:
-        shares = ["" if np.isnan(getattr(row, name)) else f"{100 * getattr(row, name):.0f}" for name in names]
-        table.add_row(row.kind, row.field, str(row.graphs), *shares, f"{row.width:.3g}")
-    return table
+        shares = " | ".join(f"{100 * getattr(row, name):.0f}" for name in names).replace("nan", "")
+        print(f"| {row.set} | {row.kind} ({row.graphs}) | {row.field} | {shares} |")
+
+
+def print_totals(rows: Sequence[Row]) -> None:
+    """Print which large errors beyond training are flagged, and false alarms, of every set and of all."""
+    print("| set | large, caught | huge, caught | false alarms |\n|---|---|---|---|")
+    for name in [*dict.fromkeys(row.set for row in rows), "all"]:
+        own = [row for row in rows if name in ("all", row.set)]
+        beyond = [row for row in own if row.kind != TEST]
+        tests = {row.set: (row.graphs * row.flagged, row.graphs) for row in own if row.kind == TEST}
+        shown = []
+        for size, share in (("large", "caught"), ("huge", "caught_huge")):
+            counts = np.array([row.graphs * getattr(row, size) for row in beyond])
+            caught = counts @ np.nan_to_num([getattr(row, share) for row in beyond])
+            shown.append(f"{100 * caught / counts.sum():.0f} % of {counts.sum():.0f}" if counts.any() else "")
+        alarms = np.sum(list(tests.values()), axis=0)
+        print(f"| {name} | {' | '.join(shown)} | {alarms[0]:.0f} of {alarms[1]:.0f} |")
 
 
 def table_of_members(ensemble: Ensemble, batch: GraphBatch) -> Table:
@@ -274,10 +301,13 @@ def main() -> None:
         folder, store, graphs = asked(name, options.data, options.out, options.kinds)
         ensemble = Ensemble.load(folder)
         own = rows_of(name, ensemble, graphs)
-        Console(width=150).print(table_of(own), table_of_members(ensemble, graphs[TEST]))
+        Console(width=150).print(table_of_members(ensemble, graphs[TEST]))
+        print_rows(own, SHARES)
+        print_rows(own[:: len(graphs)], RANKINGS)
         rows += own
         if options.kelvin:
             nearest_distances(folder, store, atoms_of(graphs[TEST]), options.kelvin, options.step)
+    print_totals(rows)
     (options.out / "trust.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 

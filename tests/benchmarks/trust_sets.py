@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ase.io
 import numpy as np
@@ -16,14 +17,20 @@ from ase.build import bulk, fcc111, molecule
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import covalent_radii
+from ase.md.langevin import Langevin
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.units import fs
 from torch import Tensor
 
 from hydragnn.base.settings import read_toml
 from hydragnn.graphs import GraphBatch, from_ase
-from hydragnn.scripts.demo.alloys import ELEMENTS
-from hydragnn.scripts.demo.plates import labelled_plate
-from hydragnn.scripts.demo.polycrystals import labelled_polycrystal
+from hydragnn.scripts.demo import alloys as demo_alloys
+from hydragnn.scripts.demo import plates as demo_plates
+from hydragnn.scripts.demo import polycrystals as demo_polycrystals
 from tests.benchmarks.domain_sets import ENERGY, FORCES, member_table
+from tests.benchmarks.interval_sets import molecules as molecules_of_qm9
+from tests.benchmarks.interval_sets import table_of_molecules
+from tests.benchmarks.mesh_forecasts import pairs
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo"
 SPLIT = {"train": 0.4, "valid": 0.15, "calibration": 0.2}
@@ -57,7 +64,7 @@ def alloys(data: Path) -> TrustSet:
         kinds: Sequence[str], rattle: tuple[float, float], scale: float = 1.0, slab: bool = False
     ) -> GraphBatch:
         shares = random.dirichlet(np.full(len(kinds), 8.0))
-        lattice = scale * float(shares @ [ELEMENTS[kind] for kind in kinds])
+        lattice = scale * float(shares @ [demo_alloys.ELEMENTS[kind] for kind in kinds])
         atoms = bulk("Cu", "fcc", a=lattice, cubic=True) * (2, 2, 1)
         if slab:
             atoms = fcc111("Cu", (2, 2, 3), a=lattice, vacuum=8.0, periodic=True)
@@ -177,11 +184,11 @@ def from_demo(
     table = {key: value for key, value in read_toml(DEMO / f"{name}.toml").items() if key != "search"}
     table |= {"split": SPLIT, "model": table["model"] | model}
     table["train"] |= {"epochs": epochs, "schedule": "cosine", "checkpoint_epochs": epochs}
-    return TrustSet(
-        graphs=[make(number, 1) for number in range(count)],
-        table=table,
-        beyond={kind.replace("_", " "): [make(n, 2, **own) for n in range(ASKED)] for kind, own in kinds.items()},
-    )
+    beyond = {}
+    for kind, own in kinds.items():
+        with patch.dict(make.__globals__, own):
+            beyond[kind.replace("_", " ")] = [make(n, 2) for n in range(ASKED)]
+    return TrustSet(graphs=[make(number, 1) for number in range(count)], table=table, beyond=beyond)
 
 
 def plates(data: Path) -> TrustSet:
@@ -189,11 +196,11 @@ def plates(data: Path) -> TrustSet:
     return from_demo(
         "plates",
         320,
-        labelled_plate,
+        demo_plates.labelled_plate,
         {"hidden_dim": 24, "num_layers": 4},
         30,
-        more_pipes={"holes": (6, 8), "radii": (0.04, 0.08)},
-        larger_pipes={"holes": (1, 2), "radii": (0.17, 0.22)},
+        more_pipes={"HOLES": (6, 8), "RADII": (0.04, 0.08)},
+        larger_pipes={"HOLES": (1, 2), "RADII": (0.17, 0.22)},
     )
 
 
@@ -202,12 +209,12 @@ def polycrystals(data: Path) -> TrustSet:
     return from_demo(
         "polycrystals",
         400,
-        labelled_polycrystal,
+        demo_polycrystals.labelled_polycrystal,
         {"hidden_dim": 32, "num_layers": 3},
         50,
-        finer={"grains": (80, 120)},
-        coarser={"grains": (5, 9)},
-        sharp_texture={"sharpness": (30.0,)},
+        finer={"GRAINS": (80, 120)},
+        coarser={"GRAINS": (5, 9)},
+        sharp_texture={"SHARPNESS": (30.0,)},
     )
 
 
@@ -229,6 +236,117 @@ def elements(data: Path) -> TrustSet:
     return TrustSet(graphs=known, table=forces_table("schnet", 4.2, 24, 30), beyond=beyond)
 
 
+def melts(data: Path) -> TrustSet:
+    """Crystals of Ni and Pt in dynamics at 300 to 900 K."""
+    random = np.random.default_rng(0)
+
+    def at(kelvin: tuple[float, float], structure: str = "fcc", missing: int = 0) -> list[GraphBatch]:
+        share, frames = random.uniform(0.2, 0.8), []
+        lattice = (share * 3.52 + (1 - share) * 3.92) * (0.81 if structure == "bcc" else 1.0)
+        cells = (3, 3, 2) if structure == "bcc" else (2, 2, 2)
+        atoms = bulk("Ni", structure, a=lattice, cubic=True) * cells
+        atoms.symbols[:] = random.choice(["Ni", "Pt"], size=len(atoms), p=[share, 1 - share])
+        del atoms[:missing]
+        atoms.calc, temperature = EMT(), random.uniform(*kelvin)
+        MaxwellBoltzmannDistribution(atoms, temperature_K=2 * temperature, rng=random)
+        dynamics = Langevin(atoms, 4 * fs, temperature_K=temperature, friction=0.02 / fs, fixcm=False, rng=random)
+        for _ in range(8):
+            dynamics.run(8)
+            frames.append(from_ase(atoms, 4.2, fields=[ENERGY, FORCES]))
+        return frames
+
+    def many(count: int, *shift: Any) -> list[GraphBatch]:
+        return [frame for _ in range(count // 8) for frame in at(*shift)]
+
+    return TrustSet(
+        graphs=many(360, (300, 900)),
+        table=forces_table("schnet", 4.2, 32, 40),
+        beyond={
+            "1500 K": many(ASKED, (1500, 1500)),
+            "4000 K": many(ASKED, (4000, 4000)),
+            "bcc": many(ASKED, (300, 900), "bcc"),
+            "vacancies": many(ASKED, (300, 900), "fcc", 2),
+        },
+    )
+
+
+def mixed(data: Path) -> TrustSet:
+    """Bulk cells, slabs and clusters of the quickstart's alloys."""
+    alloy = demo_alloys.alloy
+
+    def some(seed: int, rattle: tuple[float, float] = (0, 0), bulk_only: str = "") -> list[GraphBatch]:
+        def moved(random: np.random.Generator) -> Atoms:
+            atoms = alloy(random)
+            atoms.positions += random.normal(0, random.uniform(*rattle), atoms.positions.shape)
+            return atoms
+
+        def cell(lattice: float, random: np.random.Generator) -> Atoms:
+            return bulk("Cu", bulk_only, a=lattice * (0.81 if bulk_only == "bcc" else 1), cubic=True) * (2, 2, 2)
+
+        own = {"alloy": moved} | ({"SHAPES": dict.fromkeys(demo_alloys.SHAPES, cell)} if bulk_only else {})
+        with patch.dict(demo_alloys.__dict__, own):
+            return [demo_alloys.labelled_alloy(n, seed) for n in range(ASKED)]
+
+    return TrustSet(
+        graphs=[demo_alloys.labelled_alloy(n, 1) for n in range(400)],
+        table=forces_table("painn", 4.5, 24, 40),
+        beyond={
+            "hotter (.15-.25 A)": some(2, (0.15, 0.25)),
+            "molten (.3-.4 A)": some(3, (0.3, 0.4)),
+            "molten bulk": some(4, (0.3, 0.4), "fcc"),
+            "hotter bulk": some(5, (0.15, 0.25), "fcc"),
+            "bcc": some(6, bulk_only="bcc"),
+        },
+    )
+
+
+def waves(data: Path) -> TrustSet:
+    """Steps of waves on plates with one to three holes."""
+
+    def steps(runs: range, **own: Any) -> list[GraphBatch]:
+        with patch.dict(demo_plates.__dict__, own):
+            return [graph for run in runs for graph in pairs(run, 12, ("height", "rate"))[::5]]
+
+    heads = [{"kind": "scalar", "field": f"next_{n}", "correction_of": n, "loss": "mse"} for n in ("height", "rate")]
+    model = {"kind": "field_tokens", "hidden_dim": 24, "num_layers": 2, "latents": 0, "angles": 3, "cutoff": 0.3}
+    table = member_table(model | {"num_radial": 8}, heads, {**SPLIT, "group": "run"}, batch=8, epochs=30)
+    return TrustSet(
+        graphs=steps(range(120)),
+        table=table | {"data": {"inputs": ["height", "rate"]}},
+        beyond={
+            "a third finer": steps(range(200, 214), SIZES=(0.063, 0.071)),
+            "a third coarser": steps(range(300, 314), SIZES=(0.2, 0.22)),
+            "more holes": steps(range(400, 414), HOLES=(6, 8), RADII=(0.04, 0.08)),
+        },
+    )
+
+
+def small_molecules(data: Path) -> TrustSet:
+    """Molecules of QM9 of 15 to 18 atoms, at most one of them N."""
+    every, table, epochs = (
+        molecules_of_qm9(4000, data),
+        table_of_molecules(data),
+        {"epochs": 60, "checkpoint_epochs": 60},
+    )
+
+    def some(least: int, most: int, nitrogen: range) -> list[GraphBatch]:
+        return [
+            one
+            for one in every
+            if least <= one.num_nodes <= most and int((one["atomic_numbers"] == 7).sum()) in nitrogen
+        ]
+
+    return TrustSet(
+        graphs=some(15, 18, range(2))[:400],
+        table=table | {"split": SPLIT, "batch": {"max_graphs": 8}, "train": {**table["train"], **epochs}},
+        beyond={
+            "larger": some(22, 30, range(2))[:ASKED],
+            "smaller": some(1, 12, range(2))[:ASKED],
+            "rich in N": some(15, 18, range(3, 9))[:ASKED],
+        },
+    )
+
+
 SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "alloys": alloys,
     "molecules": molecules,
@@ -236,6 +354,10 @@ SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "polycrystals": polycrystals,
     "acac": acetylacetone,
     "mlearn": elements,
+    "melts": melts,
+    "mixed": mixed,
+    "waves": waves,
+    "qm9": small_molecules,
 }
-NEEDS = {"acac": "acac/train_600K.xyz.gz", "mlearn": "mlearn/Cu_train.extxyz.gz"}
+NEEDS = {"acac": "acac/train_600K.xyz.gz", "mlearn": "mlearn/Cu_train.extxyz.gz", "qm9": "qm9/qm9_dev_12000.npz"}
 """Published data that a set needs."""

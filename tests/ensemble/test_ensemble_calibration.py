@@ -32,7 +32,7 @@ from hydragnn.ensemble.estimates.calibration.numbers import (
     labelled_rows,
     rows_of,
 )
-from hydragnn.ensemble.estimates.calibration.protocol import POWER, Distance
+from hydragnn.ensemble.estimates.calibration.protocol import Distance
 from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
 from hydragnn.ensemble.estimates.metrics import gaussian_crps, miscalibration_area
 from hydragnn.ensemble.estimates.moments import MixtureMoments
@@ -294,7 +294,7 @@ def test_vectors_have_the_same_intervals_however_the_axes_lie() -> None:
         valid = apart = points(*rows, p_values=p_values)
         plain = NumberEstimate.calibration(target, valid, apart, ALONE, 0.9)
         folds = [FoldLabels(members=(0,), rows=apart)]
-        fitted = NumberEstimate.calibration_at(target, plain, folds, ALONE, Distance(power=POWER))
+        fitted = NumberEstimate.calibration_at(target, plain, folds, ALONE, Distance.among(99))
         assert fitted.form.kind == "magnitude" and fitted.components[0].corrections != NONE
         widths.append(NumberEstimate.of(target, valid.members, ALONE, fitted, nodes).at(fitted, p_values).std)
         np.testing.assert_allclose(widths[-1], widths[-1][:, :1].repeat(3, axis=1), rtol=1e-9)

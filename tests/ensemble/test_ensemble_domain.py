@@ -179,15 +179,28 @@ def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() 
     assert max(scores(domain, joined).values()) > 1
 
 
-def test_meshes_of_a_finer_resolution_are_flagged() -> None:
-    def chain(spacing: float, size: int) -> GraphBatch:
+@pytest.mark.parametrize(
+    ("spacing", "jitter", "reason"),
+    [
+        (1.0, 0.2, ""),
+        (0.67, 0.0, "spacing: the largest distance of its nodes to their nearest neighbours is 0.67 times the least"),
+        (1.5, 0.0, "spacing: the mean distance of its nodes to their nearest neighbours is 1.6 times the most"),
+    ],
+)
+def test_meshes_of_another_resolution_are_flagged(spacing: float, jitter: float, reason: str) -> None:
+    """Also where some edges of training are as short."""
+    generator = np.random.default_rng(0)
+
+    def chain(spacing: float, jitter: float, size: int = 40) -> GraphBatch:
         one, other = np.arange(size - 1), np.arange(1, size)
-        places = np.stack([spacing * np.arange(size), np.zeros(size)], axis=1)
+        moved = spacing * (np.arange(size) + generator.uniform(-jitter, jitter, size))
+        places = np.stack([moved, np.zeros(size)], axis=1)
         return graph_from_arrays(places, np.concatenate([one, other]), np.concatenate([other, one]))
 
-    chains = MemoryStore([chain(1.0, 5 + number % 4) for number in range(200)])
+    chains = MemoryStore([chain(1.0, 0.2) for _ in range(200)])
     domain, _ = fitted_domain(chains, np.arange(100), [(np.arange(100, 200), Doubts())], [], [], [])
-    assert scores(domain, chain(1.0, 6))["contacts"] <= 1 < scores(domain, chain(0.5, 6))["contacts"]
+    flagged = output_of(domain, chain(spacing, jitter)).reasons[0]
+    assert reason in flagged if reason else not flagged
 
 
 def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: MemoryStore) -> None:
@@ -311,7 +324,7 @@ def test_all_formats_and_the_calculator_have_the_score(ensemble: Path, frames: l
     expected = loaded.predict(asked)
     assert expected.domain_score[1] < 0.1 and "contacts: node " in expected.domain[1]
     assert np.isnan(expected.domain_score[2]) and expected.domain[2] == ""
-    assert set(expected.domain_scores) == {"kinds", "contacts", "spread", "latent"}
+    assert set(expected.domain_scores) == {"kinds", "contacts", "spacing", "spread", "latent"}
     for suffix in (".h5", ".csv", ".xyz"):
         predict_to_file(ensemble, tmp_path / "asked.xyz", tmp_path / f"out{suffix}")
     of_nodes = expected.node_domain_score

@@ -271,6 +271,20 @@ def test_every_member_goes_on_from_its_own_predictions(place: Path) -> None:
     torch.testing.assert_close(course.spread("warmth"), (variance * (1 + away) / (1 - away)).sqrt())
 
 
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [(1.0, ""), (10.0, "spacing: the largest distance of its nodes to their nearest neighbours is 8.5 times the most")],
+)
+def test_a_roll_out_that_begins_outside_the_training_domain_says_so(
+    place: Path, scale: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = ring(100)
+    course = rollout(hydragnn.load(place / "both"), replace(graph, positions=graph.positions * scale), 1)
+    note = "note: 1 of 1 graphs are outside the training domain where the roll-out begins: "
+    assert words in course.domain[0] and bool(words) == bool(course.domain[0])
+    assert (note + course.domain[0] in capsys.readouterr().err) == bool(words)
+
+
 def test_factors_of_held_out_roll_outs_make_the_spread_as_large_as_errors(place: Path) -> None:
     model, graphs = hydragnn.load(place / "both"), [ring(number) for number in (100, 101)]
     courses = [rollout(model, graph, 3) for graph in graphs]
