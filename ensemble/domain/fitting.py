@@ -8,7 +8,7 @@ from jaxtyping import Int
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.domain.detector import Channel, Detector, Doubts, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
-from hydragnn.ensemble.domain.kinds import ContactsFit, KindsFit, SpacingFit
+from hydragnn.ensemble.domain.kinds import ContactsFit, KindsFit
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
 from hydragnn.ensemble.members.plan import default_budget
 from hydragnn.ensemble.members.screening import read_screened
@@ -41,12 +41,11 @@ def fitted_domain(
     inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
 
     def fitted(graphs: Graphs) -> tuple[Detector, ...]:
-        species = species_field({field.name: field for field in inputs})
-        fits: Sequence[KindsFit | ContactsFit | SpacingFit] = KindsFit(inputs), ContactsFit(species), SpacingFit()
+        fits = KindsFit(inputs), ContactsFit(species_field({field.name: field for field in inputs}))
         for _, view in views(store, graphs, read, scale):
             for fit in fits:
                 fit.show(view)
-        return (*(detector for fit in fits for detector in fit.detectors()), *of_members)
+        return (*fits[0].detectors(), *fits[1].detectors(), *of_members)
 
     detectors = fitted(train)
     if not detectors:

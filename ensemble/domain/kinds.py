@@ -194,14 +194,14 @@ class Contacts(Detector):
 
 
 class ContactsFit:
-    """Notes the shortest edge between every two kinds of nodes."""
+    """Notes the shortest edge between every two kinds of nodes, and spacings."""
 
     def __init__(self, species: str) -> None:
         """Take the field of kinds; "" where all nodes are alike."""
         self._species = species
         self._kinds: set[int] = set()
         self._shortest = np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf)
-        self._lonely = False
+        self._lonely, self._spacings = False, [np.zeros((0, 2))]
 
     def show(self, view: GraphView) -> None:
         """Note the edges of some graphs."""
@@ -211,15 +211,20 @@ class ContactsFit:
             ends = kinds[view.batch.senders.numpy()], kinds[view.batch.receivers.numpy()]
             np.minimum.at(self._shortest, ends, view.lengths)
         self._lonely |= bool((np.diff(view.edge_rows) == 0).any())
+        self._spacings.append(spacings_of(view))
 
     def detectors(self) -> list[Detector]:
-        """Return the shortest edges; of strangers the shortest of all."""
+        """Return the shortest edges, of strangers the shortest of all, and spacings."""
         if not self._kinds:
             return []
         kinds = np.array(sorted(self._kinds))
         shortest = np.pad(self._shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
         shortest[~np.isfinite(shortest)] = shortest.min()
-        return [Contacts(species=self._species, kinds=kinds, shortest=shortest, lonely=self._lonely)]
+        contacts = Contacts(species=self._species, kinds=kinds, shortest=shortest, lonely=self._lonely)
+        spacings = np.concatenate(self._spacings)
+        spacings = spacings[~np.isnan(spacings[:, 0])]
+        bounds = [spacings.min(axis=0), spacings.max(axis=0)] if len(spacings) else []
+        return [contacts, *([Spacing(bounds=np.stack(bounds))] if bounds else [])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -249,23 +254,6 @@ class Spacing(Detector):
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spacing":
         """Return the detector with these bounds."""
         return cls(bounds=stored.numbers("bounds", 2, 2))
-
-
-class SpacingFit:
-    """Notes distances to nearest neighbours."""
-
-    def __init__(self) -> None:
-        self._spacings = [np.zeros((0, 2))]
-
-    def show(self, view: GraphView) -> None:
-        """Note the spacings of some graphs."""
-        self._spacings.append(spacings_of(view))
-
-    def detectors(self) -> list[Detector]:
-        """Return least and most, if there were edges."""
-        every = np.concatenate(self._spacings)
-        every = every[~np.isnan(every[:, 0])]
-        return [Spacing(bounds=np.stack([every.min(axis=0), every.max(axis=0)]))] if len(every) else []
 
 
 def spacings_of(view: GraphView) -> Float[Array, "graphs 2"]:
