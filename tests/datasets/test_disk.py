@@ -136,6 +136,7 @@ def test_graphs_that_do_not_fit_or_are_bad_are_refused(
     with pytest.raises(InputError, match=words), StoreWriter(tmp_path / "store.h5", declared, dim=dim) as writer:
         for name in graphs:
             writer.write(graph() if name == "sound" else graph().with_fields({"forces": forces}))
+            writer._flush()
     assert not (tmp_path / "store.h5").exists()
 
 
