@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 from errno import EDQUOT, EIO, EMFILE, ENAMETOOLONG, ENFILE, ENOLCK, ENOSPC, EROFS, ESTALE
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -24,6 +24,9 @@ from hydragnn.scripts.quickstart import run_quickstart
 from hydragnn.scripts.run_sources import run_folder
 from hydragnn.scripts.showing import Result, leave_together, run_summary, show
 from hydragnn.scripts.simulation_commands import label, md, relax
+
+if TYPE_CHECKING:
+    from hydragnn.datasets import StoreInfo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,7 +89,22 @@ def build(values: Values, as_json: bool) -> None:
 
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """
-    leave_together(api.build_store(**values).to_json(), as_json)
+    leave_together(_contents(api.build_store(**values), "attributes", "backend", "version", "fingerprint"), as_json)
+
+
+def info(values: Values, as_json: bool) -> None:
+    """Return a store's fields with units, sizes, attributes and backend."""
+    show(_contents(api.store_info(**values)), as_json)
+
+
+def _contents(info: "StoreInfo", *hidden: str) -> Result:
+    """Return contents of a store, for people without what tells nothing."""
+    value = info.to_json()
+    table = {key: item for key, item in value.items() if key not in hidden}
+    unsaid = {"classes"} if not any(field["classes"] for field in value["fields"]) else set()
+    unsaid |= {"present", "missing"} if not any(field["missing"] for field in value["fields"]) else set()
+    table["fields"] = [{key: item for key, item in field.items() if key not in unsaid} for field in value["fields"]]
+    return Result(value=value, table=table)
 
 
 def data_check(store: Annotated[Path, typer.Argument()]) -> Result:
@@ -209,7 +227,7 @@ def predict(values: Values, as_json: bool) -> None:
     _tell_new(values["out"], Path(f"{values['out']}.parts"), values["resume"])
     result: Any = api.predict(**values)  # counts of the file
     if result:
-        show(result.to_json(), as_json)
+        show(Result(value=result.to_json(), table=result.table()), as_json)
     from hydragnn.distributed import leave
 
     leave(3 if result and result.failed == result.graphs > 0 else 0)
@@ -226,7 +244,7 @@ def _plan(values: Values, as_json: bool) -> None:
 command(app, explain, "help")
 command(app, run_quickstart, "quickstart")
 command(data, api.build_store, "build", build)
-command(data, api.store_info, "info")
+command(data, api.store_info, "info", info)
 command(data, data_check, "check")
 command(data, data_convert, "convert")
 command(data, api.merge_stores, "merge")

@@ -35,11 +35,22 @@ def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
         **({"labels": missing} if (missing := missing_labels(record)) else {}),
         **({"continued": "; ".join(record.continued)} if record.continued else {}),
         **({"notes": "; ".join(record.notes)} if record.notes else {}),
+        **({"errors on data of the start": worse} if (worse := forgotten(record)) else {}),
         "best epoch": record.best.get("epoch"),
         "best": errors,
         "trivial predictor": record.trivial,
         "graphs per second": record.cost.graphs_per_second,
         "seconds": record.cost.seconds,
+    }
+
+
+def forgotten(record: RunRecord) -> dict[str, str]:
+    """Return errors on the start's test part, before and after fine-tuning."""
+    errors = record.start.get("forgetting", {}).get("errors", {})
+    return {
+        name: f"{own['before']:.4g} before, {own['after']:.4g} after"
+        for name, own in errors.items()
+        if name.endswith(("/mae", "/accuracy")) and None not in own.values()
     }
 
 
@@ -97,7 +108,7 @@ def _print_table(value: Any) -> None:
     PlainConsole(width=None if paper.is_terminal else WIDTH).print(table)
 
 
-def leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoReturn:
+def leave_together(value: Any, as_json: bool, code: int = 0) -> NoReturn:
     """Show the value on the first rank, and end all."""
     from hydragnn.distributed import leave, this_launch
 

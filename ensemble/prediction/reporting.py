@@ -1,6 +1,7 @@
 """Plan, progress bar and result of a prediction."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from hydragnn.base.shown import Shown
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.ensemble.prediction.job import PredictionJob
 from hydragnn.ensemble.prediction.schedule import Schedule
+from hydragnn.ensemble.prediction.work import COUNTS
 
 PLAN = {"planned", "measured"}
 """Keys of the plan beside a prediction."""
@@ -42,6 +44,8 @@ class PredictionResult(Shown):
     """Graphs that could not be predicted; the file has the reason of each."""
     outside_training_domain: int
     """Graphs that do not look like the training data; the file says what is foreign about each."""
+    reasons: Mapping[str, int]
+    """Graphs by reason of failure or of doubt, without numbers; the commonest."""
     ranks_lost: int
     """Ranks that died on the way; others did their work."""
     units: int
@@ -65,6 +69,20 @@ class PredictionResult(Shown):
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON."""
         return {**asdict(self), "out": str(self.out), "busy_seconds": list(self.busy_seconds)}
+
+    def table(self) -> dict[str, Any]:
+        """Return what people want to know at the end."""
+        losses = {"ranks lost": self.ranks_lost} if self.ranks_lost else {}
+        return {
+            "predictions": str(self.out),
+            "graphs": self.graphs,
+            "failed": self.failed,
+            "outside the training domain": self.outside_training_domain,
+            **({"because": dict(self.reasons)} if self.reasons else {}),
+            **losses,
+            "seconds": self.seconds,
+            "graphs per second": self.graphs_per_second,
+        }
 
     def __str__(self) -> str:
         """Return counts of graphs and the speed."""
@@ -90,10 +108,12 @@ def prediction_result(
         write_sealed(job.plan, {"planned": planned, "measured": measured})
     except InputError as error:  # the predictions are complete
         print_note(str(error))
-    seconds = sum(seconds_of.values())
+    seconds, own = sum(seconds_of.values()), (*COUNTS, "ranks_lost")
+    reasons = Counter({name: count for name, count in counts.items() if name not in own})
     return PredictionResult(
         out=job.out,
-        **counts,
+        **{name: counts[name] for name in own},
+        reasons=dict(reasons.most_common(5)),
         units=schedule.units,
         units_resumed=schedule.resumed,
         ranks=schedule.ranks,

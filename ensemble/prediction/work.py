@@ -1,5 +1,6 @@
 """Work of one rank: predictions, segments, and the output."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, joined
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.schedule import PredictionTask
 from hydragnn.ensemble.prediction.sources import Source
-from hydragnn.graphs.texts import Texts
+from hydragnn.graphs.texts import Texts, one_line
 
 KEEP_SECONDS = 5.0
 """Seconds of work after which it is kept, although its task is not finished."""
@@ -29,6 +30,17 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks for new segments of the rank that joins them."""
 
 COUNTS = ("graphs", "failed", "outside_training_domain")
+
+REASONS = 8
+"""Commonest reasons of failures and doubts that a segment counts."""
+
+LONGEST = 200
+"""Characters of a reason that is counted."""
+
+_OWN = re.compile(
+    r" \([^()]*\d[^()]*\)|, [\d.e+-]+ of .*|(?<=node|atom|edge) \d+|(?<=nodes|atoms|edges|graph) \d+( and \d+)*"
+)
+"""Numbers of one graph in a reason."""
 
 
 class PredictionWorker:
@@ -81,7 +93,10 @@ class PredictionWorker:
         while pieces:
             count = next((n for n in range(1, len(pieces)) if pieces[n][0] != pieces[0][0] + n), len(pieces))
             some, pieces[:] = pieces[:count], pieces[count:]
-            counts = dict(sum((Counter(counts) for _, counts, _ in some), Counter()))
+            counted = sum((Counter(counts) for _, counts, _ in some), Counter[str]())
+            counts = {name: counted.pop(name) for name in COUNTS if name in counted} | dict(
+                counted.most_common(REASONS)
+            )
             first = some[0][0]
             self.parts.keep_segment(first, first + count, counts, joined([piece for *_, piece in some]))
         self._kept_at = time.monotonic()
@@ -121,8 +136,11 @@ class PredictionWorker:
             assert read is not None
             predictions = self.ensemble.combine(read, outcomes)
         counts = len(predictions), int(np.count_nonzero(~predictions.ok)), sum(map(bool, predictions.domain))
+        said = [text for text in predictions.status if text != "ok"]
+        said += [one for text in predictions.domain if text for one in text.split("; ")]
+        reasons = Counter(one_line(_OWN.sub("", text))[:LONGEST] for text in said)
         block = Block(numbers=chunk.numbers, predictions=predictions, graphs=read)
-        return dict(zip(COUNTS, counts)), self.sink.piece(block)
+        return {**dict(zip(COUNTS, counts)), **reasons}, self.sink.piece(block)
 
     def account(self) -> dict[str, Any]:
         """Return what this rank did and when."""

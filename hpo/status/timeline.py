@@ -106,6 +106,8 @@ class FaultRow:
     """Time of nodes that they destroyed."""
     to_sampler: int
     """Number of failures that the sampler got."""
+    reasons: dict[str, list[int]]
+    """Trials that it ended, by reason."""
 
     @property
     def what(self) -> str:
@@ -343,4 +345,23 @@ def _fault_row(kind: Outcome, spans: list[Span], nodes_of: Callable[[Stretch], f
         nodes=len(nodes),
         node_hours=max(0.0, lost) / 3600,
         to_sampler=sum(span.to_sampler for span in spans),
+        reasons=_by_reason(spans),
     )
+
+
+def _by_reason(spans: Sequence[Span]) -> dict[str, list[int]]:
+    reasons: dict[str, list[int]] = {}
+    for span in spans:
+        if span.to_sampler:
+            reasons.setdefault(short(span.message), []).append(span.trial)
+    return reasons
+
+
+def short(message: str) -> str:
+    """Return the first and the last line of a message.
+
+    >>> short("exit code 1 without a result\\nTraceback ...\\nImportError: no torch")
+    'exit code 1 without a result: ImportError: no torch'
+    """
+    lines = message.splitlines()
+    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))

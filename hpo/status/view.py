@@ -29,11 +29,14 @@ from hydragnn.hpo.status.facts import (
     status_of,
     values_line,
 )
-from hydragnn.hpo.status.timeline import USES, FaultRow, TimelineBuilder, local_nodes
+from hydragnn.hpo.status.timeline import USES, FaultRow, TimelineBuilder, local_nodes, short
 from hydragnn.record import read_record
 
 ROWS = 12
 """Running trials shown at once."""
+
+REASONS = 5
+"""Reasons of failed trials that are shown, of one kind of fault."""
 
 PAUSE = 0.5
 """Seconds between two views of the campaign, at least."""
@@ -212,7 +215,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         ],
         "nodes": [nodes.text + (f" ({out})" if out else "")] if status.status in ("running", "silent") else [],
         "goodput": [_goodput_text(status)] if status.goodput is not None else [],
-        "faults": [_fault_text(row, nodes.noun) for row in status.faults] or ["none"],
+        "faults": [line for row in status.faults for line in _fault_lines(row, nodes.noun)] or ["none"],
         "machine": [_trouble_text(status.trouble)] if status.trouble is not None else [],
         "costs": [_costs_text(status.costs)] if status.costs.measured else [],
         "budget": [f"{budget.name}: {budget.used:.3g} of {budget.limit:.3g}" for budget in status.budgets],
@@ -251,11 +254,13 @@ def _amount(hours: float, noun: str) -> str:
     return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration_text(3600 * hours)} of {noun} time"
 
 
-def _fault_text(row: FaultRow, noun: str) -> str:
+def _fault_lines(row: FaultRow, noun: str) -> list[str]:
     where = f" on {row.nodes} node(s)" if row.nodes and noun == "node" else ""
     effect = "never told to the sampler" if not row.to_sampler else f"{row.to_sampler} told to the sampler"
     lost = f", {_amount(row.node_hours, noun)} lost" if row.node_hours else ""
-    return f"{row.count} x {row.what} in {row.trials} trial(s){where}{lost}; {effect}"
+    which = [f"  trial {', '.join(map(str, trials[:8]))}: {reason}" for reason, trials in row.reasons.items()]
+    rest = [f"  and {len(which) - REASONS} reasons more (hydragnn report)"] if len(which) > REASONS else []
+    return [f"{row.count} x {row.what} in {row.trials} trial(s){where}{lost}; {effect}", *which[:REASONS], *rest]
 
 
 def _trouble_text(trouble: Mapping[str, int | float | None]) -> str:
@@ -326,13 +331,3 @@ def slots_text(slots: Sequence[str]) -> str:
     if local_nodes(nodes):
         return f"{len(slots)} worker(s)"
     return f"{len(nodes)} node(s)" if len(nodes) == len(slots) else f"{len(slots)} slots on {len(nodes)} node(s)"
-
-
-def short(message: str) -> str:
-    """The first and the last line of a message.
-
-    >>> short("exit code 1 without a result\\nTraceback ...\\nImportError: no torch")
-    'exit code 1 without a result: ImportError: no torch'
-    """
-    lines = message.splitlines()
-    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))

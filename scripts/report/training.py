@@ -12,7 +12,7 @@ from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, leaves, table_of
 from hydragnn.scripts.report.facts import Facts, error, is_categorical
-from hydragnn.scripts.report.words import duration, measured, plain_number, short, text, thousands, with_unit
+from hydragnn.scripts.report.words import duration, join, measured, plain_number, short, text, thousands, with_unit
 
 
 def chapter(facts: Facts) -> Section | None:
@@ -102,6 +102,8 @@ def members_chapter(facts: Facts) -> Section | None:
         return None
     selection = manifest.selection
     lead = [f"The ensemble has {len(manifest.members)} member(s)."]
+    idle = [own.name for place, own in enumerate(manifest.members) if _weights(facts, place) == "0"]
+    lead += [f"Weights on validation graphs leave {join(idle)} out: the others carry every prediction."] if idle else []
     if "held-out" in evaluation.parts:
         lead.append(
             "They cross-validate: every graph was held out by some and trained others, and errors of a member are those on the "

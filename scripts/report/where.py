@@ -4,7 +4,7 @@ Groups are by element, composition, size, magnitude and place.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -34,6 +34,7 @@ MOST_NODES, VECTORS = 6000, 50  # of more nodes an even sample is drawn; more di
 GAP, TITLE, BAR, WIDTH, PIXELS = 10, 22, 36, (COLUMN - 30) / 2, 120  # of maps, in pixels; and pixels per inch
 SIGNED = colormaps["RdBu_r"]
 UNSIGNED = ListedColormap(SIGNED(np.linspace(0.5, 1.0, 128)))
+SMALLEST = 13  # pixels of a disc that holds a chemical symbol
 MAPS = ("truth", "prediction", "error", "spread")
 RANKS = {1: ("only graph",), 2: ("best", "worst"), 3: ("best", "median", "worst")}
 
@@ -47,6 +48,8 @@ class PlaneView:
     mesh: Triangulation | None
     """Triangles of plane meshes, which have no discs."""
     values: Mapping[str, Values]
+    symbols: Sequence[str] = ()
+    """Chemical symbols of atoms."""
 
     @property
     def limits(self) -> NDArray[np.float64]:
@@ -128,7 +131,9 @@ def view_of(points: Points, own: PartGraphs, number: int) -> PlaneView | None:
             values[name] = np.full(last - first, np.nan)
             values[name][items] = norms(column[rows], items)[items] if several else column[rows]
             values[name] = values[name][order]
-    return PlaneView(xy=xyz[order, :2], radius=radius[order], mesh=mesh, values=values)
+    known = own.species is not None and own.species.min() >= 0 and own.species.max() < len(chemical_symbols)
+    symbols = [chemical_symbols[own.species[first + node]] for node in order] if known else ()
+    return PlaneView(xy=xyz[order, :2], radius=radius[order], mesh=mesh, values=values, symbols=symbols)
 
 
 def _radii(own: PartGraphs, nodes: slice, xyz: Values) -> Values:
@@ -189,6 +194,11 @@ def _draw_map(axes: Axes, view: PlaneView, values: Values, corner: Values, colou
     discs = EllipseCollection(wide, wide, np.zeros_like(wide), units="xy", **place, **colours)
     discs.set(array=values[labelled], edgecolors=canvas.SOFT, linewidths=0.4, rasterized=len(values) > VECTORS)
     axes.add_collection(discs, autolim=False)
+    if values is view.values[MAPS[0]]:  # elements once, where they can be read
+        for (x, y), size, symbol, value in zip(xy, 2 * scale * view.radius, view.symbols, values):
+            if size >= SMALLEST:
+                ink = "white" if colours["norm"](value) < 0.6 else canvas.INK
+                axes.text(x, y, symbol, fontsize=10, ha="center", va="center", color=ink, clip_on=True)
 
 
 Rows = NDArray[np.int64]

@@ -61,14 +61,13 @@ def thousands(count: int) -> str:
 def duration(seconds: int | float) -> str:
     """Return a time in the units in which people count it.
 
-    >>> duration(5.3), duration(130), duration(7260)
-    ('5.3 s', '2 min 10 s', '2 h 1 min')
+    >>> duration(5.3), duration(119.9), duration(7260)
+    ('5.3 s', '2 min 0 s', '2 h 1 min')
     """
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def pretty_unit(unit: str) -> str:

@@ -90,7 +90,7 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
     """A file has no column for what is not known, and graphs that failed have no number in the others."""
     out = tmp_path / f"out{suffix}"
     result = predict_to_file(runs[0], structures, out, quiet=False)
-    assert (result.failed, result.outside_training_domain) == (1, 0)
+    assert (result.failed, result.outside_training_domain, list(result.reasons.values())) == (1, 0, [1])
     assert "is a single run, so its predictions have no calibrated uncertainty and no domain" in capfd.readouterr().err
     if suffix == ".csv":
         heads = [path.read_text().splitlines()[0] for path in (out, out.with_suffix(".nodes.csv"))]

@@ -82,6 +82,11 @@ def test_the_status_agrees_with_the_campaign(folder: Path, player: Any) -> None:
     assert budgets["node-hours"].used == pytest.approx(status.node_hours.allocated)
     assert budgets["node-hours"].limit == 25.0
     assert {row.kind for row in status.faults} >= {"launch", "diverged"}
+    failed = {trial.number for trial in state.trials.values() if trial.status == "failed"}
+    reasons = [reason for row in status.faults for reason in row.reasons.items()]
+    assert {trial for _, trials in reasons for trial in trials} == failed and failed
+    lines = status_rows(status)["faults"]
+    assert all(sum(line.startswith("  ") and line.endswith(f": {one}") for line in lines) == 1 for one, _ in reasons)
     assert status.forecast is None
     assert set(json.loads(json.dumps(status.to_json(), allow_nan=False))) == set(CampaignStatus.__dataclass_fields__)
 

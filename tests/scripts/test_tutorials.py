@@ -18,7 +18,7 @@ SMALLER = {
     "dynamics": {".repeat(2)": "", "--steps 200\n": "--steps 20\n", "--cell": "--cell --fmax 30", "--steps 2000 ": "--steps 100 "},
     "properties": {"3 * np.eye": "2 * np.eye", "repeat(3)": "repeat(2)"},
     "slurm": {"--epochs 60": "--epochs 4"},
-    "own-loop": {"range(400)": "range(40)", ":300]": ":30]", "[300:]": "[30:]", "[300:302]": "[30:32]", "\"epochs\": 30": "\"epochs\": 2", "range(3)": "range(1)"},
+    "own-loop": {"range(400)": "range(40)", "320": "32", "322": "34", "\"epochs\": 8": "\"epochs\": 2", "range(10)": "range(1)"},
     "meshes-in-time": {"range(60)": "range(12)", "hidden_dim = 24": "hidden_dim = 8", "epochs = 40": "epochs = 2"},
     "grains-from-images": {"range(240)": "range(40)", "epochs = 150": "epochs = 2", "trials = 6": "trials = 4", "[30]": "[1]", "high = 32": "high = 12"},
 }  # fmt: skip

@@ -29,6 +29,7 @@ from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.fine_tuning import rate_factors
 from hydragnn.runs.progress import Progress
 from hydragnn.scripts.report.training import forgetting_table
+from hydragnn.scripts.showing import forgotten
 from hydragnn.start import StartSettings, folder_of
 from hydragnn.training.evaluate import evaluate
 from tests.hydragnn.training.conftest import ENERGY_FIELD, FORCES_FIELD, assembled, crystal, written
@@ -206,7 +207,7 @@ def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Pa
     assert table["graphs"] == len(split.test) == 6
     errors = {"before": before["forces"]["mae"], "after": after["forces"]["mae"]}
     assert table["errors"]["forces/mae"] == pytest.approx(errors, rel=1e-6)
-    assert [row[0] for row in forgetting_table(record).rows] == ["energy/mae", "forces/mae"]
+    assert [row[0] for row in forgetting_table(record).rows] == ["energy/mae", "forces/mae"] == [*forgotten(record)]
 
 
 def test_another_zero_of_energy_is_neither_learned_by_replay_nor_called_forgotten(place: Path) -> None:

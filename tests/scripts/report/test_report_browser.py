@@ -16,7 +16,7 @@ WIDTHS = {"phone": 390, "tablet": 820, "laptop": 1100, "desktop": 1440}
 MEASURE = """
 const results = {};
 const measure = (page, width) => {
-  const found = {texts: 0, small: [], clipped: [], crowded: [], broken: [], width: page.documentElement.scrollWidth};
+  const found = {texts: 0, small: [], clipped: [], crowded: [], broken: [], wide: [], width: page.documentElement.scrollWidth};
   for (const svg of page.querySelectorAll("svg.figure")) {
     const box = svg.getBoundingClientRect();
     if (!box.width) continue;
@@ -40,6 +40,9 @@ const measure = (page, width) => {
     if (place.width && place.right > width + 0.5 && !element.closest(".scroll *")) {
       found.broken.push(element.outerHTML.slice(0, 90));
     }
+  }
+  for (const table of page.querySelectorAll("main .scroll")) {
+    if (width >= 1400 && table.scrollWidth > table.clientWidth + 1) found.wide.push(table.ariaLabel);
   }
   return found;
 };
@@ -82,5 +85,5 @@ def test_pages_and_their_labels_fit_from_phone_to_desktop(pages: dict[str, Path]
     assert set(actual) == set(WIDTHS)
     for name, width in WIDTHS.items():
         assert actual[name]["width"] <= width and actual[name]["texts"] > 30
-        for problem in ("broken", "clipped", "crowded", "small"):
+        for problem in ("broken", "clipped", "crowded", "small", "wide"):
             assert not actual[name][problem]
