@@ -1,10 +1,14 @@
 """Hook of MkDocs: reference pages made from the code, and links that leave ``docs/`` as plain text."""
 
+import ast
 import inspect
 import posixpath
 import re
+import textwrap
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -236,6 +240,33 @@ def python_pages() -> dict[str, str]:
     return {"python": "\n".join(index) + "\n", **rooms}
 
 
+@cache
+def examples() -> dict[str, tuple[str, str]]:
+    """Return the shortest statement of the pages that calls each function, and its page.
+
+    The tests run these blocks. Later statements of a page use the names of earlier ones.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    root = Path(__file__).parent
+    for page in sorted([*root.glob("*.md"), *root.glob("tutorials/*.md")]):
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+            for statement in filter(lambda node: isinstance(node, ast.stmt), ast.walk(ast.parse(block))):
+                text = textwrap.dedent(ast.get_source_segment(block, statement, padded=True) or "")
+                calls = [ast.unparse(call.func) for call in ast.walk(statement) if isinstance(call, ast.Call)]
+                for name in {call.removeprefix("hydragnn.") for call in calls}:
+                    if name not in found or len(text) < len(found[name][0]):
+                        found[name] = text, page.relative_to(root).as_posix()
+    return found
+
+
+def _example(name: str, value: Any) -> list[str]:
+    """Return the lines of a function's example; none where its docstring has one."""
+    if inspect.isclass(value) or ">>>" in (inspect.getdoc(value) or "") or name not in examples():
+        return []
+    text, page = examples()[name]
+    return ["", f"Example, from [{page}](../../{page}):", "", "```python", text, "```"]
+
+
 def _public_names(module: Any) -> list[str]:
     """Return the names that a package exports: ``__all__``, its table of lazy names, or what it imports."""
     names = getattr(module, "__all__", None)
@@ -277,6 +308,7 @@ def _object_lines(name: str, value: Any) -> list[str]:
         "```",
         "",
         _prose(inspect.getdoc(value) or ""),
+        *_example(name, value),
     ]
     if inspect.isclass(value):
         for member, function in vars(value).items():

@@ -65,7 +65,8 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     monkeypatch.chdir(tmp_path)
     code, _ = _blocks(root / "README.md", "python")
     exec(compile(code, "README.md", "exec"), {})  # the block is ours, not input
-    assert float(capsys.readouterr().out) > 0.9
+    own, trivial = map(float, capsys.readouterr().out.split())
+    assert own < 0.7 * trivial
     assert (tmp_path / "chains-run" / "model" / "weights.safetensors").is_file()
     names: dict[str, Any] = {}
     for code in _blocks(root / "docs" / "python.md", "python"):
@@ -393,6 +394,9 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_other_hosts(roo
     text = (tmp_path / "site" / "reference" / "configuration" / "index.html").read_text()
     assert "learning_rate" in text and "max_neighbours" in text
     assert (tmp_path / "site" / "search" / "search_index.json").is_file()
+    functions = (tmp_path / "site" / "reference" / "python" / "hydragnn" / "index.html").read_text()
+    lacking = {one.partition('"')[0] for one in functions.split('<h2 id="')[1:] if "Example, from" not in one}
+    assert lacking <= {"export", "submit"}  # shown in words: they need a potential, and a scheduler
     for html in (tmp_path / "site").rglob("*.html"):
         sources = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)", html.read_text())
         assert not sources, f"{html.name}: {sources}"
