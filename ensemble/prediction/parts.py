@@ -29,6 +29,9 @@ from hydragnn.ensemble.prediction.formats.sink import UNFINISHED, Piece
 
 LOCK = "lock"
 
+COUNTS = ("graphs", "failed", "outside_training_domain")
+"""Counts of every segment; the others are its reasons."""
+
 CACHED = 8
 """Part files that are kept in memory after they were read."""
 

@@ -16,8 +16,8 @@ from hydragnn.base.machine import cores, visible_gpus
 from hydragnn.base.shown import Shown
 from hydragnn.base.terminal import PlainConsole
 from hydragnn.ensemble.prediction.job import PredictionJob
+from hydragnn.ensemble.prediction.parts import COUNTS
 from hydragnn.ensemble.prediction.schedule import Schedule
-from hydragnn.ensemble.prediction.work import COUNTS
 
 PLAN = {"planned", "measured"}
 """Keys of the plan beside a prediction."""

@@ -15,7 +15,7 @@ from hydragnn.ensemble.members.member import MemberOutcome
 from hydragnn.ensemble.members.plan import Chunk, Chunks
 from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened
 from hydragnn.ensemble.prediction.formats.sink import Block, Piece, Sink, joined, size_of
-from hydragnn.ensemble.prediction.parts import Parts
+from hydragnn.ensemble.prediction.parts import COUNTS, Parts
 from hydragnn.ensemble.prediction.schedule import PredictionTask
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.graphs.texts import Texts, one_line
@@ -28,8 +28,6 @@ KEEP_BYTES = 1 << 24
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks for new segments of the rank that joins them."""
-
-COUNTS = ("graphs", "failed", "outside_training_domain")
 
 REASONS = 8
 """Commonest reasons of failures and doubts that a segment counts."""
