@@ -3,20 +3,22 @@
 import re
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.graphs.lammps_files import NO_ELEMENTS, frames_of_dump
 from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
 
+DUMP = "lammps-dump-text"
 ELEMENTS_OF_LAMMPS = {
     "lammps-data": re.compile(r"^\s*(Masses|Atom Type Labels)\b", re.MULTILINE),
-    "lammps-dump-text": re.compile(r"^ITEM: ATOMS.*\s(element|mass)\b", re.MULTILINE),
     "lammps-dump-binary": re.compile(r"$^"),
 }
 """Marks of elements in files of LAMMPS. Without them ASE takes type 1 for hydrogen, type 2 for helium."""
@@ -32,11 +34,15 @@ def format_of(path: Path, format: str | None = None) -> str:
 
 
 def structures_of(
-    path: Path, index: str = ":", format: str | None = None, texts: Collection[str] = ()
+    path: Path,
+    index: str = ":",
+    format: str | None = None,
+    texts: Collection[str] = (),
+    dumps: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Any]:
     """Yield the structures of a file of ASE, pymatgen or QM9.
 
-    Names and entries of the keys ``texts`` in extended XYZ are the letters of the file.
+    Names and entries of the keys ``texts`` in extended XYZ are the letters of the file. ``dumps``: arguments of ``frames_of_dump``.
 
     InputError where the file has numbers of types in place of elements, or reading it might not end.
     """
@@ -51,13 +57,11 @@ def structures_of(
         with open_with_compression(str(path), "rb") as file:
             head = file.read(1 << 20).decode("latin-1")
         if not elements.search(head):
-            raise InputError(
-                f"{path} has types of LAMMPS without their elements, and ASE would read type 1 as H; "
-                "write them: dump_modify ID element Cu Ni with the column element, or Masses in a data file"
-            )
-    if read := READERS.get(kind):
-        some = [*read(path)][string2index(index)]
-        yield from some if isinstance(some, list) else [some]
+            raise InputError(f"{path} {NO_ELEMENTS}, or Masses in a data file")
+    if kind == DUMP or kind in READERS:
+        read = READERS.get(kind, lambda one: frames_of_dump(one, **dumps))
+        some = read(path) if index == ":" else [*read(path)][string2index(index)]
+        yield from some if isinstance(some, list | Iterator) else [some]
         return
     if kind == "extxyz":
         with open_with_compression(str(path), "r") as file:
@@ -65,7 +69,7 @@ def structures_of(
     reader = {"properties_parser": partial(entries_of, texts=texts)} if kind == "extxyz" else {}
     # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different files
     for atoms in iread(str(path), index=index, format=format, parallel=False, **reader):
-        if kind.startswith("lammps-dump") and atoms.calc is not None:
+        if kind == "lammps-dump-binary" and atoms.calc is not None:
             atoms.calc.results.pop("energy", None)  # a zero that ASE puts there
         yield atoms
 
@@ -117,5 +121,10 @@ def _crystals(path: Path) -> Iterator[Any]:
         yield atoms
 
 
-READERS = {"pymatgen": pymatgen_structures, "sdf": molecules_of_sdf, "cif": _crystals, "qm9": molecule_of_qm9}
+READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
+    "pymatgen": pymatgen_structures,
+    "sdf": molecules_of_sdf,
+    "cif": _crystals,
+    "qm9": molecule_of_qm9,
+}
 """Readers of formats that ASE does not read, or not in full."""

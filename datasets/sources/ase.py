@@ -17,8 +17,9 @@ from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS, is_qm9
-from hydragnn.graphs.structure_files import format_of, frames_of_xyz, structures_of
+from hydragnn.graphs.structure_files import DUMP, format_of, frames_of_xyz, structures_of
 
 
 class AseBuild(BuildSettings):
@@ -41,12 +42,42 @@ class AseBuild(BuildSettings):
     format: str | None = None
     """ASE's name of the format, where the file name does not tell."""
 
+    elements: list[str] = Setting(default_factory=list)
+    """Elements of the types 1, 2 and so on, for dumps of LAMMPS without them."""
+
+    units: Literal["metal", "real", "electron", "si", "cgs", "micro", "nano"] | None = None
+    """Style of units of a dump of LAMMPS; needed for forces, energies and pressures."""
+
+    log: str | None = None
+    """Log of LAMMPS beside each dump: its thermo output has graph fields, by step."""
+
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each structure; InputError names file and structure."""
+        labelled = dict[tuple[Path, int], str]()
         for path, name in self.named_files():
             self.check_units(QM9_UNITS if self.format is None and is_qm9(path) else {}, str(path))
             for number, (nodes, read) in enumerate(_structures(path, self)):
+                if self.log:
+                    step, own = read().info["timestep"], f"{name}#{number}"
+                    if (other := labelled.setdefault((path.parent, step), own)) != own:
+                        raise InputError(f"{other} and {own} are both of step {step} of {self.log}; keep one")
                 yield OneStructure(self, read, nodes, name, number)
+
+    def check_dump(self, path: Path, is_dump: bool) -> None:
+        """Raise InputError for idle or missing settings of dumps."""
+        stated = [key for key in ("elements", "units", "log") if getattr(self, key)]
+        physical = any(field.keys[0] in LAMMPS_UNITS for field in self.fields)
+        if stated and not is_dump:
+            raise InputError(f"{path} is no text dump of LAMMPS; leave {' and '.join(stated)} out")
+        if is_dump and physical and not self.units:
+            raise InputError(f'{path} does not say its style of units; say units = "metal", "real" or another')
+        self.check_units(LAMMPS_UNITS if is_dump else {}, str(path))
+
+    @property
+    def dumps(self) -> dict[str, Any]:
+        """Return what dumps of LAMMPS do not state."""
+        keys = {field.keys[0] for field in self.fields if field.on == "graph" and not field.optional} - {"timestep"}
+        return {"elements": self.elements, "units": self.units or "metal", "log": self.log, "keys": keys}
 
     @property
     def first_number(self) -> str:
@@ -131,6 +162,7 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[
 
     number = 0
     try:
+        settings.check_dump(path, format_of(path, settings.format) == DUMP)
         if settings.divides(path):
             keys = {*(field.keys[0] for field in settings.fields), *settings.text_keys}
             with open_with_compression(str(path), "r") as file:
@@ -145,7 +177,7 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[
             if settings.index == ":":
                 return
             number = 0
-        for atoms in structures_of(path, settings.index, settings.format, settings.text_keys):
+        for atoms in structures_of(path, settings.index, settings.format, settings.text_keys, settings.dumps):
             yield len(atoms), partial(_itself, atoms)
             number += 1
     except InputError:

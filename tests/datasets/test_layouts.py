@@ -218,3 +218,66 @@ def test_frames_of_arrays_have_later_ones_as_targets(arrays: Any, fields: Any, f
     assert (graphs["u"].tolist(), graphs["v"].tolist()) == (now, later)
     assert list(graphs.names) == [f"s.npz#{one}" for one in frames]
     assert LEAD not in fields or graphs["lead"].tolist() == np.diff(times)[frames].tolist()
+
+
+STEP = """ITEM: TIMESTEP
+{0}
+ITEM: NUMBER OF ATOMS
+2
+ITEM: BOX BOUNDS pp pp pp
+0 4
+0 4
+0 4
+ITEM: ATOMS id type x y z fx fy fz
+2 2 2 2 2 0 0 {0}
+1 1 0 0 0 0 0 -{0}
+"""
+DUMP, LOG = (
+    STEP.format(10) + STEP.format(20),
+    "Step PotEng Press\n10 -6.5 0\n20 -6.25 1.0\nLoop time of 1 for 20 steps with 2 atoms\n",
+)
+NAMED = DUMP.replace("id type", "id element").replace("2 2 2", "2 Ni 2").replace("1 1 0", "1 Cu 0")
+ENERGY, FORCES = GAP | {"key": "PotEng", "unit": "eV"}, FORCE | {"key": "forces", "unit": "eV/Angstrom"}
+KCAL = 0.0433641043  # eV
+DUMPS: list[tuple[str, str, dict[str, Any], list[float] | str]] = [
+    (DUMP, LOG, {}, [-6.5, -6.25, 1]),
+    (DUMP, LOG, {"units": "real"}, [-6.5 * KCAL, -6.25 * KCAL, KCAL]),
+    (DUMP, LOG + "Step PotEng\n20 -6.25\n", {}, [-6.5, -6.25, 1]),
+    (NAMED, LOG, {"elements": []}, [-6.5, -6.25, 1]),
+    (
+        DUMP,
+        LOG,
+        {"units": "real", "fields": [ENERGY | {"unit": "kcal/mol"}]},
+        'PotEng is in eV, not kcal/mol; say unit = "eV"',
+    ),
+    (DUMP, LOG, {"units": None}, 'does not say its style of units; say units = "metal"'),
+    (f"ITEM: UNITS\nreal\n{DUMP}", LOG, {}, 'is in units real; say units = "real"'),
+    (DUMP, LOG, {"elements": []}, "has types of LAMMPS without their elements"),
+    (DUMP, LOG, {"elements": ["Cu"]}, "step 10: elements = ['Cu'] does not fit its types"),
+    (DUMP, LOG.replace("20 -6.25 1.0\n", ""), {}, "log.lammps has no PotEng at step 20 of the dump"),
+    (DUMP, LOG + "Step PotEng\n20 -6.0\n", {}, "at step 20 of the dump, or several that differ"),
+    (DUMP, LOG.replace("2 atoms", "500 atoms"), {}, "log.lammps is of 500 atoms, and the dump has 2 at step 10"),
+    (DUMP, "thermo_modify norm yes\n" + LOG, {}, "log.lammps has energies per atom"),
+    (DUMP, LOG, {"log": "other.log"}, "other.log: no such file"),
+    (DUMP + STEP.format(20), LOG, {}, "x.lammpstrj#1 and x.lammpstrj#2 are both of step 20"),
+    (DUMP[:-18], LOG, {}, "x.lammpstrj was cut off or counts wrong"),
+    (DUMP.replace("ATOMS\n2", f"ATOMS\n{10**15}", 1), LOG, {}, "x.lammpstrj was cut off or counts wrong"),
+    (DUMP.replace("2 2 2", "1 2 2"), LOG, {}, "step 10: two atoms have one id"),
+    (DUMP, LOG, {"fields": [GAP | {"key": "energy"}], "log": None}, "no energy for the field gap"),
+]
+
+
+@pytest.mark.parametrize(("dump", "log", "table", "right"), DUMPS)
+def test_dumps_of_lammps_have_elements_units_and_energies(
+    dump: str, log: str, table: dict[str, Any], right: list[float] | str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.lammpstrj").write_text(dump)
+    (tmp_path / "log.lammps").write_text(log)
+    stated = {"elements": ["Cu", "Ni"], "units": "metal", "log": "log.lammps", "fields": [ENERGY, FORCES]}
+    table = ATOMS | {"files": ["x.lammpstrj"]} | stated | table
+    if isinstance(right, str):
+        refused(tmp_path, right, **table)
+        return
+    graphs = built(tmp_path, **table)
+    assert graphs["atomic_numbers"].tolist() == [29, 28] * 2 and graphs["gap"].tolist() == pytest.approx(right[:2])
+    np.testing.assert_allclose(graphs["force"][:, 2], np.array([-10, 10, -20, 20]) * right[2], rtol=1e-5)
