@@ -61,15 +61,6 @@ def write_frames(folder: Path) -> dict[str, Any]:
     return {"kind": "npz", "files": ["a.npz"], "positions": "R", "cutoff": 4.0, "fields": [numbers, ENERGY]}
 
 
-def write_materials(folder: Path) -> dict[str, Any]:
-    """Return the settings of frames by material, with values beside the structures."""
-    site = {"species": [{"element": "Cu", "occu": 1}], "abc": [0, 0, 0], "xyz": [0, 0, 0]}
-    lattice = {"matrix": [[4, 0, 0], [0, 4, 0], [0, 0, 4]]}
-    frame = {"structure": {"@class": "Structure", "lattice": lattice, "sites": [site]}, "corrected_total_energy": -1.0}
-    (folder / "m.json").write_text(json.dumps({"mp-1": {"a": frame, "b": frame}, "mp-2": {"c": frame}}))
-    return {"kind": "ase", "files": ["m.json"], "cutoff": 5.0}
-
-
 def write_edges(sender: int) -> Callable[[Path], dict[str, Any]]:
     """Return a function for settings of tables with this sender of an edge between two nodes."""
 
@@ -88,11 +79,10 @@ def write_edges(sender: int) -> Callable[[Path], dict[str, Any]]:
     ("write_source", "words"),
     [
         (write_frames, "repeat what stands once for all graphs"),
-        (write_materials, "structure 0 is no structure of pymatgen"),
         (write_edges(10**18), "node index 1000000000000000000 is out of range"),
         (write_edges(10**30), "float64 values are no node indices"),
     ],
-    ids=["numbers once for all frames", "frames by material", "huge sender", "huger sender"],
+    ids=["numbers once for all frames", "huge sender", "huger sender"],
 )
 def test_a_source_that_is_not_read_whole_is_refused(
     write_source: Callable[[Path], dict[str, Any]], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
