@@ -39,7 +39,7 @@ from hydragnn.ensemble.members.member import (
 )
 from hydragnn.ensemble.members.plan import chunks_of, default_budget
 from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened, screen, without_screening
-from hydragnn.ensemble.reading.module import TrainableEnsemble, listed, makers_of_items
+from hydragnn.ensemble.reading.module import TrainableEnsemble, makers_of_items
 from hydragnn.ensemble.reading.structures import (
     Structures,
     check_edges,
@@ -53,6 +53,7 @@ from hydragnn.ensemble.reading.structures import (
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs.objects import graphs_in
 from hydragnn.models import Target, check_cuttable
 
 UNKNOWN = "intervals are unknown"
@@ -143,17 +144,18 @@ class Ensemble(Shown):
     def graphs(self, source: Any) -> GraphBatch:
         """Return graphs as members read them, made as those of training.
 
-        ``source`` is a batch, an ``Atoms``, a ``Data`` or ``Batch`` of torch_geometric, or a list or dataset of one of them.
+        ``source`` is a batch, an ``Atoms``, a graph of torch_geometric or networkx, or a list, data set, loader or generator of them.
         InputError for anything else, and for a graph that cannot be made.
         """
         if isinstance(source, GraphBatch):
             return source
-        items = listed(source)
+        items = [source.read(range(len(source)))] if isinstance(source, GraphStore) else [*graphs_in(source)]
         if items and all(isinstance(one, GraphBatch) for one in items):
             return concatenate(items)
-        graphs, _, failures = made_graphs(makers_of_items(self, items, source))
+        graphs, _, failures = made_graphs(makers_of_items(self, items))
         for unbuilt in failures.values():
             raise InputError(unbuilt.reason)
+        self.needed(MemoryStore(graphs))
         return concatenate(graphs)
 
     def embeddings(self, source: Any) -> Float[Tensor, "nodes channels"]:
@@ -314,10 +316,10 @@ class Ensemble(Shown):
                     f"{source} is no store; predict files with hydragnn.predict(model, {os.fspath(source)!r})"
                 )
             return self._predict_store(open_store(Path(source)), None, {})
-        items = listed(source)
+        items = [*graphs_in(source)]
         if items and all(isinstance(one, GraphBatch) for one in items):
             return self.predict(concatenate(items))
-        return self.predict_made(makers_of_items(self, items, source))
+        return self.predict_made(makers_of_items(self, items))
 
     def predict_made(self, makers: Iterable[Make]) -> Predictions:
         """Predict the graphs that makers give."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,15 @@ class ReadResults:
     """Results that came with a structure, in place of a calculator."""
 
     results: dict[str, Any]
+
+
+def snapshot(atoms: Atoms) -> Atoms:
+    """Return a copy with results; generators may move their atoms on."""
+    copy, results = atoms.copy(), getattr(atoms.calc, "results", {})
+    if atoms.calc is not None:
+        changed = bool(results) and hasattr(atoms.calc, "check_state") and atoms.calc.check_state(atoms)
+        copy.calc = ReadResults({key: None if changed else deepcopy(value) for key, value in results.items()})
+    return copy
 
 
 def from_ase(
@@ -250,5 +260,5 @@ def _missing(atoms: Atoms, field: Field, key: str, name: str) -> str:
     names = sorted(atoms.arrays if field.on == "node" else atoms.info)
     return (
         f"{name}: no {key} for the field {field.name}; {source} has {', '.join(names) or 'nothing'} and the calculator "
-        f"{', '.join(stored) or 'nothing'}; name the right key, or list the field as optional"
+        f"{', '.join(stored) or ('nothing' if atoms.calc is None else 'nothing yet')}; name the right key, or list the field as optional"
     )

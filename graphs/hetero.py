@@ -61,8 +61,9 @@ def homogeneous(
             f"{name}: the relation {lacking_edges[0]} has no edge_index; give one, of shape (2, 0) without edges"
         )
     ends = [data[one].edge_index + torch.tensor([[starts[one[0]]], [starts[one[2]]]]) for one in relations]
-    edges = torch.tensor([pairs.shape[1] for pairs in ends])
-    result = torch_geometric("data").Data(edge_index=torch.cat(ends, dim=1), num_nodes=int(nodes.sum()))
+    edges = torch.tensor([pairs.shape[1] for pairs in ends], dtype=torch.int64)
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    result = torch_geometric("data").Data(edge_index=torch.cat([none, *ends], dim=1), num_nodes=int(nodes.sum()))
     locations = {keys.get(field.name, field.name): field.on for field in fields}
     flags = {
         field.name for field in fields if field.role == "auxiliary" and field.classes == 2
@@ -81,7 +82,7 @@ def homogeneous(
     result[RELATION] = torch.arange(len(relations)).repeat_interleave(edges)
     # the names stand as units, so that graphs of other kinds are another input wherever inputs are compared
     kind = Field(name=NODE_KIND, on="node", classes=len(kinds), dtype="int64", unit=", ".join(kinds))
-    relation = replace(relation_field(len(relations)), unit=", ".join(map(" ".join, relations)))
+    relation = replace(relation_field(max(1, len(relations))), unit=", ".join(map(" ".join, relations)))
     return result, [kind] * (len(kinds) > 1) + [relation] * (len(relations) > 1)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.graphs.calculation_files import check_xml, rows_of, with_energy
 from hydragnn.graphs.lammps_files import NO_ELEMENTS, frames_of_dump
 from hydragnn.graphs.molecule_files import is_qm9, molecule_of_qm9, molecules_of_sdf
 from hydragnn.graphs.pymatgen_json import is_pymatgen, pymatgen_structures
@@ -63,6 +64,11 @@ def structures_of(
         some = read(path) if index == ":" else [*read(path)][string2index(index)]
         yield from some if isinstance(some, list | Iterator) else [some]
         return
+    if kind in ("db", "json"):
+        yield from rows_of(path, kind, index)
+        return
+    if kind == "vasp-xml":
+        check_xml(path)
     if kind == "extxyz":
         with open_with_compression(str(path), "r") as file:
             deque(map(check_elements, frames_of_xyz(file)), 0)
@@ -71,7 +77,7 @@ def structures_of(
     for atoms in iread(str(path), index=index, format=format, parallel=False, **reader):
         if kind == "lammps-dump-binary" and atoms.calc is not None:
             atoms.calc.results.pop("energy", None)  # a zero that ASE puts there
-        yield atoms
+        yield with_energy(atoms, path) if kind == "vasp" else atoms
 
 
 def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:

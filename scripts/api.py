@@ -70,7 +70,7 @@ def build_store(
 ) -> "StoreInfo":
     """Make a store from a BUILD.toml or its table; return its contents.
 
-    ``data`` are graphs in memory in place of ``files``, for ``kind = "pyg"`` and ``"networkx"``: a list, a data set or a generator.
+    ``data`` are graphs in memory in place of ``files``, for ``kind = "ase"``, ``"networkx"`` and ``"pyg"``: a graph, a list, a data set, a loader or a generator.
 
     More than one of ``workers`` are processes, so that Python's rule holds: call it under ``if __name__ == "__main__":``.
     Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
@@ -85,7 +85,10 @@ def build_store(
     from hydragnn.datasets.sources.registry import read_build_settings
     from hydragnn.scripts.showing import graphs_made
 
-    if (launch := this_launch()).size > 1:
+    launch = this_launch()
+    if data is not None and (workers != 1 or launch.size > 1):
+        raise InputError("workers and ranks read files; build the store of data in one process")
+    if launch.size > 1:
         from hydragnn.distributed.building import build_with_ranks
 
         with graphs_made(quiet or launch.rank > 0) as tell:
@@ -94,9 +97,8 @@ def build_store(
     table, origin = _table(source, overrides)
     settings = read_build_settings(table if data is None else {**table, "files": ["data"]}, origin)
     if data is not None:
-        if workers != 1 or not isinstance(settings, ObjectsBuild):
-            what = f"kind = {settings.kind!r} takes files" if workers == 1 else "workers read files"
-            raise InputError(f"{what}; data is for pyg and networkx, in one process")
+        if not isinstance(settings, ObjectsBuild):
+            raise InputError(f"kind = {settings.kind!r} takes files; data are for ase, networkx and pyg")
         settings = settings.of_objects(data)
     processes = replace(this_machine(), gpus=0).workers() if workers == "auto" else workers
     with graphs_made(quiet) as tell:

@@ -14,15 +14,16 @@ from pydantic import Field as Setting
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import knows_locks
 from hydragnn.datasets.sources.atoms_text import ATOMS, atoms_text
-from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
+from hydragnn.datasets.sources.base import Make, MakerOfMany, ObjectsBuild
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.lammps_files import LAMMPS_UNITS
 from hydragnn.graphs.molecule_files import QM9_UNITS, is_qm9
+from hydragnn.graphs.objects import library_of
 from hydragnn.graphs.structure_files import DUMP, format_of, frames_of_xyz, structures_of
 
 
-class AseBuild(BuildSettings):
+class AseBuild(ObjectsBuild):
     """Structures in formats of ASE, above all extended XYZ, and pymatgen."""
 
     keeps_atoms: ClassVar[bool] = False
@@ -53,15 +54,69 @@ class AseBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each structure; InputError names file and structure."""
-        labelled = dict[tuple[Path, int], str]()
-        for path, name in self.named_files():
-            self.check_units(QM9_UNITS if self.format is None and is_qm9(path) else {}, str(path))
-            for number, (nodes, read) in enumerate(_structures(path, self)):
-                if self.log:
-                    step, own = read().info["timestep"], f"{name}#{number}"
-                    if (other := labelled.setdefault((path.parent, step), own)) != own:
-                        raise InputError(f"{other} and {own} are both of step {step} of {self.log}; keep one")
-                yield OneStructure(self, read, nodes, name, number)
+        labelled = dict[tuple[str, int], str]()
+        for make in super().makers():
+            if self.log and isinstance(make, OneStructure):
+                step, own = make.read().info["timestep"], f"{make.file}#{make.number}"
+                if (other := labelled.setdefault((self.folders[make.file], step), own)) != own:
+                    raise InputError(f"{other} and {own} are both of step {step} of {self.log}; keep one")
+            yield make
+
+    def load(self, path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """Yield number of atoms and reader of each structure, unparsed where possible."""
+        from ase.io.formats import open_with_compression
+
+        self.check_units(QM9_UNITS if self.format is None and is_qm9(path) else {}, str(path))
+        number = 0
+        try:
+            self.check_dump(path, format_of(path, self.format) == DUMP)
+            if self.divides(path):
+                keys = {*(field.keys[0] for field in self.fields), *self.text_keys}
+                with open_with_compression(str(path), "r") as file:
+                    for text in frames_of_xyz(file):
+                        _check_entries(text, keys, path, number)
+                        if self.index == ":":
+                            yield (
+                                int(text[: text.index("\n")]),
+                                partial(_read_frame, text, path, number, self.text_keys),
+                            )
+                        number += 1
+                if self.index == ":":
+                    return
+                number = 0
+            for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps):
+                yield len(atoms), partial(_itself, atoms)
+                number += 1
+            if not number and self.index == ":":
+                raise InputError(f"{path} has no structure, or no finished step; remove it, or repair it")
+        except InputError:
+            raise
+        except Exception as error:  # ASE's many readers raise whatever their parsing raises
+            raise _unreadable(path, number, error) from error
+
+    def maker(self, one: Any, first: Any, name: str, number: int) -> Make:
+        """Return the maker of the structure of a file, or of ``Atoms``."""
+        if self._objects is None:
+            return OneStructure(self, one[1], one[0], name, number)
+        from hydragnn.graphs.atomic import snapshot
+
+        if library_of(one) != "ase":
+            raise InputError(f"{name}, structure {number}: a {type(one).__name__} is no Atoms of ASE; give such")
+        if stated := self.model_fields_set & {"index", "format", "elements", "units", "log"}:
+            raise InputError(f"{', '.join(sorted(stated))}: this is about files; leave it out where data are in memory")
+        return OneStructure(self, partial(_itself, snapshot(one)), len(one), name, number)
+
+    def graph(self, one: Any, first: Any, name: str, number: int) -> GraphBatch:
+        """Return the graph of one structure; InputError names file and structure."""
+        from hydragnn.graphs.atomic import from_ase
+
+        graph = from_ase(one, name=f"{name}, structure {number}", **self.rule)
+        return graph.with_texts(self.entries(one, name, number))
+
+    def entries(self, atoms: Any, name: str, number: int) -> dict[str, list[str]]:
+        """Return the texts of a structure."""
+        texts = {ATOMS: [atoms_text(atoms)]} if self.keeps_atoms else {}
+        return self.texts_of(atoms.info, frame_name(name, self.index, number)) | texts
 
     def check_dump(self, path: Path, is_dump: bool) -> None:
         """Raise InputError for idle or missing settings of dumps."""
@@ -121,11 +176,7 @@ class OneStructure(MakerOfMany):
 
     def __call__(self) -> GraphBatch:
         """Return the graph; InputError names file and structure."""
-        from hydragnn.graphs.atomic import from_ase
-
-        atoms = self.read()
-        graph = from_ase(atoms, name=f"{self.file}, structure {self.number}", **self.settings.rule)
-        return graph.with_texts(self._texts(atoms))
+        return self.settings.graph(self.read(), None, self.file, self.number)
 
     @classmethod
     def together(cls, makers: Sequence["OneStructure"]) -> GraphBatch | None:
@@ -136,12 +187,8 @@ class OneStructure(MakerOfMany):
         batch = from_ase_together(structures, **makers[0].settings.rule)
         if batch is None:
             return None
-        texts = [one._texts(atoms) for one, atoms in zip(makers, structures)]
+        texts = [one.settings.entries(atoms, one.file, one.number) for one, atoms in zip(makers, structures)]
         return batch.with_texts({key: [own[key][0] for own in texts] for key in texts[0]})
-
-    def _texts(self, atoms: Any) -> dict[str, list[str]]:
-        texts = {ATOMS: [atoms_text(atoms)]} if self.settings.keeps_atoms else {}
-        return self.settings.texts_of(atoms.info, frame_name(self.file, self.settings.index, self.number)) | texts
 
 
 def frame_name(file: str, index: str, number: int) -> str:
@@ -154,36 +201,6 @@ def frame_name(file: str, index: str, number: int) -> str:
     step = int(rest[1] or 1) if len(rest) == 2 else 1
     first = int(start or 0) if step > 0 else int(start or -1)
     return f"{file}#{first + number * step}"
-
-
-def _structures(path: Path, settings: AseBuild) -> Iterator[tuple[int, Callable[[], Any]]]:
-    """Yield number of atoms and reader of each structure, unparsed where possible."""
-    from ase.io.formats import open_with_compression
-
-    number = 0
-    try:
-        settings.check_dump(path, format_of(path, settings.format) == DUMP)
-        if settings.divides(path):
-            keys = {*(field.keys[0] for field in settings.fields), *settings.text_keys}
-            with open_with_compression(str(path), "r") as file:
-                for text in frames_of_xyz(file):
-                    _check_entries(text, keys, path, number)
-                    if settings.index == ":":
-                        yield (
-                            int(text[: text.index("\n")]),
-                            partial(_read_frame, text, path, number, settings.text_keys),
-                        )
-                    number += 1
-            if settings.index == ":":
-                return
-            number = 0
-        for atoms in structures_of(path, settings.index, settings.format, settings.text_keys, settings.dumps):
-            yield len(atoms), partial(_itself, atoms)
-            number += 1
-    except InputError:
-        raise
-    except Exception as error:  # ASE's many readers raise whatever their parsing raises
-        raise _unreadable(path, number, error) from error
 
 
 def _itself(atoms: Any) -> Any:

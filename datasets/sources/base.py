@@ -23,6 +23,7 @@ from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS, Location
+from hydragnn.graphs.objects import graphs_in
 from hydragnn.graphs.parts import PARTS
 from hydragnn.graphs.problems import GEOMETRY, ROUNDING
 from hydragnn.graphs.texts import FILE, FOLDER, NAME, as_text, name_among, one_line, text_of
@@ -351,13 +352,12 @@ class ObjectsBuild(BuildSettings, ABC):
         ``first`` is the first object of all.
         """
 
+    def maker(self, one: Any, first: Any, name: str, number: int) -> Make:
+        """Return the maker of an object's graph."""
+        return partial(self.graph, one, first, name, number)
+
     def of_objects(self, objects: Any) -> "ObjectsBuild":
-        """Return the settings for a list, data set or generator in memory."""
-        if not _is_series(objects):
-            shown = " ".join(f"{objects!r:.60}".split())
-            raise InputError(
-                f"data = {shown} is no list, data set or generator of graphs; put a single graph in a list"
-            )
+        """Return the settings for graphs in memory, as ``graphs_in`` takes them."""
         copy = self.model_copy(update={"files": ["data"]})
         copy._objects = objects
         return copy
@@ -368,25 +368,13 @@ class ObjectsBuild(BuildSettings, ABC):
         for name, objects in self._groups():
             for number, one in enumerate(objects):
                 first = one if first is None else first
-                yield partial(self.graph, one, first, name, number)
+                yield self.maker(one, first, name, number)
 
     def _groups(self) -> Iterator[tuple[str, Iterable[Any]]]:
         if self._objects is not None:
-            objects = self._objects
-            sized = hasattr(objects, "__getitem__") and hasattr(objects, "__len__")
-            yield "data", (objects[number] for number in range(len(objects))) if sized else objects
+            yield "data", graphs_in(self._objects)
             return
         yield from ((name, self.load(path)) for path, name in self.named_files())
-
-
-def _is_series(objects: Any) -> bool:
-    """Return True for a list, data set or generator."""
-    if not (hasattr(objects, "__getitem__") and hasattr(objects, "__len__")):
-        return isinstance(objects, Iterable) or hasattr(objects, "__getitem__")
-    try:
-        return not len(objects) or objects[0] is not None
-    except (KeyError, TypeError):
-        return False
 
 
 class OwnBuild(BuildSettings, ABC):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import distinct_names
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.datasets.sources.table_files import Table, find_files, read_table, stack_rows
@@ -21,15 +22,17 @@ COLUMNS = (FILE, *NAME_KEYS)
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".Z")
 
 
-def aliases(file: str) -> set[str]:
+def aliases(path: Path, depth: int = 1, alone: bool = False) -> set[str]:
     """Return the names that a row may give a file.
 
-    >>> sorted(aliases("runs/x.cif.gz"))
+    They have up to ``depth`` parts. A file that is ``alone`` in its folder has the folder's names, too.
+
+    >>> sorted(aliases(Path("runs/x.cif.gz")))
     ['x', 'x.cif', 'x.cif.gz']
     """
-    path = Path(file)
     plain = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return {path.name, plain.name, plain.stem}
+    places = [path, plain, plain.with_suffix(""), *([path.parent] if alone else [])]
+    return {"/".join(place.parts[-length:]) for place in places for length in range(1, depth + 1)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,13 +47,16 @@ class Labels:
     fields: Sequence[FieldSettings]
     texts: Mapping[str, str]
     """Columns by the texts that they become."""
+    names: Mapping[str, set[str]]
+    """Rows that may name a file, by its name in those of graphs."""
     first: str = "0"
     """Number in the name of a file's first graph."""
 
     def row_of(self, name: str, file: str) -> int | None:
         """Return the row of a graph; InputError where it has several."""
         own = bool(file) and name != file and not name.startswith(f"{file}#")  # a name of its own, not that of its file
-        keys = {name} if own and self.column != FILE else {name, *aliases(file or name.rpartition("#")[0] or name)}
+        place = file or name.rpartition("#")[0] or name
+        keys = {name} if own and self.column != FILE else {name, *self.names.get(place, aliases(Path(place)))}
         rows = sorted(keys & self.rows.keys())
         if len(rows) > 1:
             raise InputError(f"{self.path}: {name} has several rows, {' and '.join(rows)}; keep one")
@@ -117,14 +123,13 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
             f"{settings.labels} has no column that names graphs; call it file (the name of the file) or id"
         )
     names = [as_text(value) for value in table[column].tolist()]
-    names = [Path(name).name for name in names] if column == FILE else names
+    short = [Path(name).name for name in names]
+    names = short if column == FILE and len({*short}) == len({*names}) else names
     rows = {name: row for row, name in enumerate(names)}
     if len(rows) < len(names):
         twice = next(name for row, name in enumerate(names) if rows[name] != row)
         what = f"is {twice}; keep one" if twice else "holds no text or whole number; name every graph"
         raise InputError(f"{settings.labels} has several rows whose column {column} {what}")
-    if column == FILE or settings.name_key is None:
-        _check_files(settings, rows)
     fields = [field for field in of_graphs if all(key in table for key in field.keys)]
     texts = {key: key for key in settings.texts if key in table}
     if settings.name_key and settings.name_key in table and settings.name_key != column:
@@ -146,19 +151,27 @@ def parted_settings(settings: BuildSettings) -> tuple[BuildSettings, Labels | No
         table=table,
         fields=fields,
         texts=texts,
+        names=_names_of_files(settings, rows, check=column == FILE or settings.name_key is None),
         first=settings.first_number,
     )
     return settings.model_copy(update=rest), labels
 
 
-def _check_files(settings: BuildSettings, rows: Collection[str]) -> None:
-    """Raise InputError for two files that a row could be for."""
-    named = {*rows, *(row.rpartition("#")[0] for row in rows)}
-    path_of: dict[str, Path] = {}
-    for path in [] if getattr(settings, "_objects", None) is not None else find_files(getattr(settings, "files", [])):
-        for alias in sorted(aliases(path.name) & named | {path.name}):
-            if (other := path_of.setdefault(alias, path)) != path:
-                what = "have the same name" if other.name == path.name else f"are both {alias}"
-                raise InputError(
-                    f"{other} and {path} {what}, so that {settings.labels} cannot tell them apart; rename one"
-                )
+def _names_of_files(settings: BuildSettings, rows: Collection[str], *, check: bool) -> dict[str, set[str]]:
+    """Return the rows that may name each file.
+
+    A file that is alone in its folder has the folder's names, too. With ``check`` InputError for two files that a row could be for.
+    """
+    paths = [] if getattr(settings, "_objects", None) is not None else find_files(getattr(settings, "files", []))
+    alone, depth = (
+        len({path.parent for path in paths}) == len(paths),
+        1 + max((row.count("/") for row in rows), default=0),
+    )
+    named, file_of = {*rows, *(row.rpartition("#")[0] for row in rows)}, dict[str, str]()
+    names = {file: aliases(path.absolute(), depth, alone) & named for file, path in zip(distinct_names(paths), paths)}
+    for file, alias in ((file, alias) for file, own in names.items() for alias in sorted(own) if check):
+        if (other := file_of.setdefault(alias, file)) != file:
+            raise InputError(
+                f"{other} and {file} are both {alias}, so that {settings.labels} cannot tell them apart; name folders, too, or rename one"
+            )
+    return names

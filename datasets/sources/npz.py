@@ -104,6 +104,12 @@ class NpzBuild(BuildSettings):
             for graph in range(-min(steps), source.graphs - max(steps)):
                 yield partial(source.graph, graph, shared)
 
+    def is_shared(self, field: FieldSettings, table: Table) -> bool:
+        """Return True for a node field that all frames share."""
+        frames = field.on == "node" and not self.nodes and np.ndim(table.get(self.positions or "", 0)) == 3
+        axes = 1 + len(field.shape) - (len(field.keys) > 1) + isinstance(field.column, int)
+        return frames and all(key in table and table[key].ndim == axes for key in field.keys)
+
     @property
     def array_names(self) -> list[str]:
         """Arrays that the settings name."""
@@ -215,7 +221,8 @@ class _Source:
         if field.on == "graph":
             return stack_rows([array[graph] for array in arrays], field)
         if field.on == "node":
-            return stack_rows([self._rows(array, graph) for array in arrays], field)
+            shared = self.settings.is_shared(field, self.table)
+            return stack_rows(arrays if shared else [self._rows(array, graph) for array in arrays], field)
         values = stack_rows([self._edge_rows(array, graph) for array in arrays], field)
         if not self.settings.undirected or self.settings.edges is None:
             return values
@@ -237,7 +244,8 @@ class _Source:
     def _check_frames(self) -> None:
         """Raise InputError where graphs are no frames of one time series."""
         fields, times = self.settings.fields, self.table.get(TIME, np.arange(self.graphs))
-        species = [self.column(field.keys[0]) for field in fields if field.name == ATOMIC_NUMBERS]
+        varying = [field for field in fields if not self.settings.is_shared(field, self.table)]
+        species = [self.column(field.keys[0]) for field in varying if field.name == ATOMIC_NUMBERS]
         if (
             any(field.on == "edge" for field in fields if field.step)
             or len({*np.diff(self.nodes).tolist()}) > 1
@@ -304,7 +312,8 @@ def _offsets(path: Path, table: Table, name: str) -> Array:
 
 
 def _rectangular_graphs(path: Path, table: Table, settings: NpzBuild) -> int:
-    lengths = {key: len(table_column(table, key, path)) for field in settings.fields for key in field.keys}
+    varying = [field for field in settings.fields if not settings.is_shared(field, table)]
+    lengths = {key: len(table_column(table, key, path)) for field in varying for key in field.keys}
     if settings.positions is not None and table_column(table, settings.positions, path).ndim == 3:
         lengths[settings.positions] = len(table[settings.positions])
     if not lengths:

@@ -12,6 +12,7 @@ from hydragnn.datasets.sources.base import ObjectsBuild
 from hydragnn.datasets.sources.table_files import check_sides
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.objects import library_of
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 """Attributes that say which nodes train, validate and test."""
@@ -47,10 +48,8 @@ class PygBuild(ObjectsBuild):
         from hydragnn.graphs.pyg import from_pyg
 
         where = f"{name}, graph {number}"
-        if not is_data(one):
-            raise InputError(
-                f"{where}: a {type(one).__name__} is no Data of torch_geometric; give a list or data set of them"
-            )
+        if library_of(one) != "torch_geometric":
+            raise InputError(f"{where}: a {type(one).__name__} is no Data of torch_geometric; give a list of them")
         data, fields = one, {field.name: field.field for field in self.fields}
         keys = {field.name: field.keys[0] for field in self.fields}
         for mask in self.node_split or ():
@@ -77,11 +76,6 @@ class PygBuild(ObjectsBuild):
             remedy = "use ToUndirected of torch_geometric"
             check_sides(graph.senders.numpy(), graph.receivers.numpy(), self.undirected, where, remedy)
         return graph.with_texts(self.texts_of(data.to_dict(), f"{name}#{number}"))
-
-
-def is_data(one: Any) -> bool:
-    """Return True for data of torch_geometric."""
-    return hasattr(one, "to_dict") and hasattr(one, "num_nodes") and hasattr(one, "get")
 
 
 def load_pyg(path: Path) -> list[Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
-from hydragnn.base.places import matching_files
+from hydragnn.base.places import FOLDERS, matching_files
 from hydragnn.base.shown import text_in_cell
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.graphs.field import columns_of
@@ -28,6 +28,9 @@ def find_files(patterns: list[str]) -> list[Path]:
     paths: dict[Path, None] = {}
     for pattern in patterns:
         matches = matching_files(pattern)
+        folders = [path for path in matches or [Path(pattern)] if path.is_dir() and path.suffix not in FOLDERS]
+        if folders:
+            raise InputError(f"{folders[0]} is a folder; name the files of such folders, as in calc/*/vasprun.xml")
         if not matches:
             raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
         paths |= dict.fromkeys(matches)

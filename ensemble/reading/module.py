@@ -1,24 +1,29 @@
 """Models as modules of torch, and graphs as they read them."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from ase import Atoms
 from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import GraphStore, Make
+from hydragnn.datasets import Make
+from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.manifest import cutoff_of
+from hydragnn.datasets.sources.base import BuildSettings, ObjectsBuild
+from hydragnn.datasets.sources.registry import for_prediction, settings_of_rule
 from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.graphs.pyg import from_pyg
+from hydragnn.graphs.hetero import is_hetero
+from hydragnn.graphs.objects import library_of
+from hydragnn.graphs.pyg import OURS, from_pyg
 from hydragnn.models import Categorical, Distribution, GraphModel
 from hydragnn.models.trained import denormalise
 
@@ -66,22 +71,53 @@ class TrainableEnsemble(nn.Module):
         return {name: (value.log() if name in classes else value).to(dtype) for name, value in values.items()}
 
 
-def makers_of_items(ensemble: "Ensemble", items: Sequence[Any], source: Any) -> Sequence[Make]:
-    """Return a maker for each structure or ``Data``; InputError for anything else."""
-    if isinstance(source, list | tuple) and not items:
+def makers_of_items(ensemble: "Ensemble", items: Sequence[Any]) -> Sequence[Make]:
+    """Return makers for graphs of one library; InputError for anything else."""
+    if not items:
         raise InputError("there is no structure to predict; give at least one")
-    if items and all(isinstance(one, Atoms) for one in items):
+    libraries = {library_of(one) for one in items}
+    if libraries == {"ase"}:
         return list(ensemble.structures.makers(items))
-    if items and all(map(is_pyg, items)):
-        ensemble.check_transform("", "graphs of torch_geometric's Data")
-        # positions of those with edges
-        counts = [0 if one.get("pos") is None or one.get("edge_index") is None else len(one.pos) for one in items]
-        largest = int(np.argmax(counts))
-        _check_edges(ensemble, items[largest], largest)  # small ones have the same edges by several rules
-        return [partial(_from_pyg, ensemble, data, number) for number, data in enumerate(items)]
-    raise InputError(
-        f"a model takes graphs, a store, atoms, torch_geometric's Data or lists of them, not {kind_of(source)}; of a file use predict"
-    )
+    if libraries not in ({"networkx"}, {"torch_geometric"}):
+        kinds = " and ".join(sorted({kind_of(one) for one in items}))
+        raise InputError(
+            "a model takes graphs, a store, atoms, graphs of torch_geometric or networkx, or lists of one kind of them, not "
+            f"{kinds}; of a file use predict"
+        )
+    (library,) = libraries
+    ensemble.check_transform("", f"graphs of {library}'s {type(items[0]).__name__}")
+    rule = ensemble.training_attributes.get("build")
+    if isinstance(rule, Mapping) and rule.get("kind") == {"torch_geometric": "pyg"}.get(library, library):
+        names = {ATOMIC_NUMBERS, *(field.name for field in ensemble.inputs)}
+        settings = for_prediction(settings_of_rule(rule, Path("data"), "the training store"), names)
+        makers = makers_of(cast(ObjectsBuild, settings).of_objects(items))
+        return [_by_rule(ensemble, settings, *one) for one in zip(makers, items, range(len(items)))]
+    if not all(map(is_pyg, items)):
+        raise InputError(
+            f"the training store was not built of graphs like {kind_of(items[0])}; give graphs like those, or a store"
+        )
+    # positions of those with edges
+    counts = [0 if one.get("pos") is None or one.get("edge_index") is None else len(one.pos) for one in items]
+    largest = int(np.argmax(counts))
+    _check_edges(ensemble, items[largest], largest)  # small ones have the same edges by several rules
+    return [partial(_from_pyg, ensemble, data, number) for number, data in enumerate(items)]
+
+
+def _by_rule(ensemble: "Ensemble", settings: BuildSettings, make: Make, data: Any, number: int) -> Make:
+    """Return the maker, or one for names and units of the store."""
+    keys = {field.keys[0] for field in settings.fields if not field.optional}
+    if not is_pyg(data) or (OURS not in data and keys <= {*data.keys()} and _has_edges(ensemble, data)):
+        return make
+    if OURS not in data and any(field.scale != 1.0 for field in settings.fields):
+        names = ", ".join(sorted({*keys, "edge_index"}))
+        raise InputError(f"graph {number} has not all of {names}; give data like those of training, or store.to_pyg()")
+    return partial(_from_pyg, ensemble, data, number)
+
+
+def _has_edges(ensemble: "Ensemble", data: Any) -> bool:
+    """Return True where data have the edges that members read."""
+    reads = any(one.model.description.edges for one in ensemble.members)
+    return not reads or data.get("edge_index") is not None or data.get("_idx_i") is not None
 
 
 def _from_pyg(ensemble: "Ensemble", data: Any, number: int) -> GraphBatch:
@@ -94,7 +130,7 @@ def _from_pyg(ensemble: "Ensemble", data: Any, number: int) -> GraphBatch:
         data.atomic_numbers = data.z
     attributes = ensemble.training_attributes
     name = f"graph {number}"
-    if data.get("edge_index") is not None or not any(one.model.description.edges for one in ensemble.members):
+    if _has_edges(ensemble, data):
         return from_pyg(data, fields.values(), cutoff=cutoff_of(attributes), name=name)
     if not reads_atoms(ensemble.manifest) or data.get("pos") is None:
         raise InputError(f"{name}: the data has no edge_index, and the model reads edges; add them as in training")
@@ -137,33 +173,10 @@ def atoms_of(graph: GraphBatch) -> Atoms:
 
 
 def is_pyg(value: Any) -> bool:
-    """Return True for a ``Data`` of torch_geometric, whose batches are some."""
-    names = {f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(value).__mro__}
-    return "torch_geometric.Data" in names
+    """Return True for a ``Data`` of torch_geometric."""
+    return library_of(value) == "torch_geometric" and not is_hetero(value)
 
 
-def listed(source: Any) -> list[Any]:
-    """Return the graphs or structures in a list or a dataset."""
-    if is_pyg(source):
-        return source.to_data_list() if hasattr(source, "to_data_list") and hasattr(source, "num_graphs") else [source]
-    if isinstance(source, Atoms):
-        return [source]
-    if isinstance(source, GraphStore):
-        return [source[:]] if hasattr(source, "__getitem__") else []
-    if isinstance(source, list | tuple | Iterator):
-        return [one for item in source for one in (listed(item) if is_pyg(item) else [item])]
-    sized: Callable[[], int] | None = getattr(source, "__len__", None)
-    if sized is not None and hasattr(source, "__getitem__") and isinstance(source, torch.utils.data.Dataset):
-        return [source[number] for number in range(sized())]
-    return []
-
-
-def kind_of(source: Any) -> str:
-    """Return words for an argument that is no graphs."""
-    several = isinstance(source, list | tuple)
-    usable = (Atoms, GraphBatch)
-    first = next((one for one in source if not (isinstance(one, usable) or is_pyg(one))), None) if several else source
-    if several and first is None:
-        return "a list of several kinds of them"
-    package = type(first).__module__.partition(".")[0]
-    return f"{package}'s {type(first).__name__}".removeprefix("builtins's ")
+def kind_of(value: Any) -> str:
+    """Return words for an item of a list."""
+    return f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}".removeprefix("builtins's ")

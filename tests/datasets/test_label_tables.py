@@ -86,7 +86,7 @@ def test_files_of_one_name_do_not_share_a_row(folder: Path) -> None:
     (folder / "more").mkdir()
     ase.io.write(folder / "more" / "Cu.cif", bulk("Cu", a=3.9))
     labels = table(folder, "file,band_gap", *(f"{metal},1" for metal in METALS))
-    refused(folder, "cifs/Cu.cif and .*more/Cu.cif have the same name", files=["cifs", "more"], labels=labels)
+    refused(folder, "cifs/Cu.cif and .*more/Cu.cif are both Cu, so that", files=["cifs", "more"], labels=labels)
 
 
 SITES = {"kind": "npz", "files": ["sites.npz"], "nodes": "counts", "fields": [{"name": "x", "on": "node"}, GAP]}

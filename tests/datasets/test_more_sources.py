@@ -18,8 +18,6 @@ from ase.build import bulk
 from meshio.xdmf import TimeSeriesWriter
 from PIL import Image
 
-import hydragnn
-from hydragnn.base.errors import InputError
 from hydragnn.datasets import open_store
 from hydragnn.graphs import GraphBatch, edge_vectors, from_ase
 from hydragnn.graphs.pyg import torch_geometric
@@ -99,30 +97,6 @@ def test_graphs_of_networkx_come_from_files_that_run_no_code(suffix: str, tmp_pa
     assert weights == {(0, 1): 0.5, (1, 0): 0.5, (1, 2): 1.5, (2, 1): 1.5, (4, 3): 2.5}
     assert graphs.labelled("x").tolist() == [True, True, False, True, True] and graphs["y"].tolist() == [1, 2]
     np.testing.assert_array_equal(graphs.positions, graphs["uv"])
-
-
-def test_graphs_of_networkx_in_memory_are_a_store(tmp_path: Path) -> None:
-    info = hydragnn.build_store(NETWORK, tmp_path / "n.h5", data=iter(networks()))
-    assert info.graphs == 2 and info.labels["x"] == (4, 1)
-
-
-LABELLED = {"kind": "networkx", "fields": [Y]}
-IN_MEMORY: list[tuple[dict[str, Any], Any, str]] = [
-    (NETWORK, [3], "data, graph 0: a int is no graph of networkx"),
-    (NETWORK, [networkx.path_graph(2)], "edge 0 to 1 has no w; it has nothing"),
-    (NETWORK, [networkx.Graph([(0, 0)], y="high")], "edge 0 to 0 has no w"),
-    (LABELLED, [networkx.Graph([(0, 1)], y="high")], "the graph has y = ['high'], not numbers"),
-    (NETWORK, 3, "3 is no list, data set or generator"),
-    ({"kind": "ase", "cutoff": 3.0}, [bulk("Cu")], "kind = 'ase' takes files"),
-]
-
-
-@pytest.mark.parametrize(("table", "data", "words"), IN_MEMORY, ids=[words for *_, words in IN_MEMORY])
-def test_data_in_memory_that_are_no_graphs_are_refused(
-    table: dict[str, Any], data: Any, words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=re.escape(words)):
-        hydragnn.build_store(table, tmp_path / "no.h5", data=data)
 
 
 def monty(atoms: Any) -> dict[str, Any]:

@@ -148,12 +148,12 @@ def test_predict_takes_what_is_in_memory_and_what_is_in_files(
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        (3, "not int"),
+        (3, "3 is no list, data set or generator of graphs"),
         ([], "no structure to predict"),
         ("in.xyz", "in.xyz does not exist"),
         (__file__, r"is no store; predict files with hydragnn.predict"),
         ([np.zeros(3)], "not numpy's ndarray"),
-        (PYG.HeteroData(), "not torch_geometric's HeteroData"),
+        (PYG.HeteroData(), "was not built of graphs like torch_geometric's HeteroData"),
     ],
 )
 def test_what_is_no_graph_gets_a_sentence(wrong: Any, words: str, runs: list[Path]) -> None:

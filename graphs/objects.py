@@ -1,0 +1,57 @@
+"""Graphs of other libraries in memory, one by one."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from hydragnn.base.errors import InputError
+from hydragnn.graphs.atomic import snapshot
+
+LIBRARIES = {"torch_geometric": "BaseData", "networkx": "Graph", "ase": "Atoms", "hydragnn": "GraphBatch"}
+"""Class of a graph by its library."""
+
+
+def library_of(value: Any) -> str:
+    """Return the library of a graph; empty for anything else."""
+    names = {(one.__module__.partition(".")[0], one.__name__) for one in type(value).__mro__}
+    return next((library for library, name in LIBRARIES.items() if (library, name) in names), "")
+
+
+def graphs_in(data: Any) -> Iterator[Any]:
+    """Yield the graphs of a graph, list, data set, loader or generator.
+
+    Batches of torch_geometric are taken apart, and a loader stands for its data set. InputError for anything else.
+    """
+    data = _data_set(data) if isinstance(data, DataLoader) else data
+    data = [data] if library_of(data) else data
+    shown = " ".join(f"{data!r:.60}".split())
+    sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if isinstance(data, str | bytes | PathLike | Mapping) or not (sized or hasattr(data, "__iter__")):
+        raise InputError(f"{shown} is no list, data set or generator of graphs; give graphs, and files by their paths")
+    if isinstance(data, itertools.cycle | itertools.repeat | itertools.count):
+        raise InputError(f"{shown} has no end; give every graph once")
+    for number, one in enumerate(data[place] for place in range(len(data))) if sized else enumerate(data):
+        if one is None:
+            raise InputError(f"graph {number} of the data is None; leave it out")
+        if library_of(one) != "torch_geometric" or not hasattr(one, "to_data_list"):
+            yield snapshot(one) if library_of(one) == "ase" and not sized else one  # which a generator may move on
+            continue
+        try:
+            yield from one.to_data_list()
+        except (RuntimeError, AttributeError) as error:
+            raise InputError(f"batch {number} of the data cannot be taken apart ({error}); give its graphs") from error
+
+
+def _data_set(loader: Any) -> Any:
+    """Return the data set of a loader, if it gives that."""
+    samplers, collate = (loader.sampler, loader.batch_sampler), getattr(loader.collate_fn, "__module__", "")
+    plain = {*map(type, samplers)} <= {SequentialSampler, RandomSampler, BatchSampler, type(None)}
+    usual = collate.partition(".")[0] in ("torch", "torch_geometric", "hydragnn")
+    if not usual or not (plain or isinstance(loader.dataset, IterableDataset)):
+        raise InputError(
+            f"a {type(loader).__name__} with a sampler or collate_fn of its own may give other graphs than its data set; give a list of them"
+        )
+    return loader.dataset

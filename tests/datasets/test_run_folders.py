@@ -1,0 +1,141 @@
+"""Layouts of calculations and competitions: folders, databases, frames of one molecule."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import bulk
+from ase.db import connect
+
+from tests.datasets.conftest import built, refused
+
+VASP = Path(ase.__file__).parent / "test" / "testdata" / "vasp"
+ENERGY = {"name": "energy", "on": "graph", "role": "target"}
+GAP = {"name": "gap", "on": "graph", "role": "target"}
+ASE: dict[str, Any] = {"kind": "ase", "cutoff": 3.0}
+OSZICAR = (
+    "DAV:   1   -0.1E+02\n   1 F= -.75E+01 E0= -.75E+01  d E =-.1E-1\n   2 F= -.75001E+01 E0= -.7501E+01  d E =-.1E-3\n"
+)
+COMPETITION = "id,number_of_atoms,gap\n" + "".join(f"{number},1,{number / 4}\n" for number in (1, 2, 10))
+
+
+CHARGE, DENSITY = {"name": "charge", "on": "node"}, {"name": "density", "on": "graph", "shape": [2]}
+DATA = {"density": [0.5, 1.5], "ragged": [[1], [2, 3]]}
+
+
+def database(path: Path, *more: Any) -> None:
+    """Write four molecules with pairs and data, and more of them."""
+    rows = [({"gap": k / 2, "code": f"m{k}"}, {"charge": np.array([k, -1.0]), **DATA}) for k in range(4)]
+    with connect(path) as store:
+        for pairs, data in [*rows, *more]:
+            store.write(Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]), key_value_pairs=pairs, data=data)
+
+
+def crystals(folder: Path) -> None:
+    """Write folders of one structure each, and tables of labels."""
+    for number in (1, 2, 10):
+        place = folder / "calc" / str(number)
+        place.mkdir(parents=True)
+        ase.io.write(place / "CONTCAR", bulk("Cu", a=3.5 + number / 50), format="vasp")
+        (place / "OSZICAR").write_text(OSZICAR)
+        shutil.copy(VASP / "vasprun_pstress.xml", place / "vasprun.xml")
+        shutil.copy(VASP / "OUTCAR_example_1", place / "OUTCAR")
+    (folder / "labels.csv").write_text(COMPETITION)
+    (folder / "paths.csv").write_text("file,gap\ncalc/1/CONTCAR,1\ncalc/10/CONTCAR,2\n")
+
+
+FOLDERS: list[tuple[dict[str, Any], list[float]]] = [
+    ({"files": ["calc/*/vasprun.xml"], "fields": [ENERGY]}, [-20.24720095] * 3),
+    ({"files": ["calc/*/OUTCAR"], "fields": [ENERGY]}, [-68.23102426] * 3),
+    ({"files": ["calc/*/CONTCAR"], "fields": [ENERGY]}, [-7.501] * 3),
+    ({"files": ["calc/*/CONTCAR"], "fields": [GAP], "labels": "labels.csv"}, [0.25, 2.5, 0.5]),
+    ({"files": ["calc/1*/CONTCAR"], "fields": [GAP], "labels": "paths.csv"}, [1.0, 2.0]),
+]
+
+
+@pytest.mark.parametrize(("table", "values"), FOLDERS)
+def test_a_folder_for_each_structure(table: dict[str, Any], values: list[float], tmp_path: Path) -> None:
+    crystals(tmp_path)
+    graphs = built(tmp_path, **ASE, **table)
+    (field,) = table["fields"]
+    np.testing.assert_allclose(graphs[field["name"]], values)
+    assert list(graphs.texts["folder"]) == ["1", "10", "2"][: len(values)]
+    assert list(graphs.texts["file"]) == [f"{one}/{Path(table['files'][0]).name}" for one in graphs.texts["folder"]]
+
+
+def put(file: str, text: str | int) -> Callable[[Path], Any]:
+    """Write a text, or keep so many letters of a file."""
+    return lambda at: (at / file).write_text((at / file).read_text()[:text] if isinstance(text, int) else text)
+
+
+XML, OUTCAR, CONTCAR = (
+    {"files": [f"calc/*/{name}"], "fields": [ENERGY]} for name in ("vasprun.xml", "OUTCAR", "CONTCAR")
+)
+LABELS = {**CONTCAR, "fields": [GAP], "labels": "labels.csv"}
+PAIRS = {"files": ["all.db"], "fields": [GAP]}
+WRONG: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [
+    (put("calc/2/vasprun.xml", 30000), XML, "calc/2/vasprun.xml is no complete XML (no element"),
+    (put("calc/2/OUTCAR", 60000), OUTCAR, "calc/2/OUTCAR has no structure, or no finished step"),
+    (put("calc/2/CONTCAR", 100), CONTCAR, "calc/2/CONTCAR: structure 0 cannot be read by ASE"),
+    (lambda at: (at / "calc/2/OSZICAR").unlink(), CONTCAR, "2/CONTCAR, structure 0: no energy"),
+    (put("calc/2/OSZICAR", "1 T= 300. E= -1 F= -1 E0= -1\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
+    (put("calc/2/OSZICAR", f"{OSZICAR} 3 F= -.9E+1 E0= -.9E+1\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
+    (str, {**XML, "files": ["calc"]}, "calc is a folder; name the files of such folders, as in calc/*/vasprun.xml"),
+    (str, {**XML, "files": ["calc/*"]}, "calc/1 is a folder; name the files of such folders"),
+    (put("labels.csv", COMPETITION[:-9]), LABELS, "no row whose column id is 10/CONTCAR"),
+    (put("labels.csv", f"{COMPETITION}2,1,1\n"), LABELS, "several rows whose column id is 2; keep one"),
+    (put("labels.csv", COMPETITION.replace("gap", "gapp")), LABELS, "labels.csv has none of gap"),
+    (put("labels.csv", "file,gap\nCONTCAR,1\n"), LABELS, "1/CONTCAR and 10/CONTCAR are both CONTCAR"),
+    (lambda at: shutil.copytree(at / "calc", at / "x"), {**LABELS, "files": ["*/*/CONTCAR"]}, "are both 1,"),
+    (lambda at: database(at / "all.db", ({}, {})), PAIRS, "all.db, structure 4: no gap for the field gap"),
+    (lambda at: database(at / "all.db", ({"gap": 1}, {"gap": 2})), PAIRS, "row 5 has gap as a key-value pair and"),
+    (lambda at: database(at / "all.db", ({"gap": "wide"}, {})), PAIRS, "texts such as 'wide' are not numbers"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "table", "words"), WRONG)
+def test_a_folder_that_is_wrong_gets_a_sentence(
+    spoil: Callable[[Path], Any], table: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    crystals(tmp_path)
+    spoil(tmp_path)
+    refused(tmp_path, words, **ASE, **table)
+
+
+@pytest.mark.parametrize("suffix", ["db", "json"])
+@pytest.mark.parametrize(("index", "numbers"), [(":", [0, 1, 2, 3]), ("1::2", [1, 3]), ("-1", [3])])
+def test_databases_of_ase_bring_pairs_and_data(suffix: str, index: str, numbers: list[int], tmp_path: Path) -> None:
+    database(tmp_path / f"all.{suffix}")
+    table = {"files": [f"all.{suffix}"], "fields": [GAP, CHARGE, DENSITY], "texts": ["code"], "index": index}
+    graphs = built(tmp_path, **ASE, **table)
+    assert graphs["gap"].tolist() == [k / 2 for k in numbers] and graphs["charge"][::2].tolist() == numbers
+    assert list(graphs.texts["code"]) == [f"m{k}" for k in numbers] and graphs["density"][0].tolist() == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("names", [("coords", "nuclear_charges", "energies", "forces"), ("R", "z", "E", "F")])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_frames_of_one_molecule_share_its_elements(names: tuple[str, ...], count: int, tmp_path: Path) -> None:
+    places = np.array([[0, 0, 0], [1, 0, 0.2]]) + np.arange(count)[:, None, None] / 50
+    arrays = [places, np.array([8, 1], dtype=np.uint8), np.arange(float(count))[:, None], places + 0.5]
+    fields = [
+        {"name": "atomic_numbers", "key": names[1], "on": "node", "classes": 119, "dtype": "int64"},
+        {**ENERGY, "key": names[2]},
+        {"name": "forces", "key": names[3], "on": "node", "shape": [3]},
+    ]
+    table = {"kind": "npz", "files": ["m.npz"], "positions": names[0], "cutoff": 2.0, "fields": fields}
+    np.savez(tmp_path / "m.npz", **dict(zip(names, arrays)), theory=np.array("PBE"))
+    graphs = built(tmp_path, **table)
+    assert graphs["atomic_numbers"].tolist() == [8, 1] * count and graphs["energy"].tolist() == [*range(count)]
+    np.testing.assert_allclose(graphs["forces"], graphs.positions + 0.5)
+    for words, values in {
+        "3 rows for 2 nodes": [places, np.array([8, 1, 1]), *arrays[2:]],
+        "arrays of different lengths": [places.reshape(-1, 3), np.ones(2 * count + 7, int), *arrays[2:]],
+    }.items():
+        np.savez(tmp_path / "m.npz", **dict(zip(names, values)))
+        refused(tmp_path, words, **table)
