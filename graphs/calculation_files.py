@@ -14,7 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 from hydragnn.graphs.atomic import ReadResults
 
-_ENERGIES = re.compile(r"^\s*\d+ F=\s*(\S+)\s+E0=\s*(\S+)", re.MULTILINE)
+_ENERGIES = re.compile(r"^\s*\d+ F=\s*(\S+)\s+E0=\s*(\S+)\s+d E", re.MULTILINE)
 """Step of a relaxation in an OSZICAR; those of dynamics begin otherwise."""
 
 
