@@ -1,7 +1,7 @@
 """Atoms nearer than in training: nuclear repulsion, and distances that layers see."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from typing import Any
 
@@ -23,7 +23,16 @@ FLAT, ALIKE = 0.90, 0.94
 """Shares of the shortest trained distance: below the first, learned parts see no change of a distance; from the second on they see it as it is."""
 
 FULL, BEGIN = 0.82, 0.92
-"""Shares of the shortest trained distance: the repulsion begins below the second, and is complete below the first."""
+"""Shares of the shortest trained distance: repulsion without ``stiffness`` begins below the second, and is complete below the first."""
+
+JOINED = 1.05
+"""Unit of shares over the shortest trained distance, where the repulsion goes on with the trained force: it begins at .987 of that distance."""
+
+BARE = 0.5
+"""Share below which nuclei repel as bare ones do."""
+
+USUAL = 0.3
+"""Stiffness where no forces tell it."""
 
 ANSWERS = {ANYWHERE: False, "cpu": True}
 """Devices that are asked whether there are contacts."""
@@ -47,6 +56,8 @@ class CloseRangeLimits:
     """Unit of positions in Angstrom."""
     energies: Mapping[str, float] = member(default_factory=dict)
     """Normalised unit of every energy with derivatives, in eV."""
+    stiffness: tuple[tuple[int, int, float], ...] | None = None
+    """Trained force at the shortest distance of pairs of elements over that of their nuclei; None for models of 0.2.0, with another wall."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``limits_from_json`` gives the same object back."""
@@ -68,13 +79,18 @@ def limits_from_json(value: Mapping[str, Any]) -> CloseRangeLimits:
             str(name): float(unit[0] if isinstance(unit, list) else unit) for name, unit in value["energies"].items()
         },
     )
-    numbers = [*(one for a, b, _ in limits.shortest for one in (a, b)), *limits.species]
+    if value.get("stiffness") is not None:
+        limits = replace(limits, stiffness=tuple((int(a), int(b), float(share)) for a, b, share in value["stiffness"]))
+    stiffness = limits.stiffness or ()
+    numbers = [*(one for a, b, _ in (*limits.shortest, *stiffness) for one in (a, b)), *limits.species]
     sizes = [length for *_, length in limits.shortest]
     sizes += [limits.share, limits.angstrom, *limits.energies.values()]
     if not limits.species or not all(0 <= number < ELEMENTS for number in numbers):
         raise ValueError("the limits of close range are of no element")
     if not all(0 <= size < float("inf") for size in sizes) or limits.cutoff == 0 or limits.angstrom == 0:
         raise ValueError("a limit of close range is no positive number")
+    if not all(0 < share <= 1 for *_, share in stiffness):
+        raise ValueError("a stiffness of close range is not between 0 and 1")
     return limits
 
 
@@ -94,6 +110,15 @@ def shortest_distances(limits: CloseRangeLimits) -> np.ndarray:
         table[a, b] = table[b, a] = length
     table[0], table[:, 0] = 0.0, 0.0
     return np.maximum(table, LEAST)
+
+
+def softening(limits: CloseRangeLimits) -> np.ndarray:
+    """Return logarithms of the stiffness of all pairs, the median where unknown."""
+    pairs = limits.stiffness or ()
+    table = np.full((ELEMENTS, ELEMENTS), np.median([share for *_, share in pairs]) if pairs else USUAL)
+    for a, b, share in pairs:
+        table[a, b] = table[b, a] = share
+    return np.log(table)
 
 
 def screening() -> tuple[np.ndarray, np.ndarray]:
@@ -128,11 +153,18 @@ def ending(lengths: Float[Tensor, " edges"], cutoff: float | None) -> Float[Tens
     return 1 - x.pow(6) * (28 - 48 * x + 21 * x.square())
 
 
+def smooth_step(t: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
+    """Return a step on [0, 1] with two continuous derivatives."""
+    t = t.clamp(0.0, 1.0)
+    return t.pow(3) * (10 - 15 * t + 6 * t.square())
+
+
 class CloseRange(nn.Module):
     """Repulsion of atoms, and distances as learned parts see them.
 
-    E_i = e_i + sum_j s(r_ij) V(r_ij) / 2 with the learned e_i, the repulsion V and its switch s. e_i sees distances d_ij, which are r_ij but no
-    shorter than 0.92 of the shortest in training. No published form; all have two continuous derivatives.
+    E_i = e_i + sum_j (u(r_ij) - u(d_ij)) / 2 with the learned e_i, which sees distances d_ij: those are r_ij, but no shorter than 0.966 of the
+    shortest in training. u is the repulsion of nuclei times a factor that falls from 1 at half that distance to the stiffness, so that the force
+    goes on as trained. No published form; all have two continuous derivatives. Models of 0.2.0 add s(r_ij) V(r_ij) / 2, with a switch s.
     """
 
     looks: Tensor
@@ -142,9 +174,11 @@ class CloseRange(nn.Module):
         super().__init__()
         self.limits = limits
         shortest, (inverse, product) = shortest_distances(limits), screening()
+        if limits.stiffness is not None:
+            shortest = np.minimum(JOINED * shortest, (limits.cutoff or np.inf) / ALIKE)
         tables = {
             "looks": np.square(ALIKE * shortest / limits.angstrom).reshape(-1),
-            "pairs": np.stack([shortest, inverse, product], axis=-1).reshape(-1, 3),
+            "pairs": np.stack([shortest, inverse, product, softening(limits)], axis=-1).reshape(-1, 4),
         }
         for name, table in tables.items():
             self.register_buffer(name, torch.tensor(table, dtype=torch.float32), persistent=False)
@@ -172,14 +206,21 @@ class CloseRange(nn.Module):
                     return vectors, None
         # padded edges may have length 0, where a root has no slope
         tiny = torch.finfo(vectors.dtype).tiny ** 0.5
-        shortest, inverse, product = self.pairs.to(vectors.dtype).index_select(0, pair).unbind(-1)  # [edges] each
+        # [edges] each
+        shortest, inverse, product, softer = self.pairs.to(vectors.dtype).index_select(0, pair).unbind(-1)
         squares = vectors.square().sum(-1).clamp_min(tiny)
         lengths = squares.sqrt() * self.limits.angstrom
         shares = lengths / shortest
         factors = stretching(shares)
-        every = 0.5 * nuclear_repulsion(lengths, inverse, product) * ending(lengths, self.limits.cutoff)
-        t = ((BEGIN - shares) / (BEGIN - FULL)).clamp(0.0, 1.0)
-        near = every * (t.pow(3) * (10 - 15 * t + 6 * t.square()))  # a step with two continuous derivatives
+        if self.limits.stiffness is None:
+            every = 0.5 * nuclear_repulsion(lengths, inverse, product) * ending(lengths, self.limits.cutoff)
+            near = every * smooth_step((BEGIN - shares) / (BEGIN - FULL))
+        else:
+            near, hidden = (
+                0.5 * nuclear_repulsion(factor * lengths, inverse, product) * torch.exp(softer * smooth_step(t))
+                for factor, t in ((one, (one * shares - BARE) / (ALIKE - BARE)) for one in (1.0, factors))
+            )
+            near = near - hidden
         repulsion = segment_sum(near.unsqueeze(-1), topology.receivers, topology.num_rows).squeeze(-1)
         return vectors * factors.unsqueeze(-1), repulsion
 

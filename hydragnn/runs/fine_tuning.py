@@ -329,7 +329,10 @@ def merged_limits(start: OpenStart, model: ModelDescription) -> ModelDescription
     pairs |= {(a, b): min(length, pairs.get((a, b), length)) for a, b, length in old.shortest}
     shortest = tuple((a, b, length) for (a, b), length in sorted(pairs.items()))
     species = tuple(sorted({*old.species, *new.species}))
+    # pairs are stiffer where they came nearer
+    stiffness = {(a, b): share for a, b, share in sorted((*(old.stiffness or ()), *(new.stiffness or ())))}
     limits = replace(new, shortest=shortest, share=min(old.share, new.share), species=species)
+    limits = replace(limits, stiffness=tuple((a, b, share) for (a, b), share in sorted(stiffness.items())))
     return replace(model, close_range=limits)
 
 

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.linalg import lsqr
 
 from hydragnn.architectures import GraphStatistics, Statistic
 from hydragnn.datasets.manifest import cutoff_of
+from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import in_ase_units, length_in_angstrom
 from hydragnn.layers import CloseRangeLimits
-from hydragnn.layers.close_range import bonds
+from hydragnn.layers.close_range import USUAL, bonds, nuclear_repulsion, screening
 from hydragnn.models import ModelDescription
 from hydragnn.models.description import MOST_SPECIES, degree_sums, merged_degrees, species_in
 from hydragnn.runs.preparation import BranchData, RunData
@@ -23,6 +26,12 @@ from hydragnn.runs.statistics_cache import Caches, StatisticsCache, digest_of, t
 
 RowOf = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 Reduce = Callable[[NDArray[np.float64]], NDArray[Any]]
+
+SAMPLE, PIECES = 200, 12
+"""Graphs whose forces measure pair forces, and linear pieces of those in the logarithm of distances."""
+
+SOFTEST = 0.15
+"""Least force of a pair at its shortest distance, as a share of that of its nuclei."""
 
 OFTEN = 20
 """Graphs in which pairs of elements have limits of their own: shortest distances of fewer say little about the next graph."""
@@ -144,10 +153,55 @@ def close_range_of(models: Sequence[ModelDescription], data: RunData, caches: Ca
         cutoff = None if reach is None else reach * angstrom
         settings.append(Closest(species=species, cutoff=cutoff, angstrom=angstrom))
     rows = np.concatenate([_rows(*one) for one in zip(data.branches, caches, settings)])
-    return [
-        replace(model, close_range=replace(of.limits(rows), energies=energies_of(model, branch)))
-        for model, of, branch in zip(models, settings, data.branches)
-    ]
+    described = []
+    for model, branch, cache, of in zip(models, data.branches, caches, settings):
+        names = [head.derivatives["forces"] for head in model.heads if "forces" in head.derivatives]
+
+        def measured(branch: BranchData = branch, name: str = names[0] if names else "", of: Closest = of) -> Any:
+            some = branch.split.train[:: max(1, len(branch.split.train) // SAMPLE)]
+            return stiffness_of(branch.store.read(some, [ATOMIC_NUMBERS, name]), name, of.angstrom)
+
+        shares = first_ranks_value(measured, cache.ranks) if names else []
+        limits = replace(of.limits(rows), stiffness=tuple((a, b, share) for a, b, share in shares))
+        limits = replace(limits, energies=energies_of(model, branch))
+        described.append(replace(model, close_range=limits))
+    return described
+
+
+def stiffness_of(batch: GraphBatch, name: str, angstrom: float) -> list[tuple[int, int, float]]:
+    """Return pair forces at the shortest distances, over those of nuclei.
+
+    A force per pair of elements is fitted to a field of forces, by least squares.
+    """
+    field = batch.fields[name]
+    unit = in_ase_units(field.unit, "forces", f"field {name}") if field.unit else 1.0
+    present, every = batch.labelled(name).all(dim=1), edge_vectors(batch).double() * angstrom
+    edges = present[batch.receivers] & (every.norm(dim=1) > 0)
+    if not bool(edges.any()):
+        return []
+    receivers, vectors = batch.receivers[edges].numpy(), every[edges].numpy()
+    ends = batch.nodes[ATOMIC_NUMBERS][torch.stack([batch.senders, batch.receivers])[:, edges]].sort(dim=0).values
+    kinds, pair = (one.numpy() for one in torch.unique(ends, dim=1, return_inverse=True))
+    lengths, nearest = np.linalg.norm(vectors, axis=1), np.full(kinds.shape[1], np.inf)
+    np.minimum.at(nearest, pair, lengths)
+    at = torch.from_numpy(nearest).requires_grad_()
+    energies = nuclear_repulsion(at, *(torch.from_numpy(table[kinds[0], kinds[1]]) for table in screening()))
+    forces_of_nuclei = -torch.autograd.grad(energies.sum(), at)[0].numpy()
+    directions = -vectors * (forces_of_nuclei[pair] / lengths)[:, None]  # [edges, 3]
+    places = PIECES * np.log(lengths / nearest[pair]) / np.log(1.001 * lengths.max() / nearest)[pair]
+    knots = places.astype(np.int64)
+    values = np.concatenate([(1 - places + knots)[:, None] * directions, (places - knots)[:, None] * directions])
+    rows = np.tile(3 * receivers[:, None] + np.arange(3), (2, 1))
+    columns = np.concatenate([knots, knots + 1]) + np.tile((PIECES + 1) * pair, 2)
+    forces = torch.where(present[:, None], batch[name].double() * unit, 0.0).flatten().numpy()
+    shape = (len(forces), (PIECES + 1) * len(nearest))
+    matrix = coo_matrix((values.ravel(), (rows.ravel(), columns.repeat(3))), shape=shape)
+    # damped by the usual misfit: in small cells, images of a pair hide its force, and the usual one stays
+    usual = np.tile(USUAL * 0.5 ** np.arange(PIECES + 1), len(nearest))
+    shares = lsqr(matrix.tocsr(), forces, damp=0.03 * forces.std() + 1e-9, x0=usual)[0][:: PIECES + 1].clip(
+        SOFTEST, 1.0
+    )
+    return [(int(a), int(b), round(float(share), 3)) for a, b, share in zip(*kinds, shares)]
 
 
 def _rows(branch: BranchData, cache: StatisticsCache, closest: Closest) -> NDArray[np.float64]:

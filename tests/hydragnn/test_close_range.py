@@ -10,6 +10,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk
+from ase.calculators.emt import EMT
 
 import hydragnn
 from hydragnn.architectures import architecture_of
@@ -27,7 +28,7 @@ from hydragnn.models import GraphModel, TrainedModel, build_from_description, lo
 from hydragnn.models.branched import build_branched
 from hydragnn.models.description import degree_statistics, make_description
 from hydragnn.models.trained_stack import TrainedStack
-from hydragnn.runs.graph_statistics import Closest
+from hydragnn.runs.graph_statistics import Closest, stiffness_of
 
 CUTOFF = 4.5
 KINDS = ("schnet", "painn", "mace", "egnn", "equivariant_transformer")
@@ -37,9 +38,10 @@ FIELDS = [
     Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
 ]
 HEAD = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": [8]}
-LIMITS = CloseRangeLimits(
+EARLIER = CloseRangeLimits(
     shortest=((29, 29, 2.0), (29, 79, 2.1)), share=0.75, species=(29, 79), cutoff=CUTOFF, energies={"energy": 0.5}
 )
+LIMITS = replace(EARLIER, stiffness=((29, 29, 0.3), (29, 79, 0.2)))
 DIMERS = [("Cu", "Cu", 2.0), ("Cu", "Au", 2.1), ("Au", "Au", 0.75 * 2.72)]
 
 
@@ -110,12 +112,12 @@ def test_nothing_changes_where_atoms_are_as_in_training(kind: str) -> None:
 
 def test_forces_are_minus_the_gradient_in_every_window() -> None:
     model = model_of("painn", seed=3, scale=2.0)
-    for length in (1.2, 1.7, 1.81, 1.85, 1.87, 1.95):  # of 2.0: full, switched, seen as shorter, as it is
+    for length in (0.9, 1.2, 1.7, 1.85, 1.91, 1.95, 1.99):  # of 2.0: nuclei, softer, seen as longer, as it is
         batch = graph(copper(length, "Au"))
         assert max(error for error, _ in force_gaps(model, batch)) < 1e-6
 
 
-@pytest.mark.parametrize("share", [0.94, 0.92, 0.90, 0.82])
+@pytest.mark.parametrize("share", [0.987, 0.945, 0.525])
 def test_second_derivatives_are_continuous_where_windows_begin_and_end(share: float) -> None:
     model = model_of("schnet", seed=2, scale=2.0)
 
@@ -125,6 +127,60 @@ def test_second_derivatives_are_continuous_where_windows_begin_and_end(share: fl
 
     below, above = slope(2.0 * share - 5e-6), slope(2.0 * share + 5e-6)
     assert abs(above - below) < 1e-2 * max(abs(above), abs(below), 1.0)
+
+
+def test_walls_of_earlier_models_stay() -> None:
+    wall, topology = CloseRange(EARLIER).double(), Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2)
+    vectors = torch.tensor([[1.2, 0.0, 0.0], [-1.2, 0.0, 0.0]], dtype=torch.float64)
+    seen, repulsion = wall(vectors, topology, torch.tensor([29, 29]))
+    assert repulsion is not None and float(repulsion.sum()) == pytest.approx(
+        62.1, abs=0.1
+    )  # with its end at the cutoff
+    assert float(seen.norm(dim=1).min()) == pytest.approx(0.92 * 2.0)
+
+
+def crystal(system: str, lattice: float = 1.0) -> Atoms:
+    atoms = bulk("Ni" if system == "AuNi" else system, "fcc", a=lattice * CONSTANTS[system], cubic=True)
+    if system == "AuNi":
+        atoms.symbols[[0, 1]] = "Au"
+    return atoms
+
+
+CONSTANTS = {"Cu": 3.61, "Al": 4.05, "Ag": 4.09, "AuNi": 3.85}
+
+
+@pytest.mark.parametrize("rattle", [0.04, 0.1])
+@pytest.mark.parametrize("system", CONSTANTS)
+def test_pairs_go_on_with_the_forces_of_training_and_end_with_those_of_nuclei(system: str, rattle: float) -> None:
+    random, forces, graphs = np.random.default_rng(0), FIELDS[2], []
+    for seed in range(60):
+        atoms = crystal(system, random.uniform(0.97, 1.04)).repeat((2, 1, 1))
+        atoms.rattle(rattle, seed=seed)
+        atoms.calc = EMT()
+        labels = {"forces": torch.from_numpy(atoms.get_forces())}
+        graphs.append(from_ase(atoms, 5.0).to(dtype=torch.float64).with_fields(labels, fields=[forces]))
+    closest = Closest(species=sorted({int(n) for n in atoms.numbers}), cutoff=5.0, angstrom=1.0)
+    limits = closest.limits(np.array([closest.row(one) for one in graphs]))
+    stiffness = stiffness_of(concatenate(graphs), "forces", 1.0)
+    wall = CloseRange(replace(limits, stiffness=tuple(stiffness))).double()
+    still = crystal(system).repeat(2)
+    number, other = int(still.numbers[0]), int(still.get_distances(0, range(1, len(still)), mic=True).argmin()) + 1
+    apart = still.get_distance(0, other, mic=True, vector=True)
+    shortest = shortest_distances(limits)[number, still.numbers[other]]
+    for length in (0.9 * shortest, 0.8 * shortest, 0.8, 0.5):
+        ends = torch.tensor([[length, 0.0, 0.0], [-length, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+        pair = torch.tensor([number, int(still.numbers[other])])
+        energy = wall(ends, Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2), pair)[1].sum()
+        ours = -2 * float(torch.autograd.grad(energy, ends)[0][0, 0])
+        pushed = still.copy()
+        pushed.positions[0] += apart * (1 - length / np.linalg.norm(apart))
+        pushed.calc = EMT()
+        truth = -float(pushed.get_forces()[0] @ apart) / np.linalg.norm(apart)
+        if length < 1:
+            at = torch.tensor([length], dtype=torch.float64, requires_grad=True)
+            tables = (torch.from_numpy(table[[number], [still.numbers[other]]]) for table in screening())
+            truth = -float(torch.autograd.grad(nuclear_repulsion(at, *tables).sum(), at)[0])
+        assert 0.5 < ours / truth < 2, (length, ours, truth)
 
 
 def test_energies_are_extensive_and_independent_of_the_batch() -> None:
@@ -184,7 +240,10 @@ def test_saved_models_repel_and_those_saved_earlier_do_not(tmp_path: Path) -> No
     content = json.loads(json.dumps(read_sealed(tmp_path / "model.json")))
     former = content["close_range"] | {"crowding": [[29, 14.0], [79, 18.0]], "energies": {"energy": [0.5, [[29, 0.3]]]}}
     del former["species"]  # as 0.2.0 wrote it
-    assert limits_from_json(former) == LIMITS
+    del former["stiffness"]
+    assert limits_from_json(former) == EARLIER
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        limits_from_json(former | {"stiffness": [[29, 29, 1.5]]})
     del content["close_range"], content["model"]["repulsion"]
     write_sealed(tmp_path / "model.json", content)
     earlier = load_model(tmp_path, torch.float64).model
