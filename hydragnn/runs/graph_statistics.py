@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.linalg import lsqr
 
 from hydragnn.architectures import GraphStatistics, Statistic
 from hydragnn.datasets.manifest import cutoff_of
@@ -173,6 +171,9 @@ def stiffness_of(batch: GraphBatch, name: str, angstrom: float) -> list[tuple[in
 
     A force per pair of elements is fitted to a field of forces, by least squares.
     """
+    from scipy.sparse import coo_matrix  # only trainings need them
+    from scipy.sparse.linalg import lsqr
+
     field = batch.fields[name]
     unit = in_ase_units(field.unit, "forces", f"field {name}") if field.unit else 1.0
     present, every = batch.labelled(name).all(dim=1), edge_vectors(batch).double() * angstrom
