@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,8 +21,10 @@ from pathlib import Path
 
 from ase.io import read
 
+import hydragnn
 from hydragnn.datasets import open_store
 from hydragnn.datasets.tools import check_store
+from hydragnn.ensemble.exporting import export
 from hydragnn.record import read_record
 from hydragnn.scripts import cli
 from hydragnn.scripts.report import canvas, where
@@ -60,6 +63,11 @@ def trained(out: Path, _: Path) -> bool:
     return read_record(out).status == "finished"
 
 
+def archive(out: Path, _: Path) -> bool:
+    with zipfile.ZipFile(out) as file:
+        return file.testzip() is None
+
+
 def page(out: Path, _: Path) -> bool:
     return out.read_text(encoding="utf-8").rstrip().endswith("</html>")
 
@@ -67,8 +75,10 @@ def page(out: Path, _: Path) -> bool:
 COMMANDS = {
     "append": Command("data append crystals.h5 more.toml", "crystals.h5", same_graphs),
     "merge": Command("data merge crystals.h5 texts.h5 --out merged.h5", "merged.h5", same_graphs),
+    "build": Command("data build more.toml --out more.h5", "more.h5", same_graphs),
     "convert": Command("data convert crystals.h5 copy.bp", "copy.bp", same_graphs),
     "fine-tune": Command("train tune.toml --out tuned", "tuned", trained, "--resume"),
+    "export": Command("export run --to torch --out model.pt2", "model.pt2", archive),
     "report": Command("report run --out page.html", "page.html", page),
     "label": Command(
         "data label start.xyz --calculator ase.calculators.emt:EMT --allow-code ase.calculators.emt --out labelled.xyz", "labelled.xyz", same_bytes, grows=True
@@ -184,12 +194,20 @@ def fault(command: Command, base: Path, work: Path, reference: Path, call: int, 
     return "; ".join(problems), calls
 
 
+def trace_once(run: Path) -> None:
+    """Let every export of the run write one program, whose tracing takes seconds and writes nothing."""
+    ensemble = hydragnn.load(run)
+    program = export.program_of(export.PlainPotential(ensemble, export.facts_of(ensemble)).eval())
+    export.program_of = lambda potential: program
+
+
 def main() -> None:
     top = Path(sys.argv[1]).resolve()
     for name in LATE:
         import_module(name)
     gc.freeze()
     make_base(top / "base")
+    trace_once(top / "base" / "run")
     canvas.picture = where.picture = lambda *_, **__: "<svg/>"  # drawing takes seconds
     for number, (name, command) in enumerate(COMMANDS.items()):
         reference = top / "reference"

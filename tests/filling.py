@@ -1,13 +1,15 @@
 """Write a file again and again where there is room for more and more bytes, each time in a process of its own; print how each ended.
 
-``python -P filling.py DISK BYTES...``: a file system of so many bytes is mounted at DISK. A line of JSON for each number and kind of file: the
-kind, the number, the exit code, which is minus the signal's number where one ended it, what was printed, and what lies there afterwards.
+``python -P filling.py DISK WAY BYTES...``: WAY is ``disk``, where a file system of so many bytes is mounted at DISK, or ``limit``, where no
+file may have more. A line of JSON for each number and kind of file: the kind, the number, the exit code, which is minus the signal's number
+where one ended it, what was printed, and what lies there afterwards.
 """
 
 import ctypes
 import gc
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -56,18 +58,20 @@ def write_predictions(path: Path) -> None:
         raise
 
 
-def attempt(kind: str, path: Path) -> int:
-    message = ""
+def attempt(kind: str, path: Path, limit: int) -> int:
+    message, (_, hard) = "", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         (write_store if kind.startswith("store") else write_predictions)(path)
     except InputError as error:
         message = f"{error}\n"
     gc.collect()  # what engines keep is taken apart
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     sys.stdout.write(message)
     return 2 if message else 0
 
 
-def in_a_process(kind: str, path: Path) -> tuple[int, str]:
+def in_a_process(kind: str, path: Path, limit: int) -> tuple[int, str]:
     """The exit code and what was printed."""
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
@@ -76,7 +80,7 @@ def in_a_process(kind: str, path: Path) -> tuple[int, str]:
                 os.dup2(output.fileno(), descriptor)
             code = 1
             try:
-                code = attempt(kind, path)
+                code = attempt(kind, path, limit)
             finally:
                 sys.stdout.flush()
                 LIBC.exit(code)  # with the ends of libraries in C, without Python's, which takes a second
@@ -86,17 +90,17 @@ def in_a_process(kind: str, path: Path) -> tuple[int, str]:
 
 
 def main() -> None:
-    disk = Path(sys.argv[1])
+    disk, way = Path(sys.argv[1]), sys.argv[2]
     gc.freeze()
-    for kind, size in product(KINDS, map(int, sys.argv[2:])):
-        if LIBC.mount(b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={max(size, 4096)}".encode()):
+    for kind, size in product(KINDS, map(int, sys.argv[3:])):
+        if way == "disk" and LIBC.mount(b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={max(size, 4096)}".encode()):
             raise OSError(ctypes.get_errno(), "a file system cannot be mounted here")
-        code, text = in_a_process(kind, disk / kind)
+        code, text = in_a_process(kind, disk / kind, size if way == "limit" else resource.RLIM_INFINITY)
         left = list(disk.iterdir())
         print(json.dumps([kind, size, code, text, [path.name for path in left]]), flush=True)
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if LIBC.umount2(os.fsencode(disk), 2):
+        if way == "disk" and LIBC.umount2(os.fsencode(disk), 2):
             raise OSError(ctypes.get_errno(), "a file system cannot be taken away")
 
 

@@ -111,5 +111,5 @@ def test_a_fault_of_a_command_leaves_its_output_whole_or_absent_and_a_repeat_com
     environment = {**os.environ, "LD_PRELOAD": str(preloaded("faulting")), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1200)
     rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == 3 * 11, run.stderr
+    assert len(rows) == 3 * 13, run.stderr
     assert [row for row in rows if row[3]] == []

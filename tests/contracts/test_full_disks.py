@@ -1,4 +1,4 @@
-"""A disk that fills up ends stores and predictions in one sentence: engines in C would end the process."""
+"""Full disks and limits of files end stores and predictions in one sentence: engines in C would end the process."""
 
 import json
 import os
@@ -14,13 +14,14 @@ from hydragnn.base.files import write_atomically
 
 SIZES = [0, 1 << 16, 1_900_000, 20_000_000]
 """From no room at all, through what is reserved first and every piece, to enough."""
+superuser = pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="superusers of Linux mount disks")
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="the superuser of Linux mounts file systems")
-def test_where_there_is_no_room_a_sentence_says_so_and_nothing_is_left(tmp_path: Path) -> None:
-    words = [sys.executable, "-P", tests.filling.__file__, str(tmp_path), *map(str, SIZES)]
-    run = subprocess.run(["unshare", "--mount", *words], capture_output=True, text=True)
-    if "cannot be mounted" in run.stderr or "unshare failed" in run.stderr:
+@pytest.mark.parametrize("way", [pytest.param("disk", marks=superuser), "limit"])
+def test_where_there_is_no_room_a_sentence_says_so_and_nothing_is_left(tmp_path: Path, way: str) -> None:
+    words = [sys.executable, "-P", tests.filling.__file__, str(tmp_path), way, *map(str, SIZES)]
+    run = subprocess.run([*(["unshare", "--mount"] if way == "disk" else []), *words], capture_output=True, text=True)
+    if way == "disk" and ("cannot be mounted" in run.stderr or "unshare failed" in run.stderr):
         pytest.skip("file systems cannot be mounted here")
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(rows) == len(tests.filling.KINDS) * len(SIZES), run.stderr

@@ -122,6 +122,16 @@ def dying(folder: Path, **settings: Any) -> Path:
     return folder / "dying.toml"
 
 
+@needs_mpirun
+def test_a_killed_rank_of_mpi_ends_the_job_and_what_it_left_gives_way(build: Build, tmp_path: Path) -> None:
+    out = tmp_path / "there" / "store.h5"
+    code, said = build(2, dying(tmp_path / "source", dies=1), "--out", out)
+    assert code != 0 and "BAD TERMINATION" in said, said
+    assert not (out / "manifest.json").exists()
+    assert [code for code, _ in steps(2, dying(tmp_path / "whole"), "--out", out)] == [0, 0]
+    assert len(open_store(out)) == SLOW_GRAPHS and check_store(out) == []
+
+
 def test_ranks_of_a_job_step_without_mpi_build_the_store_of_one_process(source: Path, tmp_path: Path) -> None:
     (code, said), (silent, nothing) = steps(2, source, "--out", tmp_path / "store.h5")
     assert (code, silent, nothing) == (0, 0, "") and "fingerprint" in said, said
