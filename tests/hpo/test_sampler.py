@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clockwork import after
+from scipy.optimize import approx_fprime, minimize
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
@@ -19,6 +20,7 @@ from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
 from hydragnn.hpo.costs import Estimates
+from hydragnn.hpo.sampling import gaussian
 from hydragnn.hpo.sampling.gaussian import Coordinates, Outlook, likely_kernel, normal_scores
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
 from hydragnn.hpo.sampling.proposals import Proposals
@@ -332,6 +334,20 @@ def test_lengths_are_short_where_something_changes() -> None:
     kernel = likely_kernel(points, (scores - scores.mean()) / scores.std(), np.arange(3))
     assert kernel.scales[1] > 3 * max(kernel.scales[0], kernel.scales[2])
     assert kernel.noise < 0.01
+
+
+def test_the_gradient_that_lengths_are_found_by_is_that_of_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    differences = []
+
+    def spy(improbability: Any, start: Any, **options: Any) -> Any:
+        at = start + np.linspace(-0.3, 0.3, len(start))
+        differences.append(approx_fprime(at, lambda logs: improbability(logs)[0], 1e-6) - improbability(at)[1])
+        return minimize(improbability, start, **options)
+
+    monkeypatch.setattr(gaussian, "minimize", spy)
+    points = np.random.default_rng(1).random((30, 4))
+    likely_kernel(points, points[:, 0] - 0.5, np.array([0, 1, 1, 2]))
+    assert differences[0] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_trials_count_by_their_place_the_highest_rung_first_and_failed_ones_last() -> None:

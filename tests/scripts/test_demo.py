@@ -17,7 +17,7 @@ from hydragnn.hpo.settings import read_campaign
 from hydragnn.hpo.space.points import space_of
 from hydragnn.scripts.demo import make_alloys, make_plates, make_polycrystals
 from hydragnn.scripts.demo.alloys import labelled_alloy
-from hydragnn.scripts.demo.plates import LOSS, labelled_plate
+from hydragnn.scripts.demo.plates import LOSS, labelled_plate, random_plate, shares
 from hydragnn.scripts.demo.polycrystals import conductivities, fluxes, labelled_polycrystal, microstructure
 
 SAMPLES = {"alloys": labelled_alloy, "polycrystals": labelled_polycrystal, "plates": labelled_plate}
@@ -99,3 +99,14 @@ def test_plates_are_cold_on_their_pipes_and_no_hotter_than_without_them() -> Non
         assert (graph["temperature"] >= -1e-6).all()
         # maximum principle: at the hottest point the source at most balances the loss to the air
         assert float(graph["temperature"].max()) <= 1.05 * float(graph["source"].max()) / LOSS
+
+
+def test_compliance_is_close_to_the_sum_over_vertices_which_share_the_area_of_the_plate() -> None:
+    graph = labelled_plate(2, seed=0)
+    lumped = (graph["share"] * graph["source"] * graph["temperature"]).sum()
+    # one value per vertex stands for its whole share on a mesh of ten cells across
+    assert float(graph["compliance"]) == pytest.approx(float(lumped), rel=0.25)
+    plate = random_plate(np.random.default_rng(0))
+    holes = np.pi * (plate.pipes[:, 2] ** 2).sum()
+    # pipes are polygons of at least eight sides: up to a tenth less than their circles
+    assert shares(plate).sum() == pytest.approx(plate.points[:, 0].max() - holes, abs=0.1 * holes)
