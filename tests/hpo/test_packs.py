@@ -77,6 +77,14 @@ def test_packs_begin_at_the_rate_and_are_not_late_in_their_turn(launcher: PackLa
         assert ends[node] > turn + PATIENCE - 0.6
 
 
+def test_packs_that_wait_end_with_the_launcher(launcher: PackLauncher, tmp_path: Path) -> None:
+    for number in range(len(NODES)):
+        launcher.start(task(tmp_path, number))
+    launcher.close()
+    time.sleep(2 / RATE)
+    assert len(started(tmp_path)) <= BURST
+
+
 HANG = 3.0  # seconds
 WORKERS = 4
 MODULE = """
