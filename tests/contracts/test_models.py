@@ -30,6 +30,7 @@ SUITES: list[tuple[str, dict[str, Any]]] = [
     ("mace", {**OF_DEGREE_TWO, **AROUND["equivariant"]}),
     ("egnn", {**MOVING, **AROUND["checkpointing"], **AROUND["equivariant"]}),
     *((kind, AROUND["clusters"]) for kind in ("gin", "relational", "mace")),
+    ("pna", {**AROUND["clusters"], **AROUND["linear"], **AROUND["film"]}),
     ("painn", {**AROUND["clusters"], **AROUND["checkpointing"]}),
     ("schnet", MOVING),
     ("egnn", {**MOVING, "movement": "mean", "residual": False}),
