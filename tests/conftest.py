@@ -167,5 +167,5 @@ def slurm_module() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def slurm(slurm_module: ModuleType) -> Iterator[Any]:
-    with slurm_module.Cluster(nodes=4) as cluster:
+    with slurm_module.Cluster(4, 4, 4, 4) as cluster:
         yield cluster

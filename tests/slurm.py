@@ -66,10 +66,10 @@ def why_not() -> str:
 
 
 class Cluster:
-    """So many nodes with so many cores each (more than the machine has, if need be); use as a context manager."""
+    """Nodes with so many cores (more than the machine has, if need be); use as a context manager."""
 
-    def __init__(self, nodes: int, cores: int = 4) -> None:
-        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+    def __init__(self, *cores: int) -> None:
+        self.names = [f"n{number}" for number in range(1, len(cores) + 1)]
         self._cores = cores
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # a short path, because sockets allow no long ones
@@ -136,10 +136,10 @@ class Cluster:
         host, ports = socket.gethostname().partition(".")[0], _free_ports(len(self.names) + 1)
         text = CONFIGURATION.format(folder=self._folder, host=host, port=ports[0])
         hosts = f"127.0.0.1 localhost {host}\n"
-        for number, (name, port) in enumerate(zip(self.names, ports[1:]), start=1):
+        for number, (name, port, cores) in enumerate(zip(self.names, ports[1:], self._cores), start=1):
             text += (
-                f"NodeName={name} NodeHostname={name} NodeAddr=127.0.1.{number} Port={port} CPUs={self._cores} Boards=1 "
-                f"SocketsPerBoard=1 CoresPerSocket={self._cores} ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN\n"
+                f"NodeName={name} NodeHostname={name} NodeAddr=127.0.1.{number} Port={port} CPUs={cores} Boards=1 "
+                f"SocketsPerBoard=1 CoresPerSocket={cores} ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN\n"
             )
             hosts += f"127.0.1.{number} {name}\n"
         nodes = f"n[1-{len(self.names)}]"

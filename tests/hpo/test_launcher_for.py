@@ -125,7 +125,7 @@ def test_a_search_on_auto_leaves_every_worker_its_memory_and_every_rank_its_core
     launcher.close()
 
 
-def test_steps_take_what_the_smallest_node_has_and_nodes_without_gpus_idle(settings: Settings, tmp_path: Path) -> None:
+def test_nodes_carry_what_they_can(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = (*alike(["n1"], 8, 4), *alike(["n2", "n3"], 4, 2), *alike(["n4"], 64))
     unequal = Allocation(by="slurm", nodes=nodes)
     launcher = launcher_for(settings(nodes_per_trial=[1, 2]), unequal, tmp_path)
@@ -143,3 +143,7 @@ def test_steps_take_what_the_smallest_node_has_and_nodes_without_gpus_idle(setti
     packs = launcher_for(settings(trials_per_node=4), unequal, tmp_path)
     assert isinstance(packs, PackLauncher) and packs.sizes == {}
     assert packs.slots == ("n1/0", "n2/0", "n3/0", "n1/1", "n2/1", "n3/1", "n1/2", "n1/3")
+    started = list[tuple[str, ...]]()
+    monkeypatch.setattr(packs, "_new_pack", started.append)
+    packs._start_packs("n1")
+    assert started == [("n1",), ("n2", "n3")]

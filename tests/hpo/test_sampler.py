@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clockwork import after
-from scipy.optimize import approx_fprime, minimize
+from scipy import optimize
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
@@ -20,7 +20,6 @@ from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import campaign_history, run_search
 from hydragnn.hpo.costs import Estimates
-from hydragnn.hpo.sampling import gaussian
 from hydragnn.hpo.sampling.gaussian import Coordinates, Outlook, likely_kernel, normal_scores
 from hydragnn.hpo.sampling.process import Question, SamplerProcess
 from hydragnn.hpo.sampling.proposals import Proposals
@@ -341,10 +340,11 @@ def test_the_gradient_that_lengths_are_found_by_is_that_of_the_probability(monke
 
     def spy(improbability: Any, start: Any, **options: Any) -> Any:
         at = start + np.linspace(-0.3, 0.3, len(start))
-        differences.append(approx_fprime(at, lambda logs: improbability(logs)[0], 1e-6) - improbability(at)[1])
-        return minimize(improbability, start, **options)
+        numbers = optimize.approx_fprime(at, lambda logs: improbability(logs)[0], 1e-6)
+        differences.append(numbers - improbability(at)[1])
+        return optimize.minimize(improbability, start, **options)
 
-    monkeypatch.setattr(gaussian, "minimize", spy)
+    monkeypatch.setattr("hydragnn.hpo.sampling.gaussian.minimize", spy)
     points = np.random.default_rng(1).random((30, 4))
     likely_kernel(points, points[:, 0] - 0.5, np.array([0, 1, 1, 2]))
     assert differences[0] == pytest.approx(0.0, abs=1e-3)

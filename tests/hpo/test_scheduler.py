@@ -21,6 +21,7 @@ from hydragnn.hpo.scheduling.events import (
     Close,
     Ending,
     Event,
+    Exhausted,
     Failed,
     Launched,
     Opened,
@@ -238,6 +239,11 @@ COURSES: dict[str, Any] = {
             (12, failed(0), "failed 0"),
         ],
         lambda state: state.trials[0].failure.kind == "timeout",
+    ),
+    "an exhausted space ends the campaign after what was proposed": (
+        Plan(trials=10, rungs=(1,)),
+        "a",
+        [(0, proposed(0), "start 0 on a"), (1, reached(0), "finished 0"), (1, Exhausted(trial=1), "close: finished")],
     ),
     "parts of batches that are searched are not doubled when memory runs out": (
         Plan(trials=1, rungs=(1,)),

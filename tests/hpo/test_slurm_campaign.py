@@ -21,6 +21,7 @@ from hydragnn.hpo import CampaignStatus, campaign_history, campaign_settings, ru
 from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.allocation_launcher import Limits
+from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import read_allocation, site_of
 from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.scheduling.events import Event, Failed, Probed, node_of
@@ -54,7 +55,7 @@ class Followed:
 @pytest.fixture(scope="module")
 def cluster(slurm_module: Any) -> Iterator[Any]:
     """Nodes of their own, because some die for good."""
-    with slurm_module.Cluster(nodes=NODES, cores=2) as cluster:
+    with slurm_module.Cluster(*[2] * NODES) as cluster:
         yield cluster
 
 
@@ -222,6 +223,28 @@ def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
     state = replay(out / "journal.jsonl")
     assert followed.failures() == [] and not [event for _, event in followed.events if isinstance(event, Probed)]
     assert not state.health and {trial.attempt for trial in state.trials.values()} == {1}
+
+
+def test_nodes_of_different_sizes_carry_trials_by_their_own(
+    slurm_module: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with slurm_module.Cluster(8, 4, 4) as cluster:
+        for name, value in {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}"}.items():
+            monkeypatch.setenv(name, value)
+        subprocess.run(["salloc", "-N3", "--no-shell", "--time=60"], check=True, capture_output=True)
+        monkeypatch.setenv("SLURM_JOB_ID", printed("squeue", "-h", "-o", "%i").strip())
+        monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")  # as a script on the first node sees it
+        allocation = read_allocation(os.environ)
+        steps = fake_launcher(monkeypatch)
+        packs = PackLauncher(site_of(allocation), allocation, shares=8, log=tmp_path / "log", module="fake.training")
+        for launcher, slots, sizes in ((steps, 3, {"n1": 1.0, "n2": 0.5, "n3": 0.5}), (packs, 16, {})):
+            followed, notes, out = Followed(), list[str](), tmp_path / str(slots)
+            campaign = settings(trials=5, rungs=[], trials_per_node=1 if launcher is steps else 8)
+            result = run_search(campaign, out, launcher=launcher, on_event=followed, on_note=notes.append)
+            assert (result.trials["finished"], followed.failures()) == (5, [])
+            used = {node_of(slot) for _, uses in followed.uses for one in uses.values() for slot in one}
+            assert (used, replay(out / "journal.jsonl").plan.sizes) == ({"n1", "n2", "n3"}, sizes)
+            assert notes == [f"nodes differ: 1 node with 8 cores, 2 nodes with 4 cores; {slots} slots for trials"]
 
 
 def jobs() -> dict[str, str]:

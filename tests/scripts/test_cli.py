@@ -58,6 +58,14 @@ def test_a_run_is_continued_by_its_folder_and_repeated_by_its_file(call: Call, s
     assert "the store has no field momentum; did you mean moment" in call("train", str(bad), "--out", one)[2]
 
 
+@pytest.mark.parametrize(
+    "command", ["quickstart", "train", "search", "status", "ensemble", "predict", "report", "doctor", "kernels compile"]
+)
+def test_every_command_teaches(command: str, call: Call) -> None:
+    code, out, _ = call(*command.split(), "--help")
+    assert code == 0 and "--json" in out
+
+
 def test_what_there_is_not_is_none_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     show({"best trial": None}, as_json=False)
     assert capsys.readouterr().out.split() == ["best", "trial", "none"]
