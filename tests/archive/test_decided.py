@@ -14,6 +14,7 @@ from clockwork import LATER_RULES
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import digest
+from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.journal import courses, replay
 from hydragnn.hpo.lines import encode_line
 from hydragnn.hpo.preflight import open_campaign
@@ -68,3 +69,13 @@ def test_a_campaign_whose_trials_shared_a_process_is_read(tmp_path: Path, number
     (folder / "campaign.json").write_text(json.dumps(table))
     assert campaign_status(folder).trials["finished"] == 2
     assert open_campaign(folder).to_json() == open_campaign(HERE / "campaign-v2").to_json()
+
+
+def test_a_campaign_is_read_whole() -> None:
+    campaign = HERE / "campaign-v2"
+    status = campaign_status(campaign)
+    assert (status.status, status.planned, status.trials["finished"], status.trials["paused"]) == ("finished", 5, 2, 1)
+    assert (status.best.trial, round(status.best.value, 6)) == (0, 0.865196)
+    kinds = [trial.failure.partition(":")[0] for trial in campaign_history(campaign).trials if trial.status == "failed"]
+    assert kinds == ["diverged", "diverged"]
+    assert [record.status for _, record, _ in campaign_records(campaign)].count("finished") == 2

@@ -150,6 +150,7 @@ DAMAGED: dict[str, Change] = {
     # what the manifest says
     "no JSON": text(b"{"),
     "no text": text(b"\xff\xfe{}"),
+    "nothing": text(b""),
     "a list": text(b"[]"),
     "nested without end": text(b"[" * 100_000),
     "a number of ten thousand digits": text(b'{"format": ' + b"9" * 10_000 + b"}"),
@@ -179,6 +180,9 @@ DAMAGED: dict[str, Change] = {
     "a part of negative graphs": saying("graphs", -12, "parts", 0),
     "a part of NaN nodes": saying("nodes", float("nan"), "parts", 0),
     "a part above": saying("name", "../part-00000.h5", "parts", 0),
+    "a part in a folder above": saying("name", "a/../../b.h5", "parts", 0),
+    "a part at the root": saying("name", "/etc/passwd", "parts", 0),
+    "a part that is the folder": saying("name", ".", "parts", 0),
     "a part without files": saying("files", {}, "parts", 0),
     "files above": saying("files", {"../../x": {"bytes": 1, "blake2b": ""}}, "parts", 0),
     "blocks of another sum": saying("blocks", [[12, 1, 1]], "parts", 0),
@@ -203,6 +207,7 @@ DAMAGED: dict[str, Change] = {
     "edges without order": put("receivers", slice(0, 3), [3, 0, 2]),
     "nodes that stop before they begin": put("node_stops", 2, 1),
     "edges that stop beyond all": put("edge_stops", 11, 10**12),
+    "negative stops": put("node_stops", 0, -4),
     "positions that are no numbers": put("positions", 0, np.nan),
     "an infinite label": put("graph/moment", 3, np.inf),
     "a class that there is not": put("node/kind", 3, 7),
@@ -213,6 +218,10 @@ DAMAGED: dict[str, Change] = {
     "reals for indices": instead("senders", lambda file, before: before.astype("f8")),
     "a scalar as array": instead("node/charge", lambda file, before: 1.0),
     "texts as array": instead("node/charge", lambda file, before: ["x"] * len(before)),
+    "complex numbers": instead("node/charge", lambda file, before: before.astype("c8")),
+    "references as array": instead(
+        "node/charge", lambda file, before: np.array([file.ref] * len(before), dtype=h5py.ref_dtype)
+    ),
     "rows of any length": instead(
         "node/charge",
         lambda file, before: file.create_dataset("node/charge", before.shape, h5py.vlen_dtype("f4")) and None,

@@ -296,6 +296,22 @@ def test_rectangular_arrays_with_shared_positions_and_edges_from_a_cutoff(tmp_pa
     torch.testing.assert_close(edge_vectors(actual).norm(dim=1), torch.ones(2 * 27 * 6, dtype=torch.float64))
 
 
+def test_grain_tables(tmp_path: Path) -> None:
+    rows = "7,0,0,0.1,5\n7,1,0,0.2,6\n3,0,0,0.3,7\n7,2,0,0.4,8\n3,1,1,0.5,9\n"
+    (tmp_path / "grains.csv").write_text(f"graph,x,y,phi,size\n{rows}")
+    (tmp_path / "contacts.csv").write_text("graph,sender,receiver,area\n7,0,1,2.0\n3,0,1,4.0\n7,1,2,3.0\n")
+    (tmp_path / "micro.csv").write_text("graph,stiffness\n7,70.0\n3,30.0\n")
+    texture = {"name": "texture", "on": "node", "shape": [2], "key": ["phi", "size"]}
+    fields = texture, {"name": "area", "on": "edge"}, {"name": "stiffness", "on": "graph", "role": "target"}
+    more = {"edges": "contacts.csv", "graphs": "micro.csv", "positions": ["x", "y"], "undirected": True}
+    actual = built(tmp_path, **table_of("grains", "grains.csv", *fields, **more))
+    assert actual.counts("node").tolist() == [2, 3] and actual["stiffness"].tolist() == [30.0, 70.0]
+    assert actual.positions.tolist() == [[0, 0], [1, 1], [0, 0], [1, 0], [2, 0]]
+    torch.testing.assert_close(actual["texture"], torch.tensor([[0.3, 7], [0.5, 9], [0.1, 5], [0.2, 6], [0.4, 8]]))
+    contacts = {(int(s), int(r), float(a)) for s, r, a in zip(actual.senders, actual.receivers, actual["area"])}
+    assert contacts == {(0, 1, 4.0), (1, 0, 4.0), (2, 3, 2.0), (3, 2, 2.0), (3, 4, 3.0), (4, 3, 3.0)}
+
+
 SIDES: dict[str, tuple[list[list[int]], bool | None, list[list[int]] | str]] = {
     "both sides": ([[0, 1], [1, 0], [1, 2], [2, 1]], None, [[0, 1], [1, 0], [1, 2], [2, 1]]),
     "both sides, and more asked for": ([[0, 1], [1, 0]], True, "the pair 0, 1 is listed in both directions"),

@@ -1,5 +1,6 @@
 """Stores whose counts, shapes, dtypes or bits are not those that were written are told before a model learns from them."""
 
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,11 @@ def test_a_changed_text_is_told_by_the_check_and_to_its_reader(store: MemoryStor
     refuses(r"texts.gz cannot be read .*; copy the store again", list, batch.texts["name"])
     file.unlink()
     refuses(r"texts.gz is missing; copy the whole store again", open_store, path)
+
+
+def test_what_a_killed_writer_left_is_replaced(path: Path, store: MemoryStore) -> None:
+    (path / "manifest.json").rename(path / ".manifest.json.123.tmp")
+    shutil.copy(path / ".manifest.json.123.tmp", path / f"part-00000{path.suffix}.json")
+    with StoreWriter(path, store.fields(), dim=3) as writer:
+        writer.write(store.read(range(5)))
+    assert len(open_store(path)) == 5

@@ -1,5 +1,7 @@
 """Stores that become one: merged, grown, or read side by side."""
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +11,10 @@ import pytest
 import torch
 
 import hydragnn
-from hydragnn.datasets import MemoryStore, StoreWriter, check_store, make_split, open_store
+from hydragnn.datasets import MemoryStore, StoreWriter, check_store, make_split, merging, open_store
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.graphs import Field
+from tests.forked import SERVER
 from tests.refusals import refuses
 
 Write = Callable[..., Path]
@@ -105,3 +108,21 @@ def test_a_training_on_two_stores_is_that_on_the_merged_one(write: Write, tmp_pa
     assert counts == [60, 60]
     for stores, words in {(parts[0], parts[0]): "names each of them once", (): "give at least one"}.items():
         refuses(words, hydragnn.train, {**table, "data": {"store": [*map(str, stores)]}}, tmp_path / "no")
+
+
+def killed_append(*stores: Path) -> None:
+    merging.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    merging.append_store(*stores)
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".bp"])
+def test_a_killed_append_leaves_the_store_as_it_was(suffix: str, write: Write) -> None:
+    first, second = write(f"a{suffix}", range(20)), write("b.h5", range(20, 50))
+    fingerprint = open_store(first).fingerprint
+    process = SERVER.Process(target=killed_append, args=(first, second))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL and (first / f"part-00001{suffix}").exists()
+    assert open_store(first).fingerprint == fingerprint and check_store(first) == []
+    assert hydragnn.append_store(first, second).graphs == 50 and check_store(first) == []
+    assert not [*first.parent.glob(".*")]

@@ -176,8 +176,7 @@ import sqlite3, sys
 from pathlib import Path
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import build_store, open_store, read_build_settings
-sys.path.append("tests/hpo")
-from rings import write_rings
+from tests.charged_rings import write_rings
 folder = Path(sys.argv[1])
 write_rings(folder / "s.h5", 8)
 print(len(open_store(folder / "s.h5")))

@@ -130,11 +130,12 @@ def drawn(kind: str) -> np.ndarray:
         "polycrystals": (grains, 6 * grains - random.integers(0, 6, 700)),
         "plates": (points, 5 * points + random.integers(-20, 100, 400)),
         "molecules": (atoms := random.integers(3, 30, 2000), atoms * (atoms - 1) * 3 // 5),
+        "crystals": (np.full(2000, 64), random.normal(2372, 150, 2000).astype(np.int64)),
     }
     return np.stack(sizes[kind], axis=1)
 
 
-@pytest.mark.parametrize("kind", ["supercells", "polycrystals", "plates", "molecules"])
+@pytest.mark.parametrize("kind", ["supercells", "polycrystals", "plates", "molecules", "crystals"])
 def test_shapes_of_a_store_cost_at_most_eight_percent_in_epochs_that_were_not_looked_at(kind: str) -> None:
     graphs = drawn(kind)
 

@@ -29,7 +29,7 @@ WRITTEN = {
         "kJ/mol/nm": units.kJ / units.mol / units.nm,
     },
     "stress": {
-        **dict.fromkeys(["eV/A^3", "eV/A3", "eV/Å³", "eV/Angstrom**3"], 1.0),
+        **dict.fromkeys(["eV/A^3", "eV/A3", "eV/Å³", "eV/Angstrom**3", "eV A⁻³", "eV / (Å ** 3)"], 1.0),
         "GPa": units.GPa,
         "kbar": 0.1 * units.GPa,
         "Ha/bohr^3": HA_PER_BOHR3,

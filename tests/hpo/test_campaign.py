@@ -182,7 +182,7 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
     ("change", "message"),
     [
         ({"rungs": [1, 6]}, "below it"),
-        ({"objective": "valid/momen/mae"}, "not recorded"),
+        ({"objective": "valid/momen/mae"}, "not recorded; valid: valid/loss, throughput, valid/moment/mae"),
         ({"objective": {"dipole": 1.0}}, "no head predicts dipole"),
         ({"warm_start": ["nowhere"]}, "neither a campaign"),
         ({"nodes_per_trial": [3, 2]}, r"nodes_per_trial = \(3, 2\); give the smallest"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import Settings, ends, reports_until
+from campaigns import Settings, course, ends, read_journal, reports_until
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import LocalLauncher, campaign, campaign_history, campaign_settings, run_search
@@ -22,7 +22,7 @@ from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.local import gpus_of_workers, own_gpus
 from hydragnn.hpo.scheduling.events import Failed
-from tests.forked import Forked
+from tests.forked import SERVER, Forked
 
 PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -114,6 +114,32 @@ def until(found: Callable[[], list[Any]], count: int = 1) -> list[Any]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return result
+
+
+def weights_of(out: Path) -> dict[str, bytes]:
+    return {path.parts[-3]: path.read_bytes() for path in sorted(out.glob("trials/*/model/weights.safetensors"))}
+
+
+def search_by_two_ranks(settings: Any, out: Path) -> None:
+    result = run_search(settings, out, resume=True, launcher=LocalLauncher(1, ranks=2))
+    assert (result.status, result.trials["failed"]) == ("finished", 0)
+
+
+def test_a_search_by_two_ranks_has_the_same_bits_after_its_controller_was_killed(layouts: Any, tmp_path: Path) -> None:
+    settings, out = campaign_settings(layouts, tmp_path / "CAMPAIGN.toml"), tmp_path / "killed"
+    controller = SERVER.Process(target=search_by_two_ranks, args=(settings, out))
+    controller.start()
+    until(lambda: list(out.glob("trials/0000/heartbeat")))
+    ranks = [one for worker in psutil.Process(controller.pid).children() for one in worker.children(recursive=True)]
+    controller.kill()
+    controller.join()
+    assert len(ranks) >= 3 and not psutil.wait_procs(ranks, timeout=PATIENCE)[1]
+    before = len(read_journal(out / "journal.jsonl"))
+    for name in ("killed", "undisturbed"):
+        search_by_two_ranks(settings, tmp_path / name)
+    assert len(read_journal(out / "journal.jsonl")) > before
+    assert course(out) == course(tmp_path / "undisturbed")
+    assert weights_of(out) == weights_of(tmp_path / "undisturbed") != {}
 
 
 def test_a_rank_without_memory_teaches_the_campaign_whoever_ends_it(layouts: dict[str, Any], tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def store_with(folder: Path, text: str) -> Path:
 
 def test_what_steers_a_terminal_is_written_out_and_the_rest_stays() -> None:
     assert visible(STEERING) == WRITTEN_OUT
+    assert visible("a\u2066\u200f\u061cb") == "a\\u2066\\u200f\\u061cb"
     assert visible("Å³\tμ\n[e/Å]") == "Å³\tμ\n[e/Å]"
 
 

@@ -97,6 +97,8 @@ WRONG = {
     'hydragnn.train("run.toml", "new", memory=4)': "memory = 4 (int) is no text",
     'hydragnn.build_ensemble("run", "new", top_k=0)': "top_k = 0 is out of range; give at least 1",
     'hydragnn.build_ensemble("run", "new", baselines="a:b")': "baselines = 'a:b' (str) is no list of texts",
+    'hydragnn.build_store("build.toml", "new.h5", workers=None)': "workers = None is no value",
+    'hydragnn.load("run", allow_code=5)': "allow_code = 5 (int) is no list of texts",
     'hydragnn.predict("run", "own.h5", "p.h5", resume=torch.ones(2))': "is no truth value",
     'hydragnn.export("run", "new.pt2", ["torch"])': "to = ['torch'] (list) is no text",
     'hydragnn.load("a\\0b")': "is no path",

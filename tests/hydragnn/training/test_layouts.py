@@ -174,6 +174,7 @@ def test_ranks_that_are_killed_go_on_with_the_same_bits(together: dict[str, Path
     for process in processes:
         process.kill()
         process.wait(60)
+    assert read_record(tmp_path / "cut").status != "finished"
     finish(*start({tmp_path / "cut": config}, 2, "--resume"))
     assert same_bits(tmp_path / "cut", together["shards, never killed"])
 

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,23 @@ def rewritten(checkpoint: Path, **changes: Any) -> None:
     content.pop("checksum")
     content["checksum"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (checkpoint / "state.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(name: str, checkpoint: Path, trained: Trained) -> None:
+    sound, generator = (checkpoint / name).read_bytes(), random.Random(3)
+    for place in [0, 7, 8, len(sound) - 1, *generator.choices(range(len(sound)), k=6)]:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << generator.randrange(8)
+        with suppress(ValueError):
+            if json.loads(damaged) == json.loads(sound):  # the e of a number that became an E
+                continue
+        (checkpoint / name).write_bytes(damaged)
+        words = rf"{name}.*(damaged|is not valid JSON|unknown key|missing key|has no version)"
+        with pytest.raises(InputError, match=words):
+            trained(resume=True)
+    (checkpoint / name).write_bytes(sound)
+    assert trained(resume=True).status == "finished"
 
 
 HUGE = 10**15
