@@ -17,7 +17,6 @@ LOOPS = Extension(
         "hydragnn/kernels/cpu/along.h",
         "hydragnn/kernels/cpu/elementwise.h",
         "hydragnn/kernels/cpu/powers.h",
-        "hydragnn/kernels/cpu/softmax.h",
         "hydragnn/kernels/cpu/table.h",
         "hydragnn/kernels/cpu/trilinear.h",
         "hydragnn/kernels/cpu/vectors.h",

@@ -246,9 +246,9 @@ class Spacing(Detector):
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the distance in words, over the nearest in training."""
         is_finer = spacings_of(view)[graph, channel] < self.bounds[0, channel]
-        which, limit = ("mean", "largest")[channel], ("least", "most")[1 - is_finer]
+        which, side = ("mean", "largest")[channel], ("below the least", "beyond the most")[1 - is_finer]
         factor = np.exp(-value if is_finer else value)
-        return f"the {which} distance of its nodes to their nearest neighbours is {factor:.2g} times the {limit} in the training data"
+        return f"the {which} distance of its nodes to their nearest neighbours is {side} in the training data ({factor:.2g} times)"
 
     @classmethod
     def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spacing":

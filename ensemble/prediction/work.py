@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.distributed.group import Group
-from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.ensemble import UNKNOWN, Ensemble
 from hydragnn.ensemble.members.member import MemberOutcome
 from hydragnn.ensemble.members.plan import Chunk, Chunks
 from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened
@@ -36,7 +36,8 @@ LONGEST = 200
 """Characters of a reason that is counted."""
 
 _OWN = re.compile(
-    r" \([^()]*\d[^()]*\)|, [\d.e+-]+ of .*|(?<=node|atom|edge) \d+|(?<=nodes|atoms|edges|graph) \d+( and \d+)*"
+    r" \([^()]*\d[^()]*\)|, [\d.e+-]+ of .*|^.*?(?:structure|frame|molecule|graph) \d+: "
+    r"|(?<=node|atom|edge) \d+|(?<=nodes|atoms|edges|graph) \d+( and \d+)*"
 )
 """Numbers of one graph in a reason."""
 
@@ -135,8 +136,8 @@ class PredictionWorker:
             predictions = self.ensemble.combine(read, outcomes)
         counts = len(predictions), int(np.count_nonzero(~predictions.ok)), sum(map(bool, predictions.domain))
         said = [text for text in predictions.status if text != "ok"]
-        said += [one for text in predictions.domain if text for one in text.split("; ")]
-        reasons = Counter(one_line(_OWN.sub("", text))[:LONGEST] for text in said)
+        said += [one for text in predictions.domain if text for one in text.split("; ") if one != UNKNOWN]
+        reasons = Counter(one_line(_OWN.sub("", text))[:LONGEST] or "no reason" for text in said)
         block = Block(numbers=chunk.numbers, predictions=predictions, graphs=read)
         return {**dict(zip(COUNTS, counts)), **reasons}, self.sink.piece(block)
 

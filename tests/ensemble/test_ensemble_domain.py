@@ -183,8 +183,8 @@ def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() 
     ("spacing", "jitter", "reason"),
     [
         (1.0, 0.2, ""),
-        (0.67, 0.0, "spacing: the largest distance of its nodes to their nearest neighbours is 0.67 times the least"),
-        (1.5, 0.0, "spacing: the mean distance of its nodes to their nearest neighbours is 1.6 times the most"),
+        (0.67, 0.0, "spacing: the largest distance of its nodes to their nearest neighbours is below the least"),
+        (1.5, 0.0, "spacing: the mean distance of its nodes to their nearest neighbours is beyond the most"),
     ],
 )
 def test_meshes_of_another_resolution_are_flagged(spacing: float, jitter: float, reason: str) -> None:

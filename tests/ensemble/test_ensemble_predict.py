@@ -33,6 +33,7 @@ from hydragnn.ensemble.prediction.formats.sink import Heading, joined
 from hydragnn.ensemble.prediction.formats.structures import Frame, as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.prediction.work import _OWN
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 from hydragnn.models import Target
 from hydragnn.scripts import api
@@ -81,6 +82,25 @@ def test_64_open_files_suffice(predict: Predict, ensemble: Path, structures_file
     assert len(many["graph"]) == 40
     for name, values in many.items():
         np.testing.assert_array_equal(few[name], values)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("structure 3: nodes are 0.1 apart (atoms 1 and 2)", "nodes are 0.1 apart"),
+        ("a.xyz, frame 12: lacks charge", "lacks charge"),
+        (
+            "contacts: node 3 is closer than in training, 0.0084 of the least there",
+            "contacts: node is closer than in training",
+        ),
+        (
+            "spacing: it is beyond the most in the training data (1.6 times)",
+            "spacing: it is beyond the most in the training data",
+        ),
+    ],
+)
+def test_reasons_count_without_the_numbers_of_their_graphs(reason: str, kind: str) -> None:
+    assert _OWN.sub("", reason) == kind
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
