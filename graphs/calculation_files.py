@@ -1,7 +1,7 @@
 """Databases of ASE and runs of VASP, with what ASE leaves out."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -37,16 +37,18 @@ def with_energy(atoms: Any, path: Path) -> Any:
     oszicar = path.with_name("OSZICAR")
     if path.name == "CONTCAR" and oszicar.is_file():
         check_readable(oszicar)
-        steps = [tuple(map(float, step)) for step in _ENERGIES.findall(oszicar.read_text("latin-1"))]
-        if steps and abs(steps[-1][0] - steps[-2:][0][0]) <= 1e-3 * len(atoms):  # eV
-            atoms.calc = ReadResults({"energy": steps[-1][1], "free_energy": steps[-1][0]})
+        with suppress(ValueError):  # fewer than two steps, or stars in place of a number
+            steps = _ENERGIES.findall(oszicar.read_text("latin-1"))[-2:]
+            (before, _), (free, energy) = [map(float, step) for step in steps]
+            if abs(free - before) <= 1e-3 * len(atoms):  # eV
+                atoms.calc = ReadResults({"energy": energy, "free_energy": free})
     return atoms
 
 
-def rows_of(path: Path, kind: str, index: str) -> Iterator[Any]:
+def rows_of(path: Path, kind: str, index: str, keys: Collection[str] = ()) -> Iterator[Any]:
     """Yield the structures of an ASE database.
 
-    Key-value pairs and data stand in ``info``, data of all atoms in ``arrays``, too.
+    Key-value pairs and data stand in ``info``, data of all atoms in ``arrays``, too. InputError where one of the ``keys`` differs in both.
     """
     from ase.db import connect
     from ase.io.formats import string2index
@@ -57,8 +59,9 @@ def rows_of(path: Path, kind: str, index: str) -> Iterator[Any]:
         span = span if isinstance(span, range) else range(span, span + 1)
         for row in islice(database.select(), span.start, span.stop, span.step):
             atoms, data = row.toatoms(), row.data
-            for both in data.keys() & row.key_value_pairs.keys():
-                raise InputError(f"{path}: row {row.id} has {both} as a key-value pair and in its data; remove one")
+            for both in data.keys() & row.key_value_pairs.keys() & {*keys}:
+                if not np.array_equal(data[both], row.key_value_pairs[both]):
+                    raise InputError(f"{path}: row {row.id} has {both} as a key-value pair and in its data; remove one")
             atoms.info.update({**data, **row.key_value_pairs})
             for key, value in data.items():
                 with suppress(ValueError):  # lists of different lengths

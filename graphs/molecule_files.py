@@ -19,9 +19,11 @@ _TAG = re.compile(r"^>[^\n<]*<([^>\n]*)>[^\n]*\n(.*?)(?=\n[ \t]*\n|\n>|\Z)", re.
 
 def is_qm9(path: Path) -> bool:
     """Return True for a raw file of QM9."""
-    if path.suffix != ".xyz":
+    from ase.io.formats import open_with_compression
+
+    if not re.search(r"\.xyz(\.\w+)?$", path.name, re.IGNORECASE):
         return False
-    with path.open("rb") as file:
+    with open_with_compression(str(path), "rb") as file:
         return re.match(rb".{,20}\ngdb\s+\d+\s", file.read(99)) is not None
 
 
@@ -38,22 +40,25 @@ def molecules_of_sdf(path: Path) -> Iterator[Any]:
         if program[20:22] == "2D":
             raise InputError(f"{where} is a drawing in two dimensions; give its positions in space")
         atoms, bonds = (int(f"0{counts[at : at + 3].strip()}") for at in (0, 3))
-        body = [*takewhile(lambda line: not re.match("[A-Z]  ", line), lines[:-3])]
-        if not end or len(body) != atoms + bonds or "V3000" in counts:
+        body = [*takewhile(lambda line: re.match(r"(?![A-Z]  |>)\s*\S", line), lines)]
+        whole = end or record is not records[-1]  # M  END or at least $$$$ stands behind it
+        if not whole or len(body) != atoms + bonds or "V3000" in counts:
             raise InputError(f"{where} is cut off or not V2000: {atoms} atoms and {bonds} bonds in {len(body)} lines")
         one, tags = read(StringIO(record), format="sdf"), dict[str, str]()
-        for key, value in _TAG.findall(rest):
+        for key, value in _TAG.findall(rest if end else table):
             if tags.setdefault(key, value.strip()) != value.strip():
                 raise InputError(f"{where} has several values of {key}; keep one")
-        one.info |= {"title": title.strip(), **tags}
+        one.info |= {"title": title.strip(), **{key: value for key, value in tags.items() if value}}
         yield one
 
 
 def molecule_of_qm9(path: Path) -> Iterator[Any]:
     """Yield the molecule of a raw file of QM9."""
     from ase import Atoms
+    from ase.io.formats import open_with_compression
 
-    count, properties, *lines = path.read_text().replace("*^", "e").splitlines()
+    with open_with_compression(str(path), "r") as file:
+        count, properties, *lines = file.read().replace("*^", "e").splitlines()
     rows, rest = [line.split() for line in lines[: int(count)]], [line.split() for line in lines[int(count) :]]
     _, tag, *values = properties.split()
     if {*map(len, rows)} != {5} or len(values) != len(QM9_UNITS) or [*map(len, rest[1:3])] != [2, 2]:

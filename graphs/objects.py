@@ -29,7 +29,8 @@ def graphs_in(data: Any) -> Iterator[Any]:
     data = [data] if library_of(data) else data
     shown = " ".join(f"{data!r:.60}".split())
     sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    if isinstance(data, str | bytes | PathLike | Mapping) or not (sized or hasattr(data, "__iter__")):
+    series = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
+    if isinstance(data, str | bytes | PathLike | Mapping) or not series:
         raise InputError(f"{shown} is no list, data set or generator of graphs; give graphs, and files by their paths")
     if isinstance(data, itertools.cycle | itertools.repeat | itertools.count):
         raise InputError(f"{shown} has no end; give every graph once")
@@ -47,10 +48,12 @@ def graphs_in(data: Any) -> Iterator[Any]:
 
 def _data_set(loader: Any) -> Any:
     """Return the data set of a loader, if it gives that."""
-    samplers, collate = (loader.sampler, loader.batch_sampler), getattr(loader.collate_fn, "__module__", "")
-    plain = {*map(type, samplers)} <= {SequentialSampler, RandomSampler, BatchSampler, type(None)}
+    sampler, collate = loader.sampler, getattr(loader.collate_fn, "__module__", "")
+    sampler = getattr(loader.batch_sampler, "sampler", sampler)
+    plain = {type(sampler), type(loader.batch_sampler)} <= {SequentialSampler, RandomSampler, BatchSampler, type(None)}
     usual = collate.partition(".")[0] in ("torch", "torch_geometric", "hydragnn")
-    if not usual or not (plain or isinstance(loader.dataset, IterableDataset)):
+    every = plain and len(sampler) == len(loader.dataset) and not getattr(sampler, "replacement", False)
+    if not usual or not (every or isinstance(loader.dataset, IterableDataset)):
         raise InputError(
             f"a {type(loader).__name__} with a sampler or collate_fn of its own may give other graphs than its data set; give a list of them"
         )

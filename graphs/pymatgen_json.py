@@ -2,7 +2,8 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,24 @@ def is_pymatgen(path: Path) -> bool:
         return is_json_lines(path)
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         beginning = str(file.read(BEGINNING))
-    return any(mark in beginning for mark in ('"@class"', '"columns"', '"sites"'))
+    return re.search(r'"@class"|"(columns|sites)"\s*:\s*\[', beginning) is not None
 
 
 def read_json(path: Path) -> Any:
     """Return the content of JSON, or of its lines; InputError otherwise."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-        texts, values = [*file] if is_json_lines(path) else [file.read()], []
-    for number, text in enumerate(texts, 1):
-        try:
-            values += [json.loads(text, object_pairs_hook=_table)] if text.strip() else []
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}, is no JSON ({error}); write it again") from error
+    values = [*_values(path)]
     return values if is_json_lines(path) else values[0]
+
+
+def _values(path: Path) -> Iterator[Any]:
+    """Yield the value of a file, or of each of its lines."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        for number, text in enumerate(file if is_json_lines(path) else [file.read()], 1):
+            try:
+                values = [json.loads(text, object_pairs_hook=_table)] if text.strip() else []
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{path}, line {number}, is no JSON ({error}); write it again") from error
+            yield from values
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -46,23 +52,24 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def pymatgen_structures(path: Path) -> Iterator[Any]:
+def pymatgen_structures(path: Path, keys: Collection[str] = ()) -> Iterator[Any]:
     """Yield the structures of a file as ASE's atoms, labels in ``info``.
 
     A file is a structure; a list, lines or tables by name of structures or of records (a structure among labels); or matbench's
-    ``{index, columns, data}``. InputError where a site is occupied by several species or in part.
+    ``{index, columns, data}``. InputError where a site is occupied by several species or in part, or one of the ``keys`` differs from a property of sites.
     """
-    value = read_json(path)
+    value = None if is_json_lines(path) else read_json(path)
     if isinstance(value, dict) and "columns" in value:
         columns, rows = value["columns"], value["data"]
         names = value.get("index") or range(len(rows))
         if len(names) != len(rows) or any(len(row) != len(columns) for row in rows):
             raise InputError(f"{path}: index, columns and data have different lengths; write the table again")
-        records = [dict(zip(columns, row)) | {"id": str(name)} for name, row in zip(names, rows)]
+        records = iter([dict(zip(columns, row)) | {"id": str(name)} for name, row in zip(names, rows)])
     else:
-        records = [*_records(value, ())]
+        values = _values(path) if value is None else [value]
+        records = (record for one in values for record in _records(one, (), value is not None))
     for number, record in enumerate(records):
-        yield _atoms(record, f"{path}: structure {number}")
+        yield _atoms(record, f"{path}: structure {number}", keys)
 
 
 def _records(value: Any, names: tuple[str, ...], top: bool = True) -> Iterator[dict[str, Any]]:
@@ -80,15 +87,15 @@ def _records(value: Any, names: tuple[str, ...], top: bool = True) -> Iterator[d
         yield {**dict(zip(("id", "material_id"), names)), **({"structure": value} if "sites" in value else value)}
 
 
-def _atoms(record: dict[str, Any], where: str) -> Any:
-    keys = [key for key, value in record.items() if isinstance(value, dict) and "sites" in value]
-    if not keys:
+def _atoms(record: dict[str, Any], where: str, keys: Collection[str]) -> Any:
+    names = [key for key, value in record.items() if isinstance(value, dict) and "sites" in value]
+    if not names:
         raise InputError(f"{where} is no structure of pymatgen; it has {', '.join(record) or 'nothing'}")
-    if len(keys) > 1 and "structure" not in keys:
+    if len(names) > 1 and "structure" not in names:
         raise InputError(
-            f"{where} has several structures, {', '.join(keys)}; keep one, or call the one to read structure"
+            f"{where} has several structures, {', '.join(names)}; keep one, or call the one to read structure"
         )
-    key = "structure" if "structure" in keys else keys[0]
+    key = "structure" if "structure" in names else names[0]
     atoms = _structure(record[key], where)
     for name, value in record.items():
         if name == key or not isinstance(value, str | int | float | list):
@@ -98,8 +105,8 @@ def _atoms(record: dict[str, Any], where: str) -> Any:
             column = np.array(value, dtype=np.float64)  # of atoms, NaN where it is null
         except (ValueError, TypeError):
             continue
-        of_atoms = column.shape[:1] == (len(atoms),)
-        if of_atoms and not np.array_equal(atoms.arrays.setdefault(name, column), column, equal_nan=True):
+        own = atoms.arrays.setdefault(name, column) if column.shape[:1] == (len(atoms),) else column
+        if name in keys and not np.array_equal(own, column, equal_nan=True):
             raise InputError(f"{where} has {name} of sites beside another {name}; keep one")
     return atoms
 

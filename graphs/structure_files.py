@@ -40,10 +40,12 @@ def structures_of(
     format: str | None = None,
     texts: Collection[str] = (),
     dumps: Mapping[str, Any] = MappingProxyType({}),
+    keys: Collection[str] = (),
 ) -> Iterator[Any]:
     """Yield the structures of a file of ASE, pymatgen or QM9.
 
-    Names and entries of the keys ``texts`` in extended XYZ are the letters of the file. ``dumps``: arguments of ``frames_of_dump``.
+    Names and entries of the keys ``texts`` in extended XYZ are the letters of the file. ``dumps``: arguments of ``frames_of_dump``;
+    ``keys``: names whose values must not differ.
 
     InputError where the file has numbers of types in place of elements, or reading it might not end.
     """
@@ -60,12 +62,13 @@ def structures_of(
         if not elements.search(head):
             raise InputError(f"{path} {NO_ELEMENTS}, or Masses in a data file")
     if kind == DUMP or kind in READERS:
-        read = READERS.get(kind, lambda one: frames_of_dump(one, **dumps))
+        own = {"pymatgen": partial(pymatgen_structures, keys=keys), DUMP: partial(frames_of_dump, **dumps)}
+        read = (READERS | own)[kind]
         some = read(path) if index == ":" else [*read(path)][string2index(index)]
         yield from some if isinstance(some, list | Iterator) else [some]
         return
     if kind in ("db", "json"):
-        yield from rows_of(path, kind, index)
+        yield from rows_of(path, kind, index, keys)
         return
     if kind == "vasp-xml":
         check_xml(path)

@@ -28,6 +28,7 @@ PINT_NAMES = {
     **dict.fromkeys(("mHa", "mEh"), "millihartree"),
     **dict.fromkeys(("Bohr", "a0", "a_0", "au"), "bohr"),
     "Rydberg": "rydberg",
+    "Debye": "debye",
     "ev": "eV",
     "atoms": "atom",
 }

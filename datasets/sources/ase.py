@@ -66,12 +66,11 @@ class AseBuild(ObjectsBuild):
         """Yield number of atoms and reader of each structure, unparsed where possible."""
         from ase.io.formats import open_with_compression
 
-        self.check_units(QM9_UNITS if self.format is None and is_qm9(path) else {}, str(path))
-        number = 0
+        number, keys = 0, {*(field.keys[0] for field in self.fields), *self.text_keys}
         try:
+            self.check_units(QM9_UNITS if self.format is None and is_qm9(path) else {}, str(path))
             self.check_dump(path, format_of(path, self.format) == DUMP)
             if self.divides(path):
-                keys = {*(field.keys[0] for field in self.fields), *self.text_keys}
                 with open_with_compression(str(path), "r") as file:
                     for text in frames_of_xyz(file):
                         _check_entries(text, keys, path, number)
@@ -84,7 +83,7 @@ class AseBuild(ObjectsBuild):
                 if self.index == ":":
                     return
                 number = 0
-            for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps):
+            for atoms in structures_of(path, self.index, self.format, self.text_keys, self.dumps, keys):
                 yield len(atoms), partial(_itself, atoms)
                 number += 1
             if not number and self.index == ":":

@@ -129,6 +129,7 @@ def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSet
         kept = [one if one.name in inputs else one.model_copy(update={"optional": True}) for one in settings.fields]
         return settings.model_copy(update={"fields": kept, "node_split": None})
     fields = [field for field in settings.fields if field.name in inputs]
-    needless = () if any(field.on == "graph" for field in fields) else settings.beside
-    absent = {key: None for key in needless if not type(settings).model_fields[key].is_required()}
+    known = type(settings).model_fields
+    needless = () if any(field.on == "graph" for field in fields) else (*settings.beside, "log")
+    absent = {key: None for key in needless if key in known and not known[key].is_required()}
     return settings.model_copy(update={"fields": fields, "name_key": None, "texts": [], "node_split": None, **absent})

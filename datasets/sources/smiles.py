@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from operator import methodcaller
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,8 +15,14 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.texts import NAME_KEYS
 
-OF_ATOMS = {"atomic_numbers": "GetAtomicNum", "formal_charge": "GetFormalCharge", "hydrogens": "GetTotalNumHs"}
-KEYS = {"node": OF_ATOMS | {"aromatic": "GetIsAromatic"}, "edge": {"bond_order": "GetBondTypeAsDouble"}}
+OF_ATOMS = {"atomic_numbers": "GetAtomicNum", "formal_charge": "GetFormalCharge", "aromatic": "GetIsAromatic"}
+KEYS = {
+    "node": {
+        **{key: methodcaller(name) for key, name in OF_ATOMS.items()},
+        "hydrogens": methodcaller("GetTotalNumHs", includeNeighbors=True),
+    },
+    "edge": {"bond_order": methodcaller("GetBondTypeAsDouble")},
+}
 """Values of atoms and bonds by key, with RDKit's functions for them."""
 SPECIES = FieldSettings(name="atomic_numbers", on="node", classes=119, dtype="int64")
 ORDERS = FieldSettings(name="bond_order", on="edge")
@@ -63,7 +70,7 @@ class SmilesBuild(BuildSettings):
         values = {
             field.name: stack_rows([row[key] for key in field.keys], field)
             if field.on == "graph"
-            else np.array([getattr(one, KEYS[field.on][field.keys[0]])() for one in items[field.on]], field.dtype)
+            else np.array([KEYS[field.on][field.keys[0]](one) for one in items[field.on]], field.dtype)
             for field in self.fields
         }
         ends = np.array([(one.GetBeginAtomIdx(), one.GetEndAtomIdx()) for one in molecule.GetBonds()], int).reshape(

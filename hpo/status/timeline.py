@@ -77,6 +77,8 @@ class Span(Stretch, frozen=True, kw_only=True):
     """Seconds of it that count."""
     to_sampler: bool = False
     """True where the sampler got its failure."""
+    last: bool = False
+    """True where its failure ended the trial."""
     suspects: tuple[str, ...] = ()
     message: str = ""
 
@@ -250,10 +252,10 @@ class TimelineBuilder:
         span = _span(trial, now, "saved" if saved else kind, epochs=max(0, event.epochs - trial.epochs))
         span = replace(span, suspects=event.suspects, message=event.message)
         if became.status == "failed":  # an answer: nothing of it has to be repeated
-            self._spans.append(replace(span, useful=span.seconds, to_sampler=True))
+            self._spans.append(replace(span, useful=span.seconds, to_sampler=True, last=True))
             self._unconfirmed.pop(trial.number, None)
         elif became.status == "lost":
-            self._spans.append(span)
+            self._spans.append(replace(span, last=True))
             for index in self._unconfirmed.pop(trial.number, ()):
                 self._spans[index] = replace(self._spans[index], useful=0.0)
         elif not span.epochs:
@@ -352,7 +354,7 @@ def _fault_row(kind: Outcome, spans: list[Span], nodes_of: Callable[[Stretch], f
 def _by_reason(spans: Sequence[Span]) -> dict[str, list[int]]:
     reasons: dict[str, list[int]] = {}
     for span in spans:
-        if span.to_sampler:
+        if span.last:
             reasons.setdefault(short(span.message), []).append(span.trial)
     return reasons
 

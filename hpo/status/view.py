@@ -196,8 +196,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
     if status.status == "silent":
         silence = duration_text(status.silence)
         state += f"; nothing since {silence}: if its controller is gone, continue with --resume"
-    out = ", ".join(nodes.quarantined[:8])
-    out += f" and {len(nodes.quarantined) - 8} more" if len(nodes.quarantined) > 8 else ""
+    out = _first(nodes.quarantined)
     rows = {
         "campaign": [status.campaign],
         "status": [state],
@@ -254,11 +253,15 @@ def _amount(hours: float, noun: str) -> str:
     return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration_text(3600 * hours)} of {noun} time"
 
 
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 def _fault_lines(row: FaultRow, noun: str) -> list[str]:
     where = f" on {row.nodes} node(s)" if row.nodes and noun == "node" else ""
     effect = "never told to the sampler" if not row.to_sampler else f"{row.to_sampler} told to the sampler"
     lost = f", {_amount(row.node_hours, noun)} lost" if row.node_hours else ""
-    which = [f"  trial {', '.join(map(str, trials[:8]))}: {reason}" for reason, trials in row.reasons.items()]
+    which = [f"  trial {_first(list(map(str, trials)))}: {reason}" for reason, trials in row.reasons.items()]
     rest = [f"  and {len(which) - REASONS} reasons more (hydragnn report)"] if len(which) > REASONS else []
     return [f"{row.count} x {row.what} in {row.trials} trial(s){where}{lost}; {effect}", *which[:REASONS], *rest]
 

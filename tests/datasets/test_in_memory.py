@@ -12,7 +12,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 import hydragnn
 from hydragnn.datasets import open_store
@@ -85,6 +85,7 @@ TAKEN: dict[str, tuple[str, Callable[[], Any]]] = {
     "moving structure": ("ase", moving),
     "networks": ("networkx", lambda: map(network, range(COUNT))),
     "kinds": ("pyg", lambda: KINDS),
+    "places": ("pyg", lambda: type("", (), {"__getitem__": lambda self, place: MANY[place]})()),
     "loader": ("pyg", lambda: loader(shuffle=True)),
     "loader of kinds": ("pyg", lambda: loader(KINDS)),
     "batches": ("pyg", lambda: [PYG.Batch.from_data_list(MANY[:2]), *MANY[2:]]),
@@ -125,6 +126,14 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("pyg", lambda: [PYG.Batch(x=torch.zeros(2, 1))], {}, "batch 0 of the data cannot be taken apart"),
     ("pyg", lambda: itertools.cycle(MANY), {}, "has no end; give every graph once"),
     ("pyg", lambda: loader(sampler=WeightedRandomSampler([1.0] * COUNT, 4)), {}, "with a sampler or collate_fn of its"),
+    ("pyg", lambda: loader(sampler=RandomSampler(MANY, num_samples=2)), {}, "with a sampler or collate_fn of its own"),
+    ("pyg", lambda: loader(sampler=RandomSampler(MANY, True)), {}, "with a sampler or collate_fn of its own"),
+    (
+        "pyg",
+        lambda: LOADERS.DataLoader(MANY, batch_sampler=BatchSampler(RandomSampler(MANY, num_samples=2), 2, False)),
+        {},
+        "with a sampler or collate_fn of its own",
+    ),
     ("pyg", lambda: DataLoader(MANY, collate_fn=crystal), {}, "with a sampler or collate_fn of its own"),
     ("pyg", lambda: LOADERS.DataLoader(MANY, batch_sampler=[[0, 0]]), {}, "with a sampler or collate_fn of its own"),
     ("networkx", lambda: [network(0), data(0)], {}, "data, graph 1: a Data is no graph of networkx"),

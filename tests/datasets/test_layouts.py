@@ -1,5 +1,6 @@
 """Layouts of files that people have: molecules, JSON by material and by line, tables of SMILES, lists of meshes, series of arrays."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import meshio
 import numpy as np
 import pytest
 
+from hydragnn.datasets.sources.ase import AseBuild
+from hydragnn.datasets.sources.registry import for_prediction
 from tests.datasets.conftest import built, refused
 
 ATOMS: dict[str, Any] = {"kind": "ase", "cutoff": 5.0}
@@ -62,17 +65,21 @@ NODES = json.dumps({"nodes": [{"id": 0, "u": 1.0}, {"id": 1, "u": 2.0}], "links"
 Q, CHARGE = ({"name": name, "on": "node", "key": key} for name, key in (("q", "mulliken"), ("charge", "formal_charge")))
 TABLES: dict[str, dict[str, Any]] = {
     "a.sdf": ATOMS | {"fields": [GAP], "texts": ["note"]},
+    "mu.XYZ.gz": ATOMS | {"fields": [{"name": "mu", "on": "graph", "unit": "Debye"}]},
     "a.xyz": ATOMS | {"fields": [GAP | {"unit": "Ha"}, Q], "texts": ["smiles"]},
     "ev.xyz": ATOMS | {"fields": [GAP | {"unit": "eV"}]},
     "a.json": ATOMS | {"fields": [GAP, FORCE], "texts": ["material_id"]},
     "a.jsonl": ATOMS | {"fields": [GAP, FORCE]},
+    "places.jsonl": ATOMS | {"fields": [FORCE | {"key": "positions"}]},
     "n.jsonl": {"kind": "networkx", "fields": [U]},
     "a.csv": {"kind": "smiles", "fields": [GAP, CHARGE]},
-    "h.csv": {"kind": "smiles", "hydrogens": True},
+    "h.csv": {"kind": "smiles", "hydrogens": True, "fields": [{"name": "hydrogens", "on": "node"}]},
     "u.csv": {"kind": "smiles", "fields": [U]},
 }
 RIGHT: list[tuple[str, str, dict[str, list[Any]]]] = [
     ("a.sdf", TWO, {"gap": [7.5, 10.0], "note": ["two lines"] * 2, "atomic_numbers": [8, 1, 8, 1]}),
+    ("a.sdf", TWO.replace("M  END\n", ""), {"gap": [7.5, 10.0], "atomic_numbers": [8, 1, 8, 1]}),
+    ("mu.XYZ.gz", QM9, {"mu": [0.4]}),
     ("a.xyz", QM9, {"gap": [0.8], "q": [-0.25, 0.25], "smiles": ["[OH]"]}),
     ("a.json", json.dumps(BY_MATERIAL), {"gap": [1, 2, 3], "force": [0, 0, 1, 0, 0, -1] * 3}),
     (
@@ -82,17 +89,19 @@ RIGHT: list[tuple[str, str, dict[str, list[Any]]]] = [
     ),
     ("a.json", json.dumps({"mp-1": [record(1.0), record(2.0)]}), {"gap": [1, 2], "name": ["mp-1#0", "mp-1#1"]}),
     ("a.jsonl", LINES, {"gap": [1, 2], "name": ["a.jsonl#0", "a.jsonl#1"]}),
+    ("a.jsonl", json.dumps(record(1.0, positions=[[0, 0, 0]] * 2)), {"gap": [1]}),
     ("n.jsonl", f"{NODES}\n\n{NODES}\n", {"u": [1, 2, 1, 2]}),
     ("a.csv", SMILES, {"gap": [1.5, 2.5], "name": ["007", "b"], "charge": [0, 0, 0, -1] + [0] * 6}),
     ("a.csv", SMILES, {"bond_order": [1, 1, 2, 1, 2, 1] + [1.5] * 12, "atomic_numbers": [6, 6, 8, 8] + [6] * 6}),
-    ("h.csv", "smiles\nCC\n", {"atomic_numbers": [6, 6] + [1] * 6}),
+    ("h.csv", "smiles\nCC\n", {"atomic_numbers": [6, 6] + [1] * 6, "hydrogens": [3, 3] + [0] * 6}),
+    ("h.csv", "smiles\n[H][H]\n", {"hydrogens": [1, 1]}),
 ]
 
 
 @pytest.mark.parametrize(("file", "text", "values"), RIGHT)
 def test_a_layout_has_its_numbers_and_texts(file: str, text: str, values: dict[str, list[Any]], tmp_path: Path) -> None:
     need(file)
-    (tmp_path / file).write_text(text)
+    (tmp_path / file).write_bytes(gzip.compress(text.encode()) if file.endswith(".gz") else text.encode())
     graphs = built(tmp_path, files=[file], **TABLES[file])
     for name, right in values.items():
         found = list(graphs.texts[name]) if name in graphs.texts else graphs[name].flatten().tolist()
@@ -101,7 +110,9 @@ def test_a_layout_has_its_numbers_and_texts(file: str, text: str, values: dict[s
 
 
 WRONG = [
-    ("a.sdf", TWO.replace("M  END\n", "", 1)[:-90], "molecule 0 is cut off"),
+    ("a.sdf", TWO.replace("M  END\n", "", 1)[:-90], "molecule 1 is cut off"),
+    ("a.sdf", TWO.replace("M  END\n", "")[:-5], "molecule 1 is cut off"),
+    ("a.sdf", TWO.replace("7.5", ""), "no gap for the field gap"),
     ("a.sdf", TWO.replace("  1  2  1  0\n", "", 1), "2 atoms and 1 bonds in 2 lines"),
     ("a.sdf", TWO.replace("  2  1", "  1  1", 1), "1 atoms and 1 bonds in 3 lines"),
     ("a.sdf", TWO.replace("V2000", "V3000"), "is cut off or not V2000"),
@@ -120,7 +131,7 @@ WRONG = [
     ("a.jsonl", json.dumps(record(1.0, [[0, 0, 1]])), "no force for the field force"),
     ("a.jsonl", json.dumps(record(1.0, [[0, 0, 1], [0, 0]])), "no force for the field force"),
     ("a.jsonl", json.dumps(record(1.0, [[0, 0, 1], [0, 0, None]])), "field force: nan in row 1"),
-    ("a.jsonl", json.dumps(record(1.0, positions=[[0, 0, 0]] * 2)), "positions of sites beside another positions"),
+    ("places.jsonl", json.dumps(record(1.0, positions=[[0, 0, 0]] * 2)), "positions of sites beside another positions"),
     ("n.jsonl", f"{NODES}\n{NODES[:-2]}\n", "n.jsonl, line 2, is no JSON"),
     ("a.csv", SMILES.replace("c1ccccc1", "c1cccc"), "a.csv#1: 'c1cccc' is no SMILES"),
     ("a.csv", SMILES.replace("c1ccccc1", "*C"), "is no SMILES of elements"),
@@ -281,3 +292,8 @@ def test_dumps_of_lammps_have_elements_units_and_energies(
     graphs = built(tmp_path, **table)
     assert graphs["atomic_numbers"].tolist() == [29, 28] * 2 and graphs["gap"].tolist() == pytest.approx(right[:2])
     np.testing.assert_allclose(graphs["force"][:, 2], np.array([-10, 10, -20, 20]) * right[2], rtol=1e-5)
+
+
+def test_a_prediction_needs_no_log_of_labels() -> None:
+    settings = AseBuild.parse(ATOMS | {"files": ["a"], "log": "log.lammps", "fields": [ENERGY, FORCES]}, "BUILD.toml")
+    assert [for_prediction(settings, names).log for names in (["force"], ["gap"])] == [None, "log.lammps"]

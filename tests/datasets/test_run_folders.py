@@ -31,7 +31,11 @@ DATA = {"density": [0.5, 1.5], "ragged": [[1], [2, 3]]}
 
 def database(path: Path, *more: Any) -> None:
     """Write four molecules with pairs and data, and more of them."""
-    rows = [({"gap": k / 2, "code": f"m{k}"}, {"charge": np.array([k, -1.0]), **DATA}) for k in range(4)]
+    both = {"sites": 5, **DATA}  # differs and is not read
+    rows = [
+        ({"gap": k / 2, "code": f"m{k}", "sites": 4}, {"charge": np.array([k, -1.0]), "gap": k / 2, **both})
+        for k in range(4)
+    ]
     with connect(path) as store:
         for pairs, data in [*rows, *more]:
             store.write(Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]), key_value_pairs=pairs, data=data)
@@ -84,6 +88,8 @@ WRONG: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [
     (put("calc/2/OUTCAR", 60000), OUTCAR, "calc/2/OUTCAR has no structure, or no finished step"),
     (put("calc/2/CONTCAR", 100), CONTCAR, "calc/2/CONTCAR: structure 0 cannot be read by ASE"),
     (lambda at: (at / "calc/2/OSZICAR").unlink(), CONTCAR, "2/CONTCAR, structure 0: no energy"),
+    (put("calc/2/OSZICAR", OSZICAR.index("   2 F")), CONTCAR, "2/CONTCAR, structure 0: no energy"),
+    (put("calc/2/OSZICAR", f"{OSZICAR} 3 F= *** E0= *** d E\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (put("calc/2/OSZICAR", 44), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (put("calc/2/OSZICAR", "1 T= 300. E= -1 F= -1 E0= -1\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),
     (put("calc/2/OSZICAR", f"{OSZICAR} 3 F= -.9E+1 E0= -.9E+1 d E\n"), CONTCAR, "2/CONTCAR, structure 0: no energy"),

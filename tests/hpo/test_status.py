@@ -82,7 +82,7 @@ def test_the_status_agrees_with_the_campaign(folder: Path, player: Any) -> None:
     assert budgets["node-hours"].used == pytest.approx(status.node_hours.allocated)
     assert budgets["node-hours"].limit == 25.0
     assert {row.kind for row in status.faults} >= {"launch", "diverged"}
-    failed = {trial.number for trial in state.trials.values() if trial.status == "failed"}
+    failed = {trial.number for trial in state.trials.values() if trial.status in ("failed", "lost")}
     reasons = [reason for row in status.faults for reason in row.reasons.items()]
     assert {trial for _, trials in reasons for trial in trials} == failed and failed
     lines = status_rows(status)["faults"]
