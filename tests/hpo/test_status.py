@@ -26,8 +26,8 @@ from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, decide
 from hydragnn.hpo.scheduling.state import Trouble
 from hydragnn.hpo.status.facts import forecast, node_counts
-from hydragnn.hpo.status.timeline import Timeline, TimelineBuilder
-from hydragnn.hpo.status.view import event_line, show_status, status_rows
+from hydragnn.hpo.status.timeline import FaultRow, Timeline, TimelineBuilder
+from hydragnn.hpo.status.view import _fault_lines, event_line, show_status, status_rows
 from hydragnn.record import Cost, RunRecord, write_record
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
@@ -319,6 +319,21 @@ def test_faults_have_their_time(events: list[tuple[float, Event]], spans: Spans,
     rows = timeline.faults()
     assert [(row.kind, row.count, row.trials, row.nodes, row.to_sampler) for row in rows] == [row[:5] for row in faults]
     assert [3600 * row.node_hours for row in rows] == pytest.approx([row[5] for row in faults])
+
+
+@pytest.mark.parametrize(("times", "reasons"), [(3, {}), (4, {"n3 is gone": [0]})])
+def test_a_trial_that_the_machine_lost_has_its_reason(times: int, reasons: dict[str, list[int]]) -> None:
+    gone = [Failed(trial=0, attempt=1 + n, kind="lost_node", message=f"n{n} is gone") for n in range(times)]
+    (row,) = timeline_after(OPENED, PROPOSED, *((110.0 + n, one) for n, one in enumerate(gone))).faults()
+    assert (row.reasons, row.to_sampler) == (reasons, 0)
+
+
+@pytest.mark.parametrize(("count", "words"), [(8, "6, 7: full"), (10, "6, 7 and 2 more: full")])
+def test_a_reason_of_many_trials_names_the_first(count: int, words: str) -> None:
+    row = FaultRow(
+        kind="error", count=9, trials=9, nodes=0, node_hours=0, to_sampler=9, reasons={"full": [*range(count)]}
+    )
+    assert _fault_lines(row, "node")[1] == f"  trial 0, 1, 2, 3, 4, 5, {words}"
 
 
 def test_sessions_may_divide_their_nodes_into_other_numbers_of_slots() -> None:
