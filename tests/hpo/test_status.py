@@ -323,7 +323,10 @@ def test_faults_have_their_time(events: list[tuple[float, Event]], spans: Spans,
 
 @pytest.mark.parametrize(("times", "reasons"), [(3, {}), (4, {"n3 is gone": [0]})])
 def test_a_trial_that_the_machine_lost_has_its_reason(times: int, reasons: dict[str, list[int]]) -> None:
-    gone = [Failed(trial=0, attempt=1 + n, kind="lost_node", message=f"n{n} is gone") for n in range(times)]
+    gone = [
+        Failed(trial=0, attempt=1 + n, kind="lost_node", message=f"n{n} is gone", suspects=("n1",))
+        for n in range(times)
+    ]
     (row,) = timeline_after(OPENED, PROPOSED, *((110.0 + n, one) for n, one in enumerate(gone))).faults()
     assert (row.reasons, row.to_sampler) == (reasons, 0)
 
@@ -331,7 +334,7 @@ def test_a_trial_that_the_machine_lost_has_its_reason(times: int, reasons: dict[
 @pytest.mark.parametrize(("count", "words"), [(8, "6, 7: full"), (10, "6, 7 and 2 more: full")])
 def test_a_reason_of_many_trials_names_the_first(count: int, words: str) -> None:
     row = FaultRow(
-        kind="error", count=9, trials=9, nodes=0, node_hours=0, to_sampler=9, reasons={"full": [*range(count)]}
+        kind="diverged", count=9, trials=9, nodes=0, node_hours=0.0, to_sampler=9, reasons={"full": [*range(count)]}
     )
     assert _fault_lines(row, "node")[1] == f"  trial 0, 1, 2, 3, 4, 5, {words}"
 
