@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.files import digest
+from hydragnn.base.files import digest, read_sealed
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.base.shown import Shown
@@ -24,7 +24,7 @@ from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.estimates.estimate import Estimate
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import Predictions, concatenate_predictions, estimates_of
-from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, read_manifest
+from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.members.committee import in_committee
 from hydragnn.ensemble.members.member import (
     Member,
@@ -98,7 +98,7 @@ class Ensemble(Shown):
         """
         _allow_code(allow_code)
         folder = model_folder(as_path(folder))
-        if (folder / "ensemble.json").is_file():
+        if (folder / NAME).is_file():
             manifest = read_manifest(folder)
             own = manifest.targets[0].branch
             if branch not in ("", own):
@@ -114,7 +114,8 @@ class Ensemble(Shown):
                 for entry, space in zip(manifest.members, manifest.spaces, strict=True)
                 for place in [folder / entry.folder]
             ]
-            return cls(members, manifest, manifest.digest)
+            # of the file as it stands: programs add facts to what they write
+            return cls(members, manifest, digest(read_sealed(folder / NAME)))
         check_memory(folder, [weights_folder(folder)], processes)
         alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
         weights = checksum(weights_folder(folder) / "weights.safetensors")
@@ -440,4 +441,4 @@ def ensemble_of(members: Sequence[Member]) -> Ensemble:
         inputs=tuple(shared_inputs(members).values()),
         dim=members[0].model.description.dim,
     )
-    return Ensemble(members, manifest, manifest.digest)
+    return Ensemble(members, manifest, digest(manifest.to_json()))

@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import check_inside, digest, file_errors, read_sealed, write_atomically, write_sealed
+from hydragnn.base.files import check_inside, file_errors, read_sealed, write_atomically, write_sealed
 from hydragnn.base.imports import NotAllowed
 from hydragnn.base.limits import check_readable
 from hydragnn.base.settings import first_problem
@@ -86,11 +86,6 @@ class Manifest:
         """Return the final states known of every member."""
         latent_spaces = [detector.spaces for detector in self.domain.detectors if isinstance(detector, Latent)]
         return tuple(latent_spaces[0]) if latent_spaces else (None,) * len(self.members)
-
-    @property
-    def digest(self) -> str:
-        """Return a short hash of the ensemble, weights included by their checksums."""
-        return digest(self.to_json())
 
 
 def manifest_from_json(value: Any, folder: Path) -> Manifest:

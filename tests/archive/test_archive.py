@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import adios2
+import h5py
 import numpy as np
 import pytest
 from ase.io import read
@@ -111,6 +112,11 @@ def test_an_ensemble_predicts_what_its_files_say(archive: Path, predictions: dic
                 np.testing.assert_allclose(values, predictions[key], err_msg=f"{name} {key}", **DIGITS)
             else:
                 np.testing.assert_array_equal(values, predictions[key], err_msg=f"{name} {key}")
+
+
+def test_an_ensemble_keeps_its_identity(archive: Path) -> None:
+    with h5py.File(archive / "predictions.h5") as file:
+        assert Ensemble.load(archive / "ensemble").digest == json.loads(file.attrs["heading"])["ensemble"]
 
 
 def test_an_ensemble_without_scores_flags_what_is_foreign(archive: Path, predictions: dict[str, np.ndarray]) -> None:
