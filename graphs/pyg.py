@@ -27,6 +27,8 @@ CELLS = ("cell", "lattice", "cell_lattice_vectors", "_cell", "supercell_size")
 PERIODIC = ("periodic", "pbc", "_pbc")
 OURS = "periodic"
 """Attribute of data that ``to_pyg`` made, whose shifts move the sender."""
+MARK = "of_hydragnn"
+"""Attribute that ``to_pyg`` adds: fields are in names and units of a store."""
 
 SHIFTS: dict[str, tuple[bool, int]] = {
     "edge_shifts": (False, 1),  # the public HydraGNN
@@ -152,6 +154,7 @@ def _data(graph: GraphBatch, *, whole: bool = False) -> Data:
         num_nodes=graph.num_nodes,
         cell=graph.cell,
         periodic=graph.periodic,
+        **{MARK: True},
         **geometry,
         **graph.nodes,
         **graph.edges,

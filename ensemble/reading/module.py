@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +11,7 @@ import numpy as np
 from ase import Atoms
 from torch import Tensor, nn
 
-from hydragnn.base.errors import InputError
+from hydragnn.base.errors import InputError, print_note
 from hydragnn.datasets import Make
 from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.manifest import cutoff_of
@@ -23,12 +23,15 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.hetero import is_hetero
 from hydragnn.graphs.objects import library_of
-from hydragnn.graphs.pyg import OURS, from_pyg
+from hydragnn.graphs.pyg import MARK, from_pyg
 from hydragnn.models import Categorical, Distribution, GraphModel
 from hydragnn.models.trained import denormalise
 
 if TYPE_CHECKING:
     from hydragnn.ensemble.ensemble import Ensemble
+
+
+note_once = cache(print_note)
 
 
 class TrainableEnsemble(nn.Module):
@@ -90,6 +93,9 @@ def makers_of_items(ensemble: "Ensemble", items: Sequence[Any]) -> Sequence[Make
     if isinstance(rule, Mapping) and rule.get("kind") == {"torch_geometric": "pyg"}.get(library, library):
         names = {ATOMIC_NUMBERS, *(field.name for field in ensemble.inputs)}
         settings = for_prediction(settings_of_rule(rule, Path("data"), "the training store"), names)
+        scaled = [f"{field.name} by {field.scale:g}" for field in settings.fields if field.scale != 1.0]
+        if scaled and library == "torch_geometric":
+            note_once(f"Data are scaled as in training ({', '.join(scaled)}), and those of to_pyg taken as they are")
         makers = makers_of(cast(ObjectsBuild, settings).of_objects(items))
         return [_by_rule(ensemble, settings, *one) for one in zip(makers, items, range(len(items)))]
     if not all(map(is_pyg, items)):
@@ -106,9 +112,9 @@ def makers_of_items(ensemble: "Ensemble", items: Sequence[Any]) -> Sequence[Make
 def _by_rule(ensemble: "Ensemble", settings: BuildSettings, make: Make, data: Any, number: int) -> Make:
     """Return the maker, or one for names and units of the store."""
     keys = {field.keys[0] for field in settings.fields if not field.optional}
-    if not is_pyg(data) or (OURS not in data and keys <= {*data.keys()} and _has_edges(ensemble, data)):
+    if not is_pyg(data) or (MARK not in data and keys <= {*data.keys()} and _has_edges(ensemble, data)):
         return make
-    if OURS not in data and any(field.scale != 1.0 for field in settings.fields):
+    if MARK not in data and any(field.scale != 1.0 for field in settings.fields):
         names = ", ".join(sorted({*keys, "edge_index"}))
         raise InputError(f"graph {number} has not all of {names}; give data like those of training, or store.to_pyg()")
     return partial(_from_pyg, ensemble, data, number)

@@ -15,7 +15,8 @@ from ase.calculators.emt import EMT
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 import hydragnn
-from hydragnn.datasets import open_store
+from hydragnn.datasets import build, open_store
+from hydragnn.datasets.sources.registry import rule_of
 from hydragnn.graphs.objects import graphs_in
 from hydragnn.graphs.pyg import torch_geometric
 from tests.refusals import refuses
@@ -168,15 +169,19 @@ READ: list[tuple[str, Callable[[int], Any], str, Any, str]] = [
 ]
 
 
+def trained(place: Path, model: str) -> Any:
+    run = {"data": {"store": str(place / "s.h5")}, "model": {"kind": model, "hidden_dim": 4, "num_layers": 1}}
+    hydragnn.train({**run, "heads": [{"kind": "scalar", "field": "y"}], "train": {"epochs": 1}}, place / "run")
+    return hydragnn.load(place / "run")
+
+
 @pytest.mark.parametrize(("kind", "make", "model", "wrong", "words"), READ)
 def test_a_model_reads_what_its_store_was_built_of(
     kind: str, make: Callable[[int], Any], model: str, wrong: Any, words: str, tmp_path: Path
 ) -> None:
     graphs = [make(number) for number in range(12)]
     store = built(kind, graphs, tmp_path / "s.h5")
-    run = {"data": {"store": str(tmp_path / "s.h5")}, "model": {"kind": model, "hidden_dim": 4, "num_layers": 1}}
-    hydragnn.train({**run, "heads": [{"kind": "scalar", "field": "y"}], "train": {"epochs": 1}}, tmp_path / "run")
-    loaded = hydragnn.load(tmp_path / "run")
+    loaded = trained(tmp_path, model)
     expected, module = loaded.predict(store)["y"].mean, loaded.trainable()
     for source in (graphs, iter(graphs), graphs[0], store.to_pyg(), *([loader(graphs)] if kind == "pyg" else [])):
         values = loaded.predict(source)["y"].mean
@@ -184,3 +189,18 @@ def test_a_model_reads_what_its_store_was_built_of(
     np.testing.assert_allclose(module(graphs)["y"].detach(), expected, atol=1e-6)
     for use in (loaded.predict, module):
         refuses(words, use, wrong)
+    if make is data:
+        refuses("every pair is listed in one direction", module, PYG.Data(x=torch.zeros(2), edge_index=EDGES[:, :1]))
+
+
+def test_models_of_0_2_0_read_edges_of_one_direction_and_scale_what_to_pyg_did_not_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "rule_of", lambda table: {k: v for k, v in rule_of(table).items() if k != "undirected"})
+    more = {"edge_index": EDGES[:, :1], "periodic": torch.zeros(1, 3, dtype=torch.bool)}
+    graphs = [PYG.Data(x=torch.tensor([n, 2.0]), y=torch.tensor([float(n)]), **more) for n in range(12)]
+    fields = [{"name": "x", "on": "node", "scale": 3.0}, Y]
+    store, loaded = built("pyg", graphs, tmp_path / "s.h5", fields=fields, undirected=False), trained(tmp_path, "gin")
+    for source in (graphs, store.to_pyg(), PYG.Batch.from_data_list([*store.to_pyg()])):
+        np.testing.assert_allclose(loaded.predict(source)["y"].mean, loaded.predict(store)["y"].mean, atol=1e-6)
+    assert capsys.readouterr().err.count("Data are scaled as in training (x by 3)") == 1
