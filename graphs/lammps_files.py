@@ -11,7 +11,8 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 
-KINDS = {"PotEng": "energy", "KinEng": "energy", "TotEng": "energy", "E_pair": "energy", "E_mol": "energy"}
+_ENERGIES = "PotEng KinEng TotEng E_pair E_mol E_vdwl E_coul E_bond E_angle E_dihed E_impro E_long E_tail Enthalpy Econserve Ecouple"
+KINDS = dict.fromkeys(_ENERGIES.split(), "energy")
 KINDS |= dict.fromkeys(("Press", "Pxx", "Pyy", "Pzz", "Pxy", "Pxz", "Pyz"), "pressure")
 LAMMPS_UNITS = {key: {"energy": "eV", "pressure": "eV/Angstrom^3"}[kind] for key, kind in KINDS.items()}
 LAMMPS_UNITS["forces"] = "eV/Angstrom"
@@ -35,11 +36,11 @@ def frames_of_dump(
 
     items = dict[str, list[str]]()
     with open_with_compression(str(path), "r") as file:
-        for line in file:
+        for line in filter(str.strip, file):
             name = line[6:].partition(" ")[0].strip() if line.startswith("ITEM: ") else ""
             count = {"BOX": 3, "ATOMS": int(items.get("NUMBER", "00")[1])}.get(name, 1)
             items[name] = [line, *islice(file, count)]
-            if not name or len(items[name]) <= count:
+            if not name or len(items[name]) <= count or not items[name][-1].endswith("\n"):
                 raise InputError(f"{path} was cut off or counts wrong: {line.strip()!r:.60} begins no whole item")
             if name == "UNITS" and (stated := items[name][1].strip()) != units:
                 raise InputError(
@@ -50,6 +51,8 @@ def frames_of_dump(
             step = items["TIMESTEP"][1].strip()
             _check(items["ATOMS"], elements, path, step)
             text = "".join(line for name in ("TIMESTEP", "NUMBER", "BOX", "ATOMS") for line in items[name])
+            if elements:  # ASE would guess them by mass
+                text = re.sub(r" mass(?=\s)", " own_mass", text)
             atoms = read_lammps_dump_text(StringIO(text), index=0, specorder=elements or None, units=units)
             if atoms.calc is not None:
                 del atoms.calc.results["energy"]  # a zero that ASE puts there
@@ -68,7 +71,7 @@ def _check(lines: list[str], elements: Sequence[str], path: Path, step: str) -> 
         raise InputError(f"{path} {NO_ELEMENTS}")
     by_type, ids = {str(number): one for number, one in enumerate(elements, 1)}, columns.get("id", ())
     symbols = [by_type.get(one, "") for one in columns.get("type", ())]
-    if elements and ("" in symbols or symbols != [*columns.get("element", symbols)]):
+    if elements and (not symbols or "" in symbols or symbols != [*columns.get("element", symbols)]):
         raise InputError(
             f"{path}, step {step}: elements = {[*elements]} does not fit its types; give one for each type"
         )
@@ -98,12 +101,22 @@ def _thermo(log: Path, _changed: int) -> tuple[dict[str, dict[str, str]], set[st
     """Return thermo output by step, empty where rows differ; numbers of atoms."""
     check_readable(log)
     text, columns, rows = log.read_text(errors="replace"), list[str](), dict[str, dict[str, str]]()
+    runs = [set[int]()]
     if re.search(r"^thermo_modify\b.*\bnorm\s+yes", text, re.MULTILINE):
         raise InputError(f"{log} has energies per atom (thermo_modify norm yes); print them with norm no")
     for words in map(str.split, text.splitlines()):
         if words[:1] in (["Step"], ["Loop"]):
             columns = words if words[0] == "Step" else []
+            runs.append(set())
         elif columns and len(words) == len(columns) and words[0].isdigit():
+            runs[-1].add(int(words[0]))
             row = rows.setdefault(words[0], {})
             row |= {key: word if row.get(key, word) == word else "" for key, word in zip(columns, words)}
+    steps, end = set[int](), -1
+    for run in filter(None, runs):
+        first, last = min(run), min(max(run), end)
+        if first < end and any(first <= step <= last for step in steps ^ run):
+            raise InputError(f"{log} has two runs with steps from {first} to {last}; keep the part of the dump's run")
+        steps |= run
+        end = max(end, *run)
     return rows, {*re.findall(r"^Loop time .* with (\d+) atoms", text, re.MULTILINE)}

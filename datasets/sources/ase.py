@@ -47,7 +47,7 @@ class AseBuild(ObjectsBuild):
     """Elements of the types 1, 2 and so on, for dumps of LAMMPS without them."""
 
     units: Literal["metal", "real", "electron", "si", "cgs", "micro", "nano"] | None = None
-    """Style of units of a dump of LAMMPS; needed for forces, energies and pressures."""
+    """Style of units of a dump of LAMMPS; needed for forces, energies, pressures, momenta."""
 
     log: str | None = None
     """Log of LAMMPS beside each dump: its thermo output has graph fields, by step."""
@@ -120,11 +120,18 @@ class AseBuild(ObjectsBuild):
     def check_dump(self, path: Path, is_dump: bool) -> None:
         """Raise InputError for idle or missing settings of dumps."""
         stated = [key for key in ("elements", "units", "log") if getattr(self, key)]
-        physical = any(field.keys[0] in LAMMPS_UNITS for field in self.fields)
+        own = {*LAMMPS_UNITS, "momenta"}
+        raw = [one for one in self.fields if one.unit and one.keys[0] not in own and (one.on == "node" or self.log)]
+        physical = raw or any(field.keys[0] in own for field in self.fields)
         if stated and not is_dump:
             raise InputError(f"{path} is no text dump of LAMMPS; leave {' and '.join(stated)} out")
         if is_dump and physical and not self.units:
             raise InputError(f'{path} does not say its style of units; say units = "metal", "real" or another')
+        for one in raw if is_dump and self.units != "metal" else ():
+            if one.scale == 1 and ("eV" in one.unit or ("Angstrom" in one.unit and self.units != "real")):
+                raise InputError(
+                    f"{path}: {one.keys[0]} is as written, in units {self.units}, not in {one.unit}; give scale, or its own unit"
+                )
         self.check_units(LAMMPS_UNITS if is_dump else {}, str(path))
 
     @property

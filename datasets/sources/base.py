@@ -312,9 +312,14 @@ class BuildSettings(Settings, ABC):
         return str(-min([0, *(field.step for field in self.fields)]))
 
     def check_times(self, times: Sequence[float], where: str) -> None:
-        """Raise InputError for steps of unequal time that models do not see."""
+        """Raise InputError for times that fall, or unequal ones unseen by models."""
         gaps, read = np.diff(times), {field.keys[0] for field in self.fields}
-        if len(gaps) and not (gaps.min() > 0 and np.ptp(gaps) <= ROUNDING * gaps.mean()) and not {TIME, LEAD} & read:
+        if not (gaps > 0).all():
+            place = int((gaps > 0).argmin())
+            raise InputError(
+                f"{where}: frame {place + 1} has time {times[place + 1]} after {times[place]}; write each run as a file of its own, in order of time"
+            )
+        if len(gaps) and np.ptp(gaps) > ROUNDING * gaps.mean() and not {TIME, LEAD} & read:
             place = int(np.abs(gaps - np.median(gaps)).argmax())
             raise InputError(
                 f"{where}: frames are not equally spaced in time (times {[*times[place : place + 2]]} of frames {place} and {place + 1}), so that a step "

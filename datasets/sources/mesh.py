@@ -49,9 +49,8 @@ class MeshBuild(BuildSettings):
         steps = {0, *(field.step for field in self.fields)}
         for run, frames in self._runs():
             if not run and steps != {0}:
-                raise InputError(
-                    f"{frames[0][1]} is no time series; leave step out, or say series = true for numbered files"
-                )
+                move = "number it" if self.series else "say series = true for numbered files"
+                raise InputError(f"{frames[0][1]} is no time series; leave step out, or {move}")
             if steps != {0}:
                 self.check_times([time for time, *_ in frames], run)
             for number in range(-min(steps), len(frames) - max(steps)):
@@ -60,17 +59,27 @@ class MeshBuild(BuildSettings):
     def _runs(self) -> Iterator[tuple[str, Sequence[Frame]]]:
         """Yield time series with their names, and single meshes without."""
         names, numbered = dict(self.named_files()), dict[Path, list[tuple[float, Path]]]()
-        listed = {file for path in names if path.suffix in LISTS for _, file in _listed(path)}
-        if twice := names.keys() & listed:
-            raise InputError(f"{min(twice)} is a frame of a list and a file of its own; name one of them")
+        listed = [file for path in names if path.suffix in LISTS for _, file in _listed(path)]
+        if twice := [file for file, count in Counter([*names, *listed]).items() if count > 1]:
+            raise InputError(f"{min(twice)} is in two lists, or in one and a file of its own; name it once")
         for path, name in names.items():
             if (frames := _frames(path)) is not None:
                 yield name, [(time, f"{name}#{frame}", read) for frame, (time, read) in enumerate(frames)]
-            elif self.series and (parts := re.fullmatch(r"(.*\D|)(\d+)(\D*)", path.name)):
-                numbered.setdefault(path.with_name(f"{parts[1]}*{parts[3]}"), []).append((float(parts[2]), path))
+            elif self.series and (parts := re.fullmatch(r"(.*\D|)(\d+)(\D*)", path.stem)):
+                if re.search(r"(\d[eE][-+]?|\d\.|[^a-zA-Z0-9]-)$", parts[1]):
+                    raise InputError(
+                        f"{path}: its last number may be a decimal or signed; list files with times in a .pvd, or number them"
+                    )
+                pattern = path.with_name(f"{parts[1]}*{parts[3]}{path.suffix}")
+                numbered.setdefault(pattern, []).append((float(parts[2]), path))
             else:
                 yield "", [(0.0, name, partial(read_mesh, path))]
+        steps = [0, *(field.step for field in self.fields)]
         for run, files in zip(distinct_names([*numbered]), numbered.values()):
+            if len(files) <= max(steps) - min(steps):
+                raise InputError(
+                    f"{run} has too few files ({len(files)}) for its steps; number frames last, or add files"
+                )
             yield run, [(time, names[file], partial(read_mesh, file)) for time, file in _in_order(files, run)]
 
     def _graph(self, frames: Sequence[Frame], number: int, run: str) -> GraphBatch:
@@ -164,7 +173,8 @@ def _frames(path: Path) -> list[tuple[float, Callable[[], Any]]] | None:
     if path.suffix not in XDMF or "Temporal" not in path.read_text(errors="replace"):
         return None
     grids = _series(path, path.stat().st_mtime_ns)[0].collection
-    times = [[float(part.get("Value")) for part in grid if part.tag == "Time"] or [np.nan] for grid in grids]
+    with _reading(path):
+        times = [[float(part.get("Value")) for part in grid if part.tag == "Time"] or [np.nan] for grid in grids]
     return [(time, partial(_frame, path, frame)) for frame, (time, *_) in enumerate(times)]
 
 

@@ -215,7 +215,7 @@ class _Source:
         return (*both_ways(first, second)[:2], None) if settings.undirected else (first, second, None)
 
     def _value(self, field: FieldSettings, graph: int) -> Any:
-        if field.keys == [LEAD] and field.step:
+        if field.keys == [LEAD] and self.column(LEAD) is self.table.get(TIME):
             return self.settings.lead_time(field, self.column(TIME), graph, f"{self.name}#{graph}")
         arrays, graph = [self.column(key) for key in field.keys], graph + field.step
         if field.on == "graph":
@@ -246,14 +246,17 @@ class _Source:
         fields, times = self.settings.fields, self.table.get(TIME, np.arange(self.graphs))
         varying = [field for field in fields if not self.settings.is_shared(field, self.table)]
         species = [self.column(field.keys[0]) for field in varying if field.name == ATOMIC_NUMBERS]
+        if times.shape != (self.graphs,) or times.dtype.kind not in "iuf":
+            raise InputError(
+                f"{self.path}: {TIME} has shape {times.shape} and dtype {times.dtype}; write a number for each frame, ({self.graphs},)"
+            )
         if (
-            any(field.on == "edge" for field in fields if field.step)
+            any(field.on == "edge" or field not in varying for field in fields if field.step)
             or len({*np.diff(self.nodes).tolist()}) > 1
             or any(np.ptp(one.reshape(self.graphs, -1), axis=0).any() for one in species)
-            or times.shape != (self.graphs,)
         ):
             raise InputError(
-                f"{self.path}: frames have the same nodes and a time each, and edges no step; leave step out"
+                f"{self.path}: frames have the same nodes, and edges or an array that all frames share no step; leave step out"
             )
         self.settings.check_times(times.astype(float).tolist(), str(self.path))
 
@@ -273,13 +276,15 @@ class _Source:
 def _open(path: Path, settings: NpzBuild) -> _Source:
     leads = LEAD in settings.array_names and any(field.step for field in settings.fields)
     table = read_npz(path, [TIME if leads and name == LEAD else name for name in settings.array_names])
-    table |= {LEAD: table[TIME]} if leads else {}  # a difference of times
     with np.load(path, allow_pickle=False) as archive:
         names = archive.files
+    if leads and LEAD in names:
+        raise InputError(f"{path} has an array {LEAD}, the key of a difference of times; name the array otherwise")
     if settings.positions is not None or settings.grid:
         settings.check_geometry(names, str(path))
     if any(field.step for field in settings.fields) and TIME in names:
         table |= read_npz(path, [TIME])
+    table |= {LEAD: table[TIME]} if leads else {}  # a difference of times
     points = _flatten_grid(path, table, settings) if settings.grid else ()
     if settings.nodes is not None:
         offsets = _offsets(path, table, settings.nodes)

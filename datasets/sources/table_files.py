@@ -131,6 +131,8 @@ def table_column(table: Table, name: str, source: Path | str) -> NDArray[Any]:
     """One array of a table; InputError naming those that there are."""
     if name not in table:
         raise InputError(f"{source} has no {name}; it has {', '.join(sorted(table)) or 'nothing'}")
+    if not np.ndim(table[name]):
+        raise InputError(f"{source}: {name} is a single value; write one for each graph, node or edge")
     return table[name]
 
 

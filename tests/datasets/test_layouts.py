@@ -163,6 +163,24 @@ SERIES = [
 ]
 
 
+NUMBERED = [
+    (["t_0.25", "t_0.5"], "t_0.25.vtu: its last number may be a decimal"),
+    (["f_1e-2", "f_1e-3"], "f_1e-2.vtu: its last number may be a decimal"),
+    (["f_-1", "f_1"], "f_-1.vtu: its last number may be a decimal"),
+    (["u_000_p0", "u_001_p0"], "u_000_p*.vtu has too few files (1) for its steps"),
+    (["u", "v"], "u.vtu is no time series; leave step out, or number it"),
+]
+
+
+@pytest.mark.parametrize(("names", "words"), NUMBERED)
+def test_numbers_that_may_be_no_frames_are_refused(names: list[str], words: str, tmp_path: Path) -> None:
+    meshes(tmp_path)
+    for name in names:
+        (tmp_path / f"{name}.vtu").write_text((tmp_path / "run_1.vtu").read_text())
+    files = [f"{name}.vtu" for name in names]
+    refused(tmp_path, words, kind="mesh", files=files, series=True, fields=[U, V, TIME])
+
+
 @pytest.mark.parametrize(("table", "times", "names"), SERIES)
 def test_meshes_of_one_series_are_frames(table: Any, times: list[float], names: list[str], tmp_path: Path) -> None:
     (tmp_path / "run.pvd").write_text(meshes(tmp_path))
@@ -194,7 +212,9 @@ def test_a_wrong_list_of_meshes_is_refused(text: str, wrong: str, words: str, tm
 
 def test_frames_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "run.pvd").write_text(meshes(tmp_path))
-    refused(tmp_path, "run_1.vtu is a frame of a list and a file of its own", kind="mesh", files=["*"], fields=[U])
+    (tmp_path / "same.pvd").write_text((tmp_path / "run.pvd").read_text())
+    for files in (["*.vtu", "run.pvd"], ["run.pvd", "same.pvd"]):
+        refused(tmp_path, "run_1.vtu is in two lists, or in one and a file", kind="mesh", files=files, fields=[U])
     refused(tmp_path, "run_1.vtu is no time series; leave step out", kind="mesh", files=["run_*.vtu"], fields=[U, V])
     (tmp_path / "run_01.vtu").write_text((tmp_path / "run_1.vtu").read_text())
     refused(tmp_path, "run_*.vtu has 1.0 twice", kind="mesh", files=["run_*.vtu"], series=True, fields=[U])
@@ -209,10 +229,18 @@ STEPS: list[tuple[dict[str, Any], list[Any], list[int] | str]] = [
     ({}, [U, V, {**U, "name": "w", "key": "u", "step": -1}], [1, 2]),
     ({"time": [0, 1, 2, 4]}, [U, V, LEAD], [0, 1, 2]),
     ({"time": [0, 1, 2, 4]}, [U, V], "frames are not equally spaced in time (times [2.0, 4.0] of frames 2 and 3)"),
-    ({"time": [0, 1, np.nan, 3]}, [U, V], "frames are not equally spaced in time"),
-    ({"time": [0, 2, 1, 3]}, [U, V, LEAD], "s.npz#1: lead is -1, and leads to no later frame"),
-    ({"time": [0, 1, 2]}, [U, V], "frames have the same nodes and a time each"),
-    ({"z": [[1, 6, 8]] * 3 + [[6, 1, 8]]}, [U, V, Z], "frames have the same nodes and a time each"),
+    ({"time": [0, 1, np.nan, 3]}, [U, V], "frame 2 has time nan after 1.0"),
+    ({"time": [0, 2, 1, 3]}, [U, V, LEAD], "frame 2 has time 1.0 after 2.0; write each run as a file of its own"),
+    ({"time": [0, 1, 0, 1]}, [U, V, TIME], "frame 2 has time 0.0 after 1.0"),
+    ({}, [U, V, {**LEAD, "step": 0}], "s.npz#0: lead is 0, and leads to no later frame"),
+    ({"lead_time": [7.0] * 4}, [U, V, LEAD], "s.npz has an array lead_time"),
+    ({"w": np.ones(3)}, [U, {**V, "key": "w"}], "an array that all frames share no step"),
+    ({"time": [0, 1, 2]}, [U, V], "time has shape (3,) and dtype int64; write a number for each frame"),
+    ({"time": [[0], [1], [2], [3]]}, [U, V], "time has shape (4, 1)"),
+    ({"time": 0}, [U, V, LEAD], "lead_time is a single value"),
+    ({"time": [*"abcd"]}, [U, V], "dtype <U1; write a number for each frame"),
+    ({"time": np.arange(4).astype("M8[D]")}, [U, V, LEAD], "dtype datetime64[D]; write a number"),
+    ({"z": [[1, 6, 8]] * 3 + [[6, 1, 8]]}, [U, V, Z], "frames have the same nodes"),
     ({}, [U, {**V, "step": 4}], "no graphs in there"),
 ]
 
@@ -249,12 +277,28 @@ DUMP, LOG = (
 )
 NAMED = DUMP.replace("id type", "id element").replace("2 2 2", "2 Ni 2").replace("1 1 0", "1 Cu 0")
 ENERGY, FORCES = GAP | {"key": "PotEng", "unit": "eV"}, FORCE | {"key": "forces", "unit": "eV/Angstrom"}
-KCAL = 0.0433641043  # eV
+KCAL, REAL = 0.0433641043, {"units": "real"}  # eV
+ENTHALPY, PER_ATOM = ENERGY | {"key": "Enthalpy"}, {"fields": [{"name": "c_pe", "on": "node", "unit": "eV"}]}
+MASSES = DUMP.replace("type x", "type mass x").replace("2 2 2", "2 2 9 2").replace("1 1 0", "1 1 1 0")
+COMPUTED = DUMP.replace("z fx", "z c_pe")
 DUMPS: list[tuple[str, str, dict[str, Any], list[float] | str]] = [
     (DUMP, LOG, {}, [-6.5, -6.25, 1]),
     (DUMP, LOG, {"units": "real"}, [-6.5 * KCAL, -6.25 * KCAL, KCAL]),
     (DUMP, LOG + "Step PotEng\n20 -6.25\n", {}, [-6.5, -6.25, 1]),
     (NAMED, LOG, {"elements": []}, [-6.5, -6.25, 1]),
+    (MASSES, LOG, {}, [-6.5, -6.25, 1]),
+    (DUMP.replace("type x", "mass x"), LOG, {}, "step 10: elements = ['Cu', 'Ni'] does not fit its types"),
+    (DUMP, LOG.replace("PotEng", "Enthalpy"), REAL | {"fields": [ENTHALPY, FORCES]}, [-6.5 * KCAL, -6.25 * KCAL, KCAL]),
+    (
+        DUMP,
+        LOG,
+        REAL | {"fields": [ENERGY | {"key": "v_e"}]},
+        "v_e is as written, in units real, not in eV; give scale",
+    ),
+    (COMPUTED, LOG, REAL | PER_ATOM, "c_pe is as written, in units real, not in eV; give scale"),
+    (COMPUTED, LOG, {"units": None} | PER_ATOM, "does not say its style of units"),
+    (DUMP, "Step PotEng\n0 -1\n15 -2\n" + LOG, {}, "log.lammps has two runs with steps from 10 to 15"),
+    (DUMP, "Step PotEng\n0 -1\n10 -6.5\n20 -6.25\n" + LOG, {}, [-6.5, -6.25, 1]),
     (
         DUMP,
         LOG,
@@ -271,6 +315,8 @@ DUMPS: list[tuple[str, str, dict[str, Any], list[float] | str]] = [
     (DUMP, "thermo_modify norm yes\n" + LOG, {}, "log.lammps has energies per atom"),
     (DUMP, LOG, {"log": "other.log"}, "other.log: no such file"),
     (DUMP + STEP.format(20), LOG, {}, "x.lammpstrj#1 and x.lammpstrj#2 are both of step 20"),
+    (DUMP[:-1], LOG, {}, "x.lammpstrj was cut off or counts wrong"),
+    (DUMP.replace("ITEM: TIMESTEP", "\nITEM: TIMESTEP") + "\n", LOG, {}, [-6.5, -6.25, 1]),
     (DUMP[:-18], LOG, {}, "x.lammpstrj was cut off or counts wrong"),
     (DUMP.replace("ATOMS\n2", f"ATOMS\n{10**15}", 1), LOG, {}, "x.lammpstrj was cut off or counts wrong"),
     (DUMP.replace("2 2 2", "1 2 2"), LOG, {}, "step 10: two atoms have one id"),
