@@ -56,7 +56,7 @@ def frames_of_dump(
             atoms = read_lammps_dump_text(StringIO(text), index=0, specorder=elements or None, units=units)
             if atoms.calc is not None:
                 del atoms.calc.results["energy"]  # a zero that ASE puts there
-            for key, value in _row(path.parent / log, step, keys, atoms).items() if log else ():
+            for key, value in _row(path.parent / log, step, keys, atoms, units).items() if log else ():
                 atoms.info[key] = convert(value, KINDS[key], units, "ASE") if key in KINDS else value
             yield atoms
             items = {}
@@ -79,11 +79,11 @@ def _check(lines: list[str], elements: Sequence[str], path: Path, step: str) -> 
         raise InputError(f"{path}, step {step}: two atoms have one id; repair the dump")
 
 
-def _row(log: Path, step: str, keys: Collection[str], atoms: Any) -> dict[str, float]:
+def _row(log: Path, step: str, keys: Collection[str], atoms: Any, units: str) -> dict[str, float]:
     """Return the thermo output of a step; InputError without its keys."""
     if not log.exists():
         raise InputError(f"{log}: no such file; the log stands beside its dump")
-    rows, counts = _thermo(log, log.stat().st_mtime_ns)
+    rows, counts = _thermo(log, units, log.stat().st_mtime_ns)
     row = rows.get(step, {})
     if lacking := [key for key in keys if not row.get(key)]:
         raise InputError(
@@ -97,13 +97,15 @@ def _row(log: Path, step: str, keys: Collection[str], atoms: Any) -> dict[str, f
 
 
 @lru_cache(maxsize=4)
-def _thermo(log: Path, _changed: int) -> tuple[dict[str, dict[str, str]], set[str]]:
+def _thermo(log: Path, units: str, _changed: int) -> tuple[dict[str, dict[str, str]], set[str]]:
     """Return thermo output by step, empty where rows differ; numbers of atoms."""
     check_readable(log)
     text, columns, rows = log.read_text(errors="replace"), list[str](), dict[str, dict[str, str]]()
     runs = [set[int]()]
     if re.search(r"^thermo_modify\b.*\bnorm\s+yes", text, re.MULTILINE):
         raise InputError(f"{log} has energies per atom (thermo_modify norm yes); print them with norm no")
+    if (stated := re.search(r"^units\s+(\w+)", text, re.MULTILINE)) and stated[1] != units:
+        raise InputError(f'{log} is in units {stated[1]}; say units = "{stated[1]}"')
     for words in map(str.split, text.splitlines()):
         if words[:1] in (["Step"], ["Loop"]):
             columns = words if words[0] == "Step" else []

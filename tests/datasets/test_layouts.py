@@ -313,6 +313,7 @@ DUMPS: list[tuple[str, str, dict[str, Any], list[float] | str]] = [
     (DUMP, LOG + "Step PotEng\n20 -6.0\n", {}, "at step 20 of the dump, or several that differ"),
     (DUMP, LOG.replace("2 atoms", "500 atoms"), {}, "log.lammps is of 500 atoms, and the dump has 2 at step 10"),
     (DUMP, "thermo_modify norm yes\n" + LOG, {}, "log.lammps has energies per atom"),
+    (DUMP, "units           real\n" + LOG, {}, "log.lammps is in units real; say units"),
     (DUMP, LOG, {"log": "other.log"}, "other.log: no such file"),
     (DUMP + STEP.format(20), LOG, {}, "x.lammpstrj#1 and x.lammpstrj#2 are both of step 20"),
     (DUMP[:-1], LOG, {}, "x.lammpstrj was cut off or counts wrong"),
