@@ -251,7 +251,8 @@ class BranchedConfig(Settings):
             problem = (
                 f"it has no branch {name}; {nearest(name, names)}" if name else "it has several branches; name one"
             )
-            raise InputError(f"{problem} (branches: {', '.join(names)})")
+            way = "" if name else " by --branch, branch= or hydragnn.load(RUN, branch)"
+            raise InputError(f"{problem} (branches: {', '.join(names)}){way}")
         branch = self.branches[names.index(name)]
         return RunConfig(
             data=branch.data,

@@ -187,8 +187,8 @@ class Replays:
         self.record, self.device, self.pad = record, device, pad
         self.recordings: dict[Any, Recording] = {}
         self.uses: Counter[Any] = Counter()
-        self.lenient = False
-        """True once a size that cannot be recorded is computed as it is, for lack of memory above all."""
+        self.lenient: tuple[type[Exception], ...] = ()
+        """Errors of a recording after which its size is computed as it is, for lack of memory above all."""
 
     def __call__(self, what: Any, function: Callable[..., Any], batch: GraphBatch, *tensors: Tensor) -> Any:
         """Return ``function`` of the padded batch and the tensors.
@@ -219,9 +219,7 @@ class Replays:
             del self.recordings[oldest], self.uses[oldest]
         try:
             self.recordings[key] = self.recorded(function, batch, tensors)
-        except (NotRecordable, RuntimeError) as error:
-            if not self.lenient:
-                raise
+        except self.lenient as error:
             print_note(f"batches of a size are not replayed for now: {error}")
             self.recordings.clear()  # which gives memory back, if that was what there is too little of
             self.uses[key] = -LATER
@@ -267,15 +265,22 @@ class ReplayedPrediction:
         copies: int = 1,
     ) -> None:
         """Record ``compute``, by itself the model; it gives ``copies`` of all rows."""
-        self.record, self.copies = record, copies
+        self.record, self.copies, self.device = record, copies, next(model.parameters()).device
         self.compute = partial(eager_prediction, model) if compute is None else compute
         self.locations = {target.name: target.field.on for target in model.description.targets}
-        self.replays = replays_of(model, record)
-        self.replays.lenient = True
+        self.replays: Replays | None = replays_of(model, record)
+        self.replays.lenient = (RuntimeError,)
 
     def __call__(self, batch: GraphBatch) -> Predicted:
         """Predictions by field name and states, without gradients."""
-        predictions, states = self.replays("prediction", self.compute, batch)
+        if self.replays is None:
+            return self.compute(batch.to(self.device))
+        try:
+            predictions, states = self.replays("prediction", self.compute, batch)
+        except NotRecordable as error:
+            print_note(f"batches are not replayed: {error}")  # of any size
+            self.replays = None
+            return self(batch)
 
         def own(values: Tensor, location: Location) -> Tensor:
             """Return rows without padding, which no later replay overwrites."""

@@ -56,7 +56,7 @@ def replaying_run(run: Assembly, executors: tuple[Recorded, ...]) -> Assembly:
     branches = []
     for branch, executor in zip(run.data.branches, executors, strict=True):
         own = executor.replays
-        own.lenient = True
+        own.lenient = (NotRecordable, RuntimeError)
         branches.append(placed_branch(branch, replace(branch.train.placement, pad=own.pad)))
     return replace(
         run,

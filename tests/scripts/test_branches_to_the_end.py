@@ -75,7 +75,7 @@ def test_an_ensemble_is_of_the_branch_that_is_named(campaign: Path, ensemble: Pa
         assert any("gap@oxides" in name for name in file) or "gap@oxides" in file.get("fields", {})
     with pytest.raises(InputError, match="is of branch oxides, so it cannot predict metals"):
         hydragnn.load(ensemble, branch="metals")
-    with pytest.raises(InputError, match=r"several branches; name one .branches: metals, oxides"):
+    with pytest.raises(InputError, match=r"name one .branches: metals, oxides. by --branch, branch= or hydragnn.load"):
         hydragnn.build_ensemble(campaign, tmp_path / "none", top_k=2)
 
 

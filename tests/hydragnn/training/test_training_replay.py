@@ -1,7 +1,7 @@
 """Steps recorded once and replayed, and several models as one: the same numbers by other calls."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -237,6 +237,20 @@ def test_predictions_of_models_and_stacks_are_replayed(
             assert_same_predictions(ours, theirs)
     output = capsys.readouterr().err
     assert recorder.recorded and "not replayed" not in output and (attention or not output)
+
+
+def test_a_model_that_cannot_be_recorded_is_tried_once(capsys: pytest.CaptureFixture[str]) -> None:
+    (model,), tries = models_of("painn", 1), []
+
+    def record(run: Callable[[], Any]) -> Any:
+        tries.append(run)
+        raise replay.NotRecordable("no")
+
+    replayed = replace(model, function=replay.ReplayedPrediction(model.model, record))
+    for graphs in [[0, 1, 2], [3]] * (replay.USES + 2):
+        batch = STORE.read(graphs)
+        assert_same_predictions(replayed.predict_with_states(batch), model.predict_with_states(batch))
+    assert len(tries) == 1 and capsys.readouterr().err == "note: batches are not replayed: no\n"
 
 
 def test_the_stand_in_refuses_what_a_graph_of_a_device_cannot_hold() -> None:
