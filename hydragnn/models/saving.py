@@ -22,6 +22,8 @@ from hydragnn.models.graph_model import GraphModel
 VERSION = 2
 BRANCHED = 3
 """Version of models with several branches."""
+STIFF = 4
+"""Version of models with a stiffness, which earlier programs would leave out."""
 CHECKSUM = "sha256"
 """Key of the checksum of numbers in the weights' file: in itself, so that no reader sees one without the other."""
 
@@ -45,7 +47,11 @@ def save_model(
         for view, normalisation in zip(views, normalisations, strict=True)
     ]
     several = isinstance(model, BranchedModel)
-    content = {"version": BRANCHED, "branches": content} if several else {"version": VERSION, **content[0]}
+    limits = [view.description.close_range for view in views]
+    version = BRANCHED if several else VERSION
+    if any(one is not None and one.stiffness is not None for one in limits):
+        version = STIFF
+    content = {"version": version, **({"branches": content} if several else content[0])}
     weights = model.state_dict() if weights is None else weights
     contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     seal = {CHECKSUM: weights_checksum(contiguous)}
@@ -81,9 +87,9 @@ def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
     value: Any = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise InputError(f"{path} does not describe a model; was {folder} made by hydragnn train?")
-    check_version(value["version"], path, oldest=VERSION, newest=BRANCHED)
+    check_version(value["version"], path, oldest=VERSION, newest=STIFF)
     try:
-        every = value["branches"] if value["version"] == BRANCHED else [value]
+        every = value.get("branches", [value])
         branches = [(description_from_json(one), normalisation_from_json(one["normalisation"])) for one in every]
         if not branches:
             raise ValueError("no branches")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -40,9 +41,18 @@ class Assembly:
 
 
 def assemble(
-    plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None], *, shared: bool = False
+    plan: RunPlan,
+    placement: DevicePlacement,
+    ranks: Ranks,
+    heartbeat: Callable[[], None],
+    *,
+    shared: bool = False,
+    begun: Path | None = None,
 ) -> Assembly:
-    """Read data, build the model and distribute it; collective."""
+    """Read data, build the model and distribute it; collective.
+
+    A model in ``begun`` gives the limits of its close range.
+    """
     check_alike(plan, ranks)
     mesh = make_mesh(plan.parallel, ranks)
     placement = placement_on(mesh, plan, placement)
@@ -54,7 +64,7 @@ def assemble(
     if start is not None:  # its layers have their own
         statistics = merged_ranges(start.description.statistics, statistics)
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
-    descriptions = close_range_of(descriptions, data, caches)
+    descriptions = close_range_of(descriptions, data, caches, begun)
     notes = notes_on(plan, data, caches)
     factors: dict[str, float] = {}
     if start is None:

@@ -329,10 +329,16 @@ def merged_limits(start: OpenStart, model: ModelDescription) -> ModelDescription
     pairs |= {(a, b): min(length, pairs.get((a, b), length)) for a, b, length in old.shortest}
     shortest = tuple((a, b, length) for (a, b), length in sorted(pairs.items()))
     species = tuple(sorted({*old.species, *new.species}))
-    # pairs are stiffer where they came nearer
-    stiffness = {(a, b): share for a, b, share in sorted((*(old.stiffness or ()), *(new.stiffness or ())))}
     limits = replace(new, shortest=shortest, share=min(old.share, new.share), species=species)
-    limits = replace(limits, stiffness=tuple((a, b, share) for (a, b), share in sorted(stiffness.items())))
+    # each pair has the stiffness that was measured at the smaller distance
+    ranked: dict[tuple[int, int], tuple[float, float, float]] = {}
+    for one in (old, new) if new.stiffness is not None else ():
+        lengths = {(a, b): length for a, b, length in one.shortest}
+        for a, b, share in one.stiffness or ():
+            entry = (lengths.get((a, b), np.inf), one.share, -share)
+            ranked[a, b] = min(ranked.get((a, b), entry), entry)
+    if new.stiffness is not None:
+        limits = replace(limits, stiffness=tuple((a, b, -entry[-1]) for (a, b), entry in sorted(ranked.items())))
     return replace(model, close_range=limits)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import in_ase_units, length_in_angstrom
 from hydragnn.layers import CloseRangeLimits
-from hydragnn.layers.close_range import USUAL, bonds, nuclear_repulsion, screening
-from hydragnn.models import ModelDescription
+from hydragnn.layers.close_range import USUAL, bonds, nuclear_repulsion, screening, shortest_distances
+from hydragnn.models import ModelDescription, read_description
 from hydragnn.models.description import MOST_SPECIES, degree_sums, merged_degrees, species_in
+from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.preparation import BranchData, RunData
 from hydragnn.runs.statistics_cache import Caches, StatisticsCache, digest_of, training_rows
 
@@ -26,7 +28,10 @@ RowOf = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 Reduce = Callable[[NDArray[np.float64]], NDArray[Any]]
 
 SAMPLE, PIECES = 200, 12
-"""Graphs whose forces measure pair forces, and linear pieces of those in the logarithm of distances."""
+"""Graphs whose forces measure pair forces, and linear pieces of those in the logarithm of distances.
+
+As many that hold shortest distances are added.
+"""
 
 SOFTEST = 0.15
 """Least force of a pair at its shortest distance, as a share of that of its nuclei."""
@@ -111,17 +116,23 @@ class Closest:
         return list(combinations_with_replacement(self.species, 2))
 
     def row(self, batch: GraphBatch) -> NDArray[np.float64]:
-        """Return inverse shortest distances (0: none), and graphs with each pair."""
+        """Return inverse shortest distances (0: none), numbers of graphs, and nearest graphs."""
         numbers, topology = batch.nodes[ATOMIC_NUMBERS], batch.topology
         ends = torch.stack([numbers[topology.senders], numbers[topology.receivers]]).sort(dim=0).values
         inverse, owners = 1 / (edge_vectors(batch).double().norm(dim=1) * self.angstrom), batch.owner("edge")
-        of_pairs = [(ends[0] == a) & (ends[1] == b) for a, b in self.pairs]
-        largest = [float(inverse[of].max()) if bool(of.any()) else 0.0 for of in of_pairs]
-        return np.array([*largest, *(float(len(owners[of].unique())) for of in of_pairs)])
+        columns = []
+        for a, b in self.pairs:
+            of = ((ends[0] == a) & (ends[1] == b)).nonzero().flatten()
+            nearest = of[inverse[of].argmax()] if len(of) else None
+            known = (
+                (0.0, 0.0, 0.0) if nearest is None else (inverse[nearest], len(owners[of].unique()), owners[nearest])
+            )
+            columns.append([float(one) for one in known])
+        return np.array(columns).T.flatten()
 
     def limits(self, rows: NDArray[np.float64]) -> CloseRangeLimits:
         """Return the limits of all rows."""
-        largest, graphs = np.split(merged(rows), 2)
+        largest, graphs, _ = np.split(merged(rows), 3)
         sums = bonds()
         occurring = [(a, b, float(1 / one), int(n)) for (a, b), one, n in zip(self.pairs, largest, graphs) if one]
         return CloseRangeLimits(
@@ -134,13 +145,21 @@ class Closest:
 
 
 def merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return one row: maxima of the first half, sums of the second."""
-    largest, graphs = np.split(rows, 2, axis=1)
-    return np.concatenate([largest.max(axis=0), graphs.sum(axis=0)])
+    """Return one row: maxima, sums, and graphs of the maxima."""
+    largest, graphs, nearest = np.split(rows, 3, axis=1)
+    row = np.take_along_axis(nearest, largest.argmax(axis=0)[None], axis=0)[0]
+    return np.concatenate([largest.max(axis=0), graphs.sum(axis=0), row])
 
 
-def close_range_of(models: Sequence[ModelDescription], data: RunData, caches: Caches) -> list[ModelDescription]:
-    """Return the descriptions with the limits of all training parts; collective."""
+def close_range_of(
+    models: Sequence[ModelDescription], data: RunData, caches: Caches, begun: Path | None = None
+) -> list[ModelDescription]:
+    """Return the descriptions with the limits of all training parts; collective.
+
+    The model of a run that goes on keeps its own.
+    """
+    if begun is not None and (begun / "model.json").is_file():
+        return [replace(model, close_range=read_description(begun, model.branch)[0].close_range) for model in models]
     if not any(model.repels for model in models):
         return list(models)
     species = sorted({number for one in map(species_of, data.branches, caches) for number in one})
@@ -150,23 +169,35 @@ def close_range_of(models: Sequence[ModelDescription], data: RunData, caches: Ca
         reach = getattr(model.model, "cutoff", None) or cutoff_of(branch.store.attributes)
         cutoff = None if reach is None else reach * angstrom
         settings.append(Closest(species=species, cutoff=cutoff, angstrom=angstrom))
-    rows = np.concatenate([_rows(*one) for one in zip(data.branches, caches, settings)])
+    rows = [_rows(*one) for one in zip(data.branches, caches, settings)]
     described = []
-    for model, branch, cache, of in zip(models, data.branches, caches, settings):
+    for model, branch, cache, of, own in zip(models, data.branches, caches, settings, rows):
+        limits = of.limits(np.concatenate(rows))
         names = [head.derivatives["forces"] for head in model.heads if "forces" in head.derivatives]
-
-        def measured(branch: BranchData = branch, name: str = names[0] if names else "", of: Closest = of) -> Any:
-            some = branch.split.train[:: max(1, len(branch.split.train) // SAMPLE)]
-            return stiffness_of(branch.store.read(some, [ATOMIC_NUMBERS, name]), name, of.angstrom)
-
-        shares = first_ranks_value(measured, cache.ranks) if names else []
-        limits = replace(of.limits(rows), stiffness=tuple((a, b, share) for a, b, share in shares))
+        shares = _stiffness(branch, cache, names[0], limits, dict(zip(of.pairs, own.reshape(3, -1).T))) if names else []
+        limits = replace(limits, stiffness=tuple((a, b, share) for a, b, share in shares))
         limits = replace(limits, energies=energies_of(model, branch))
         described.append(replace(model, close_range=limits))
     return described
 
 
-def stiffness_of(batch: GraphBatch, name: str, angstrom: float) -> list[tuple[int, int, float]]:
+def _stiffness(
+    branch: BranchData, cache: StatisticsCache, name: str, limits: CloseRangeLimits, columns: dict[Any, Any]
+) -> Any:
+    """Return the stiffness by sampled and nearest graphs; collective."""
+    train = branch.split.train
+    nearest = [int(columns[a, b][2]) for a, b, _ in limits.shortest if columns[a, b][0]][:SAMPLE]
+
+    def measured() -> Any:
+        some = np.union1d(train[:: max(1, len(train) // SAMPLE)], np.array(nearest, np.int64))
+        return stiffness_of(branch.store.read(some, [ATOMIC_NUMBERS, name]), name, limits)
+
+    key = {"what": "stiffness", "train": digest_of(train), "field": name, "limits": limits.to_json()}
+    with keep_beating(cache.heartbeat):
+        return cache.value(key, lambda: first_ranks_value(measured, cache.ranks))
+
+
+def stiffness_of(batch: GraphBatch, name: str, limits: CloseRangeLimits) -> list[tuple[int, int, float]]:
     """Return pair forces at the shortest distances, over those of nuclei.
 
     A force per pair of elements is fitted to a field of forces, by least squares.
@@ -176,15 +207,14 @@ def stiffness_of(batch: GraphBatch, name: str, angstrom: float) -> list[tuple[in
 
     field = batch.fields[name]
     unit = in_ase_units(field.unit, "forces", f"field {name}") if field.unit else 1.0
-    present, every = batch.labelled(name).all(dim=1), edge_vectors(batch).double() * angstrom
+    present, every = batch.labelled(name).all(dim=1), edge_vectors(batch).double() * limits.angstrom
     edges = present[batch.receivers] & (every.norm(dim=1) > 0)
     if not bool(edges.any()):
         return []
     receivers, vectors = batch.receivers[edges].numpy(), every[edges].numpy()
     ends = batch.nodes[ATOMIC_NUMBERS][torch.stack([batch.senders, batch.receivers])[:, edges]].sort(dim=0).values
     kinds, pair = (one.numpy() for one in torch.unique(ends, dim=1, return_inverse=True))
-    lengths, nearest = np.linalg.norm(vectors, axis=1), np.full(kinds.shape[1], np.inf)
-    np.minimum.at(nearest, pair, lengths)
+    lengths, nearest = np.linalg.norm(vectors, axis=1), shortest_distances(limits)[kinds[0], kinds[1]]
     at = torch.from_numpy(nearest).requires_grad_()
     energies = nuclear_repulsion(at, *(torch.from_numpy(table[kinds[0], kinds[1]]) for table in screening()))
     forces_of_nuclei = -torch.autograd.grad(energies.sum(), at)[0].numpy()
@@ -207,12 +237,14 @@ def stiffness_of(batch: GraphBatch, name: str, angstrom: float) -> list[tuple[in
 
 def _rows(branch: BranchData, cache: StatisticsCache, closest: Closest) -> NDArray[np.float64]:
     """Return the row of a training part."""
-    width = 2 * len(closest.pairs)
+    width = 3 * len(closest.pairs)
 
     def row(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
-        return closest.row(branch.store.read(graphs, [ATOMIC_NUMBERS]))
+        own = closest.row(branch.store.read(graphs, [ATOMIC_NUMBERS]))
+        own[2 * width // 3 :] = graphs[own[2 * width // 3 :].astype(np.int64)]
+        return own
 
-    of = {"what": "shortest distances", "species": closest.species, "cutoff": closest.cutoff}
+    of = {"what": "shortest distances and graphs", "species": closest.species, "cutoff": closest.cutoff}
     return np.array(cached_rows(branch, cache, of, width, row, lambda rows: merged(rows)[None]))
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ase.calculators.emt import EMT
 import hydragnn
 from hydragnn.architectures import architecture_of
 from hydragnn.base.files import read_sealed, write_sealed
+from hydragnn.config import config_from_table
 from hydragnn.conformance.network import force_gaps
 from hydragnn.datasets import Normalisation, StoreWriter
 from hydragnn.datasets.normalisation import Scale
@@ -28,6 +30,8 @@ from hydragnn.models import GraphModel, TrainedModel, build_from_description, lo
 from hydragnn.models.branched import build_branched
 from hydragnn.models.description import degree_statistics, make_description
 from hydragnn.models.trained_stack import TrainedStack
+from hydragnn.runs import graph_statistics, statistics_cache
+from hydragnn.runs import train as train_run
 from hydragnn.runs.graph_statistics import Closest, stiffness_of
 
 CUTOFF = 4.5
@@ -161,7 +165,7 @@ def test_pairs_go_on_with_the_forces_of_training_and_end_with_those_of_nuclei(sy
         graphs.append(from_ase(atoms, 5.0).to(dtype=torch.float64).with_fields(labels, fields=[forces]))
     closest = Closest(species=sorted({int(n) for n in atoms.numbers}), cutoff=5.0, angstrom=1.0)
     limits = closest.limits(np.array([closest.row(one) for one in graphs]))
-    stiffness = stiffness_of(concatenate(graphs), "forces", 1.0)
+    stiffness = stiffness_of(concatenate(graphs), "forces", limits)
     wall = CloseRange(replace(limits, stiffness=tuple(stiffness))).double()
     still = crystal(system).repeat(2)
     number, other = int(still.numbers[0]), int(still.get_distances(0, range(1, len(still)), mic=True).argmin()) + 1
@@ -238,6 +242,7 @@ def test_saved_models_repel_and_those_saved_earlier_do_not(tmp_path: Path) -> No
     assert loaded.description.close_range == LIMITS
     torch.testing.assert_close(values(loaded, near)[0], values(model, near)[0], rtol=1e-6, atol=0)  # limits in float32
     content = json.loads(json.dumps(read_sealed(tmp_path / "model.json")))
+    assert content["version"] == 4  # programs that know no stiffness refuse it
     former = content["close_range"] | {"crowding": [[29, 14.0], [79, 18.0]], "energies": {"energy": [0.5, [[29, 0.3]]]}}
     del former["species"]  # as 0.2.0 wrote it
     del former["stiffness"]
@@ -245,7 +250,7 @@ def test_saved_models_repel_and_those_saved_earlier_do_not(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="between 0 and 1"):
         limits_from_json(former | {"stiffness": [[29, 29, 1.5]]})
     del content["close_range"], content["model"]["repulsion"]
-    write_sealed(tmp_path / "model.json", content)
+    write_sealed(tmp_path / "model.json", content | {"version": 2})
     earlier = load_model(tmp_path, torch.float64).model
     assert torch.equal(values(earlier, near)[0], values(model_of("schnet", None), near)[0])
 
@@ -259,7 +264,13 @@ def test_members_as_one_repel() -> None:
 
 
 @pytest.mark.parametrize("repulsion", ["zbl", "none"])
-def test_runs_measure_the_limits_of_their_training_part(tmp_path: Path, repulsion: str) -> None:
+def test_runs_measure_the_limits_of_their_training_part(
+    tmp_path: Path, repulsion: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = Mock(side_effect=stiffness_of)
+    monkeypatch.setattr(graph_statistics, "stiffness_of", fit)
+    monkeypatch.setattr(graph_statistics, "SAMPLE", 3)
+    monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", 1)
     energy, forces = replace(FIELDS[1], unit="Ha"), replace(FIELDS[2], unit="Ha/Angstrom")
     with StoreWriter(tmp_path / "s.h5", [FIELDS[0], energy, forces], dim=3) as writer:
         for seed in range(30):
@@ -272,13 +283,29 @@ def test_runs_measure_the_limits_of_their_training_part(tmp_path: Path, repulsio
         "train": {"epochs": 1},
     }
     hydragnn.train(config, tmp_path / "run")
+    train_run(
+        config_from_table(config | {"train": {"epochs": 2}}, tmp_path / "CONFIG.toml"), tmp_path / "again", until=1
+    )
+    assert fit.call_count == (repulsion == "zbl")  # the second has it from the cache
     trained = load_model(tmp_path / "run" / "model")
     limits = trained.model.description.close_range
     assert (limits is None) == (repulsion == "none")
     if limits is not None:
         assert [pair[:2] for pair in limits.shortest] == [(29, 29), (29, 79), (79, 79)] and limits.cutoff == CUTOFF
         assert limits.species == (29, 79)
+        sample = fit.call_args.args[0]  # with the graphs of the shortest distances
+        nearest = Closest(species=[29, 79], cutoff=CUTOFF, angstrom=1.0).row(sample)[:3]
+        np.testing.assert_allclose(1 / nearest, [length for *_, length in limits.shortest], rtol=1e-12)
         scale: Scale = trained.normalisation.scales["energy"]
         assert limits.energies["energy"] == pytest.approx(27.2114 * scale.std[0], rel=1e-5)
         near = trained.predict(from_ase(copper(0.3), CUTOFF))["energy"].mean
         assert 27.2114 * float(near) == pytest.approx(5841.4, rel=0.05)
+    # a run that was begun by 0.2.0 goes on with its wall
+    path = tmp_path / "again" / "model" / "model.json"
+    content = json.loads(json.dumps(read_sealed(path)))
+    if repulsion == "zbl":
+        content["close_range"]["stiffness"] = None
+    write_sealed(path, content)
+    hydragnn.train(tmp_path / "again", resume=True)
+    later = load_model(path.parent).model.description.close_range
+    assert later == (limits and replace(limits, stiffness=None))

@@ -21,12 +21,13 @@ from hydragnn.graphs import Field, from_ase
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import Space
+from hydragnn.layers import limits_from_json
 from hydragnn.models import GraphModel, TrainedModel, load_model
 from hydragnn.record import read_record
 from hydragnn.runs import callback, session
 from hydragnn.runs import train as train_run
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.fine_tuning import rate_factors
+from hydragnn.runs.fine_tuning import OpenStart, merged_limits, rate_factors
 from hydragnn.runs.progress import Progress
 from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.scripts.showing import forgotten
@@ -132,6 +133,37 @@ def test_species_of_mace_get_weights_of_the_nearest_element(place: Path) -> None
     assert torch.allclose(now["forces"].mean, before["forces"].mean, rtol=1e-12, atol=1e-12)
     gold = batch.with_fields({"atomic_numbers": torch.full_like(batch["atomic_numbers"], 79)})
     assert torch.allclose(first_function(run).predict(gold)["forces"].mean, now["forces"].mean, atol=1e-12)
+
+
+NEAR, FAR = ((29, 29, 2.0),), ((29, 29, 2.5),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stiffness"),
+    [
+        ((NEAR, 0.29), (FAR, 0.9), 0.29),
+        ((FAR, 0.9), (NEAR, 0.29), 0.29),
+        ((NEAR, 0.29), (NEAR, 0.4), 0.4),
+        ((NEAR, 0.29), ((), 0.9), 0.29),
+        ((NEAR, None), (FAR, 0.9), 0.9),  # a start of 0.2.0
+        ((NEAR, None), (FAR, None), None),  # and a run of it that goes on
+    ],
+)
+def test_pairs_keep_the_stiffness_of_the_smaller_distance(
+    place: Path, old: Any, new: Any, stiffness: float | None
+) -> None:
+    table = {"share": 0.7, "species": [29], "cutoff": None, "angstrom": 1.0, "energies": {}}
+    description = load_model(place / "cu/model").model.description
+    start, model = (
+        replace(
+            description,
+            close_range=limits_from_json({**table, "shortest": pairs, "stiffness": share and [(29, 29, share)]}),
+        )
+        for pairs, share in (old, new)
+    )
+    limits = merged_limits(Mock(spec=OpenStart, description=start), model).close_range
+    assert limits is not None and limits.shortest == NEAR
+    assert limits.stiffness == (stiffness and ((29, 29, stiffness),))
 
 
 WITHOUT_DIMS = {key: value for key, value in HEAD.items() if key != "hidden_dims"}
