@@ -172,7 +172,7 @@ def test_a_configuration_says_what_its_branches_are() -> None:
 def test_a_model_with_branches_asks_for_one_of_them(trained: Trained, tmp_path: Path) -> None:
     trained("run", make(), store=STORES, until=1)
     model = tmp_path / "run" / "model"
-    assert read_json(model / "model.json")["version"] == 3
+    assert read_json(model / "model.json")["version"] == 4
     for branch, words in (("", "several branches, and none was named"), ("metal", "no branch metal")):
         with pytest.raises(InputError, match=f"{words}; name one of metals, oxides"):
             load_model(model, branch=branch)
