@@ -47,10 +47,8 @@ def save_model(
         for view, normalisation in zip(views, normalisations, strict=True)
     ]
     several = isinstance(model, BranchedModel)
-    limits = [view.description.close_range for view in views]
-    version = BRANCHED if several else VERSION
-    if any(one is not None and one.stiffness is not None for one in limits):
-        version = STIFF
+    stiff = any(getattr(view.description.close_range, "stiffness", None) is not None for view in views)
+    version = STIFF if stiff else BRANCHED if several else VERSION
     content = {"version": version, **({"branches": content} if several else content[0])}
     weights = model.state_dict() if weights is None else weights
     contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}

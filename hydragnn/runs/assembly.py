@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -41,18 +40,9 @@ class Assembly:
 
 
 def assemble(
-    plan: RunPlan,
-    placement: DevicePlacement,
-    ranks: Ranks,
-    heartbeat: Callable[[], None],
-    *,
-    shared: bool = False,
-    begun: Path | None = None,
+    plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None], *, shared: bool = False
 ) -> Assembly:
-    """Read data, build the model and distribute it; collective.
-
-    A model in ``begun`` gives the limits of its close range.
-    """
+    """Read data, build the model and distribute it; collective."""
     check_alike(plan, ranks)
     mesh = make_mesh(plan.parallel, ranks)
     placement = placement_on(mesh, plan, placement)
@@ -64,7 +54,7 @@ def assemble(
     if start is not None:  # its layers have their own
         statistics = merged_ranges(start.description.statistics, statistics)
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
-    descriptions = close_range_of(descriptions, data, caches, begun)
+    descriptions = close_range_of(descriptions, data, caches, plan.begun)
     notes = notes_on(plan, data, caches)
     factors: dict[str, float] = {}
     if start is None:

@@ -332,12 +332,12 @@ def merged_limits(start: OpenStart, model: ModelDescription) -> ModelDescription
     limits = replace(new, shortest=shortest, share=min(old.share, new.share), species=species)
     # each pair has the stiffness that was measured at the smaller distance
     ranked: dict[tuple[int, int], tuple[float, float, float]] = {}
-    for one in (old, new) if new.stiffness is not None else ():
+    for one in (old, new):
         lengths = {(a, b): length for a, b, length in one.shortest}
         for a, b, share in one.stiffness or ():
             entry = (lengths.get((a, b), np.inf), one.share, -share)
             ranked[a, b] = min(ranked.get((a, b), entry), entry)
-    if new.stiffness is not None:
+    if new.stiffness is not None:  # as that of a run of 0.2.0 that goes on
         limits = replace(limits, stiffness=tuple((a, b, -entry[-1]) for (a, b), entry in sorted(ranked.items())))
     return replace(model, close_range=limits)
 

@@ -28,10 +28,7 @@ RowOf = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 Reduce = Callable[[NDArray[np.float64]], NDArray[Any]]
 
 SAMPLE, PIECES = 200, 12
-"""Graphs whose forces measure pair forces, and linear pieces of those in the logarithm of distances.
-
-As many that hold shortest distances are added.
-"""
+"""Graphs (and as many nearest) whose forces measure pair forces, and linear pieces of those in the logarithm of distances."""
 
 SOFTEST = 0.15
 """Least force of a pair at its shortest distance, as a share of that of its nuclei."""
@@ -120,15 +117,12 @@ class Closest:
         numbers, topology = batch.nodes[ATOMIC_NUMBERS], batch.topology
         ends = torch.stack([numbers[topology.senders], numbers[topology.receivers]]).sort(dim=0).values
         inverse, owners = 1 / (edge_vectors(batch).double().norm(dim=1) * self.angstrom), batch.owner("edge")
-        columns = []
-        for a, b in self.pairs:
-            of = ((ends[0] == a) & (ends[1] == b)).nonzero().flatten()
-            nearest = of[inverse[of].argmax()] if len(of) else None
-            known = (
-                (0.0, 0.0, 0.0) if nearest is None else (inverse[nearest], len(owners[of].unique()), owners[nearest])
-            )
-            columns.append([float(one) for one in known])
-        return np.array(columns).T.flatten()
+        row = np.zeros((3, len(self.pairs)))
+        for number, (a, b) in enumerate(self.pairs):
+            if len(of := ((ends[0] == a) & (ends[1] == b)).nonzero().flatten()):
+                nearest = of[inverse[of].argmax()]
+                row[:, number] = float(inverse[nearest]), len(owners[of].unique()), int(owners[nearest])
+        return row.flatten()
 
     def limits(self, rows: NDArray[np.float64]) -> CloseRangeLimits:
         """Return the limits of all rows."""
@@ -152,13 +146,10 @@ def merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def close_range_of(
-    models: Sequence[ModelDescription], data: RunData, caches: Caches, begun: Path | None = None
+    models: Sequence[ModelDescription], data: RunData, caches: Caches, begun: Path | None
 ) -> list[ModelDescription]:
-    """Return the descriptions with the limits of all training parts; collective.
-
-    The model of a run that goes on keeps its own.
-    """
-    if begun is not None and (begun / "model.json").is_file():
+    """Return the descriptions with the limits of all training parts; collective."""
+    if begun is not None and (begun / "model.json").is_file():  # a run that goes on keeps its own
         return [replace(model, close_range=read_description(begun, model.branch)[0].close_range) for model in models]
     if not any(model.repels for model in models):
         return list(models)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class RunPlan:
     replay: BranchPlan | None = None
     """The start's data, of which epochs show a share."""
     parallel: ParallelSettings
+    begun: Path | None = None
+    """Model of a run that goes on."""
 
 
 def described_branches(

@@ -140,13 +140,12 @@ def ready_run(
             heart.beat()
 
         plan = plan_run(config, store, heartbeat, begun=resume)
-        plan = replace(plan, table=table_as_begun(config, out)) if resume else plan
+        plan = replace(plan, table=table_as_begun(config, out), begun=out / "model") if resume else plan
         if memory is not None:
             plan = replace(plan, budget=replace(plan.budget, max_bytes=bytes_of(memory)))
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
         # trials and ranks have neighbours on their node that read the same graphs
-        begun, shared = out / "model" if resume else None, ranks.size > 1 or this.number is not None
-        run = assemble(plan, placement, ranks, heartbeat, shared=shared, begun=begun)
+        run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
         run = within_memory(run, plan, ranks, heartbeat)
         run = with_replays(run, ranks, heartbeat, limited=plan.budget.max_bytes > 0)
         if plan.training.precision == "tf32" and device.type != "cuda":
