@@ -89,7 +89,7 @@ def build(values: Values, as_json: bool) -> None:
 
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """
-    leave_together(_contents(api.build_store(**values), "attributes", "backend", "version", "fingerprint"), as_json)
+    leave_together(_contents(api.build_store(**values), "attributes", "backend", "version"), as_json)
 
 
 def info(values: Values, as_json: bool) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from ase.build import bulk, fcc111
 from ase.io import write
@@ -53,14 +52,6 @@ def test_slabs_have_errors_beside_a_calculator_with_a_stress_of_crystals(crystal
     assert {name for name, scores in test.items() if "EMT" in scores.baselines} == {"energy", "forces", "stress"}
 
 
-def write_frames(folder: Path) -> dict[str, Any]:
-    """Return the settings of frames in npz whose atomic numbers stand once for all."""
-    frames = np.eye(5)[:, :3] * 1.1 + np.zeros((6, 1, 1))
-    np.savez(folder / "a.npz", z=[6, 1, 1, 1, 1], R=frames, E=np.arange(6.0))
-    numbers = {"name": "atomic_numbers", "key": "z", "on": "node", "classes": 119, "dtype": "int64"}
-    return {"kind": "npz", "files": ["a.npz"], "positions": "R", "cutoff": 4.0, "fields": [numbers, ENERGY]}
-
-
 def write_edges(sender: int) -> Callable[[Path], dict[str, Any]]:
     """Return a function for settings of tables with this sender of an edge between two nodes."""
 
@@ -78,11 +69,10 @@ def write_edges(sender: int) -> Callable[[Path], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("write_source", "words"),
     [
-        (write_frames, "repeat what stands once for all graphs"),
         (write_edges(10**18), "node index 1000000000000000000 is out of range"),
         (write_edges(10**30), "float64 values are no node indices"),
     ],
-    ids=["numbers once for all frames", "huge sender", "huger sender"],
+    ids=["huge sender", "huger sender"],
 )
 def test_a_source_that_is_not_read_whole_is_refused(
     write_source: Callable[[Path], dict[str, Any]], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -100,7 +100,9 @@ LATE = ("--faulty-rank", 1, "--at", "graphs", "--until-there")
 def test_a_late_rank_of_mpi_ends_well(ensemble: Path, structures: Path, whole: Files, tmp_path: Path) -> None:
     result = counts(finish(started(ensemble, structures, tmp_path / "out.h5", *LATE, launcher=MPIRUN)))
     assert_same(tmp_path / "out.h5", whole["structures"])
-    assert result["ranks"] == 2 and len(result["busy_seconds"]) == 1
+    assert (
+        result["ranks"] == 2 and 1 <= len(result["busy_seconds"]) <= 2
+    )  # one that comes when all is done may have none
     plan = json.loads((tmp_path / "out.h5.plan.json").read_text())
     assert plan["planned"]["ratio"] >= 1 and plan["measured"]["units_done"] == plan["planned"]["units"] >= 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.h5", "out.h5.faltered", "out.h5.plan.json"]

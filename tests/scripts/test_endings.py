@@ -109,7 +109,7 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
 def test_a_prediction_of_any_graph_and_a_run_that_ended_of_its_own_exit_with_0(
     name: str, words: str, facts: dict[str, Any], code: int, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = SimpleNamespace(**facts, to_json=lambda: facts)
+    result = SimpleNamespace(**facts, to_json=lambda: facts, table=lambda: facts)
     monkeypatch.setattr(api, name, lambda *_, **__: result)
     monkeypatch.setattr(cli, "run_summary", lambda record, _: facts)
     assert call(name, *words.split(), "--out", "out.h5", "--json")[0] == code
