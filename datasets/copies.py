@@ -50,9 +50,6 @@ def structure_labels(
 
     Time grows linearly. Graphs that are no atoms in space or have no edges, and stores of more than ``MOST`` graphs, are compared exactly.
     """
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
     labels, edges, length = copy_labels(store), store.sizes().edges, len(store)
     atoms = store.dim == 3 and any(field.name == ATOMIC_NUMBERS for field in store.fields())
     if not atoms or not 1 < length <= MOST or not edges.any():
@@ -79,8 +76,12 @@ def structure_labels(
     pairs = np.unique(np.concatenate(found), axis=0)
     blocks = [pairs[start : start + BLOCK // 8] for start in range(0, len(pairs), BLOCK // 8)]
     one, other = labels[np.concatenate([_agree(store, block) for block in blocks] or [pairs])].T
+    if not len(one):
+        return labels
+    from scipy.sparse import coo_matrix, csgraph  # here, since most trainings have no pairs and begin sooner without
+
     matrix = coo_matrix((np.ones(len(one)), (one, other)), shape=(int(labels.max()) + 1,) * 2)
-    joined = connected_components(matrix, directed=False)[1]
+    joined = csgraph.connected_components(matrix, directed=False)[1]
     return np.unique(joined, return_index=True)[1][joined][labels]
 
 
