@@ -125,7 +125,8 @@ def parsed_parameter(path: str, table: Any, source: str) -> Parameter:
     where = f'{source}: search.space."{path}"'
     kind = table.get("type") if isinstance(table, Mapping) else None
     if kind is None:
-        raise InputError(f"{where}: expected a table with type = float, int or categorical")
+        quotes = 'and write its path in quotes, as [search.space."model.hidden_dim"]'
+        raise InputError(f"{where}: give a table with type = float, int or categorical, {quotes}")
     if kind not in PARAMETERS:
         raise InputError(f"{where}: unknown type {kind}; {nearest(str(kind), list(PARAMETERS))}")
     return PARAMETERS[kind].parse(dict(table), source=where)
