@@ -119,6 +119,9 @@ class BuildSettings(Settings, ABC):
     beside: ClassVar[tuple[str, ...]] = ("labels",)
     """Settings that name other files, beside ``files``."""
 
+    former: ClassVar[dict[str, Any]] = {}
+    """Values of keys that rules of 0.2.0 lack; rules name these keys now."""
+
     takes_columns: ClassVar[bool] = False
     """True where fields may take columns of an array."""
 

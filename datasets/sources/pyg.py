@@ -22,6 +22,7 @@ class PygBuild(ObjectsBuild):
     """Data of torch_geometric in ``.pt`` files, which run no code, or memory."""
 
     takes_columns: ClassVar[bool] = True
+    former: ClassVar[dict[str, Any]] = {"undirected": False}  # 0.2.0 took edges that run one way
 
     kind: Literal["pyg"] = "pyg"
 

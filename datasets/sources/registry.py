@@ -90,8 +90,7 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
     rule = settings.model_dump(
         mode="json", exclude={"files", "attributes", "node_split", *settings.beside}, exclude_defaults=True
     )
-    named = {"undirected": rule.get("undirected")} if settings.kind == "pyg" else {}  # those of 0.2.0 never have it
-    return {**rule, **named, "kind": settings.kind}
+    return {**dict.fromkeys(settings.former), **rule, "kind": settings.kind}
 
 
 def transform_function(reference: str | None) -> Callable[..., Any] | None:
@@ -114,9 +113,8 @@ def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
         trust = f", or --allow-code {module}" if module else ""
         raise InputError(f"{source} has graphs made by {kind!r}, no source of this package; give a BUILD.toml{trust}")
     settings_class = source_named(kind, source)
-    own = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
-    if kind == "pyg":  # 0.2.0 took edges that run one way
-        own.setdefault("undirected", False)
+    kept = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
+    own = {**settings_class.former, **kept}
     if isinstance(own.get("fields"), list):  # a rule names every dtype but float32, whatever is the default today
         own["fields"] = [{"dtype": "float32", **one} if isinstance(one, dict) else one for one in own["fields"]]
     settings = settings_class.parse({**own, "files": ["new"]}, source)

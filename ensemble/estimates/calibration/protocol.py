@@ -24,7 +24,7 @@ USUAL, POWER = 0.2, 0.4
 """P-value below which uncertainties grow, and the exponent.
 
 They were chosen from a grid on alloys, plates and acetylacetone, as the narrowest with a finite mean square with which no kind of graphs beyond training is covered
-to less than 85 %, and judged on seven other sets (``docs/measurements/domain.md``). Fits on validation graphs predict the growth outside badly.
+to less than 85 %. Results of six other sets were in sight (``docs/measurements/domain.md``). Fits on validation graphs predict the growth outside badly.
 """
 
 
