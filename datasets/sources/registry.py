@@ -113,8 +113,8 @@ def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
         trust = f", or --allow-code {module}" if module else ""
         raise InputError(f"{source} has graphs made by {kind!r}, no source of this package; give a BUILD.toml{trust}")
     settings_class = source_named(kind, source)
-    kept = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
-    own = {**settings_class.former, **kept}
+    values = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
+    own = {**settings_class.former, **values}
     if isinstance(own.get("fields"), list):  # a rule names every dtype but float32, whatever is the default today
         own["fields"] = [{"dtype": "float32", **one} if isinstance(one, dict) else one for one in own["fields"]]
     settings = settings_class.parse({**own, "files": ["new"]}, source)
