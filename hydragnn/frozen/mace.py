@@ -1,0 +1,5 @@
+"""MACE."""
+
+from hydragnn.frozen.model import FrozenModel
+
+KINDS: dict[str, type[FrozenModel]] = {}

@@ -1,0 +1,210 @@
+"""Settings of a model of the public HydraGNN, and its version."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pydantic
+from torch import Tensor
+
+from hydragnn.base.errors import InputError
+
+Kind = Literal[
+    "GIN", "SAGE", "MFC", "GAT", "PNA", "PNAPlus", "CGCNN", "SchNet", "DimeNet", "EGNN", "PAINN", "PNAEq", "MACE"
+]
+Generation = Literal["v2.0", "v3.0", "2024", "v4.0", "v5.0", "main", "variables"]
+OLD = ("v2.0", "v3.0", "2024")
+
+ARITHMETIC: dict[str, dict[str, tuple[str, ...]]] = {
+    "squared_distances": {"EGNN": OLD},
+    "zero_shifts": {"EGNN": (*OLD, "v4.0"), "DimeNet": OLD},
+    "last_conv_layer_only": {"*": ("v2.0",)},
+}
+"""Generations in which the code of a kind, or of all, computed otherwise than today's."""
+
+
+class Head(pydantic.BaseModel, frozen=True):
+    """Output of the model."""
+
+    level: Literal["graph", "node"]
+    dim: int = pydantic.Field(ge=1)
+
+
+class GraphHead(pydantic.BaseModel, frozen=True):
+    """Networks of all graph heads in one branch."""
+
+    num_sharedlayers: int = pydantic.Field(ge=0)
+    dim_sharedlayers: int = pydantic.Field(ge=1)
+    num_headlayers: int = pydantic.Field(ge=1)
+    dim_headlayers: tuple[int, ...] = pydantic.Field(min_length=1)
+
+
+class NodeHead(pydantic.BaseModel, frozen=True):
+    """Networks of all node heads in one branch."""
+
+    type: Literal["mlp", "mlp_per_node", "conv"]
+    num_headlayers: int = pydantic.Field(ge=1)
+    dim_headlayers: tuple[int, ...] = pydantic.Field(min_length=1)
+
+
+class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
+    """Keys of ``Architecture`` that decide the function, and the writer's arithmetic."""
+
+    kind: Kind
+    generation: Generation
+    evidence: tuple[str, ...] = ()
+    """Sentences: why this generation."""
+
+    hidden_dim: int
+    num_conv_layers: int
+    input_dim: int
+    edge_dim: int = 0
+    heads: tuple[Head, ...]
+    graph_heads: dict[str, GraphHead] = {}
+    """Networks of graph heads by the name of the branch."""
+    node_heads: dict[str, NodeHead] = {}
+    activation_function: str = "relu"
+    graph_pooling: str = "mean"
+    num_nodes: int | None = None
+    variance: bool = False
+    """Every head gives a variance beside its mean."""
+    interatomic: bool = False
+    conditioning: Literal["film", "concat_node", "fuse_pool"] | None = None
+    graph_attributes: int = 0
+
+    radius: float | None = None
+    max_neighbours: int | None = None
+    equivariance: bool = False
+    pna_deg: tuple[int, ...] | None = None
+    num_gaussians: int | None = None
+    num_filters: int | None = None
+    num_radial: int | None = None
+    num_spherical: int | None = None
+    envelope_exponent: int | None = None
+    num_before_skip: int | None = None
+    num_after_skip: int | None = None
+    basis_emb_size: int | None = None
+    int_emb_size: int | None = None
+    out_emb_size: int | None = None
+    radial_type: str | None = None
+    distance_transform: str | None = None
+    correlation: int | tuple[int, ...] | None = None
+    max_ell: int | None = None
+    node_max_ell: int | None = None
+    avg_num_neighbors: float | None = None
+
+    global_attn_engine: str | None = None
+    global_attn_type: str | None = None
+    global_attn_heads: int = 0
+    pe_dim: int = 0
+    equivariant_attn_lmax: int = 1
+    equivariant_attn_num_radial: int = 16
+    equivariant_attn_feedforward_multiplier: int = 2
+    equivariant_attn_allow_scalar_only: bool = False
+    equivariant_attn_require_tensor_coupling: bool = True
+    equivariant_attn_chunk_size: int | None = 512
+    equivariant_attn_coupling_mode: str = "parallel"
+
+    vector_biases: bool = False
+    """Linear maps of vectors have biases (PAINN, PNAEq until August 2026)."""
+    swapped_filters: bool = False
+    """Numbers of Gaussians and of filters stand in each other's place."""
+
+    @property
+    def squared_distances(self) -> bool:
+        """True where edges see squared distances and vectors from receiver to sender."""
+        return self._flag("squared_distances")
+
+    @property
+    def zero_shifts(self) -> bool:
+        """True where shifts of periodic edges are set to zero."""
+        return self._flag("zero_shifts")
+
+    @property
+    def last_conv_layer_only(self) -> bool:
+        """True where hidden layers of convolutional node heads do nothing."""
+        return self._flag("last_conv_layer_only")
+
+    @property
+    def num_branches(self) -> int:
+        """Branches of graph heads: those of node heads alone do not count."""
+        return max(1, len(self.graph_heads))
+
+    def _flag(self, name: str) -> bool:
+        generations = ARITHMETIC[name]
+        return self.generation in generations.get(self.kind, generations.get("*", ()))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> "FrozenSettings":
+        """Return those of a ``config.json`` and its checkpoint."""
+        network = config["NeuralNetwork"]
+        architecture, training = network["Architecture"], network.get("Training", {})
+        kind = architecture.get("mpnn_type") or architecture.get("model_type")
+        generation, evidence = generation_of(config, weights)
+        table = {key: value for key, value in architecture.items() if value not in (None, "")}
+        if kind == "CGCNN" and not table.get("global_attn_engine"):
+            table["hidden_dim"] = table["input_dim"]
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        table |= {
+            "kind": kind,
+            "generation": generation,
+            "evidence": evidence,
+            "heads": [
+                {"level": level, "dim": dim}
+                for level, dim in zip(table["output_type"], table["output_dim"], strict=True)
+            ],
+            "graph_heads": branches(table["output_heads"].get("graph")),
+            "node_heads": branches(table["output_heads"].get("node")),
+            "variance": training.get("loss_function_type") == "GaussianNLLLoss",
+            "interatomic": bool(table.get("enable_interatomic_potential") or training.get("compute_grad_energy")),
+            "conditioning": table.get("graph_attr_conditioning_mode")
+            if table.get("use_graph_attr_conditioning")
+            else None,
+            "graph_attributes": graph_attributes(shapes),
+            "vector_biases": any(name.endswith(("update_U.bias", "update_X.bias")) for name in weights),
+            "swapped_filters": any(
+                name.endswith("module_1.offset") and shape[0] != table.get("num_gaussians")
+                for name, shape in shapes.items()
+            ),
+        }
+        try:
+            return cls.model_validate(table)
+        except pydantic.ValidationError as error:
+            raise InputError(f"config.json: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from None
+
+
+def branches(heads: Any) -> dict[str, Any]:
+    """Return networks by branch; old configurations have one without a name."""
+    if not heads:
+        return {}
+    if isinstance(heads, Mapping):
+        return {"branch-0": heads}
+    return {branch["type"]: branch["architecture"] for branch in heads}
+
+
+def graph_attributes(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the number of attributes of a graph that conditioning networks see."""
+    for name, shape in shapes.items():
+        if name.endswith("graph_conditioner.0.weight"):
+            return shape[1]
+        if name.endswith(("graph_concat_projector.weight", "graph_pool_projector.0.weight")):
+            return shape[1] - shape[0]
+    return 0
+
+
+def generation_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[Generation, list[str]]:
+    """Return which version wrote a configuration and a checkpoint, with the evidence."""
+    network = config["NeuralNetwork"]
+    architecture, training = network["Architecture"], network.get("Training", {})
+    if "Variables" in config:
+        return "variables", ["config.json has Variables at its top level"]
+    if any(name.removeprefix("module.").startswith("convs.") for name in weights):
+        return "v2.0", ["keys of the checkpoint begin with convs."]
+    if "model_type" in architecture:
+        if "conv_checkpointing" in training:
+            return "2024", ["config.json has model_type, and conv_checkpointing under Training"]
+        return "v3.0", ["config.json has model_type, and keys of the checkpoint begin with graph_convs."]
+    if "global_attn_redraw_interval" in training or any(key.startswith("equivariant_attn_") for key in architecture):
+        return "main", ["config.json has global_attn_redraw_interval or keys that begin with equivariant_attn_"]
+    if "compute_grad_energy" in training:
+        return "v4.0", ["config.json has mpnn_type, and compute_grad_energy under Training"]
+    return "v5.0", ["config.json has mpnn_type, and no compute_grad_energy under Training"]

@@ -1,0 +1,70 @@
+"""Folders that the public HydraGNN wrote: checkpoint, configuration, graphs, and its own outputs for them."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydragnn.frozen import FrozenGraph
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+Outputs = dict[str, Tensor]
+
+
+def folders() -> list[Path]:
+    """All that hold a checkpoint, whole runs too."""
+    places = [*(DATA / "hydragnn" / "ckpt").glob("*"), *(DATA / "hydragnn-generations").glob("*")]
+    return sorted(place for place in places if place.is_dir())
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    path = next(folder.rglob("config.json"))
+    config: dict[str, Any] = json.loads(path.read_text())
+    return config
+
+
+def weights_of(folder: Path) -> list[dict[str, Tensor]]:
+    """Tensors of its checkpoint, or of the files of its branches."""
+    files = sorted(path for path in folder.rglob("*.pk") if not re.search(r"_epoch_\d+\.pk$", path.name))
+    return [torch.load(path, weights_only=True, map_location="cpu")["model_state_dict"] for path in files]
+
+
+def batches(folder: Path) -> Iterator[tuple[FrozenGraph, dict[torch.dtype, Outputs]]]:
+    """Graphs, and outputs by precision."""
+    arrays: dict[str, Tensor] = {}
+    for path in folder.glob("*.npz"):
+        if path.name != "state_dict.npz":
+            with np.load(path) as file:
+                arrays |= {name: torch.from_numpy(file[name]) for name in file if file[name].dtype.kind in "fiub"}
+    for number in range(100):
+        values = under(arrays, f"g{number}.")
+        if not values:
+            return
+        predictions = under(arrays, f"pred{number}.")
+        expected = {torch.float32: under(predictions, "fp32."), torch.float64: under(predictions, "fp64.")}
+        yield graph_of(values), {dtype: outputs for dtype, outputs in expected.items() if outputs}
+
+
+def graph_of(values: dict[str, Tensor]) -> FrozenGraph:
+    graphs = len(values["ptr"]) - 1
+    attributes, names = values.get("graph_attr"), values.get("dataset_name")
+    optional = {name: values.get(name) for name in ("edge_shifts", "edge_attr", "pe", "rel_pe")}
+    return FrozenGraph(
+        values["x"],
+        values["pos"],
+        values["edge_index"].long(),
+        values["batch"].long(),
+        graphs,
+        graph_attr=None if attributes is None else attributes.view(graphs, -1),
+        branch=None if names is None else names.view(-1).long(),
+        **optional,
+    )
+
+
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
