@@ -1,5 +1,292 @@
-"""MACE."""
+"""MACE of the public HydraGNN: equivariant products, and read-outs after every layer."""
 
-from hydragnn.frozen.model import FrozenModel
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
 
-KINDS: dict[str, type[FrozenModel]] = {}
+import torch
+from torch import Tensor, nn
+
+from hydragnn.base.errors import InputError
+from hydragnn.frozen.graph import FrozenGraph
+from hydragnn.frozen.irreps import Blocks, Buffers, Couplings, IrrepsLinear, ScalarLinear, paths_between
+from hydragnn.frozen.model import FrozenModel, NodeNetworks, Output, pooled
+from hydragnn.frozen.settings import FrozenSettings, GraphHead, NodeHead
+from hydragnn.layers import SphericalHarmonics
+
+ELEMENTS = 118
+NODES_AT_ONCE = 512
+"""Nodes whose products are in memory at the same time."""
+
+SILU_SCALE = 1.6791767923989418
+"""1 / sqrt(mean of silu(x)^2), as e3nn samples it."""
+
+RADIAL = {"bessel": ("bessel_weights", "r_max", "prefactor"), "gaussian": ("gaussian_weights",), "chebyshev": ("n",)}
+"""Constants of radial functions, in the order of files."""
+
+TRANSFORMS = {"None": (), "Agnesi": ("q", "p", "a"), "Soft": ("a", "b")}
+"""Constants of transforms of lengths, beside covalent radii."""
+
+
+class Radial(nn.Module):
+    """Radial functions of transformed lengths, times an envelope of lengths."""
+
+    def __init__(self, settings: FrozenSettings) -> None:
+        super().__init__()
+        self.kind, self.transform = settings.radial_type or "bessel", settings.distance_transform or "None"
+        if self.kind not in RADIAL or self.transform not in TRANSFORMS:
+            raise InputError(
+                f"config.json: MACE has no radial_type = {self.kind:.40} with distance_transform = {self.transform:.40}"
+            )
+        count = settings.num_radial or 0
+        self.step = (settings.radius or 0.0) / max(count - 1, 1)
+        first, *scalars = RADIAL[self.kind]
+        shape = (1, count) if self.kind == "chebyshev" else (count,)
+        self.bessel_fn = Buffers({first: shape, **dict.fromkeys(scalars, ())})
+        self.cutoff_fn = Buffers({"p": (), "r_max": ()})
+        if self.transform != "None":
+            self.distance_transform = Buffers(
+                {**dict.fromkeys(TRANSFORMS[self.transform], ()), "covalent_radii": (ELEMENTS + 1,)}
+            )
+
+    def forward(self, lengths: Tensor, species: Tensor, edges: Tensor) -> Tensor:
+        """Radial functions ``[edges, num_radial]`` of lengths ``[edges, 1]``."""
+        p, x = self.cutoff_fn.get_buffer("p"), lengths / self.cutoff_fn.get_buffer("r_max")
+        envelope = 1 - (p + 1) * (p + 2) / 2 * x**p + p * (p + 2) * x ** (p + 1) - p * (p + 1) / 2 * x ** (p + 2)
+        return self.functions(self.transformed(lengths, species, edges)) * (envelope * (x < 1))
+
+    def functions(self, lengths: Tensor) -> Tensor:
+        """Return the functions without envelope."""
+        constants = dict(self.bessel_fn.named_buffers())
+        if self.kind == "bessel":
+            return constants["prefactor"] * (torch.sin(constants["bessel_weights"] * lengths) / lengths)
+        if self.kind == "gaussian":
+            return torch.exp(-0.5 / self.step**2 * (lengths - constants["gaussian_weights"]) ** 2)
+        return torch.special.chebyshev_polynomial_t(lengths.detach(), constants["n"])  # had no derivative there either
+
+    def transformed(self, lengths: Tensor, species: Tensor, edges: Tensor) -> Tensor:
+        """Return lengths, or what becomes of them by covalent radii."""
+        if self.transform == "None":
+            return lengths
+        constants = dict(self.distance_transform.named_buffers())
+        bonds = constants["covalent_radii"][species[edges] + 1].sum(0).unsqueeze(1)
+        if self.transform == "Agnesi":
+            x, q = 2 * lengths / bonds, constants["q"]
+            return 1 / (1 + constants["a"] * x**q / (1 + x ** (q - constants["p"])))
+        x = 4 * lengths / bonds
+        return lengths + 0.5 * torch.tanh(-x - constants["a"] * x ** constants["b"]) + 0.5
+
+
+class Interaction(nn.Module):
+    """Sums over neighbours of states coupled with harmonics.
+
+    Filters depend on length and on scalars of both ends.
+    """
+
+    def __init__(self, settings: FrozenSettings, inputs: int, outputs: int) -> None:
+        super().__init__()
+        width, degrees = settings.hidden_dim, (settings.max_ell or 0) + 1
+        sources, targets = ([(width, degree) for degree in range(count)] for count in (inputs, outputs))
+        paths = sorted(paths_between(inputs, degrees, degrees), key=lambda path: path[2])
+        self.harmonics = [1 + settings.edge_dim, *[1] * (degrees - 1)]
+        self.sizes = [width * self.harmonics[b] for _, b, _ in paths]
+        widths = [(settings.num_radial or 0) + 2 * width, width, width, width, sum(self.sizes)]
+        counts = [sum(path[2] == degree for path in paths) for degree in range(degrees)]
+        self.mean_degree = settings.avg_num_neighbors or 1.0
+        self.linear_up, self.skip_linear = IrrepsLinear(sources, sources), IrrepsLinear(sources, targets)
+        self.linear_down = ScalarLinear(width, width)
+        self.conv_tp = Couplings(paths)
+        self.conv_tp_weights = nn.ModuleDict(
+            {
+                f"layer{number}": nn.ParameterDict({"weight": torch.zeros(size)})
+                for number, size in enumerate(itertools.pairwise(widths))
+            }
+        )
+        mixed = [(count * width, degree) for degree, count in enumerate(counts)]
+        self.linear = IrrepsLinear(mixed, [(width, degree) for degree in range(degrees)])
+
+    def forward(self, states: Blocks, graph: FrozenGraph) -> tuple[Blocks, Blocks]:
+        """Messages of all degrees, and the residual."""
+        (sender, receiver), harmonics = (
+            graph.edge_index,
+            [graph.extra[f"harmonics{b}"] for b in range(len(self.harmonics))],
+        )
+        up, down = self.linear_up(states), self.linear_down(states[0].squeeze(2))
+        x = torch.cat([graph.extra["radial"], down[sender], down[receiver]], dim=1)
+        for number, layer in enumerate(self.conv_tp_weights.values()):
+            x = nn.functional.silu(x) * SILU_SCALE if number else x
+            x = x @ layer.get_parameter("weight") / math.sqrt(x.shape[1])
+        received: list[list[Tensor]] = [[] for _ in harmonics]
+        for path, weight in zip(self.conv_tp.paths, x.split(self.sizes, dim=1)):
+            a, b, c = path
+            filters = weight.unflatten(1, (-1, self.harmonics[b])) / math.sqrt(self.harmonics[b])
+            axes = torch.einsum("ecb,ebik->ecik", filters, self.conv_tp.coupled(path, harmonics[b]))
+            sent = torch.einsum("eci,ecik->eck", up[a][sender], axes)
+            received[c].append(sent.new_zeros(len(up[a]), *sent.shape[1:]).index_add(0, receiver, sent))
+        messages = self.linear([torch.cat(parts, dim=1) for parts in received])
+        return [message / self.mean_degree for message in messages], self.skip_linear(states)
+
+
+class Contraction(nn.Module):
+    """Products of states that turn as one degree.
+
+    They have up to ``correlation`` factors, and weights per element. Couplings ``U_matrix`` are those of the file, which also says how many there are.
+    """
+
+    def __init__(self, settings: FrozenSettings, degree: int, correlation: int) -> None:
+        super().__init__()
+        self.axes = (2 * degree + 1,) if degree else ()
+        self.components, self.width = ((settings.max_ell or 0) + 1) ** 2, settings.hidden_dim
+        self.correlation, self.weights = correlation, nn.ParameterDict()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for order in range(1, self.correlation + 1):
+            table = state_dict.get(f"{prefix}U_matrix_{order}", torch.zeros(0))
+            paths = table.shape[-1] if table.dim() else 0
+            shape = (*self.axes, *[self.components] * order, paths)
+            self.register_buffer(f"U_matrix_{order}", table.new_zeros(shape))
+            weights = nn.Parameter(table.new_zeros(ELEMENTS, paths, self.width))
+            if order == self.correlation:
+                self.weights_max = weights
+            else:
+                self.weights[str(self.correlation - 1 - order)] = weights
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def forward(self, states: Tensor, species: Tensor) -> Tensor:
+        """Products ``[nodes, channels, axes]`` of states ``[nodes, channels, components]``."""
+        total: Any = 0  # from the highest order, factor by factor
+        for order in range(self.correlation, 0, -1):
+            name = str(self.correlation - 1 - order)
+            weights = self.weights_max if order == self.correlation else self.weights[name]
+            table = self.get_buffer(f"U_matrix_{order}")
+            table = table if self.axes else table.unsqueeze(0)
+            total = total + torch.einsum("...p,npc->nc...", table, weights[species])
+            total = torch.einsum("nc...i,nci->nc...", total, states)
+        return total
+
+
+class Layer(nn.Module):
+    """Interaction, products, a residual and linear maps."""
+
+    def __init__(self, settings: FrozenSettings, inputs: int, outputs: int, correlation: int) -> None:
+        super().__init__()
+        irreps = [(settings.hidden_dim, degree) for degree in range(outputs)]
+        products = nn.ModuleList(Contraction(settings, degree, correlation) for degree in range(outputs))
+        self.module_1 = Interaction(settings, inputs, outputs)
+        self.module_2 = nn.ModuleDict(
+            {
+                "symmetric_contractions": nn.ModuleDict({"contractions": products}),
+                "linear": IrrepsLinear(irreps, irreps),
+            }
+        )
+        self.module_3 = IrrepsLinear(irreps, irreps)
+
+    def forward(self, inv: Tensor, equiv: Blocks, graph: FrozenGraph) -> tuple[Tensor, Blocks]:
+        """Scalars and states of higher degrees."""
+        messages, residual = self.module_1([inv.unsqueeze(2), *equiv], graph)
+        states, species = torch.cat(messages, dim=2), graph.extra["species"]
+        parts = list(zip(states.split(NODES_AT_ONCE), species.split(NODES_AT_ONCE)))
+        contractions = self.module_2.get_submodule("symmetric_contractions.contractions").children()
+        products = [torch.cat([contraction(*part) for part in parts]) for contraction in contractions]
+        mixed = [new + old for new, old in zip(self.module_2["linear"](products), residual)]
+        scalars, *others = self.module_3(mixed)
+        return scalars.squeeze(2), others
+
+
+class Decoder(FrozenModel):
+    """Heads on scalars: linear maps, or networks after the last layer.
+
+    Heads of graphs read means, whatever graph_pooling is.
+    """
+
+    def __init__(self, settings: FrozenSettings, width: int, activation: nn.Module, *, linear: bool) -> None:
+        nn.Module.__init__(self)
+        self.settings = settings.model_copy(update={"hidden_dim": width, "graph_pooling": "mean", "conditioning": None})
+        self.activation_function, self.linear = activation, linear
+        self.add_heads()
+        if linear:
+            self.graph_shared = nn.ModuleDict({name: nn.Identity() for name in settings.graph_heads})
+
+    def _graph_head(self, form: GraphHead, width: int) -> nn.Module:
+        return self.network([self.settings.hidden_dim, width]) if self.linear else super()._graph_head(form, width)
+
+    def _node_head(self, form: NodeHead, width: int) -> nn.Module:
+        if form.type == "conv":
+            raise InputError("config.json: MACE has no node heads of type conv")
+        widths = [self.settings.hidden_dim, *([] if self.linear else form.dim_headlayers), width]
+        networks = [self.network(widths) for _ in range(1 if form.type == "mlp" else self.settings.num_nodes or 0)]
+        for network in networks:
+            network[0] = ScalarLinear(*widths[:2])
+        return NodeNetworks(networks, self.activation_function)
+
+    def forward(self, graph: FrozenGraph, states: Any = None) -> list[Output]:
+        """Outputs of all heads."""
+        return self._outputs(states, None, graph)
+
+
+class MACE(FrozenModel):
+    """Layers whose read-outs are summed with one of atomic numbers alone."""
+
+    def add_common(self) -> None:
+        """Add embeddings of species and lengths."""
+        super().add_common()
+        settings = self.settings
+        for name in ("radius", "num_radial", "max_ell", "node_max_ell", "avg_num_neighbors"):
+            if getattr(settings, name) is None:
+                raise InputError(f"config.json: MACE has no function without {name}")
+        if settings.variance:
+            raise InputError("config.json: MACE has no function with GaussianNLLLoss, which failed there")
+        self.register_buffer("r_max", torch.zeros(()))
+        for name, shape in (("num_interactions", ()), ("atomic_numbers", (ELEMENTS,))):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.int64))
+        self.radial_embedding = Radial(settings)
+        self.node_embedding = nn.ModuleDict({"linear": ScalarLinear(ELEMENTS, settings.hidden_dim)})
+        self.harmonics = SphericalHarmonics(settings.max_ell or 0)
+
+    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
+        """Layer from all degrees to all; the ends have scalars alone."""
+        degrees, correlation = (self.settings.node_max_ell or 0) + 1, self.settings.correlation or 2
+        factors = correlation if isinstance(correlation, int) else correlation[0]  # the others were not read
+        return Layer(self.settings, degrees if number else 1, 1 if last else degrees, factors)
+
+    def add_conditioning(self) -> None:
+        """Add networks of graph attributes; fuse_pool did nothing."""
+        if self.settings.conditioning != "fuse_pool":
+            super().add_conditioning()
+
+    def add_heads(self) -> None:
+        """Add read-outs before the first layer and after every one."""
+        layers, widths = (
+            self.settings.num_conv_layers,
+            [ELEMENTS] + [self.settings.hidden_dim] * self.settings.num_conv_layers,
+        )
+        self.multihead_decoders = nn.ModuleList(
+            Decoder(self.settings, width, self.activation_function, linear=number < layers and layers > 1)
+            for number, width in enumerate(widths)
+        )
+
+    def start(self, graph: FrozenGraph) -> Any:
+        """Return states for the first layer, and inputs of all."""
+        graph = replace(graph, pos=graph.pos - pooled(graph.pos, graph, "mean")[graph.batch])
+        species = graph.x[:, 0].clamp(1, ELEMENTS).long() - 1
+        extra = {"species": species, "hot": nn.functional.one_hot(species, ELEMENTS).to(graph.pos.dtype)}
+        extra["radial"] = self.radial_embedding(graph.lengths(), species, graph.edge_index)
+        for degree, values in enumerate(self.harmonics(nn.functional.normalize(graph.vectors(), dim=1))):
+            extra[f"harmonics{degree}"] = values.unsqueeze(1)
+        if self.settings.edge_dim and graph.edge_attr is not None:
+            extra["harmonics0"] = torch.cat([graph.edge_attr.unsqueeze(2), extra["harmonics0"]], dim=1)
+        return self.node_embedding["linear"](extra["hot"]), [], replace(graph, extra=extra)
+
+    def forward(self, graph: FrozenGraph) -> list[Output]:
+        """Mean of every head."""
+        inv, equiv, graph = self.start(graph)
+        read = [self.multihead_decoders[0](graph, graph.extra["hot"])]
+        for layer, decoder in zip(self.graph_convs, self.multihead_decoders[1:]):
+            inv, equiv = layer(inv, equiv, graph)
+            inv = inv if self.settings.conditioning == "fuse_pool" else self._conditioned(inv, graph)
+            read.append(decoder(graph, inv))
+        return [(torch.stack([mean for mean, _ in outputs]).sum(0), None) for outputs in zip(*read)]
+
+
+KINDS: dict[str, type[FrozenModel]] = {"MACE": MACE}
