@@ -76,7 +76,7 @@ class PNA(FrozenModel):
             out_dim,
             aggregators=["mean", "min", "max", "std"],
             scalers=["identity", "amplification", "attenuation", "linear"],
-            deg=torch.tensor(self.settings.pna_deg),
+            deg=torch.tensor(self.settings.pna_deg or [0, 1], device="cpu"),
             edge_dim=edge_dim or None,
             divide_input=False,
         )
@@ -87,6 +87,7 @@ class GAT(FrozenModel):
     """Attention to neighbours; the last layer averages heads."""
 
     normed = True
+    fewest_layers = 2
 
     @property
     def spread(self) -> int:

@@ -1,9 +1,12 @@
 """Names of tensors: those of all versions as today's."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
+
+from hydragnn.base.errors import InputError
 
 RENAMED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # generations (none: all), old name, name
@@ -31,3 +34,13 @@ def translated(weights: Mapping[str, Tensor], generation: str) -> dict[str, Tens
             layer = rf"^{re.escape(head)}\.(\d*[02468])\.(?!module_)"
             names = {name: re.sub(layer, rf"{head}.\1.module_0.", now) for name, now in names.items()}
     return {now: weights[name] for name, now in names.items() if now}
+
+
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return one checkpoint of files of branches, each with the whole encoder."""
+    whole: dict[str, Tensor] = {}
+    for part in parts:
+        for name, tensor in part.items():
+            if not torch.equal(whole.setdefault(name, tensor), tensor):
+                raise InputError(f"files of branches differ in {name}, which they share: they are not of one model")
+    return whole

@@ -7,7 +7,7 @@ A kind is a subclass. Most set ``layer_class``, whose layers hold ``module_0``, 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -18,21 +18,7 @@ from torch import Tensor, nn
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import attention
 from hydragnn.frozen.graph import FrozenGraph
-from hydragnn.frozen.settings import FrozenSettings, GraphHead, NodeHead
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "selu": nn.SELU,
-    "prelu": nn.PReLU,
-    "elu": nn.ELU,
-    "lrelu_01": lambda: nn.LeakyReLU(0.1),
-    "lrelu_025": lambda: nn.LeakyReLU(0.25),
-    "lrelu_05": lambda: nn.LeakyReLU(0.5),
-    "sigmoid": nn.Sigmoid,
-}
-POOLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "amax"}
-"""Reductions over the nodes of a graph."""
+from hydragnn.frozen.settings import ACTIVATIONS, POOLS, FrozenSettings, GraphHead, NodeHead
 
 Output = tuple[Tensor, Tensor | None]
 """Mean and, with GaussianNLLLoss, variance of a head."""
@@ -45,21 +31,18 @@ class FrozenModel(nn.Module):
     """Layer(settings, in_dim, out_dim, number=, last=, edge_dim=)."""
     normed: ClassVar[bool] = False
     """A batch norm follows every layer."""
+    fewest_layers: ClassVar[int] = 1
+    sizes_first: ClassVar[bool] = True
+    """It can be built without memory, to compare sizes."""
 
     def __init__(self, settings: FrozenSettings) -> None:
         super().__init__()
-        for name, value, valid in (
-            ("activation_function", settings.activation_function, ACTIVATIONS),
-            ("graph_pooling", settings.graph_pooling, POOLS),
-        ):
-            if value not in valid:
-                raise InputError(f'config.json: {name} = "{value:.40}" has no function; one of {", ".join(valid)}')
         self.settings = settings
         self.activation_function = ACTIVATIONS[settings.activation_function]()  # one, also where PReLU learns
         self.add_common()
         self.graph_convs, self.feature_layers = nn.ModuleList(), nn.ModuleList()
         inputs = settings.hidden_dim if settings.global_attn_engine else settings.input_dim
-        channels = [settings.hidden_dim] * settings.num_conv_layers
+        channels = [settings.hidden_dim] * max(settings.num_conv_layers, self.fewest_layers)
         for number, (in_dim, out_dim, wide) in enumerate(self.widths(inputs, channels)):
             last = number == len(channels) - 1
             layer = self.layer(in_dim, out_dim, number=number, last=last, edge_dim=attention.edge_width(settings))
@@ -213,14 +196,15 @@ class FrozenModel(nn.Module):
         return outputs
 
     def _branch(self, graph: FrozenGraph) -> Tensor:
-        """Branch of every graph: the first where graph heads have one."""
-        if graph.branch is None or self.settings.num_branches == 1:
-            return graph.batch.new_zeros(graph.num_graphs)
-        for number in graph.branch.unique().tolist():
-            if f"branch-{number}" not in self.settings.graph_heads:
-                names = ", ".join(self.settings.graph_heads)
-                raise InputError(f"a graph is of branch {number}; this model has {names}")
-        return graph.branch
+        """Branch of every graph: the first where graph heads have none or one."""
+        names = list(self.settings.graph_heads) or ["branch-0"]
+        if len(names) == 1:
+            return graph.batch.new_full((graph.num_graphs,), int(names[0].removeprefix("branch-")))
+        branch = graph.batch.new_zeros(graph.num_graphs) if graph.branch is None else graph.branch
+        for number in branch.unique().tolist():
+            if f"branch-{number}" not in names:
+                raise InputError(f"a graph is of branch {number}; this model has {', '.join(names)}")
+        return branch
 
     def _convolved(self, modules: nn.ModuleList, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> Tensor:
         pairs = list(modules)

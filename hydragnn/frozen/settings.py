@@ -1,12 +1,14 @@
 """Settings of a model of the public HydraGNN, and its version."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pydantic
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.settings import first_problem
 
 Kind = Literal[
     "GIN", "SAGE", "MFC", "GAT", "PNA", "PNAPlus", "CGCNN", "SchNet", "DimeNet", "EGNN", "PAINN", "PNAEq", "MACE"
@@ -20,6 +22,28 @@ ARITHMETIC: dict[str, dict[str, tuple[str, ...]]] = {
     "last_conv_layer_only": {"*": ("v2.0",)},
 }
 """Generations in which the code of a kind, or of all, computed otherwise than today's."""
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "selu": nn.SELU,
+    "prelu": nn.PReLU,
+    "elu": nn.ELU,
+    "lrelu_01": lambda: nn.LeakyReLU(0.1),
+    "lrelu_025": lambda: nn.LeakyReLU(0.25),
+    "lrelu_05": lambda: nn.LeakyReLU(0.5),
+    "sigmoid": nn.Sigmoid,
+}
+POOLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "amax"}
+"""Reductions over the nodes of a graph."""
+
+COUNTS: dict[str, tuple[str, ...]] = {
+    "MFC": ("max_neighbours",),
+    "DimeNet": ("num_before_skip", "num_after_skip", "num_radial", "num_spherical"),
+    "MACE": ("num_radial", "max_ell", "node_max_ell"),
+}
+"""Numbers of modules or functions that a kind makes one by one."""
 
 
 class Head(pydantic.BaseModel, frozen=True):
@@ -124,61 +148,118 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
         """True where hidden layers of convolutional node heads do nothing."""
         return self._flag("last_conv_layer_only")
 
-    @property
-    def num_branches(self) -> int:
-        """Branches of graph heads: those of node heads alone do not count."""
-        return max(1, len(self.graph_heads))
-
     def _flag(self, name: str) -> bool:
         generations = ARITHMETIC[name]
         return self.generation in generations.get(self.kind, generations.get("*", ()))
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> "FrozenSettings":
+    def from_config(cls, config: Any, weights: Mapping[str, Tensor]) -> "FrozenSettings":
         """Return those of a ``config.json`` and its checkpoint."""
-        network = config["NeuralNetwork"]
-        architecture, training = network["Architecture"], network.get("Training", {})
-        kind = architecture.get("mpnn_type") or architecture.get("model_type")
-        generation, evidence = generation_of(config, weights)
-        table = {key: value for key, value in architecture.items() if value not in (None, "")}
-        if kind == "CGCNN" and not table.get("global_attn_engine"):
-            table["hidden_dim"] = table["input_dim"]
-        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-        table |= {
-            "kind": kind,
-            "generation": generation,
-            "evidence": evidence,
-            "heads": [
-                {"level": level, "dim": dim}
-                for level, dim in zip(table["output_type"], table["output_dim"], strict=True)
-            ],
-            "graph_heads": branches(table["output_heads"].get("graph")),
-            "node_heads": branches(table["output_heads"].get("node")),
-            "variance": training.get("loss_function_type") == "GaussianNLLLoss",
-            "interatomic": bool(table.get("enable_interatomic_potential") or training.get("compute_grad_energy")),
-            "conditioning": table.get("graph_attr_conditioning_mode")
-            if table.get("use_graph_attr_conditioning")
-            else None,
-            "graph_attributes": graph_attributes(shapes),
-            "vector_biases": any(name.endswith(("update_U.bias", "update_X.bias")) for name in weights),
-            "swapped_filters": any(
-                name.endswith("module_1.offset") and shape[0] != table.get("num_gaussians")
-                for name, shape in shapes.items()
-            ),
-        }
         try:
-            return cls.model_validate(table)
+            table = table_of(config, weights)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"config.json is no configuration of the public HydraGNN: {type(error).__name__} {error!s:.80}"
+            ) from None
+        try:
+            settings = cls.model_validate(table)
         except pydantic.ValidationError as error:
-            raise InputError(f"config.json: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from None
+            raise InputError(f"config.json, Architecture: {first_problem(error)}") from None
+        settings.check(weights)
+        return settings
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Refuse what has no function, and sizes without weights."""
+        sizes = [size for tensor in weights.values() for size in tensor.shape]
+        most = max([len(weights), *sizes])
+        names = [
+            "hidden_dim",
+            "num_conv_layers",
+            "input_dim",
+            "edge_dim",
+            "graph_attributes",
+            *COUNTS.get(self.kind, ()),
+        ]
+        if any(head.type == "mlp_per_node" for head in self.node_heads.values()):
+            names.append("num_nodes")
+        counts = [(name, getattr(self, name) or 0) for name in names]
+        counts += [("num_sharedlayers", head.num_sharedlayers) for head in self.graph_heads.values()]
+        for name, count in counts:
+            if not 0 <= count <= most:
+                raise InputError(f"config.json: {name} = {count}, where the checkpoint has no size above {most}")
+        for name, choice, valid in (
+            ("activation_function", self.activation_function, ACTIVATIONS),
+            ("graph_pooling", self.graph_pooling, POOLS),
+        ):
+            if choice not in valid:
+                raise InputError(f'config.json: {name} = "{choice:.40}" has no function; one of {", ".join(valid)}')
+        if self.kind == "GAT" and self.conditioning == "concat_node" and not self.global_attn_engine:
+            raise InputError(
+                "GAT with graph_attr_conditioning_mode = concat_node has no function: its code draws new weights in every "
+                "forward, since its layers differ in width; train it anew, with film"
+            )
+        if self.conditioning and not self.graph_attributes:
+            raise InputError(
+                f"the checkpoint has no weights of graph_attr_conditioning_mode = {self.conditioning}: it was saved before "
+                "a first forward created them"
+            )
 
 
-def branches(heads: Any) -> dict[str, Any]:
-    """Return networks by branch; old configurations have one without a name."""
+def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the settings of a configuration, derived ones too."""
+    network = config["NeuralNetwork"]
+    architecture, training = network["Architecture"], network.get("Training", {})
+    table = {key: value for key, value in architecture.items() if value not in (None, "")}
+    generation, evidence = generation_of(config, weights)
+    levels, dims, inputs = variables_of(config)
+    table = {"input_dim": inputs, "output_type": levels, "output_dim": dims} | table
+    table.setdefault("edge_dim", len(table.get("edge_features", [])))
+    kind = table.get("mpnn_type") or table["model_type"]
+    if kind == "CGCNN" and not table.get("global_attn_engine"):
+        table["hidden_dim"] = table["input_dim"]
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    heads = zip(table["output_type"], table["output_dim"], strict=True)
+    return table | {
+        "kind": kind,
+        "generation": generation,
+        "evidence": evidence,
+        "heads": [{"level": level, "dim": dim} for level, dim in heads],
+        "graph_heads": branches(table["output_heads"].get("graph"), weights),
+        "node_heads": branches(table["output_heads"].get("node"), weights),
+        "variance": training.get("loss_function_type") == "GaussianNLLLoss",
+        "interatomic": bool(table.get("enable_interatomic_potential") or training.get("compute_grad_energy")),
+        "conditioning": table.get("use_graph_attr_conditioning") and table.get("graph_attr_conditioning_mode"),
+        "graph_attributes": graph_attributes(shapes),
+        "vector_biases": any(name.endswith(("update_U.bias", "update_X.bias")) for name in weights),
+        "swapped_filters": any(
+            name.endswith("module_1.offset") and shape[0] != table.get("num_gaussians")
+            for name, shape in shapes.items()
+        ),
+    }
+
+
+def variables_of(config: Mapping[str, Any]) -> tuple[list[str], list[int], int]:
+    """Return level and width of every output, and inputs of a node."""
+    if "Variables" in config:
+        outputs, inputs = config["Variables"]["outputs"], config["Variables"]["inputs"]
+        nodes = [one["dim"] for one in inputs if one["level"] == "node" and one.get("role") != "position"]
+        return [one["level"] for one in outputs], [one["dim"] for one in outputs], sum(nodes)
+    variables = config["NeuralNetwork"]["Variables_of_interest"]
+    levels, dims = variables["type"], variables.get("output_dim")
+    if dims is None:
+        places = zip(levels, variables["output_index"])
+        dims = [config["Dataset"][f"{level}_features"]["dim"][index] for level, index in places]
+    return levels, dims, len(variables["input_node_features"])
+
+
+def branches(heads: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return networks by branch of the checkpoint; old ones have one."""
     if not heads:
         return {}
     if isinstance(heads, Mapping):
         return {"branch-0": heads}
-    return {branch["type"]: branch["architecture"] for branch in heads}
+    names = {match[0] for name in weights if (match := re.search(r"\bbranch-\d+", name))}
+    return {branch["type"]: branch["architecture"] for branch in heads if branch["type"] in names}
 
 
 def graph_attributes(shapes: Mapping[str, tuple[int, ...]]) -> int:

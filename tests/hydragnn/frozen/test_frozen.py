@@ -1,14 +1,22 @@
 """Models of the public HydraGNN give the outputs that its own code wrote beside their checkpoints."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
+from hydragnn.frozen.keys import joined
+from hydragnn.frozen.settings import generation_of
 from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, weights_of
+
+Config = dict[str, Any]
+Weights = dict[str, Tensor]
 
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-10}
 """Largest difference, in parts of the largest value of an output."""
@@ -18,7 +26,7 @@ COARSE = {"MACE_opt_cheb_agnesi": 4e-6, "MACE_v4_mlip": 4e-6}
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
 def test_outputs_are_those_of_the_writer(folder: Path, real_data: Path) -> None:
-    config, weights = config_of(folder), weights_of(folder)[0]
+    config, weights = config_of(folder), joined(weights_of(folder))
     settings = FrozenSettings.from_config(config, weights)
     seen = 0
     for graph, expected in batches(folder):
@@ -29,6 +37,136 @@ def test_outputs_are_those_of_the_writer(folder: Path, real_data: Path) -> None:
                 assert relative(values, outputs[name]) < close, (dtype, name)
                 seen += 1
     assert seen
+
+
+GENERATIONS = {
+    "v2.0.0": "v2.0",
+    "v3.0": "v3.0",
+    "Predictive_GFM_2024": "2024",
+    "sc25": "v4.0",
+    "v4.0": "v4.0",
+    "v5.0": "v5.0",
+    "c0b6c534": "v5.0",
+    "main": "main",
+    "pr527": "variables",
+}
+"""Generation by the tag of the code that wrote a folder."""
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+def test_keys_tell_the_generation(folder: Path, real_data: Path) -> None:
+    meta = folder / "meta.json"
+    tag = json.loads(meta.read_text())["tag"] if meta.exists() else "main"
+    generation, evidence = generation_of(config_of(folder), weights_of(folder)[0])
+    assert generation == GENERATIONS[tag]
+    assert evidence
+
+
+def small_gin() -> tuple[Config, Weights]:
+    """Configuration and weights of a GIN with one head of a graph."""
+    architecture = {
+        "mpnn_type": "GIN",
+        "hidden_dim": 4,
+        "num_conv_layers": 1,
+        "input_dim": 1,
+        "output_dim": [1],
+        "output_type": ["graph"],
+        "max_neighbours": 3,
+        "output_heads": {
+            "graph": [
+                {
+                    "type": "branch-0",
+                    "architecture": {
+                        "num_sharedlayers": 1,
+                        "dim_sharedlayers": 3,
+                        "num_headlayers": 1,
+                        "dim_headlayers": [2],
+                    },
+                }
+            ]
+        },
+    }
+    shapes = {
+        "graph_convs.0.module_0.eps": (1,),
+        "graph_convs.0.module_0.nn.0.weight": (4, 1),
+        "graph_convs.0.module_0.nn.0.bias": (4,),
+        "graph_convs.0.module_0.nn.2.weight": (4, 4),
+        "graph_convs.0.module_0.nn.2.bias": (4,),
+        "feature_layers.0.module.weight": (4,),
+        "feature_layers.0.module.bias": (4,),
+        "feature_layers.0.module.running_mean": (4,),
+        "feature_layers.0.module.running_var": (4,),
+        "heads_NN.0.branch-0.0.weight": (2, 3),
+        "heads_NN.0.branch-0.0.bias": (2,),
+        "heads_NN.0.branch-0.2.weight": (1, 2),
+        "heads_NN.0.branch-0.2.bias": (1,),
+        "graph_shared.branch-0.0.weight": (3, 4),
+        "graph_shared.branch-0.0.bias": (3,),
+    }
+    network = {
+        "Architecture": architecture,
+        "Variables_of_interest": {"type": ["graph"], "output_dim": [1], "input_node_features": [0]},
+    }
+    return {"NeuralNetwork": network}, {f"module.{name}": torch.ones(shape) for name, shape in shapes.items()}
+
+
+def test_the_small_one_is_read() -> None:
+    config, weights = small_gin()
+    assert build(FrozenSettings.from_config(config, weights), weights).settings.generation == "v5.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_dim": 10**9}, "hidden_dim = 1000000000, where the checkpoint has no size above 15"),
+        ({"num_conv_layers": 10**9}, "num_conv_layers = 1000000000"),
+        ({"hidden_dim": -4}, "hidden_dim = -4"),
+        ({"hidden_dim": "wide"}, "hidden_dim"),
+        (
+            {"hidden_dim": 5},
+            "graph_convs.0.module_0.nn.0.weight ([4, 1] instead of [5, 1]): config.json and checkpoint are of different models",
+        ),
+        ({"num_conv_layers": 2}, "lacks 9 tensors, the first graph_convs.1.module_0.eps"),
+        ({"output_dim": [1, 1]}, "no configuration of the public HydraGNN"),
+        ({"output_heads": None}, "KeyError 'output_heads'"),
+        ({"mpnn_type": "GCN"}, "kind"),
+        ({"activation_function": "gelu"}, 'activation_function = "gelu" has no function; one of relu'),
+        ({"graph_pooling": "median"}, 'graph_pooling = "median" has no function'),
+        ({"mpnn_type": "MFC", "max_neighbours": 10**9}, "max_neighbours = 1000000000"),
+        (
+            {"mpnn_type": "GAT", "use_graph_attr_conditioning": True, "graph_attr_conditioning_mode": "concat_node"},
+            "draws new weights in every forward",
+        ),
+        (
+            {"use_graph_attr_conditioning": True, "graph_attr_conditioning_mode": "film"},
+            "no weights of graph_attr_conditioning_mode = film",
+        ),
+    ],
+)
+def test_what_has_no_function_is_refused(changes: Config, words: str) -> None:
+    config, weights = small_gin()
+    config["NeuralNetwork"]["Architecture"].update(changes)
+    with pytest.raises(InputError) as refusal:
+        build(FrozenSettings.from_config(config, weights), weights)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("config", [None, [], {}, {"NeuralNetwork": 3}, {"NeuralNetwork": {"Architecture": {}}}])
+def test_other_files_are_no_configurations(config: Config) -> None:
+    with pytest.raises(InputError, match=r"config.json is no configuration of the public HydraGNN"):
+        FrozenSettings.from_config(config, small_gin()[1])
+
+
+def test_shards_of_one_rank_are_named() -> None:
+    config, weights = small_gin()
+    parts = {name: tensor[: -(-len(tensor) // 2)] for name, tensor in weights.items()}
+    with pytest.raises(InputError, match="shards of one rank"):
+        build(FrozenSettings.from_config(config, parts), parts)
+
+
+def test_files_of_other_models_are_not_joined() -> None:
+    with pytest.raises(InputError, match="they are not of one model"):
+        joined([{"graph_convs.0.w": torch.ones(1)}, {"graph_convs.0.w": torch.zeros(1)}])
 
 
 def computed(model: FrozenModel, graph: FrozenGraph) -> Outputs:
