@@ -3,7 +3,6 @@
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hydragnn.base.places import absent_store, as_path, is_store, model_folder, 
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
 from hydragnn.datasets.manifest import transform_of
-from hydragnn.distributed.graph_ranks import GraphGroup
+from hydragnn.distributed.graph_ranks import GraphGroup, Shared
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
 from hydragnn.ensemble.estimates.estimate import Estimate
 from hydragnn.ensemble.estimates.moments import Array
@@ -138,8 +137,8 @@ class Ensemble(Shown):
         for member in self.members:
             with about(f"member {member.name}"):
                 check_cuttable(member.model.description, "leave --graph-ranks out")
-            function = partial(group.compute, member.number, member.model.model)
-            members.append(replace(member, model=replace(member.model, function=function)))
+            executor = Shared(**vars(member.model.executor), group=group, number=member.number)
+            members.append(replace(member, model=replace(member.model, executor=executor)))
         return Ensemble(members, self.manifest, self.digest)
 
     def graphs(self, source: Any) -> GraphBatch:

@@ -117,7 +117,7 @@ class MemberPart(nn.Module):
             )
         if not trained.model.description.edges or not isinstance(trained.model, GraphModel):
             raise InputError(f"member {member.name} has no edges, so it is no potential; leave it out of the ensemble")
-        self.model = copy.deepcopy(trained.model if trained.exact is None else trained.exact).cpu()
+        self.model = copy.deepcopy(trained.model).cpu()
         self.names, self.dtype = facts.names, trained.dtype
         self.fields: Sequence[Field] = trained.model.description.input_fields
         for what, name in facts.names.items():

@@ -96,10 +96,9 @@ def groups_of(members: Sequence[Member]) -> dict[int, MemberStack]:
     """Return the group of every member that can be computed with others."""
     alike: list[tuple[object, list[Member]]] = []
     for member in members:
-        key = (member.model.alike, type(member.model.function))
-        together = next((some for one, some in alike if one == key), None)
+        together = next((some for one, some in alike if one == member.model.alike), None)
         if together is None:
-            alike.append((key, together := []))
+            alike.append((member.model.alike, together := []))
         together.append(member)
     groups: dict[int, MemberStack] = {}
     for _, some in alike:

@@ -127,7 +127,7 @@ class Inputs:
 
     def model_of(self, number: int) -> GraphModel:
         """Return a member's model."""
-        return self.ensemble().members[number].model.model
+        return self.ensemble().members[number].model.executor.model
 
     def stored(self) -> Source:
         """Return the graphs of a store as they are."""

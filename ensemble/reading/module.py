@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +23,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.hetero import is_hetero
 from hydragnn.graphs.objects import library_of
 from hydragnn.graphs.pyg import MARK, from_pyg
-from hydragnn.models import Categorical, Distribution, GraphModel
+from hydragnn.models import Categorical, Distribution, Eager, GraphModel, TrainedModel
 from hydragnn.models.trained import denormalise
 
 if TYPE_CHECKING:
@@ -46,11 +45,7 @@ class TrainableEnsemble(nn.Module):
         super().__init__()
         self.ensemble = ensemble
         self.weights = {target.name: ensemble.weights_of(target.name).tolist() for target in ensemble.targets}
-        # what predicts may have tables in place of filters, which have no gradients
-        self.models = nn.ModuleList(
-            copy.deepcopy(one.model.model if one.model.exact is None else one.model.exact).requires_grad_()
-            for one in ensemble.members
-        )
+        self.models = nn.ModuleList(copy.deepcopy(one.model.model).requires_grad_() for one in ensemble.members)
 
     def forward(self, source: Any) -> dict[str, Tensor]:
         """Return what the members predict by field; gradients reach the parameters.
@@ -61,8 +56,7 @@ class TrainableEnsemble(nn.Module):
         values: dict[str, Tensor] = {}
         for number, (member, model) in enumerate(zip(self.ensemble.members, self.models, strict=True)):
             assert isinstance(model, GraphModel)
-            dtype = next(model.parameters()).dtype
-            trained = replace(member.model, model=model, dtype=dtype, function=None, exact=None)
+            trained = TrainedModel(model=model, normalisation=member.model.normalisation, executor=Eager(model=model))
             visible = trained.seen(batch)
             predictions = model(trained.normalised(visible))
             for target in targets:
@@ -71,7 +65,7 @@ class TrainableEnsemble(nn.Module):
                 share = value_of(one) * self.weights[name][number]
                 values[name] = values[name] + share if name in values else share
         classes = {target.name for target in targets if target.distribution is Categorical}
-        return {name: (value.log() if name in classes else value).to(dtype) for name, value in values.items()}
+        return {name: (value.log() if name in classes else value).to(trained.dtype) for name, value in values.items()}
 
 
 def makers_of_items(ensemble: "Ensemble", items: Sequence[Any]) -> Sequence[Make]:

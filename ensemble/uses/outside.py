@@ -16,7 +16,7 @@ from hydragnn.datasets import Budget, GraphStore, Loader, WithoutEdges, make_spl
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.ensemble.members.member import OUTSIDE, Member
 from hydragnn.ensemble.reading.module import TrainableEnsemble
-from hydragnn.models import GraphModel, TrainedModel, save_model
+from hydragnn.models import Eager, GraphModel, TrainedModel, save_model
 from hydragnn.models.saving import weights_checksum
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.folder import check_folder
@@ -40,8 +40,7 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
         )
     member, model = module.ensemble.members[0], module.models[0]
     assert isinstance(model, GraphModel)
-    own = member.model.model if member.model.exact is None else member.model.exact
-    weights, expected = model.state_dict(), own.state_dict()
+    weights, expected = model.state_dict(), member.model.model.state_dict()
     for name, value in expected.items():
         if name not in weights or weights[name].shape != value.shape:
             raise InputError(
@@ -89,7 +88,7 @@ def _check_other(module: TrainableEnsemble, store: GraphStore, place: Path) -> N
 
 def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphStore) -> RunRecord:
     """Return the record with errors on the validation part."""
-    trained = replace(member.model, model=model, dtype=next(model.parameters()).dtype, function=None, exact=None)
+    trained = TrainedModel(model=model, normalisation=member.model.normalisation, executor=Eager(model=model))
     split, targets = make_split(store, config.split), list(trained.targets)
     if not len(split.valid):
         raise InputError(f"{config.data.store} has no validation part by [split] of {member.name}; give data that has")

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ from hydragnn.graphs.halo import Peers
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.models import GraphModel
-from hydragnn.models.graph_model import PAIRS, PAIRS_OF_SECTIONS, Predicted, eager_prediction
+from hydragnn.models.executor import Eager
+from hydragnn.models.graph_model import PAIRS, PAIRS_OF_SECTIONS, Predicted
 
 REMEMBERED = 256
 """Cuts by METIS that are kept, since epochs show the same graphs again."""
@@ -131,7 +132,7 @@ def shared_prediction(model: GraphModel, batch: GraphBatch, cutter: Cutter) -> P
         whole = values.new_zeros(batch.num_items(location), *values.shape[1:])
         return cutter.peers.total(whole.index_copy(0, numbers[own], values[own]))
 
-    predictions, states = eager_prediction(model, part)
+    predictions, states = Eager(model=model).predict(part)
     locations = {target.name: target.field.on for target in model.description.targets}
     whole = {
         name: value if locations[name] == "graph" else value.mapped(partial(gathered, location=locations[name]))
@@ -182,16 +183,11 @@ class GraphGroup:
         self._orders = mesh.new_group("graph", backend="gloo", timeout=IDLE)
         self._is_computing = False
 
-    def compute(self, number: int, model: GraphModel, batch: GraphBatch) -> Predicted:
-        """Return predictions on the first rank; Interrupted where this one fails."""
-        self._send(number, packed(batch))
-        return self._part(model, batch)
-
     def follow(self, model_of: Callable[[int], GraphModel]) -> None:
         """Compute parts until the first rank ends; SaidByFirst if it failed."""
-        while (order := self._send(0, b""))[0] >= 0:
+        while (order := self.send(0, b""))[0] >= 0:
             model = model_of(order[0])
-            self._part(model, unpacked(order[1], model))
+            self.part(model, unpacked(order[1], model))
         if order[0] == FAILED:
             raise SaidByFirst("the first rank has failed")
 
@@ -199,9 +195,10 @@ class GraphGroup:
         """Let the others end, unless they compute."""
         if not self._is_computing:
             with suppress(RuntimeError):  # one is gone, and the rest with it
-                self._send(number, b"")
+                self.send(number, b"")
 
-    def _part(self, model: GraphModel, batch: GraphBatch) -> Predicted:
+    def part(self, model: GraphModel, batch: GraphBatch) -> Predicted:
+        """Compute this rank's part; return the whole. Interrupted where it fails."""
         self._is_computing = True
         try:
             cutter = replace(self.cutter, node_cost=model.description.architecture.node_cost)
@@ -213,7 +210,7 @@ class GraphGroup:
         self._is_computing = False
         return result
 
-    def _send(self, number: int, batch: bytes) -> tuple[int, bytes]:
+    def send(self, number: int, batch: bytes) -> tuple[int, bytes]:
         """Return the first rank's number of a model and its batch, as bytes."""
         header = torch.tensor([number, len(batch)])
         dist.broadcast(header, self.first, group=self._orders)
@@ -224,6 +221,21 @@ class GraphGroup:
         if size:
             dist.broadcast(content, self.first, group=self._orders)
         return number, content.numpy().tobytes()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shared(Eager):
+    """Executor of the first of the ranks that share every batch."""
+
+    from_host: ClassVar[bool] = True
+    group: GraphGroup
+    number: int
+    """Position of the model among those of all ranks."""
+
+    def predict(self, batch: GraphBatch) -> Predicted:
+        """Return predictions that all ranks compute parts of."""
+        self.group.send(self.number, packed(batch))
+        return self.group.part(self.model, batch)
 
 
 def packed(batch: GraphBatch) -> bytes:

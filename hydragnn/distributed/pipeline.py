@@ -20,8 +20,8 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel
-from hydragnn.models.graph_model import tied
-from hydragnn.training.executor import Eager, Part
+from hydragnn.models.graph_model import Predicted, tied
+from hydragnn.training.executor import EagerSteps, Part
 
 
 class Action(NamedTuple):
@@ -152,9 +152,8 @@ class Pipeline:
         """Return True for the chunk before the heads."""
         return self.stage == self.stages - 1 and chunk == len(self.chunks) - 1
 
-    def forward(self, model: nn.Module, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
+    def forward(self, model: GraphModel, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
         """Receive, compute and send; return what came, what went, and predictions."""
-        assert isinstance(model, GraphModel)
         received = {} if self.is_first(chunk) else self.receive()
         with first_derivatives():
             graph = model.message_graph(batch, model.edge_vectors(batch))
@@ -227,7 +226,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shared(Eager):
+class SharedSteps(EagerSteps):
     """Executor of a rank that has some of the layers."""
 
     pipeline: Pipeline
@@ -260,13 +259,13 @@ class Shared(Eager):
         dist.all_reduce(values, group=stages.group)
         yield values[:-1], values[-1]
 
-    def predict(self, batch: GraphBatch) -> Predictions:
-        """Return predictions on the last stage, nothing on others."""
+    def predict(self, batch: GraphBatch) -> Predicted:
+        """Return predictions on the last stage, nothing on others, and no states."""
         with self.parameters.in_use(self.branch), self.arithmetic(), self.autocast():
             for chunk in range(len(self.pipeline.chunks)):
                 _, _, predictions = self.pipeline.forward(self.model, batch, chunk)
             self.pipeline.finish()
-        return predictions
+        return predictions, batch.positions[:0]
 
 
 def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:

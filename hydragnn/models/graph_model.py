@@ -320,12 +320,3 @@ def stress_from(
 
 Predicted = tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]
 """Predictions by field name, and the invariant states that heads read."""
-
-
-def eager_prediction(model: GraphModel, batch: GraphBatch) -> Predicted:
-    """Predictions by field name and states, as the model computes them."""
-    if model.training:  # asked first, since setting the mode of all layers takes as long as computing some
-        model.eval()
-    with torch.no_grad():
-        predictions, states = model.with_states(batch)
-    return predictions, states[0]

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.base.errors import print_note
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.field import Location
-from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size, real_items
+from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size
 from hydragnn.layers.attention import GraphAttention
 from hydragnn.layers.field_tokens import LatentAttention
 from hydragnn.layers.size_buckets import padded_buckets
 from hydragnn.layers.triplets import TripletSumsAtReceivers, onward_triplets, padded_triplets
-from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel, Predicted, eager_prediction
+from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel
 from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
@@ -114,11 +112,16 @@ class Recording:
     result: Any
 
 
-def replays_of(model: GraphModel, record: Recorder, shapes: Sequence[Shape] = ()) -> "Replays":
+def replays_of(
+    model: GraphModel,
+    record: Recorder,
+    shapes: Sequence[Shape] = (),
+    lenient: tuple[type[Exception], ...] = (RuntimeError,),
+) -> "Replays":
     """Return the replays of a model's functions, with nothing recorded yet."""
     if model.description.model.checkpoint_activations and has_dropout(model):
         raise NotRecordable("with model.checkpoint_activations dropout is drawn twice")
-    return Replays(record, next(model.parameters()).device, padding_of(model, shapes))
+    return Replays(record, next(model.parameters()).device, padding_of(model, shapes), lenient)
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -182,12 +185,19 @@ class Replays:
     Every batch is padded, recorded or not, so that bits do not depend on what came before.
     """
 
-    def __init__(self, record: Recorder, device: torch.device, pad: Callable[[GraphBatch], GraphBatch]) -> None:
+    def __init__(
+        self,
+        record: Recorder,
+        device: torch.device,
+        pad: Callable[[GraphBatch], GraphBatch],
+        lenient: tuple[type[Exception], ...],
+    ) -> None:
         """Compute on ``device`` what ``pad`` has padded, where it lies."""
         self.record, self.device, self.pad = record, device, pad
         self.recordings: dict[Any, Recording] = {}
         self.uses: Counter[Any] = Counter()
-        self.lenient: tuple[type[Exception], ...] = ()
+        self.ended = False
+        self.lenient = lenient
         """Errors of a recording after which its size is computed as it is, for lack of memory above all."""
 
     def __call__(self, what: Any, function: Callable[..., Any], batch: GraphBatch, *tensors: Tensor) -> Any:
@@ -252,39 +262,3 @@ def copy_all(into: list[Tensor], inputs: list[Tensor]) -> None:
     for dtype in dict.fromkeys(value.dtype for value in into):
         pairs = [(one, other) for one, other in zip(into, inputs, strict=True) if one.dtype == dtype]
         torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])
-
-
-class ReplayedPrediction:
-    """Predictions of a model by replays."""
-
-    def __init__(
-        self,
-        model: GraphModel,
-        record: Recorder,
-        compute: Callable[[GraphBatch], Predicted] | None = None,
-        copies: int = 1,
-    ) -> None:
-        """Record ``compute``, by itself the model; it gives ``copies`` of all rows."""
-        self.record, self.copies, self.device = record, copies, next(model.parameters()).device
-        self.compute = partial(eager_prediction, model) if compute is None else compute
-        self.locations = {target.name: target.field.on for target in model.description.targets}
-        self.replays: Replays | None = replays_of(model, record)
-        self.replays.lenient = (RuntimeError,)
-
-    def __call__(self, batch: GraphBatch) -> Predicted:
-        """Predictions by field name and states, without gradients."""
-        if self.replays is None:
-            return self.compute(batch.to(self.device))
-        try:
-            predictions, states = self.replays("prediction", self.compute, batch)
-        except NotRecordable as error:
-            print_note(f"batches are not replayed: {error}")  # of any size
-            self.replays = None
-            return self(batch)
-
-        def own(values: Tensor, location: Location) -> Tensor:
-            """Return rows without padding, which no later replay overwrites."""
-            return values.unflatten(0, (self.copies, -1))[:, : real_items(batch, location)].flatten(0, 1).clone()
-
-        results = {name: one.mapped(partial(own, location=self.locations[name])) for name, one in predictions.items()}
-        return results, own(states, "node")

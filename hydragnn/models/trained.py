@@ -1,7 +1,7 @@
 """A trained model that speaks physical units: normalise, predict, denormalise."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from hydragnn.graphs.units import CLOSE, unit_factor
 from hydragnn.layers import RadialFilters, tables_of
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution
-from hydragnn.models.graph_model import GraphModel, Predicted, eager_prediction
-from hydragnn.models.replay import NotRecordable, ReplayedPrediction, recorder_on
+from hydragnn.models.executor import Eager, Recorded
+from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.replay import NotRecordable, recorder_on, replays_of
 from hydragnn.models.saving import load_graph_model
 from hydragnn.models.target import Target
 
@@ -32,11 +33,8 @@ class TrainedModel:
 
     model: GraphModel
     normalisation: Normalisation
-    dtype: torch.dtype = torch.float32
-    function: Callable[[GraphBatch], Predicted] | None = None
-    """Function of batches on the host that predicts in place of the model, such as ``replayed``."""
-    exact: GraphModel | None = None
-    """The model without tables, where ``model`` has some."""
+    executor: Eager
+    """Computes predictions by the model, or by a copy with tables."""
 
     @property
     def description(self) -> ModelDescription:
@@ -61,7 +59,12 @@ class TrainedModel:
     @property
     def device(self) -> torch.device:
         """Return the device of the weights."""
-        return next(self.model.parameters()).device
+        return self.executor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of the weights."""
+        return self.model.node_inputs.origin.dtype
 
     def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predict every target in physical units; InputError for missing inputs."""
@@ -70,8 +73,11 @@ class TrainedModel:
     def predict_with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]:
         """The same, and what ``states`` gives."""
         batch = self.seen(batch)
-        inputs = self.normalised(batch)
-        predictions, states = self.function(inputs) if self.function else eager_prediction(self.model, inputs)
+        if (
+            self.executor.model.training
+        ):  # asked first, since setting the mode of all layers takes as long as computing some
+            self.executor.model.eval()
+        predictions, states = self.executor.predict(self.normalised(batch))
         return {
             target.name: denormalise(predictions[target.name], target.field, self.normalisation, batch)
             for target in self.targets
@@ -82,7 +88,7 @@ class TrainedModel:
 
         InputError where the batch lacks an input.
         """
-        inputs, model = self.normalised(self.seen(batch)).to(self.device), self.model.eval()
+        inputs, model = self.normalised(self.seen(batch)).to(self.device), self.executor.model.eval()
         with torch.no_grad():
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
 
@@ -92,19 +98,19 @@ class TrainedModel:
         It pays for many batches of few sizes, such as steps of dynamics. The model as it is where the device or the model has no such graphs.
         """
         try:
-            return replace(self, function=ReplayedPrediction(self.model, recorder_on(self.device)))
+            replays = replays_of(self.model, recorder_on(self.device))
         except NotRecordable:
             return self
+        return replace(self, executor=Recorded(**vars(self.executor), replays=replays))
 
     def tabulated(self) -> "TrainedModel":
         """Return the model with tabulated filters, equal to rounding."""
-        model = tabulated(self.model)
-        return self if model is self.model else replace(self, model=model, exact=self.model)
+        return replace(self, executor=Eager(model=tabulated(self.model)))
 
     @property
     def alike(self) -> tuple[object, ...]:
         """Return what models share that differ in weights only."""
-        return self.description, self.dtype, self.device
+        return self.description, self.dtype, self.device, type(self.executor)
 
     def seen(self, batch: GraphBatch) -> GraphBatch:
         """Return the batch with the model's inputs; InputError for missing ones."""
@@ -113,11 +119,11 @@ class TrainedModel:
         return visible
 
     def normalised(self, batch: GraphBatch) -> GraphBatch:
-        """Return the normalised batch in the model's dtype, on its device unless ``function`` brings it there."""
+        """Return the normalised batch in the model's dtype, on its device unless the executor brings it there."""
         self.model.levels(batch)  # which the batch keeps, for other members that see it
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
-        return inputs.to(self.device if self.function is None else None, self.dtype)
+        return inputs.to(None if self.executor.from_host else self.device, self.dtype)
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError unless the batch has all the model's inputs."""
@@ -175,7 +181,7 @@ def load_model(
     _allow_code(allow_code)
     model, normalisation = load_graph_model(as_path(folder), branch)
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)
+    return TrainedModel(model=model, normalisation=normalisation, executor=Eager(model=model))
 
 
 def tabulated(model: GraphModel) -> GraphModel:

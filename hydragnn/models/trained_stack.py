@@ -13,17 +13,15 @@ from torch.nn.functional import pad
 from hydragnn.architectures import Architecture, architectures
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Location
-from hydragnn.graphs.joining import repeated
-from hydragnn.graphs.padding import REAL, is_padded
-from hydragnn.graphs.topology import Topology, tiled
-from hydragnn.kernels import Pairs, pairs_of
+from hydragnn.graphs.topology import Topology
 from hydragnn.layers import CloseRangeLimits, RadialFilters
 from hydragnn.layers.stacked import STACKED, NotStackable
 from hydragnn.models.branched import BranchView
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
-from hydragnn.models.graph_model import PAIRS, GraphModel, Predicted, eager_prediction
-from hydragnn.models.replay import ReplayedPrediction, brings_sizes
+from hydragnn.models.executor import Eager, Recorded, copies_of
+from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.replay import brings_sizes, replays_of
 from hydragnn.models.trained import TrainedModel, denormalise
 
 
@@ -31,19 +29,6 @@ def forms_of(model: GraphModel) -> Mapping[type[nn.Module], type[nn.Module]]:
     """Return the stacked forms of all layers that own weights."""
     encoder = type(model.encoder)
     return {**STACKED, **encoder.stacked} if issubclass(encoder, Architecture) else STACKED
-
-
-def copies_of(batch: GraphBatch, copies: int) -> GraphBatch:
-    """Return copies of a batch, one per member, with their pairs."""
-    whole = repeated(batch, copies)
-    if is_padded(batch):
-        whole._derived[REAL] = batch._derived[REAL]
-    pairs = pairs_of(edge_vectors(batch), batch.topology) if batch.dim else None
-    if pairs is not None:
-        first, pair = tiled(pairs.first, copies, batch.num_edges), tiled(pairs.pair, copies, len(pairs.first))
-        pairs = Pairs(first=first, pair=pair)
-    whole._derived[PAIRS] = pairs  # of one member; among the edges of all, reverses would be sought in vain
-    return whole
 
 
 def stacked_copy(model: GraphModel, weights: Mapping[str, Tensor]) -> GraphModel:
@@ -89,11 +74,6 @@ def check_alike(models: Sequence[GraphModel]) -> None:
         raise NotStackable("models with different constants are computed one after the other")
 
 
-def of_inputs(batch: GraphBatch, inputs: set[str]) -> GraphBatch:
-    """The batch with its input fields alone."""
-    return batch.with_fields(drop=[name for name in batch.fields if name not in inputs])
-
-
 SIZES: Mapping[Location, int] = {"node": 12, "edge": 60, "graph": 3}
 """Sizes of the batch on which a stack is compared with its first and last member."""
 
@@ -103,15 +83,14 @@ class TrainedStack:
 
     def __init__(self, models: Sequence[TrainedModel]) -> None:
         """Stack the weights; NotStackable for models that cannot be computed as one."""
-        first = self.first = models[0]
+        first = models[0]
         if any(model.alike != first.alike for model in models):
             raise NotStackable("models of different shapes are computed one after the other")
-        if not isinstance(first.function, ReplayedPrediction | None):
+        if type(first.executor) not in (Eager, Recorded):
             raise NotStackable("other ranks have parts of these models")
         if not first.model.description.edges:
             raise NotStackable("models without edges are computed one after the other")
         check_alike([model.model for model in models])
-        self.normalisations = [one.normalisation for one in models]
         names = [name for name, _ in first.model.named_parameters()]
         weights = {name: torch.stack([one.model.get_parameter(name) for one in models]) for name in names}
         self.model = stacked_copy(first.model, weights).eval().requires_grad_(False)
@@ -119,25 +98,23 @@ class TrainedStack:
         self.inputs = {one.name for one in described.input_fields} | (described.fields.keys() & {ATOMIC_NUMBERS})
         scales = [{name: one.normalisation.scales.get(name) for name in self.inputs} for one in models]
         self.share_inputs = all(of_model == scales[0] for of_model in scales)
-        self.function: ReplayedPrediction | None = None
+        self.executor = Eager(model=self.model, copies=len(models))
         self.check(models)
-        if isinstance(first.function, ReplayedPrediction) and self.share_inputs and not brings_sizes(first.model):
-
-            def of_one(inputs: GraphBatch) -> Predicted:
-                return eager_prediction(self.model, self.joined([inputs]))
-
-            self.function = ReplayedPrediction(first.model, first.function.record, of_one, len(models))
+        if isinstance(first.executor, Recorded) and self.share_inputs and not brings_sizes(first.model):
+            replays = replays_of(first.model, first.executor.replays.record)
+            self.executor = Recorded(**vars(self.executor), replays=replays)
+        self.members = [replace(one, executor=self.executor) for one in models]
 
     def check(self, models: Sequence[TrainedModel]) -> None:
         """Raise NotStackable unless members and stack agree to rounding, on a batch."""
-        batch = random_batch(self.first.model.description, self.first.dtype).to(self.first.device)
+        first, count = models[0], len(models)
+        batch = random_batch(first.model.description, first.dtype).to(first.device)
         try:
-            ours, states = eager_prediction(self.model, self.joined([batch]))
+            ours, states = self.executor.predict(batch)
         except Exception as error:  # whatever a user's layers may raise on rows of several members
             raise NotStackable(f"as one they raise {error!r}") from error
-        count = len(models)
         for number in (0, count - 1):
-            theirs, exact = eager_prediction(models[number].model, batch)
+            theirs, exact = Eager(model=models[number].executor.model.eval()).predict(batch)
             pairs = {name: (part(ours[name], number, count), theirs[name]) for name in theirs}
             pairs["states"] = (part(Point(mean=states), number, count), Point(mean=exact))
             for name, (one, other) in pairs.items():
@@ -151,35 +128,35 @@ class TrainedStack:
         self, batch: GraphBatch
     ) -> list[tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]]:
         """Return what each model predicts in physical units, with its states."""
-        batch, count = self.first.seen(batch), len(self.normalisations)
-        scales = self.normalisations[:1] if self.share_inputs else self.normalisations
-        inputs = [of_inputs(replace(self.first, normalisation=one).normalised(batch), self.inputs) for one in scales]
-        predictions, states = self.compute(self.joined(inputs) if self.function is None else inputs[0])
+        batch, count = self.members[0].seen(batch), len(self.members)
+        if self.share_inputs:
+            predictions, states = self.executor.predict(self.inputs_of(self.members[0], batch))
+        else:
+            inputs = [self.inputs_of(member, batch) for member in self.members]
+            predictions, states = Eager(model=self.model).predict(self.joined(inputs))
         # once for all, not tensor by tensor of every member
         predictions = {name: one.to(batch.device, torch.float64) for name, one in predictions.items()}
 
         def of_member(number: int) -> dict[str, Distribution]:
             own: dict[str, Distribution] = {}
-            for target in self.first.targets:
+            for target in self.members[number].targets:
                 rows = part(predictions[target.name], number, count, batch.num_items(target.field.on))
-                own[target.name] = denormalise(rows, target.field, self.normalisations[number], batch)
+                own[target.name] = denormalise(rows, target.field, self.members[number].normalisation, batch)
             return own
 
         states = states.unflatten(0, (count, -1))[:, : batch.num_nodes]
         return [(of_member(number), states[number]) for number in range(count)]
 
-    def compute(self, inputs: GraphBatch) -> Predicted:
-        """Return normalised predictions and states of all members."""
-        return eager_prediction(self.model, inputs) if self.function is None else self.function(inputs)
+    def inputs_of(self, member: TrainedModel, batch: GraphBatch) -> GraphBatch:
+        """Return the batch with a member's normalised inputs alone."""
+        inputs = member.normalised(batch)
+        return inputs.with_fields(drop=[name for name in inputs.fields if name not in self.inputs])
 
     def joined(self, inputs: Sequence[GraphBatch]) -> GraphBatch:
-        """Return all members' normalised inputs as one batch on their device."""
-        inputs = [one.to(self.first.device) for one in inputs]
-        whole = copies_of(inputs[0], len(self.normalisations))
-        if len(inputs) > 1:
-            numbers = [name for name in self.inputs if not whole.fields[name].classes]
-            whole = whole.with_fields({name: torch.cat([one[name] for one in inputs]) for name in numbers})
-        return whole
+        """Return what members see of a batch as one."""
+        whole = copies_of(inputs[0], len(inputs))
+        numbers = [name for name in self.inputs if not whole.fields[name].classes]
+        return whole.with_fields({name: torch.cat([one[name] for one in inputs]) for name in numbers})
 
 
 def part(whole: Distribution, number: int, count: int, rows: int | None = None) -> Distribution:

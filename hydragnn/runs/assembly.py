@@ -11,7 +11,7 @@ from hydragnn.base.files import digest
 from hydragnn.distributed.graph_ranks import make_cutter
 from hydragnn.distributed.mesh import Mesh, make_mesh
 from hydragnn.distributed.parallelize import parallelize
-from hydragnn.distributed.pipeline import Shared, make_pipeline
+from hydragnn.distributed.pipeline import SharedSteps, make_pipeline
 from hydragnn.distributed.ranks import Ranks, number_of
 from hydragnn.models import BranchedModel, GraphModel, ModelDescription, build_branched, build_from_description
 from hydragnn.record import RunRecord
@@ -126,7 +126,9 @@ def begin_on(
         unrecorded="some weights are frozen or shared by ranks, or earlier data are replayed" if plain else "",
     )
     if stages is not None:
-        context = replace(context, executors=tuple(Shared(**vars(one), pipeline=stages) for one in context.executors))
+        context = replace(
+            context, executors=tuple(SharedSteps(**vars(one), pipeline=stages) for one in context.executors)
+        )
     return state, context
 
 

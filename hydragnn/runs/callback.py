@@ -25,7 +25,16 @@ from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, texts_of_all
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import BranchedModel, Categorical, Distribution, GraphModel, Number, TrainedModel, save_model
+from hydragnn.models import (
+    BranchedModel,
+    Categorical,
+    Distribution,
+    Eager,
+    GraphModel,
+    Number,
+    TrainedModel,
+    save_model,
+)
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep_beating
@@ -295,8 +304,7 @@ def predicted(
         store = open_store(graphs) if isinstance(graphs, str | Path) else graphs
         rows = np.arange(len(store))
     model = state.of_branch(number)
-    assert isinstance(model, GraphModel)
-    trained = TrainedModel(model=model, normalisation=own.normalisation, dtype=model.node_inputs.origin.dtype)
+    trained = TrainedModel(model=model, normalisation=own.normalisation, executor=Eager(model=model))
     found: dict[str, list[tuple[Tensor, Tensor]]] = {target.name: [] for target in own.targets}
     model.eval()
     try:

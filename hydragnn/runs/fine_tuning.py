@@ -33,7 +33,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 from hydragnn.layers import FieldTokens
 from hydragnn.layers.inputs import ClassEmbedding
-from hydragnn.models import GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
+from hydragnn.models import Eager, GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
 from hydragnn.start import StartSettings, check_settings, difference, folder_of, kept_heads, with_digest
 from hydragnn.training.evaluate import Metrics, errors_on
 
@@ -110,7 +110,7 @@ def open_start(settings: StartSettings, model: ModelDescription, store: GraphSto
             )
     return OpenStart(
         settings=settings,
-        trained=TrainedModel(model=extended, normalisation=normalisation, dtype=extended.node_inputs.origin.dtype),
+        trained=TrainedModel(model=extended, normalisation=normalisation, executor=Eager(model=extended)),
         retained=retained,
         heads=heads,
         new_elements=new,
@@ -406,7 +406,7 @@ def forgetting(start: OpenStart, model: GraphModel, normalisation: Normalisation
     if not {*model.description.required_inputs} <= fields.keys():
         return {}
     scales = of_earlier_data(start, normalisation, model.description)
-    tuned = TrainedModel(model=model.eval(), normalisation=scales, dtype=model.node_inputs.origin.dtype)
+    tuned = TrainedModel(model=model, normalisation=scales, executor=Eager(model=model))
     units = {target.name: target.field.unit for target in tuned.targets}
     shared = {
         one.name for one in start.trained.targets if one.name in fields and fields[one.name].unit == units.get(one.name)

@@ -14,14 +14,14 @@ from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_problem
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.padding import Shape, best_shapes
-from hydragnn.models import GraphModel, replay
+from hydragnn.models import replay
 from hydragnn.models.replay import NotRecordable, Recorder, has_dropout, recorder_on, replays_of
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import keep_beating
 from hydragnn.runs.memory import EPOCHS, LOOKED_AT
 from hydragnn.runs.preparation import ValidationParts, placed_branch
 from hydragnn.training.data import BranchData, Feed, even_cuts
-from hydragnn.training.executor import Eager, Recorded
+from hydragnn.training.executor import EagerSteps, RecordedSteps
 
 FEWEST = 500
 """Steps of a run that records by itself.
@@ -41,7 +41,7 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, 
     reason = next((one.unrecorded for one in run.context.executors), "") or reason
     if reason:
         return with_note(run, NOT_REPLAYED + reason)
-    executors: tuple[Recorded, ...] = ()
+    executors: tuple[RecordedSteps, ...] = ()
     with keep_beating(heartbeat):
         try:
             executors, reason = recorded_branches(run, recorder_on(device)), None
@@ -51,7 +51,7 @@ def with_replays(run: Assembly, ranks: Ranks, heartbeat: Callable[[], None], *, 
     return with_note(run, NOT_REPLAYED + reason) if reason is not None else replaying_run(run, executors)
 
 
-def replaying_run(run: Assembly, executors: tuple[Recorded, ...]) -> Assembly:
+def replaying_run(run: Assembly, executors: tuple[RecordedSteps, ...]) -> Assembly:
     """Return the run with these executors and with padded batches."""
     branches = []
     for branch, executor in zip(run.data.branches, executors, strict=True):
@@ -82,12 +82,13 @@ def with_note(run: Assembly, note: str) -> Assembly:
     return replace(run, record=replace(run.record, notes=notes))
 
 
-def recorded_branches(run: Assembly, record: Recorder) -> tuple[Recorded, ...]:
+def recorded_branches(run: Assembly, record: Recorder) -> tuple[RecordedSteps, ...]:
     """Return executors that record, each compared on a small batch."""
     recorded = []
     for branch, plain in zip(run.data.branches, run.context.executors, strict=True):
-        assert isinstance(plain, Eager) and isinstance(plain.model, GraphModel)
-        recorded.append(Recorded(**vars(plain), replays=replays_of(plain.model, record, shapes_of(branch))))
+        recorded.append(
+            RecordedSteps(**vars(plain), replays=replays_of(plain.model, record, shapes_of(branch), lenient=()))
+        )
         check_equal(run, branch, plain, recorded[-1])
     return tuple(recorded)
 
@@ -112,7 +113,7 @@ def parts_of(feed: Feed, epoch: int) -> Iterator[Shape]:
             yield int(nodes[first:last].sum()), int(edges[first:last].sum()), last - first
 
 
-def check_equal(run: Assembly, branch: BranchData, plain: Eager, recorded: Recorded) -> None:
+def check_equal(run: Assembly, branch: BranchData, plain: EagerSteps, recorded: RecordedSteps) -> None:
     """Raise NotRecordable unless replays and steps give the same numbers.
 
     The tolerance is the root of the arithmetic's step. Without dropout, which draws others for a padded batch.
@@ -151,7 +152,7 @@ def sample_of(feed: Feed) -> GraphBatch:
     return batch.to(feed.placement.device, feed.placement.dtype)
 
 
-def numbers_of(run: Assembly, executor: Eager, batch: GraphBatch, scale: Tensor) -> dict[str, Tensor]:
+def numbers_of(run: Assembly, executor: EagerSteps, batch: GraphBatch, scale: Tensor) -> dict[str, Tensor]:
     """Return losses, gradient and predictions of a batch by name."""
     state = run.state
     state.parameters.zero_gradient()
@@ -159,8 +160,7 @@ def numbers_of(run: Assembly, executor: Eager, batch: GraphBatch, scale: Tensor)
     numbers = {"losses": sums.double().clone()}
     gradients = [weight.grad.double().flatten() for weight in state.model.parameters() if weight.grad is not None]
     numbers["gradient"] = torch.cat(gradients)
-    with torch.no_grad():
-        predictions = executor.predict(batch)
+    predictions, _ = executor.predict(batch)
     for name, prediction in predictions.items():
         numbers |= {f"{name} ({part})": values.double().clone() for part, values in prediction.tensors().items()}
     return numbers

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydragnn.config import TrainSettings
 from hydragnn.models import Target
-from hydragnn.training.executor import Eager
+from hydragnn.training.executor import EagerSteps
 from hydragnn.training.parameters import alone
 from hydragnn.training.state import TrainState
 
@@ -81,7 +81,7 @@ class TrainingContext:
     """Sums a tensor over all processes of the run, also those that compute the same."""
     reduce_predicted: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over the processes with predictions of different graphs or nodes, in place; all get the same bits."""
-    executors: tuple[Eager, ...] = ()
+    executors: tuple[EagerSteps, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -133,13 +133,12 @@ def training_context(
         reduce_all=reduce_all,
         reduce_predicted=reduce_predicted,
         executors=tuple(
-            Eager(
+            EagerSteps(
                 model=state.of_branch(number),
                 parameters=state.parameters,
                 targets=targets[own],
                 branch=number,
                 precision=settings.precision,
-                device=device,
                 unrecorded=unrecorded,
             )
             for number, own in enumerate(slices)

@@ -1,15 +1,16 @@
-"""Executors: ways in which a branch of the model computes steps and predictions."""
+"""Executors that compute steps, too."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target
-from hydragnn.models.replay import Replays
+from hydragnn.models.executor import Eager, Recorded
+from hydragnn.models.graph_model import Predicted
 from hydragnn.training.loss import loss_sums
 from hydragnn.training.parameters import FlatParameters
 
@@ -18,15 +19,13 @@ Part = tuple[GraphBatch, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Eager:
-    """Executor that computes every batch anew."""
+class EagerSteps(Eager):
+    """Executor of a branch that computes every batch anew."""
 
-    model: nn.Module
     parameters: FlatParameters
     targets: tuple[Target, ...]
     branch: int = 0
     precision: str = "fp32"
-    device: torch.device
     unrecorded: str = ""
     """Why steps cannot be recorded; empty where they may be."""
 
@@ -62,11 +61,10 @@ class Eager:
         sums = loss_sums(self.targets, predictions, batch)
         return sums, (sums * scale.to(sums.dtype)).sum()
 
-    def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
+    def predict(self, batch: GraphBatch) -> Predicted:
         """Return predictions in the model's mode; none where a peer has them."""
         with self.parameters.in_use(self.branch), self.arithmetic(), self.autocast():
-            result: dict[str, Distribution] = self.model(batch)
-        return result
+            return super().predict(batch)
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 runs under autocast; fp32 and fp64 are what the weights are."""
@@ -87,10 +85,8 @@ class Eager:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Recorded(Eager):
-    """Executor that replays what it recorded as graphs of the device."""
-
-    replays: Replays
+class RecordedSteps(Recorded, EagerSteps):
+    """Executor of a branch that replays what it recorded."""
 
     def expect_sum(self) -> None:
         """Do nothing: a recording of collectives was not seen."""
@@ -99,9 +95,3 @@ class Recorded(Eager):
         """Replay the gradient of one part."""
         sums, total = self.replays(("gradient", self.model.training), super().add_gradient, batch, scale)
         return sums, total
-
-    def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Return predictions without padding, which no later replay overwrites."""
-        values = self.replays(("predictions", self.model.training), super().predict, batch)
-        rows = {target.name: slice(batch.num_items(target.field.on)) for target in self.targets}
-        return {name: values[name].rows(own).mapped(torch.clone) for name, own in rows.items()}

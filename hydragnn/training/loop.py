@@ -137,7 +137,7 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
             for batch in branch.valid:
                 callback.heartbeat()
                 passes += 1
-                predictions = executor.predict(batch)
+                predictions, _ = executor.predict(batch)
                 if not predictions:  # a peer has them
                     continue
                 sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hydragnn.models import BranchedModel
+from hydragnn.models import BranchedModel, GraphModel
 from hydragnn.training.parameters import FlatParameters
 from hydragnn.training.schedule import best_epoch
 
@@ -57,9 +57,11 @@ class TrainState:
         self.step = 0
         self.totals.zero_()
 
-    def of_branch(self, number: int) -> nn.Module:
+    def of_branch(self, number: int) -> GraphModel:
         """Return the model of a branch, or the whole."""
-        return self.model.views[number] if isinstance(self.model, BranchedModel) else self.model
+        model = self.model.views[number] if isinstance(self.model, BranchedModel) else self.model
+        assert isinstance(model, GraphModel)
+        return model
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that ranks share, for checkpoints."""

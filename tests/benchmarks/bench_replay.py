@@ -26,7 +26,7 @@ from hydragnn.distributed import Ranks
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
-from hydragnn.models import TrainedModel, replay, trained
+from hydragnn.models import Eager, TrainedModel, replay, trained
 from hydragnn.runs import recording
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run
@@ -162,9 +162,8 @@ def row(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str,
 def predictions(kind: str, store: MemoryStore, options: argparse.Namespace) -> dict[str, Any]:
     """What is said of predictions of one moving crystal, with graphs made before."""
     run = run_of(kind, store, options, "off")
-    plain = TrainedModel(
-        model=run.state.model, normalisation=run.data.branches[0].normalisation, dtype=DTYPES[options.precision]
-    )
+    model, normalisation = run.state.of_branch(0), run.data.branches[0].normalisation
+    plain = TrainedModel(model=model, normalisation=normalisation, executor=Eager(model=model))
     result: dict[str, Any] = {"kind": kind, "precision": options.precision, "atoms": options.atoms}
     random, atoms = np.random.default_rng(0), ase.build.bulk("Cu", "fcc", a=4.0, cubic=True)
     atoms = atoms.repeat(round((options.atoms / 4) ** (1 / 3)))

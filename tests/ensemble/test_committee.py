@@ -54,13 +54,13 @@ def assert_near(one: MemberOutcome, other: MemberOutcome, tolerance: float) -> N
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many members were computed as one."""
-    calls, original = list[int](), TrainedStack.compute
+    calls, original = list[int](), TrainedStack.predict_with_states
 
-    def counted(stack: TrainedStack, inputs: GraphBatch) -> Any:
-        calls.append(len(stack.normalisations))
-        return original(stack, inputs)
+    def counted(stack: TrainedStack, batch: GraphBatch) -> Any:
+        calls.append(len(stack.members))
+        return original(stack, batch)
 
-    monkeypatch.setattr(TrainedStack, "compute", counted)
+    monkeypatch.setattr(TrainedStack, "predict_with_states", counted)
     return calls
 
 
@@ -98,7 +98,7 @@ def test_members_of_other_shapes_and_large_batches_are_computed_alone(
 def test_batches_that_cannot_be_computed_as_one_are_computed_one_by_one(four: list[Path], frames: list[Atoms]) -> None:
     members, batch = members_of(four[:2], torch.float64), store_of(frames[:2])[:]
     alone = [outcome_alone(member, batch) for member in members]
-    with patch.object(TrainedStack, "compute", side_effect=torch.OutOfMemoryError("out of memory")):
+    with patch.object(TrainedStack, "predict_with_states", side_effect=torch.OutOfMemoryError("out of memory")):
         for member, expected in zip(members, alone):
             assert_near(outcome(member, batch), expected, 1e-15)
     numbers = batch["atomic_numbers"].clone()

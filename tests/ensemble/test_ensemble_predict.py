@@ -323,7 +323,7 @@ def test_a_graph_above_the_budget_has_a_reason(predict: Predict, store: MemorySt
 
 def test_a_member_that_gives_nan_fails_graphs(ensemble: Path, frames: list[Atoms]) -> None:
     loaded = Ensemble.load(ensemble)
-    for value in loaded.members[1].model.model.state_dict().values():
+    for value in loaded.members[1].model.executor.model.state_dict().values():
         if value.is_floating_point():
             value.fill_(float("nan"))
     predictions = loaded.predict([frames[0], frames[2]])

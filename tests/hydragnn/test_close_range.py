@@ -26,7 +26,7 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Topology
 from hydragnn.layers import CloseRange, CloseRangeLimits, limits_from_json
 from hydragnn.layers.close_range import bonds, nuclear_repulsion, screening, shortest_distances
-from hydragnn.models import GraphModel, TrainedModel, build_from_description, load_model, parse_head, save_model
+from hydragnn.models import Eager, GraphModel, TrainedModel, build_from_description, load_model, parse_head, save_model
 from hydragnn.models.branched import build_branched
 from hydragnn.models.description import degree_statistics, make_description
 from hydragnn.models.trained_stack import TrainedStack
@@ -258,7 +258,7 @@ def test_saved_models_repel_and_those_saved_earlier_do_not(tmp_path: Path) -> No
 def test_members_as_one_repel() -> None:
     models = [model_of("schnet", seed=seed).requires_grad_(False) for seed in (0, 1)]
     batch = concatenate([graph(copper(1.3, "Au")), graph(alloy(1))])
-    members = [TrainedModel(model=one, normalisation=Normalisation(), dtype=torch.float64) for one in models]
+    members = [TrainedModel(model=one, normalisation=Normalisation(), executor=Eager(model=one)) for one in models]
     for (predicted, _), one in zip(TrainedStack(members).predict_with_states(batch), models):
         torch.testing.assert_close(predicted["forces"].mean, values(one, batch)[1], rtol=1e-10, atol=1e-9)
 

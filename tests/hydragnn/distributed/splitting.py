@@ -19,7 +19,7 @@ from hydragnn.config import RunConfig
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.distributed.channels import Channels, split_channels
 from hydragnn.distributed.mesh import Mesh, make_mesh
-from hydragnn.distributed.pipeline import Shared, make_pipeline
+from hydragnn.distributed.pipeline import SharedSteps, make_pipeline
 from hydragnn.models import GraphModel
 from hydragnn.parallel import ParallelSettings
 from hydragnn.training.loss import loss_sums
@@ -112,13 +112,12 @@ def compare_stages(kind: str, changes: dict[str, Any], chunks: int, mesh: Mesh) 
     pipeline = make_pipeline(model, mesh, chunks, torch.device("cpu"))
     assert pipeline is not None
     parameters: Any = SimpleNamespace(in_use=lambda use: nullcontext(), expect_sum=lambda: None)
-    device, unit = torch.device("cpu"), torch.ones(len(targets))
-    executor = Shared(model=model, parameters=parameters, targets=targets, device=device, pipeline=pipeline)
+    unit = torch.ones(len(targets))
+    executor = SharedSteps(model=model, parameters=parameters, targets=targets, pipeline=pipeline)
     [*executor.gradient([(part, unit) for part in parts], len(parts))]
     own = {name: weight.grad for name, weight in model.named_parameters()}
     assert not [name for name, one in own.items() if one is None and whole[name].any()]
-    with torch.no_grad():
-        predictions = executor.predict(parts[0])
+    predictions, _ = executor.predict(parts[0])
     errors = errors_of({name: one for name, one in own.items() if one is not None}, whole)
     names = torch.tensor(mesh.ranks.numbers(*(name in own for name in whole)))
     share = sum(one.numel() for one in model.parameters()) / sum(one.numel() for one in whole.values())

@@ -22,7 +22,7 @@ from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import Space
 from hydragnn.layers import limits_from_json
-from hydragnn.models import GraphModel, TrainedModel, load_model
+from hydragnn.models import Eager, GraphModel, TrainedModel, load_model
 from hydragnn.record import read_record
 from hydragnn.runs import callback, session
 from hydragnn.runs import train as train_run
@@ -73,7 +73,7 @@ def begun(table: dict[str, Any], place: Path) -> Assembly:
 
 def first_function(run: Assembly) -> TrainedModel:
     model: Any = run.state.model
-    return TrainedModel(model=model.eval(), normalisation=run.data.branches[0].normalisation, dtype=torch.float64)
+    return TrainedModel(model=model, normalisation=run.data.branches[0].normalisation, executor=Eager(model=model))
 
 
 @pytest.mark.parametrize("data", ["cu.h5", "cuau.h5"])

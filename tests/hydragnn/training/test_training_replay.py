@@ -24,15 +24,14 @@ from hydragnn.kernels.family import taken_for
 from hydragnn.layers.stacked import NotStackable
 from hydragnn.models import TrainedModel, build_model, degree_statistics, parse_head, replay
 from hydragnn.models.branched import build_branched
-from hydragnn.models.graph_model import eager_prediction
-from hydragnn.models.trained_stack import TrainedStack, check_alike, of_inputs
+from hydragnn.models.executor import Eager, Recorded
+from hydragnn.models.trained_stack import TrainedStack, check_alike
 from hydragnn.runs import memory, recording
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.memory import allocations
 from hydragnn.runs.plan import plan_run
 from hydragnn.runs.recording import with_replays
 from hydragnn.training.data import DevicePlacement, Share
-from hydragnn.training.executor import Recorded
 from hydragnn.training.loop import take_step
 from tests.hydragnn.training.conftest import (
     CHARGE,
@@ -209,10 +208,18 @@ def test_a_long_run_alone_and_without_limit_records_by_itself(
     assert reason in found and bool(reason) == bool(found)
 
 
+def of_model(model: Any) -> TrainedModel:
+    return TrainedModel(model=model, normalisation=Normalisation(), executor=Eager(model=model))
+
+
+def replayed_by(one: TrainedModel, record: Any) -> TrainedModel:
+    return replace(one, executor=Recorded(model=one.model, replays=replay.replays_of(one.model, record)))
+
+
 def models_of(model: str, members: int = 3, **changes: Any) -> list[TrainedModel]:
     heads = [WITHOUT_FORCES, CHARGE] if model in ("gin", "sage", "mfc") else [ENERGY, CHARGE]
     runs = [assembled(make_config(model, heads, train__seed=seed, **changes), STORE) for seed in range(members)]
-    return [TrainedModel(model=run.state.model, normalisation=Normalisation(), dtype=torch.float64) for run in runs]
+    return [of_model(run.state.model) for run in runs]
 
 
 def assert_same_predictions(ours: Any, theirs: Any) -> None:
@@ -227,7 +234,7 @@ def test_predictions_of_models_and_stacks_are_replayed(
 ) -> None:
     models = models_of("painn", **attention)
     assert models[0].replayed() is models[0], "a CPU has no graphs"
-    replayed = [replace(one, function=replay.ReplayedPrediction(one.model, recorder)) for one in models]
+    replayed = [replayed_by(one, recorder) for one in models]
     stack = None if attention else TrainedStack(replayed)
     for graphs in ([0, 1, 2], [3], [5, 4]):
         batch = STORE.read(graphs)
@@ -246,7 +253,7 @@ def test_a_model_that_cannot_be_recorded_is_tried_once(capsys: pytest.CaptureFix
         tries.append(run)
         raise replay.NotRecordable("no")
 
-    replayed = replace(model, function=replay.ReplayedPrediction(model.model, record))
+    replayed = replayed_by(model, record)
     for graphs in [[0, 1, 2], [3]] * (replay.USES + 2):
         batch = STORE.read(graphs)
         assert_same_predictions(replayed.predict_with_states(batch), model.predict_with_states(batch))
@@ -326,16 +333,16 @@ def branch_of(seed: int, settings: ArchitectureSettings) -> TrainedModel:
     models = [build_model(settings, [*map(parse_head, heads)], fields, **shared) for heads in tables.values()]
     descriptions = [replace(model.description, branch=name) for name, model in zip(tables, models)]
     view = build_branched(descriptions, seed).double().views[0]
-    return TrainedModel(model=view, normalisation=Normalisation(), dtype=torch.float64)
+    return of_model(view)
 
 
 def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
     """Eight members as one launch at most 1.6 times what one does, and nothing whose order is open."""
     stack = TrainedStack(models)
-    inputs = of_inputs(models[0].normalised(batch), stack.inputs)
+    inputs = stack.inputs_of(models[0], batch)
     fresh = [inputs.mapped(Tensor.clone) for _ in range(2)]
-    of_all, unordered = launches_of(lambda: eager_prediction(stack.model, stack.joined(fresh[:1])))
-    of_one, _ = launches_of(lambda: eager_prediction(models[0].model, fresh[1]))
+    of_all, unordered = launches_of(lambda: stack.executor.predict(fresh[0]))
+    of_one, _ = launches_of(lambda: models[0].executor.predict(fresh[1]))
     assert sum(of_all.values()) <= 1.6 * sum(of_one.values()) and not unordered
 
 

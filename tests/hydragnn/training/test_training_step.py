@@ -27,7 +27,7 @@ from hydragnn.models.replay import NoWaiting
 from hydragnn.training import data, uploading
 from hydragnn.training.context import Diverged
 from hydragnn.training.data import DevicePlacement, Share, even_cuts, micro_batches
-from hydragnn.training.executor import Eager
+from hydragnn.training.executor import EagerSteps
 from hydragnn.training.loop import numbers_of, read_step, take_step
 from hydragnn.training.uploading import ahead, upload
 from tests.graphs.geometry import assert_same_geometry
@@ -111,7 +111,7 @@ def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(trai
 def test_products_are_in_tf32_inside_steps_of_a_gpu_that_ask_for_it(precision: str, device: str, expected: str) -> None:
     executor: Any = SimpleNamespace(precision=precision, device=torch.device(device))
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(ZeroDivisionError), Eager.arithmetic(executor):
+    with pytest.raises(ZeroDivisionError), EagerSteps.arithmetic(executor):
         assert torch.get_float32_matmul_precision() == expected
         raise ZeroDivisionError
     assert torch.get_float32_matmul_precision() == before == "highest"
