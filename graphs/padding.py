@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.graphs.coarse import Level, Levels, Merging, level_of_clusters
-from hydragnn.graphs.field import LOCATIONS, Location
+from hydragnn.graphs.field import Location
 from hydragnn.graphs.levels import CLUSTERS, LEVELS, levels_of
 from hydragnn.graphs.topology import LONG, Topology
 from hydragnn.graphs.wider import pairs_key, pairs_of_nodes
@@ -108,22 +108,16 @@ def _rounded(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-np.maximum(counts, 1) // UNIT) * UNIT
 
 
-REAL: tuple[str, Location] = ("real", "graph")
-"""Key of the numbers of nodes, edges and graphs before padding."""
+PADDED: tuple[str, Location] = ("padded", "graph")
+"""Key in a batch that has padding."""
 
 OF_SIZES = ("counts", "owner", "bounds")
 """Names of what a batch derives from offsets alone."""
 
 
-def real_items(batch: GraphBatch, location: Location) -> int:
-    """Return the number of items without those that pad the batch."""
-    real: dict[Location, int] | None = batch._derived.get(REAL)
-    return batch.num_items(location) if real is None else real[location]
-
-
 def is_padded(batch: GraphBatch) -> bool:
     """Return True for what ``padded`` returned."""
-    return REAL in batch._derived
+    return PADDED in batch._derived
 
 
 def padded(
@@ -187,7 +181,7 @@ def padded(
         object.__setattr__(result.topology, "_longest", tuple(max(most, one) for one in longest))
     if batch.positions.is_cpu:
         result.prepare()
-    result._derived[REAL] = {location: batch.num_items(location) for location in LOCATIONS}
+    result._derived[PADDED] = True
     if volume:
         result._derived["volume", "graph"] = _longer(volumes(batch), more_graphs)
     if reverse:

@@ -23,7 +23,8 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.hetero import is_hetero
 from hydragnn.graphs.objects import library_of
 from hydragnn.graphs.pyg import MARK, from_pyg
-from hydragnn.models import Categorical, Distribution, Eager, GraphModel, TrainedModel
+from hydragnn.models import Categorical, Distribution, GraphModel, TrainedModel
+from hydragnn.models.executor import Eager
 from hydragnn.models.trained import denormalise
 
 if TYPE_CHECKING:

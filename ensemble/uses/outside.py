@@ -16,7 +16,8 @@ from hydragnn.datasets import Budget, GraphStore, Loader, WithoutEdges, make_spl
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.ensemble.members.member import OUTSIDE, Member
 from hydragnn.ensemble.reading.module import TrainableEnsemble
-from hydragnn.models import Eager, GraphModel, TrainedModel, save_model
+from hydragnn.models import GraphModel, TrainedModel, save_model
+from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.folder import check_folder

@@ -185,7 +185,7 @@ class GraphGroup:
 
     def follow(self, model_of: Callable[[int], GraphModel]) -> None:
         """Compute parts until the first rank ends; SaidByFirst if it failed."""
-        while (order := self.send(0, b""))[0] >= 0:
+        while (order := self.send())[0] >= 0:
             model = model_of(order[0])
             self.part(model, unpacked(order[1], model))
         if order[0] == FAILED:
@@ -195,7 +195,7 @@ class GraphGroup:
         """Let the others end, unless they compute."""
         if not self._is_computing:
             with suppress(RuntimeError):  # one is gone, and the rest with it
-                self.send(number, b"")
+                self.send(number)
 
     def part(self, model: GraphModel, batch: GraphBatch) -> Predicted:
         """Compute this rank's part; return the whole. Interrupted where it fails."""
@@ -210,16 +210,15 @@ class GraphGroup:
         self._is_computing = False
         return result
 
-    def send(self, number: int, batch: bytes) -> tuple[int, bytes]:
+    def send(self, number: int = 0, batch: bytes = b"") -> tuple[int, bytes]:
         """Return the first rank's number of a model and its batch, as bytes."""
         header = torch.tensor([number, len(batch)])
         dist.broadcast(header, self.first, group=self._orders)
         number, size = header.tolist()
-        content = (
-            torch.frombuffer(bytearray(batch), dtype=torch.uint8) if batch else torch.empty(size, dtype=torch.uint8)
-        )
-        if size:
-            dist.broadcast(content, self.first, group=self._orders)
+        if not size:
+            return number, b""
+        content = torch.frombuffer(bytearray(batch or size), dtype=torch.uint8)
+        dist.broadcast(content, self.first, group=self._orders)
         return number, content.numpy().tobytes()
 
 

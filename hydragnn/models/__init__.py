@@ -5,7 +5,6 @@ from hydragnn.models.branched import BranchedModel, build_branched, build_from_d
 from hydragnn.models.checks import check, check_cuttable
 from hydragnn.models.description import ModelDescription, degree_statistics, description_from_json, make_description
 from hydragnn.models.distributions import Categorical, Distribution, Normal, Number, Point, concatenate_distributions
-from hydragnn.models.executor import Eager
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.heads import HeadSettings, parse_head
 from hydragnn.models.saving import load_graph_model, read_description, save_model

@@ -11,7 +11,7 @@ from hydragnn.base.errors import print_note
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Location
 from hydragnn.graphs.joining import repeated
-from hydragnn.graphs.padding import REAL, is_padded
+from hydragnn.graphs.padding import PADDED, is_padded
 from hydragnn.graphs.topology import tiled
 from hydragnn.kernels import Pairs, pairs_of
 from hydragnn.models.graph_model import PAIRS, GraphModel, Predicted
@@ -74,7 +74,7 @@ def copies_of(batch: GraphBatch, copies: int) -> GraphBatch:
         return batch
     whole = repeated(batch, copies)
     if is_padded(batch):
-        whole._derived[REAL] = batch._derived[REAL]
+        whole._derived[PADDED] = True
     pairs = pairs_of(edge_vectors(batch), batch.topology) if batch.dim else None
     if pairs is not None:
         first, pair = tiled(pairs.first, copies, batch.num_edges), tiled(pairs.pair, copies, len(pairs.first))

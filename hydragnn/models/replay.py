@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -112,16 +112,11 @@ class Recording:
     result: Any
 
 
-def replays_of(
-    model: GraphModel,
-    record: Recorder,
-    shapes: Sequence[Shape] = (),
-    lenient: tuple[type[Exception], ...] = (RuntimeError,),
-) -> "Replays":
+def replays_of(model: GraphModel, record: Recorder, shapes: Sequence[Shape] = ()) -> "Replays":
     """Return the replays of a model's functions, with nothing recorded yet."""
     if model.description.model.checkpoint_activations and has_dropout(model):
         raise NotRecordable("with model.checkpoint_activations dropout is drawn twice")
-    return Replays(record, next(model.parameters()).device, padding_of(model, shapes), lenient)
+    return Replays(record=record, device=next(model.parameters()).device, pad=padding_of(model, shapes))
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -179,26 +174,21 @@ def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[Gra
     return pad
 
 
+@dataclass(kw_only=True, slots=True, eq=False)
 class Replays:
     """Functions of batches, recorded when a size has come a few times.
 
     Every batch is padded, recorded or not, so that bits do not depend on what came before.
     """
 
-    def __init__(
-        self,
-        record: Recorder,
-        device: torch.device,
-        pad: Callable[[GraphBatch], GraphBatch],
-        lenient: tuple[type[Exception], ...],
-    ) -> None:
-        """Compute on ``device`` what ``pad`` has padded, where it lies."""
-        self.record, self.device, self.pad = record, device, pad
-        self.recordings: dict[Any, Recording] = {}
-        self.uses: Counter[Any] = Counter()
-        self.ended = False
-        self.lenient = lenient
-        """Errors of a recording after which its size is computed as it is, for lack of memory above all."""
+    record: Recorder
+    device: torch.device
+    pad: Callable[[GraphBatch], GraphBatch]
+    lenient: tuple[type[Exception], ...] = (RuntimeError,)
+    """Errors of a recording after which its size is computed as it is, for lack of memory above all."""
+    ended: bool = False
+    recordings: dict[Any, Recording] = field(default_factory=dict)
+    uses: Counter[Any] = field(default_factory=Counter)
 
     def __call__(self, what: Any, function: Callable[..., Any], batch: GraphBatch, *tensors: Tensor) -> Any:
         """Return ``function`` of the padded batch and the tensors.

@@ -73,9 +73,7 @@ class TrainedModel:
     def predict_with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]:
         """The same, and what ``states`` gives."""
         batch = self.seen(batch)
-        if (
-            self.executor.model.training
-        ):  # asked first, since setting the mode of all layers takes as long as computing some
+        if self.executor.model.training:  # asked first: setting the mode of all layers takes as long as computing some
             self.executor.model.eval()
         predictions, states = self.executor.predict(self.normalised(batch))
         return {

@@ -4,17 +4,20 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from hydragnn.architectures import Architecture, architectures
-from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Location
-from hydragnn.graphs.topology import Topology
-from hydragnn.layers import CloseRangeLimits, RadialFilters
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
+from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.layers import RadialFilters
 from hydragnn.layers.stacked import STACKED, NotStackable
 from hydragnn.models.branched import BranchView
 from hydragnn.models.description import ModelDescription
@@ -74,10 +77,6 @@ def check_alike(models: Sequence[GraphModel]) -> None:
         raise NotStackable("models with different constants are computed one after the other")
 
 
-SIZES: Mapping[Location, int] = {"node": 12, "edge": 60, "graph": 3}
-"""Sizes of the batch on which a stack is compared with its first and last member."""
-
-
 class TrainedStack:
     """Models of one shape, each predicting as it would alone, to rounding."""
 
@@ -108,8 +107,8 @@ class TrainedStack:
     def check(self, models: Sequence[TrainedModel]) -> None:
         """Raise NotStackable unless members and stack agree to rounding, on a batch."""
         first, count = models[0], len(models)
-        batch = random_batch(first.model.description, first.dtype).to(first.device)
         try:
+            batch = random_batch(first.model.description, first.dtype).to(first.device)
             ours, states = self.executor.predict(batch)
         except Exception as error:  # whatever a user's layers may raise on rows of several members
             raise NotStackable(f"as one they raise {error!r}") from error
@@ -165,60 +164,42 @@ def part(whole: Distribution, number: int, count: int, rows: int | None = None) 
 
 
 def random_batch(description: ModelDescription, dtype: torch.dtype) -> GraphBatch:
-    """Return a fixed random batch of a model's inputs.
+    """Return a fixed random batch of a model's inputs: three graphs of five nodes.
 
-    Edges have lengths up to about the cutoff. Within the limits of close range elements are known and no edge is short, since a repulsion would hide
-    all else.
+    Edges have lengths up to the cutoff, those of close range from its limits, since a repulsion would hide all else.
     It means nothing: edges have no reverse, and ``reverse_edges`` is any permutation.
     """
-    fields, dim, limits = description.input_fields, description.dim, description.close_range
+    random, dim, limits = np.random.default_rng(0), description.dim, description.close_range
     extent = getattr(description.model, "cutoff", None) or 1.0
-    random = torch.Generator().manual_seed(0)
-    nodes, edges, graphs = (SIZES[location] for location in LOCATIONS)
+    shortest = [length / limits.angstrom for *_, length in limits.shortest] if limits else []
+    least = min(max([0.1 * extent, *shortest]), 0.8 * extent)
+    senders, receivers = (~np.eye(5, dtype=bool)).nonzero()
 
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=random, dtype=torch.float64)
+    def values_on(location: Location, items: int) -> dict[str, NDArray[Any]]:
+        values = {}
+        for field in (one for one in description.input_fields if one.on == location):
+            shape = (items, *field.shape)
+            classes = np.array(limits.species) if limits and field.name == ATOMIC_NUMBERS else field.classes
+            values[field.name] = random.choice(classes, shape) if field.classes else random.normal(size=shape)
+        return values
 
-    of_node = torch.arange(nodes) * graphs // nodes  # [nodes]; every graph has some
-    node_counts = torch.bincount(of_node, minlength=graphs)
-    receivers = torch.randint(nodes, (edges,), generator=random).sort().values
-    of_edge = of_node[receivers]
-    starts = node_counts.cumsum(0) - node_counts
-    senders = starts[of_edge] + (uniform(edges) * node_counts[of_edge]).to(torch.int64)
-    values = {
-        field.name: torch.randint(field.classes, (SIZES[field.on], *field.shape), generator=random)
-        if field.classes
-        else torch.randn(SIZES[field.on], *field.shape, generator=random, dtype=torch.float64)
-        for field in fields
-    }
-    batch = GraphBatch(
-        positions=extent * uniform(nodes, dim) / 2,
-        topology=Topology.square(senders, receivers, nodes),
-        edge_shifts=extent * uniform(edges, dim) / 4,
-        cell=extent * (torch.eye(3, dtype=torch.float64) + uniform(graphs, 3, 3) / 4),
-        periodic=torch.ones(graphs, 3, dtype=torch.bool),
-        node_offsets=pad(node_counts.cumsum(0), (1, 0)),
-        edge_offsets=pad(torch.bincount(of_edge, minlength=graphs).cumsum(0), (1, 0)),
-        fields={field.name: field for field in fields},
-        nodes={field.name: values[field.name] for field in fields if field.on == "node"},
-        edges={field.name: values[field.name] for field in fields if field.on == "edge"},
-        graphs={field.name: values[field.name] for field in fields if field.on == "graph"},
-    ).to(dtype=dtype)
-    if limits is not None:
-        batch = _without_contacts(batch, limits, extent)
-    batch._derived["reverse", "edge"] = torch.randperm(edges, generator=random)
+    def graph() -> GraphBatch:
+        positions, ways = random.uniform(0, extent / 2, (5, dim)), random.normal(size=(len(senders), dim))
+        lengths = random.uniform(least, extent, (len(senders), 1))
+        vectors = lengths * ways / np.linalg.norm(ways, axis=1, keepdims=True)
+        return graph_from_arrays(
+            positions if dim else None,
+            senders,
+            receivers,
+            fields=description.input_fields,
+            nodes=values_on("node", 5),
+            edges=values_on("edge", len(senders)),
+            graphs={name: values[0] for name, values in values_on("graph", 1).items()},
+            edge_shifts=vectors - (positions[receivers] - positions[senders]) if dim else None,
+            cell=extent * (np.eye(dim) + random.uniform(0, 0.25, (dim, dim))) if dim else None,
+            periodic=bool(dim),
+        )
+
+    batch = concatenate([graph() for _ in range(3)]).to(dtype=dtype)
+    batch._derived["reverse", "edge"] = torch.from_numpy(random.permutation(batch.num_edges))
     return batch
-
-
-def _without_contacts(batch: GraphBatch, limits: CloseRangeLimits, extent: float) -> GraphBatch:
-    """Return the batch with known elements, and lengths from the longest limit to the extent."""
-    species = torch.tensor(limits.species)[batch.nodes[ATOMIC_NUMBERS] % len(limits.species)]
-    vectors = edge_vectors(batch)
-    least = min(max((length for *_, length in limits.shortest), default=0.0) / limits.angstrom, 0.8 * extent)
-    shares = torch.linspace(0, 1, batch.num_edges, dtype=vectors.dtype)[
-        torch.arange(batch.num_edges) * 7 % max(batch.num_edges, 1)
-    ]
-    lengths = least + (extent - least) * shares
-    stretched = vectors * (lengths / vectors.norm(dim=1).clamp_min(1e-6)).unsqueeze(-1)
-    shifts = batch.edge_shifts + (stretched - vectors)
-    return replace(batch, nodes={**batch.nodes, ATOMIC_NUMBERS: species}, edge_shifts=shifts)

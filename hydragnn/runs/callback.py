@@ -25,16 +25,8 @@ from hydragnn.distributed.mesh import Mesh
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, texts_of_all
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import (
-    BranchedModel,
-    Categorical,
-    Distribution,
-    Eager,
-    GraphModel,
-    Number,
-    TrainedModel,
-    save_model,
-)
+from hydragnn.models import BranchedModel, Categorical, Distribution, GraphModel, Number, TrainedModel, save_model
+from hydragnn.models.executor import Eager
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep_beating

@@ -33,7 +33,8 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.units import length_in_angstrom
 from hydragnn.layers import FieldTokens
 from hydragnn.layers.inputs import ClassEmbedding
-from hydragnn.models import Eager, GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
+from hydragnn.models import GraphModel, ModelDescription, TrainedModel, build_from_description, load_graph_model
+from hydragnn.models.executor import Eager
 from hydragnn.start import StartSettings, check_settings, difference, folder_of, kept_heads, with_digest
 from hydragnn.training.evaluate import Metrics, errors_on
 

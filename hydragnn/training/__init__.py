@@ -3,7 +3,6 @@
 from hydragnn.training.evaluate import (
     errors_of_folds,
     errors_on,
-    evaluate,
     flat_metrics,
     trivial_predictor,
 )

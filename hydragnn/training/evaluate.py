@@ -12,16 +12,11 @@ from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, Survey,
 from hydragnn.datasets.fit import fitted_references
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import is_labelled
-from hydragnn.models import Categorical, Distribution, Point, Target, TrainedModel
+from hydragnn.models import Categorical, Distribution, Point, Target
 from hydragnn.training.class_metrics import label_frequencies, values_of
 from hydragnn.training.metrics import Errors, RunningMoments, target_moments
 
 Metrics = dict[str, dict[str, float | None]]
-
-
-def evaluate(model: TrainedModel, store: GraphStore, indices: NDArray[np.int64]) -> Metrics:
-    """Return errors of a trained model by target and metric."""
-    return errors_on(model.predict, store, indices, model.targets, Budget(max_graphs=32))
 
 
 def errors_on(

@@ -27,7 +27,7 @@ from hydragnn.datasets import Budget, make_split, open_store
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs.folder import trained_config
-from hydragnn.training.evaluate import errors_on, evaluate, trivial_predictor
+from hydragnn.training.evaluate import errors_on, trivial_predictor
 
 SEEDS = 5
 FIELDS = [
@@ -111,10 +111,9 @@ def train(
 def held_out(run: Path) -> float:
     """Return the mean absolute error of forces on the held-out part, in meV/Angstrom."""
     config = trained_config(run).of_branch("")
-    store = open_store(config.data.store)
-    return 1e3 * (
-        evaluate(load_model(run / "model"), store, make_split(store, config.split).test)["forces"]["mae"] or 0
-    )
+    store, model = open_store(config.data.store), load_model(run / "model")
+    test = make_split(store, config.split).test
+    return 1e3 * (errors_on(model.predict, store, test, model.targets, Budget(max_graphs=32))["forces"]["mae"] or 0)
 
 
 def zero_forces(run: Path) -> float:

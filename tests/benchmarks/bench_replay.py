@@ -26,7 +26,8 @@ from hydragnn.distributed import Ranks
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
-from hydragnn.models import Eager, TrainedModel, replay, trained
+from hydragnn.models import TrainedModel, replay, trained
+from hydragnn.models.executor import Eager
 from hydragnn.runs import recording
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.plan import plan_run

@@ -26,9 +26,10 @@ from hydragnn.graphs.joining import concatenate
 from hydragnn.kernels import Topology
 from hydragnn.layers import CloseRange, CloseRangeLimits, limits_from_json
 from hydragnn.layers.close_range import bonds, nuclear_repulsion, screening, shortest_distances
-from hydragnn.models import Eager, GraphModel, TrainedModel, build_from_description, load_model, parse_head, save_model
+from hydragnn.models import GraphModel, TrainedModel, build_from_description, load_model, parse_head, save_model
 from hydragnn.models.branched import build_branched
 from hydragnn.models.description import degree_statistics, make_description
+from hydragnn.models.executor import Eager
 from hydragnn.models.trained_stack import TrainedStack
 from hydragnn.runs import graph_statistics, statistics_cache
 from hydragnn.runs import train as train_run

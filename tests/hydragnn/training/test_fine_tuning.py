@@ -16,13 +16,14 @@ import hydragnn
 from hydragnn import callbacks
 from hydragnn.base.errors import InputError, words_of
 from hydragnn.config import config_from_table
-from hydragnn.datasets import open_store
+from hydragnn.datasets import Budget, open_store
 from hydragnn.graphs import Field, from_ase
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space.points import Space
 from hydragnn.layers import limits_from_json
-from hydragnn.models import Eager, GraphModel, TrainedModel, load_model
+from hydragnn.models import GraphModel, TrainedModel, load_model
+from hydragnn.models.executor import Eager
 from hydragnn.record import read_record
 from hydragnn.runs import callback, session
 from hydragnn.runs import train as train_run
@@ -32,7 +33,7 @@ from hydragnn.runs.progress import Progress
 from hydragnn.scripts.report.training import forgetting_table
 from hydragnn.scripts.showing import forgotten
 from hydragnn.start import StartSettings, folder_of
-from hydragnn.training.evaluate import evaluate
+from hydragnn.training.evaluate import errors_on
 from tests.hydragnn.training.conftest import ENERGY_FIELD, FORCES_FIELD, assembled, crystal, written
 from tests.once import shared
 
@@ -232,9 +233,10 @@ def test_errors_on_the_data_of_the_start_are_recorded_before_and_after(place: Pa
     record = hydragnn.train(table_of(place / "cuau.h5", {"model": str(place / "cu")}), place / "forgetful")
     table = record.start["forgetting"]
     split = begun(table_of(place / "cu.h5"), place).data.branches[0].split
+    models = [load_model(place / name / "model", torch.float64) for name in ("cu", "forgetful")]
     before, after = (
-        evaluate(load_model(place / name / "model", torch.float64), open_store(place / "cu.h5"), split.test)
-        for name in ("cu", "forgetful")
+        errors_on(model.predict, open_store(place / "cu.h5"), split.test, model.targets, Budget(max_graphs=32))
+        for model in models
     )
     assert table["graphs"] == len(split.test) == 6
     errors = {"before": before["forces"]["mae"], "after": after["forces"]["mae"]}

@@ -15,6 +15,7 @@ import torch
 from hydragnn.base.errors import InputError
 from hydragnn.config import RunConfig
 from hydragnn.datasets import (
+    Budget,
     MemoryStore,
     Normalisation,
     Split,
@@ -35,7 +36,7 @@ from hydragnn.models import Point, load_model
 from hydragnn.runs.label_notes import unlabelled
 from hydragnn.scripts.report.data import fields_table
 from hydragnn.scripts.report.data_facts import data_facts
-from hydragnn.training import evaluate, trivial_predictor
+from hydragnn.training import errors_on, trivial_predictor
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors, target_moments
 from tests.hydragnn.training.conftest import Trained
@@ -311,7 +312,7 @@ def test_one_graph_trains_on_the_nodes_of_its_training_mask_alone(trained: Train
         for part, mask in enumerate(MASKS[1:], 1):
             chosen = data[mask]
             by_hand = torch.nn.functional.cross_entropy(logits[chosen], labels[chosen]).item()
-            metrics = evaluate(model, store, np.array([part]))["y"]
+            metrics = errors_on(model.predict, store, np.array([part]), model.targets, Budget(max_graphs=1))["y"]
             assert metrics["count"] == chosen.sum() and metrics["nll"] == pytest.approx(by_hand, rel=1e-12)
             if part == 1:
                 assert records[name].best["valid/y/nll"] == pytest.approx(by_hand, rel=1e-12)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.terminal import PlainConsole
-from hydragnn.datasets import MemoryStore, make_split
+from hydragnn.datasets import Budget, MemoryStore, make_split
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import TrainedModel, load_model
 from hydragnn.record import Cost, read_record
 from hydragnn.runs import callback, console_progress
-from hydragnn.training import evaluate
+from hydragnn.training import errors_on
 from tests.hydragnn.training.conftest import STORE, RunOnce, Trained, make_config
 
 
@@ -29,7 +29,8 @@ def model_in(run: Path) -> TrainedModel:
 
 
 def metrics_of(run: Path) -> Any:
-    return evaluate(model_in(run), STORE, make_split(STORE, make_config().split).valid)
+    model, valid = model_in(run), make_split(STORE, make_config().split).valid
+    return errors_on(model.predict, STORE, valid, model.targets, Budget(max_graphs=32))
 
 
 def test_a_run_leaves_its_record_and_the_model_of_its_best_epoch(trained: Trained, tmp_path: Path) -> None:
