@@ -14,8 +14,11 @@ from hydragnn.frozen.settings import FrozenSettings
 
 KINDS: dict[str, type[FrozenModel]] = convolutions.KINDS | distances.KINDS | vectors.KINDS | mace.KINDS
 
-OPTIONAL = re.compile(r"aggr_module\.(init_)?avg_deg_(lin|log)$|num_batches_tracked$|\._w3j_")
+OPTIONAL = re.compile(r"aggr_module\.(init_)?avg_deg_(lin|log)$|num_batches_tracked$")
 """Buffers that only some versions of libraries store."""
+
+MISFIT = re.compile(r"with shape torch\.Size\(\[([\d, ]*)\]\) .* is torch\.Size\(\[([\d, ]*)\]\)")
+"""Sizes in the checkpoint and in the model, in messages of torch."""
 
 
 def build(settings: FrozenSettings, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> FrozenModel:
@@ -27,37 +30,31 @@ def build(settings: FrozenSettings, weights: Mapping[str, Tensor], dtype: torch.
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # constants are created in it
     try:
-        if kind.sizes_first:
-            with torch.device("meta"):  # nothing is allocated before sizes are found to fit
-                check_fit(kind(settings).state_dict(), tensors)
+        with torch.device("meta"):  # nothing is allocated before sizes are found to fit
+            load(kind(settings), tensors, assign=True)
         model = kind(settings)
     finally:
         torch.set_default_dtype(default)
-    own = model.state_dict()
-    check_fit(own, tensors)
-    model.load_state_dict(own | {name: tensor for name, tensor in tensors.items() if name in own})
+    load(model, tensors)
     return model.to(dtype)
 
 
-def check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a checkpoint whose tensors are not those of the configuration."""
-    missing = [name for name in own if name not in tensors and not OPTIONAL.search(name)]
-    extra = [name for name in tensors if name not in own and not OPTIONAL.search(name)]
-    unlike = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
-    for names, what in (
-        (missing, "lacks"),
-        (extra, "has, and the configuration does not know,"),
-        (unlike, "has in other sizes"),
-    ):
-        if names:
-            ours, theirs = (list(side[names[0]].shape) if names[0] in side else [] for side in (own, tensors))
-            sizes = f" ({theirs} instead of {ours})" if names is unlike else ""
-            why = "config.json and checkpoint are of different models, or the file is incomplete"
-            if names is unlike and all(is_part(own[name].shape, tensors[name].shape) for name in names):
-                why = "they look like the shards of one rank (FSDP); what the other ranks had is not in this file"
-            raise InputError(f"the checkpoint {what} {len(names)} tensors, the first {names[0]}{sizes}: {why}")
+def load(model: FrozenModel, tensors: Mapping[str, Tensor], *, assign: bool = False) -> None:
+    """Load weights; InputError where they are not those of the configuration."""
+    other = "config.json and checkpoint are of different models, or the file is incomplete"
+    try:
+        names = model.load_state_dict(tensors, strict=False, assign=assign)
+    except RuntimeError as error:
+        unlike = [[*map(sizes_in, match)] for match in MISFIT.findall(str(error))]
+        if unlike and all(theirs[1:] == ours[1:] and theirs < ours for theirs, ours in unlike):
+            other = "they look like the shards of one rank (FSDP); what the other ranks had is not in this file"
+        raise InputError(f"tensors of the checkpoint have other sizes than in config.json: {other}") from error
+    for wrong, what in ((names.missing_keys, "lacks"), (names.unexpected_keys, "has beside those of config.json")):
+        wrong = [name for name in wrong if not OPTIONAL.search(name)]
+        if wrong:
+            raise InputError(f"the checkpoint {what} {len(wrong)} tensors, the first {wrong[0]}: {other}")
 
 
-def is_part(whole: torch.Size, part: torch.Size) -> bool:
-    """Return True where a tensor only has fewer rows."""
-    return whole[1:] == part[1:] and part[:1] < whole[:1]
+def sizes_in(text: str) -> list[int]:
+    """Return the sizes in a message of torch."""
+    return [int(size) for size in re.findall(r"\d+", text)]

@@ -145,7 +145,8 @@ class Contraction(nn.Module):
             table = state_dict.get(f"{prefix}U_matrix_{order}", torch.zeros(0))
             paths = table.shape[-1] if table.dim() else 0
             shape = (*self.axes, *[self.components] * order, paths)
-            self.register_buffer(f"U_matrix_{order}", table.new_zeros(shape))
+            fits = tuple(table.shape) == shape  # no memory for sizes that the file does not have
+            self.register_buffer(f"U_matrix_{order}", table.new_zeros(shape, device=None if fits else "meta"))
             weights = nn.Parameter(table.new_zeros(ELEMENTS, paths, self.width))
             if order == self.correlation:
                 self.weights_max = weights

@@ -32,8 +32,6 @@ class FrozenModel(nn.Module):
     normed: ClassVar[bool] = False
     """A batch norm follows every layer."""
     fewest_layers: ClassVar[int] = 1
-    sizes_first: ClassVar[bool] = True
-    """It can be built without memory, to compare sizes."""
 
     def __init__(self, settings: FrozenSettings) -> None:
         super().__init__()
