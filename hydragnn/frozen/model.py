@@ -48,6 +48,7 @@ class FrozenModel(nn.Module):
             self.feature_layers.append(BatchNorm(wide) if self.normed else nn.Identity())
         self.add_conditioning()
         self.add_heads()
+        self.register_forward_pre_hook(check_graph)
         self.eval()
 
     # what kinds change
@@ -142,8 +143,6 @@ class FrozenModel(nn.Module):
 
     def forward(self, graph: FrozenGraph) -> list[Output]:
         """Mean and variance of every head, in the writer's units."""
-        if self.settings.conditioning and graph.graph_attr is None:
-            raise InputError("graphs have no graph_attr, which this model needs")
         if self.settings.zero_shifts:
             graph = replace(graph, edge_shifts=None)
         inv, equiv, graph = self.start(graph)
@@ -246,3 +245,14 @@ def pooled(inv: Float[Tensor, "nodes width"], graph: FrozenGraph, reduce: str) -
     """Reduce the nodes of every graph."""
     zeros = inv.new_zeros(graph.num_graphs, inv.shape[1])
     return zeros.scatter_reduce(0, graph.batch.unsqueeze(1).expand_as(inv), inv, reduce, include_self=False)
+
+
+def check_graph(model: nn.Module, inputs: tuple[FrozenGraph]) -> None:
+    """Refuse graphs without the columns that a model reads."""
+    settings, graph = cast(FrozenModel, model).settings, inputs[0]
+    attributes = settings.graph_attributes if settings.conditioning else 0
+    for name, width in (("x", settings.input_dim), ("edge_attr", settings.edge_dim), ("graph_attr", attributes)):
+        values = getattr(graph, name)
+        columns = 0 if values is None else values.shape[1]
+        if width and columns != width:
+            raise InputError(f"graphs have {columns} columns of {name}, and this model reads {width}")

@@ -41,7 +41,7 @@ POOLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "amax"}
 COUNTS: dict[str, tuple[str, ...]] = {
     "MFC": ("max_neighbours",),
     "DimeNet": ("num_before_skip", "num_after_skip", "num_radial", "num_spherical"),
-    "MACE": ("num_radial", "max_ell", "node_max_ell"),
+    "MACE": ("num_radial", "max_ell", "node_max_ell", "correlation"),
 }
 """Numbers of modules or functions that a kind makes one by one."""
 
@@ -184,7 +184,8 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
             names.append("num_nodes")
         counts = [(name, getattr(self, name) or 0) for name in names]
         counts += [("num_sharedlayers", head.num_sharedlayers) for head in self.graph_heads.values()]
-        for name, count in counts:
+        for name, value in counts:
+            count = max(value, default=0) if isinstance(value, tuple) else value
             if not 0 <= count <= most:
                 raise InputError(f"config.json: {name} = {count}, where the checkpoint has no size above {most}")
         for name, choice, valid in (
@@ -219,6 +220,12 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         table["hidden_dim"] = table["input_dim"]
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     heads = zip(table["output_type"], table["output_dim"], strict=True)
+    attributes = graph_attributes(shapes)
+    conditioning = table.get("graph_attr_conditioning_mode") if table.get("use_graph_attr_conditioning") else None
+    if conditioning == "fuse_pool" and not attributes and (kind == "MACE" or "graph" not in table["output_type"]):
+        conditioning = None  # nothing was pooled
+    if generation == "v2.0":
+        table["activation_function"] = "relu"  # not read there
     return table | {
         "kind": kind,
         "generation": generation,
@@ -228,8 +235,8 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         "node_heads": branches(table["output_heads"].get("node"), weights),
         "variance": training.get("loss_function_type") == "GaussianNLLLoss",
         "interatomic": bool(table.get("enable_interatomic_potential") or training.get("compute_grad_energy")),
-        "conditioning": table.get("use_graph_attr_conditioning") and table.get("graph_attr_conditioning_mode"),
-        "graph_attributes": graph_attributes(shapes),
+        "conditioning": conditioning,
+        "graph_attributes": attributes,
         "vector_biases": any(name.endswith(("update_U.bias", "update_X.bias")) for name in weights),
         "swapped_filters": any(
             name.endswith("module_1.offset") and shape[0] != table.get("num_gaussians")

@@ -13,13 +13,14 @@ from torch import Tensor
 from hydragnn.frozen import FrozenGraph
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
+CASES = Path(__file__).parent / "cases"
 Outputs = dict[str, Tensor]
 
 
 def folders() -> list[Path]:
-    """All that hold a checkpoint, whole runs too."""
-    places = [*(DATA / "hydragnn" / "ckpt").glob("*"), *(DATA / "hydragnn-generations").glob("*")]
-    return sorted(place for place in places if place.is_dir())
+    """All that hold a checkpoint, whole runs too; two of them lie here for machines without the others."""
+    places = [*CASES.glob("*"), *(DATA / "hydragnn" / "ckpt").glob("*"), *(DATA / "hydragnn-generations").glob("*")]
+    return sorted({place.name: place for place in places if place.is_dir()}.values())
 
 
 def config_of(folder: Path) -> dict[str, Any]:

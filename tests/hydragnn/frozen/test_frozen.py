@@ -1,6 +1,7 @@
 """Models of the public HydraGNN give the outputs that its own code wrote beside their checkpoints."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
 from hydragnn.frozen.keys import joined
-from hydragnn.frozen.settings import generation_of
 from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, weights_of
 
 Config = dict[str, Any]
@@ -25,7 +25,7 @@ COARSE = {"MACE_opt_cheb_agnesi": 4e-6, "MACE_v4_mlip": 4e-6}
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
-def test_outputs_are_those_of_the_writer(folder: Path, real_data: Path) -> None:
+def test_outputs_are_those_of_the_writer(folder: Path) -> None:
     config, weights = config_of(folder), joined(weights_of(folder))
     settings = FrozenSettings.from_config(config, weights)
     seen = 0
@@ -54,12 +54,16 @@ GENERATIONS = {
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
-def test_keys_tell_the_generation(folder: Path, real_data: Path) -> None:
+def test_keys_tell_the_generation(folder: Path) -> None:
     meta = folder / "meta.json"
     tag = json.loads(meta.read_text())["tag"] if meta.exists() else "main"
-    generation, evidence = generation_of(config_of(folder), weights_of(folder)[0])
-    assert generation == GENERATIONS[tag]
-    assert evidence
+    config, weights = config_of(folder), weights_of(folder)[0]
+    settings = FrozenSettings.from_config(config, weights)
+    assert settings.generation == GENERATIONS[tag]
+    assert settings.evidence
+    for name in ("input_dim", "output_dim", "output_type", "edge_dim"):  # v2.0 did not write them
+        config["NeuralNetwork"]["Architecture"].pop(name, None)
+    assert FrozenSettings.from_config(config, weights) == settings
 
 
 def small_gin() -> tuple[Config, Weights]:
@@ -162,6 +166,17 @@ def test_shards_of_one_rank_are_named() -> None:
     parts = {name: tensor[: -(-len(tensor) // 2)] for name, tensor in weights.items()}
     with pytest.raises(InputError, match="shards of one rank"):
         build(FrozenSettings.from_config(config, parts), parts)
+
+
+@pytest.mark.parametrize(("width", "words"), [(1, None), (2, "graphs have 2 columns of x, and this model reads 1")])
+def test_graphs_of_other_columns_are_refused(width: int, words: str | None) -> None:
+    config, weights = small_gin()
+    model = build(FrozenSettings.from_config(config, weights), weights)
+    graph = FrozenGraph(
+        torch.ones(2, width), torch.zeros(2, 3), torch.tensor([[0, 1], [1, 0]]), torch.zeros(2).long(), 1
+    )
+    with pytest.raises(InputError, match=words) if words else nullcontext():
+        assert model(graph)[0][0].shape == (1, 1)
 
 
 def test_files_of_other_models_are_not_joined() -> None:
