@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.frozen.graph import FrozenGraph
-from hydragnn.frozen.irreps import Blocks, Couplings, Irreps, IrrepsLinear, Tolerant, paths_between
+from hydragnn.frozen.irreps import Blocks, Couplings, Irreps, IrrepsLinear, paths_between
 from hydragnn.frozen.settings import FrozenSettings
 from hydragnn.graphs.pyg import torch_geometric
 from hydragnn.kernels import segment_softmax
@@ -88,11 +88,11 @@ class GPSLayer(nn.Module):
         if kind not in ("multihead", "performer") or heads < 1 or width % heads:
             raise InputError(f"config.json: GPS has no {kind} attention with {heads} heads in {width} channels")
         self.conv = conv
-        self.attn = (
-            nn.MultiheadAttention(width, heads, batch_first=True)
-            if kind == "multihead"
-            else torch_geometric("nn.attention").PerformerAttention(channels=width, heads=heads)
-        )
+        if kind == "multihead":
+            self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+        else:
+            with torch.device("cpu"):  # it draws a projection, which that of the file replaces
+                self.attn = torch_geometric("nn.attention").PerformerAttention(channels=width, heads=heads)
         # dropout does nothing at rest
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Identity(), nn.Linear(2 * width, width))
         self.norm1, self.norm2, self.norm3 = (nn.ModuleDict({"module": nn.BatchNorm1d(width)}) for _ in range(3))
@@ -118,6 +118,9 @@ class EquivariantLayer(nn.Module):
 
     def __init__(self, settings: FrozenSettings, conv: nn.Module) -> None:
         super().__init__()
+        heads, lmax = settings.global_attn_heads, settings.equivariant_attn_lmax
+        if not (1 <= heads <= 1024 and 0 <= lmax <= 11):
+            raise InputError(f"config.json: {EQUIVARIANT} has no function with {heads} heads and lmax = {lmax}")
         degrees = DEGREES[settings.kind] or (settings.node_max_ell or 0) + 1
         irreps = [(settings.hidden_dim, degree) for degree in range(degrees)]
         self.mace, self.irreps = settings.kind == "MACE", irreps
@@ -172,13 +175,8 @@ def normed(states: Blocks, gain: Tensor) -> Blocks:
     return [block * (gain * (square + 1e-8).rsqrt()).view(-1, 1, 1) for block in states]
 
 
-class Gate(Tolerant):
+class Gate(nn.Module):
     """Every state times the sigmoid of its length."""
-
-    passed_over = (
-        *("norm.tp.weight", "norm.tp.output_mask"),
-        *("scalar_multiplier.weight", "scalar_multiplier.output_mask"),
-    )
 
     def forward(self, states: Blocks) -> Blocks:
         """States of other lengths."""

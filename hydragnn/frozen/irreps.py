@@ -21,26 +21,15 @@ Path = tuple[int, int, int]
 
 
 class Buffers(nn.Module):
-    """Constants of a file, by name and shape."""
+    """Constants of a file, by name and shape; not numbers before they are loaded."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
         for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(tuple(shape)))
+            self.register_buffer(name, torch.full(tuple(shape), torch.nan))
 
 
-class Tolerant(nn.Module):
-    """Module that passes over masks and empty tensors of e3nn."""
-
-    passed_over: tuple[str, ...] = ("output_mask", "bias")
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        for name in self.passed_over:
-            state_dict.pop(prefix + name, None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class IrrepsLinear(Tolerant):
+class IrrepsLinear(nn.Module):
     """Linear maps between blocks of the same degree.
 
     Each is divided by the root of the number of all channels that are summed.
@@ -79,13 +68,11 @@ class ScalarLinear(IrrepsLinear):
         return super().forward([states.unsqueeze(2)])[0].squeeze(2)
 
 
-class Couplings(Tolerant):
+class Couplings(nn.Module):
     """Couplings of two states to a third.
 
     They are 3j symbols, of the file where no degree is zero.
     """
-
-    passed_over = ("output_mask", "weight")
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
@@ -109,3 +96,21 @@ def paths_between(inputs: int, harmonics: int, outputs: int) -> list[Path]:
     """Return all couplings of degrees below these, by that of the inputs."""
     every = [(a, b, c) for a in range(inputs) for b in range(harmonics) for c in range(outputs)]
     return [(a, b, c) for a, b, c in every if abs(a - b) <= c <= a + b and (a + b + c) % 2 == 0]
+
+
+def num_products(max_ell: int, degree: int, order: int) -> int:
+    """Return how many couplings of so many states give a degree, factor by factor.
+
+    Parities are natural; with four factors those of all products on the way, too.
+    """
+    counts = {(ell, ell % 2): 1 for ell in range(max_ell + 1)}
+    for _ in range(order - 1):
+        products: dict[tuple[int, int], int] = {}
+        for (first, parity), count in counts.items():
+            for second in range(max_ell + 1):
+                for third in range(abs(first - second), first + second + 1):
+                    of = (third, (parity + second) % 2)
+                    if order < 4 or third % 2 == of[1]:
+                        products[of] = products.get(of, 0) + count
+        counts = products
+    return counts.get((degree, degree % 2), 0)

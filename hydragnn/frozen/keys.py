@@ -11,6 +11,7 @@ from hydragnn.base.errors import InputError
 RENAMED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # generations (none: all), old name, name
     ((), r"^(module\.)?(model\.)?", ""),
+    ((), r".*\.output_mask$", ""),  # of e3nn, as empty weights are
     ((), r"^(convs|batch_norms)_node_(hidden|output)\..*", ""),  # the same tensors stand in the heads
     (("v2.0",), r"^convs\.(\d+)\.(?!module_)", r"graph_convs.\1.module_0."),
     (("v2.0",), r"^convs\.", "graph_convs."),
@@ -33,7 +34,7 @@ def translated(weights: Mapping[str, Tensor], generation: str) -> dict[str, Tens
         for head in {match[1] for now in names.values() if (match := OF_CONV_HEAD.match(now))}:
             layer = rf"^{re.escape(head)}\.(\d*[02468])\.(?!module_)"
             names = {name: re.sub(layer, rf"{head}.\1.module_0.", now) for name, now in names.items()}
-    return {now: weights[name] for name, now in names.items() if now}
+    return {now: weights[name] for name, now in names.items() if now and weights[name].numel()}
 
 
 def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.frozen.graph import FrozenGraph
-from hydragnn.frozen.irreps import Blocks, Buffers, Couplings, IrrepsLinear, ScalarLinear, paths_between
+from hydragnn.frozen.irreps import Blocks, Buffers, Couplings, IrrepsLinear, ScalarLinear, num_products, paths_between
 from hydragnn.frozen.model import FrozenModel, NodeNetworks, Output, pooled
 from hydragnn.frozen.settings import FrozenSettings, GraphHead, NodeHead
 from hydragnn.layers import SphericalHarmonics
@@ -129,37 +129,26 @@ class Interaction(nn.Module):
 
 
 class Contraction(nn.Module):
-    """Products of states that turn as one degree.
-
-    They have up to ``correlation`` factors, and weights per element. Couplings ``U_matrix`` are those of the file, which also says how many there are.
-    """
+    """Products of up to ``correlation`` states that turn as one degree, with weights per element."""
 
     def __init__(self, settings: FrozenSettings, degree: int, correlation: int) -> None:
         super().__init__()
+        max_ell, self.correlation = settings.max_ell or 0, correlation
         self.axes = (2 * degree + 1,) if degree else ()
-        self.components, self.width = ((settings.max_ell or 0) + 1) ** 2, settings.hidden_dim
-        self.correlation, self.weights = correlation, nn.ParameterDict()
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        for order in range(1, self.correlation + 1):
-            table = state_dict.get(f"{prefix}U_matrix_{order}", torch.zeros(0))
-            paths = table.shape[-1] if table.dim() else 0
-            shape = (*self.axes, *[self.components] * order, paths)
-            fits = tuple(table.shape) == shape  # no memory for sizes that the file does not have
-            self.register_buffer(f"U_matrix_{order}", table.new_zeros(shape, device=None if fits else "meta"))
-            weights = nn.Parameter(table.new_zeros(ELEMENTS, paths, self.width))
-            if order == self.correlation:
-                self.weights_max = weights
-            else:
-                self.weights[str(self.correlation - 1 - order)] = weights
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        weights = []
+        for order in range(1, correlation + 1):
+            paths = num_products(max_ell, degree, order)
+            table = torch.full((*self.axes, *[(max_ell + 1) ** 2] * order, paths), torch.nan)
+            self.register_buffer(f"U_matrix_{order}", table)
+            weights.insert(0, nn.Parameter(torch.zeros(ELEMENTS, paths, settings.hidden_dim)))
+        self.weights_max, *others = weights
+        self.weights = nn.ParameterList(others)
 
     def forward(self, states: Tensor, species: Tensor) -> Tensor:
         """Products ``[nodes, channels, axes]`` of states ``[nodes, channels, components]``."""
         total: Any = 0  # from the highest order, factor by factor
         for order in range(self.correlation, 0, -1):
-            name = str(self.correlation - 1 - order)
-            weights = self.weights_max if order == self.correlation else self.weights[name]
+            weights = self.weights_max if order == self.correlation else self.weights[self.correlation - 1 - order]
             table = self.get_buffer(f"U_matrix_{order}")
             table = table if self.axes else table.unsqueeze(0)
             total = total + torch.einsum("...p,npc->nc...", table, weights[species])
@@ -233,9 +222,12 @@ class MACE(FrozenModel):
         """Add embeddings of species and lengths."""
         super().add_common()
         settings = self.settings
-        for name in ("radius", "num_radial", "max_ell", "node_max_ell", "avg_num_neighbors"):
-            if getattr(settings, name) is None:
+        for name in ("radius", "num_radial", "avg_num_neighbors"):
+            if not getattr(settings, name):
                 raise InputError(f"config.json: MACE has no function without {name}")
+        for name, number in (("max_ell", settings.max_ell), ("node_max_ell", settings.node_max_ell)):
+            if not 1 <= (number or 0) <= 11:
+                raise InputError(f"config.json: MACE has no function with {name} = {number}; 1 to 11 have one")
         if settings.variance:
             raise InputError("config.json: MACE has no function with GaussianNLLLoss, which failed there")
         self.register_buffer("r_max", torch.zeros(()))
@@ -249,6 +241,8 @@ class MACE(FrozenModel):
         """Layer from all degrees to all; the ends have scalars alone."""
         degrees, correlation = (self.settings.node_max_ell or 0) + 1, self.settings.correlation or 2
         factors = correlation if isinstance(correlation, int) else correlation[0]  # the others were not read
+        if not 1 <= factors <= 4:
+            raise InputError(f"config.json: MACE has no function with correlation = {factors}; 1 to 4 have one")
         return Layer(self.settings, degrees if number else 1, 1 if last else degrees, factors)
 
     def add_conditioning(self) -> None:
