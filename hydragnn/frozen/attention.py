@@ -89,7 +89,7 @@ class GPSLayer(nn.Module):
             raise InputError(f"config.json: GPS has no {kind} attention with {heads} heads in {width} channels")
         self.conv = conv
         if kind == "multihead":
-            self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+            self.attn: nn.Module = nn.MultiheadAttention(width, heads, batch_first=True)
         else:
             with torch.device("cpu"):  # it draws a projection, which that of the file replaces
                 self.attn = torch_geometric("nn.attention").PerformerAttention(channels=width, heads=heads)

@@ -135,7 +135,7 @@ class Contraction(nn.Module):
         super().__init__()
         max_ell, self.correlation = settings.max_ell or 0, correlation
         self.axes = (2 * degree + 1,) if degree else ()
-        weights = []
+        weights: list[nn.Parameter] = []
         for order in range(1, correlation + 1):
             paths = num_products(max_ell, degree, order)
             table = torch.full((*self.axes, *[(max_ell + 1) ** 2] * order, paths), torch.nan)
