@@ -182,7 +182,8 @@ def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
 
 
 def _attributes(settings: BuildSettings) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
+    attributes: dict[str, Any] = {**settings.notes(), "source": settings.kind}
+    attributes["files"] = [Path(file).name for file in settings.files]
     for key in ("cutoff", "max_neighbours", CLOSE_NUCLEI):
         if getattr(settings, key, None) not in (None, False):
             attributes[key] = getattr(settings, key)

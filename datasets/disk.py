@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import allow_many_files, digest
-from hydragnn.base.places import StorePlace, as_path
+from hydragnn.base.places import StorePlace, as_path, is_public
 from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.engine import PartReader, engine_named
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
-from hydragnn.datasets.gather import gather, spans_of
+from hydragnn.datasets.gather import GAP, gather, no_graphs, take_graphs
 from hydragnn.datasets.manifest import (
     MANIFEST,
     Layout,
@@ -32,6 +32,7 @@ from hydragnn.datasets.manifest import (
     transform_of,
 )
 from hydragnn.datasets.part_texts import TextsReader, texts_path
+from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -40,10 +41,6 @@ from hydragnn.graphs.units import CLOSE_NUCLEI, LENGTH_UNIT
 
 COLUMNS = {"graph": 0, "node": 1, "edge": 2}
 """Columns of the blocks of a part that count its items."""
-
-GAP = 16
-"""Graphs between two wanted ones that are cheaper to read than to skip, where an engine has to be called for every run."""
-
 
 SHARE = 16
 """One part may be open for so many files that the process may open: it takes up to four, and there may be other stores and files."""
@@ -202,25 +199,6 @@ class PartFile:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-
-def take_graphs(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGraphs:
-    """Some graphs of ``flat``, in this order."""
-    nodes, edges = spans_of(flat.node_offsets, graphs), spans_of(flat.edge_offsets, graphs)
-    locations = {name: spec.location for name, spec in array_specs(flat.dim, flat.fields).items()}
-
-    def copy(name: str, array: Array) -> Array:
-        location = locations.get(name, "graph")
-        return array[graphs] if location == "graph" else (nodes if location == "node" else edges).copy(array)
-
-    return FlatGraphs(
-        dim=flat.dim,
-        fields=flat.fields,
-        node_offsets=offsets_of(nodes.counts),
-        edge_offsets=offsets_of(edges.counts),
-        arrays={name: copy(name, array) for name, array in flat.arrays.items()},
-        texts={key: texts.select(graphs) for key, texts in flat.texts.items()},
-    )
 
 
 def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
@@ -399,13 +377,6 @@ class DiskStore(Access):
             part.close()
 
 
-def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
-    """Return flat arrays without any graph."""
-    none, specs = np.zeros(1, dtype=np.int64), array_specs(dim, fields)
-    arrays = {name: np.zeros((0, *spec.shape), dtype=spec.dtype) for name, spec in specs.items()}
-    return FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays=arrays)
-
-
 def check_schema(path: Path, first: StoreManifest, other: Path, own: StoreManifest) -> None:
     """Raise InputError for stores whose graphs differ in kind."""
     problem, mine, fields = "", {f.name: f for f in first.fields}, {f.name: f for f in own.fields}
@@ -442,9 +413,12 @@ def joined_attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     return {**shared, **close, **({"merged": rest} if any(rest) else {})}
 
 
-def open_store(path: StorePlace | str | Sequence[Path | str]) -> DiskStore:
+def open_store(path: StorePlace | str | Sequence[Path | str]) -> DiskStore | PublicStore:
     """Return a store, or several as one, whose graphs follow each other.
 
     InputError where it is foreign, damaged, incomplete or newer, or where stores differ in their schema.
     """
-    return DiskStore(*map(as_path, path)) if isinstance(path, list | tuple) and path else DiskStore(as_path(path))
+    paths = [as_path(one) for one in path] if isinstance(path, list | tuple) and path else [as_path(path)]
+    if len(paths) == 1 and is_public(paths[0]):
+        return PublicStore.opened(paths[0])
+    return DiskStore(*paths)

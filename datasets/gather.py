@@ -1,7 +1,7 @@
 """Batches out of flat arrays: whole-array copies, no Python object per graph."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, array_specs,
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, Location
 from hydragnn.graphs.topology import Topology
+
+GAP = 16
+"""Graphs between two wanted ones that are cheaper to read than to skip, where an engine has to be called for every run."""
 
 LONG_RUN = 12  # rows per run from which copying run by run beats one indexed copy (measured: 0.15 us a run, 4 ns a row)
 
@@ -136,3 +139,29 @@ def _lacks_labels(values: Array, field: Field) -> bool:
 def gather(flat: FlatGraphs, indices: Int64[ndarray, " chosen"], names: Collection[str] | None = None) -> GraphBatch:
     """Return some graphs as a batch, with the named fields (None: all)."""
     return GatherPlan(flat, names).batch(indices)
+
+
+def take_graphs(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGraphs:
+    """Some graphs of ``flat``, in this order."""
+    nodes, edges = spans_of(flat.node_offsets, graphs), spans_of(flat.edge_offsets, graphs)
+    locations = {name: spec.location for name, spec in array_specs(flat.dim, flat.fields).items()}
+
+    def copy(name: str, array: Array) -> Array:
+        location = locations.get(name, "graph")
+        return array[graphs] if location == "graph" else (nodes if location == "node" else edges).copy(array)
+
+    return FlatGraphs(
+        dim=flat.dim,
+        fields=flat.fields,
+        node_offsets=offsets_of(nodes.counts),
+        edge_offsets=offsets_of(edges.counts),
+        arrays={name: copy(name, array) for name, array in flat.arrays.items()},
+        texts={key: texts.select(graphs) for key, texts in flat.texts.items()},
+    )
+
+
+def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
+    """Return flat arrays without any graph."""
+    none, specs = np.zeros(1, dtype=np.int64), array_specs(dim, fields)
+    arrays = {name: np.zeros((0, *spec.shape), dtype=spec.dtype) for name, spec in specs.items()}
+    return FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays=arrays)

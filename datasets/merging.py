@@ -13,7 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import alone_in_folder, flush_directory
 from hydragnn.datasets.build import build_store
 from hydragnn.datasets.copies import copy_labels
-from hydragnn.datasets.disk import DiskStore, open_store
+from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.formats.engine import engine_named, part_name
 from hydragnn.datasets.manifest import read_manifest, write_manifest
 from hydragnn.datasets.part_texts import texts_path
@@ -31,7 +31,7 @@ def append_store(
     The store has all of them, or none if the process ends before. InputError where they differ from its own in fields, dimension or cutoff.
     Busy where another process appends.
     """
-    before = open_store(path)
+    before = DiskStore(path)
     suffix = engine_named(before.manifest.backend).suffixes[0]
     if isinstance(source, Path) and source.resolve() == path.resolve():
         raise InputError(f"{path} would be appended to itself; every graph would be there twice")
@@ -43,10 +43,10 @@ def append_store(
                 convert_store(source, fresh)
             else:
                 build_store(source, fresh, progress)
-            _adopt(open_store(path), fresh)
+            _adopt(DiskStore(path), fresh)
         finally:
             rmtree(fresh, ignore_errors=True)
-    return copies_note(open_store(path), len(before))
+    return copies_note(DiskStore(path), len(before))
 
 
 def _adopt(store: DiskStore, fresh: Path) -> None:
@@ -104,7 +104,7 @@ def merge_stores(stores: Sequence[Path], out: Path) -> tuple[str, ...]:
             "merge takes two stores or more and names each store once; copy one with hydragnn data convert"
         )
     convert_store(stores, out)
-    return copies_note(open_store(out), len(open_store(stores[0])))
+    return copies_note(DiskStore(out), len(DiskStore(stores[0])))
 
 
 def copies_note(store: DiskStore, first: int) -> tuple[str, ...]:

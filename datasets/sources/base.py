@@ -232,6 +232,10 @@ class BuildSettings(Settings, ABC):
         """Return the number of graphs; None where only making them would tell."""
         return sum(1 for _ in self.makers())
 
+    def notes(self) -> Mapping[str, Any]:
+        """Return what files say about the whole set, for the store's attributes."""
+        return {}
+
     def check_fields(self, origin: str) -> None:
         """Raise InputError for columns and several keys where the source has neither."""
         for field in self.fields:

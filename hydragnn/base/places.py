@@ -124,9 +124,18 @@ def check_exists(path: Path) -> None:
         raise InputError(f"{path} does not exist; check the path")
 
 
+def is_public(folder: Path) -> bool:
+    """Return True for a set of the public HydraGNN: ADIOS2, or pickled samples."""
+    if (folder / MANIFEST).exists():
+        return False
+    return (folder.suffix == ".bp" and (folder / "md.idx").is_file()) or any(folder.glob("*-meta.pkl"))
+
+
 def check_store(folder: Path) -> None:
-    """Raise InputError for anything else than a complete store."""
+    """Raise InputError for anything else than a complete store or public set."""
     check_exists(folder)
+    if is_public(folder):
+        return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, not a store; make one with: hydragnn data build")
     if not (folder / MANIFEST).exists():

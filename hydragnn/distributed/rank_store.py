@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.datasets.arrays import FlatGraphs, array_specs, flat_graphs, join, offsets_of
-from hydragnn.datasets.disk import take_graphs
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
-from hydragnn.datasets.gather import gather
+from hydragnn.datasets.gather import gather, take_graphs
 from hydragnn.datasets.store import Numbers
 from hydragnn.datasets.views import View
 from hydragnn.distributed.ranks import Ranks, machine_number, number_of

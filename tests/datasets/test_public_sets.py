@@ -1,0 +1,163 @@
+"""Sets that the public HydraGNN wrote: read, converted, trained on, and refused."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hydragnn
+from hydragnn.datasets import check_store, convert_store, open_store
+from tests.datasets.public_files import samples, write_bp
+from tests.refusals import refuses
+
+DAMAGED = {
+    "j2_md_truncated": "is damaged",
+    "j_data_truncated": "was cut off",
+    "n5_edge_index_out_of_range": "leads out of its 9 nodes",
+    "n_count_past_end": "counts of valset/x are",
+}
+WHOLE = (
+    *("a_variable", "b_fixed_size", "d_smiles_graphattr", "e_multihead", "f_fp32", "g_globals"),
+    *("h2_empty_first_label", "i_malicious_key"),
+)
+
+
+def per_sample(expected: Any, name: str) -> list[Any]:
+    flat, shapes = expected[f"{name}.flat"], expected[f"{name}.shape"]
+    stops = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
+    return [piece.reshape(shape) for piece, shape in zip(np.split(flat, stops[:-1]), shapes)]
+
+
+def check_sample(graph: Any, values: dict[str, Any]) -> None:
+    """Compare a graph with the arrays of a sample."""
+    senders, receivers = values.pop("edge_index")
+    order = np.argsort(receivers, kind="stable")
+    assert (graph.senders.numpy() == senders[order]).all() and (graph.receivers.numpy() == receivers[order]).all()
+    assert (graph.positions.numpy() == values.pop("pos")).all()
+    assert (graph.edge_shifts.numpy() == -values.pop("edge_shifts")[order]).all()
+    assert (graph.cell.numpy()[0] == values.pop("cell")).all()
+    assert (graph.periodic.numpy()[0] == (values.pop("pbc") != 0)).all()
+    for key, value in values.items():
+        if value.dtype == np.uint8:
+            assert graph.texts[key][0].encode() == value.tobytes()
+            continue
+        rows = value.T if key == "edge_index32" else value
+        rows = rows[order] if key.startswith("edge_") else rows
+        assert graph[key].numpy().reshape(-1).tolist() == rows.reshape(-1).tolist(), key
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_sets_of_the_public_hydragnn_are_read(
+    real_data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BP_MARKER", str(tmp_path / "ran"))
+    folder = real_data / "hydragnn" / "bp"
+    expected, store = np.load(folder / f"{name}.expected.npz"), open_store(folder / f"{name}.bp")
+    convert_store(folder / f"{name}.bp", tmp_path / "copy.h5")
+    copy = open_store(tmp_path / "copy.h5")
+    assert (copy.fingerprint, copy.fields()) == (store.fingerprint, store.fields())
+    assert check_store(tmp_path / "copy.h5") == [] and not (tmp_path / "ran").exists()
+    names = {"dataset_name", *(one.split(".")[1] for one in expected.files if "<bad>" in one)}
+    for label in sorted({one.split(".")[0] for one in expected.files} & {"trainset", "valset", "testset"}):
+        keys = {one.split(".")[1] for one in expected.files if one.startswith(f"{label}.")} - names
+        arrays = {key: per_sample(expected, f"{label}.{key}") for key in keys}
+        graphs = [place for place, one in enumerate(store.texts["label"].values) if one == label]
+        assert len(graphs) == len(arrays["x"])
+        for number, place in enumerate(graphs):
+            for one in (store, copy):
+                check_sample(one[place], {key: values[number] for key, values in arrays.items()})
+    for key in (one.removeprefix("global.") for one in expected.files if one.startswith("global.")):
+        value = store.attributes[key]
+        array = np.frombuffer(value.encode(), dtype="u1") if isinstance(value, str) else np.array(value)
+        assert np.array_equal(array, expected[f"global.{key}"]), key
+
+
+@pytest.mark.parametrize(("name", "words"), DAMAGED.items())
+def test_damaged_sets_are_refused_in_a_sentence(real_data: Path, tmp_path: Path, name: str, words: str) -> None:
+    refuses(words, convert_store, real_data / "hydragnn" / "bp" / f"{name}.bp", tmp_path / "copy.h5")
+    assert not [*tmp_path.iterdir()]
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "offsets that lie": ({"trainset/x/variable_offset": [0, 1, 2, 3, 4, 5, 6, 7]}, "not the sums of its counts"),
+    "counts past the end": ({"trainset/x/variable_count": [3, 4, 5, 3, 4, 5, 3, 99]}, "are 126 in all, and it has 31"),
+    "negative counts": ({"trainset/x/variable_count": [-3] * 8}, "not the sums of its counts"),
+    "fewer counts than samples": ({"trainset/x/variable_count": [3]}, "one whole number for each of 8 graphs"),
+    "counts that are no whole numbers": ({"trainset/x/variable_count": [0.5] * 8}, "one whole number for each"),
+    "an axis that there is not": ({"trainset/x/dim": 7}, "not the sums of its counts"),
+    "other counts than nodes": ({"trainset/edge_index": np.full((2, 94), 10**6)}, "leads out of its 3 nodes"),
+    "a negative node": ({"trainset/edge_index": np.full((2, 94), -1)}, "leads out of its 3 nodes"),
+    "numbers that are none": ({"trainset/pos": np.full((31, 3), np.nan, dtype="f4")}, "positions"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), BROKEN.values(), ids=BROKEN)
+def test_sets_that_contradict_themselves_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    path = write_bp(tmp_path / "set.bp", {"trainset": samples(8)}, {}, **{k: np.array(v) for k, v in changes.items()})
+    refuses(words, convert_store, path, tmp_path / "copy.h5")
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("file", "left"), [("data.0", 0.9), ("data.0", 0.0), ("md.0", 0.5), ("md.idx", 0.5), ("mmd.0", 0.5)]
+)
+def test_sets_that_were_cut_off_are_refused(tmp_path: Path, file: str, left: float) -> None:
+    path = write_bp(tmp_path / "set.bp", {"trainset": samples(8)}, {})
+    os.truncate(path / file, int((path / file).stat().st_size * left))
+    refuses("copy it again", open_store, path)
+
+
+SETS: dict[str, dict[str, Any]] = {
+    "three parts": {"trainset": samples(8), "valset": samples(3, seed=1), "testset": samples(2, seed=2)},
+    "one size": {"trainset": samples(8, alike=True), "valset": samples(2, alike=True, seed=1)},
+    "a part of one sample": {"trainset": samples(8), "valset": samples(1, seed=1)},
+    "an empty part": {"trainset": [], "testset": samples(4)},
+    "a label of its own": {"total": samples(4)},
+}
+
+
+@pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
+def test_every_layout_is_read(tmp_path: Path, sets: dict[str, Any]) -> None:
+    store = open_store(
+        write_bp(tmp_path / "set.bp", sets, {"minmax_graph_feature": np.arange(4.0), "pna_deg": np.arange(3)})
+    )
+    everything = [(label, sample) for label, some in sets.items() for sample in some]
+    assert store.attributes["minmax_graph_feature"] == [[0.0, 1.0], [2.0, 3.0]] and store.attributes["pna_deg"] == [
+        0,
+        1,
+        2,
+    ]
+    assert list(store.texts["label"]) == [label for label, _ in everything]
+    parts = [("trainset", "valset", "testset").index(label) for label, _ in everything if label != "total"]
+    assert "total" in sets or store.column("part").values.tolist() == parts
+    batch = store.read([*range(len(store) - 1, -1, -1)])
+    for place, (_, sample) in enumerate(reversed(everything)):
+        arrays = {k: np.frombuffer(v.encode(), dtype=np.uint8) if isinstance(v, str) else v for k, v in sample.items()}
+        check_sample(batch.select([place]), arrays)
+
+
+def test_names_in_a_set_are_not_evaluated(tmp_path: Path) -> None:
+    bad = "q=v;import os;os.mkdir('ran')"
+    sets = {"trainset": [{**one, bad: one["y"]} for one in samples(4)]}
+    store = open_store(write_bp(tmp_path / "set.bp", sets, {}))
+    assert [*store.attributes["left_out"]] == [bad] and bad not in [field.name for field in store.fields()]
+    assert [*tmp_path.iterdir()] == [tmp_path / "set.bp"]
+
+
+def test_training_on_a_set_takes_the_steps_of_its_copy(tmp_path: Path) -> None:
+    sets = {"trainset": samples(24), "valset": samples(8, seed=1), "testset": samples(8, seed=2)}
+    convert_store(write_bp(tmp_path / "set.bp", sets, {}), tmp_path / "copy.h5")
+    weights = []
+    for name in ("set.bp", "copy.h5"):
+        table = {
+            "data": {"store": str(tmp_path / name), "inputs": ["x"]},
+            "split": {"kind": "given", "field": "part"},
+            "model": {"kind": "egnn", "hidden_dim": 8, "num_layers": 1, "cutoff": 12.0},
+            "heads": [{"kind": "scalar", "field": "energy"}, {"kind": "vector", "field": "forces"}],
+            "train": {"epochs": 2},
+        }
+        hydragnn.train(table, tmp_path / name.partition(".")[0], quiet=True)
+        weights.append((tmp_path / name.partition(".")[0] / "model" / "weights.safetensors").read_bytes())
+    assert weights[0] == weights[1]

@@ -1,0 +1,164 @@
+"""Files of the public HydraGNN by a build file: heads, pickled folders, raw texts."""
+
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import build_store, open_store
+from hydragnn.datasets.sources.registry import read_build_settings
+from tests.datasets.public_files import samples, write_bp
+from tests.datasets.test_public_sets import per_sample
+from tests.refusals import refuses
+
+
+def built(folder: Path, out: Path, **table: Any) -> Any:
+    build_store(read_build_settings({"kind": "hydragnn", **table}, folder / "BUILD.toml"), out)
+    return open_store(out)
+
+
+def test_heads_are_columns_of_keys(real_data: Path, tmp_path: Path) -> None:
+    folder = real_data / "hydragnn" / "bp"
+    fields = [
+        {"name": "Z", "on": "node", "key": "x", "column": 0},
+        {"name": "energy", "on": "graph", "role": "target", "key": "y", "dtype": "float32"},
+        *({"name": f"x{n}", "on": "node", "role": "target", "key": "x", "column": n} for n in range(3)),
+    ]
+    store = built(folder, tmp_path / "out.h5", files=["e_multihead.bp"], fields=fields)
+    expected = np.load(folder / "e_multihead.expected.npz")
+    bounds = per_sample(expected, "var_config.trainset.y_loc")
+    for number, y in enumerate(per_sample(expected, "var_config.trainset.y")):
+        graph, cuts = store[number], bounds[number][0]
+        for place, name in enumerate(("energy", "x0", "x1", "x2")):
+            assert graph[name].tolist() == y[cuts[place] : cuts[place + 1], 0].tolist()
+    assert {field.name for field in store.fields()} == {"part", *(one["name"] for one in fields)}
+
+
+RUN = "hydragnn-generations/run_v3_EGNN_pickle"
+
+
+def test_pickled_folders_are_read(real_data: Path, tmp_path: Path) -> None:
+    folder = real_data / RUN
+    store = built(folder / "dataset", tmp_path / "out.h5", files=["run_v3_EGNN_pickle.pickle"])
+    written = np.load(folder / "graphs.npz")
+    test = store.read([place for place, label in enumerate(store.texts["label"]) if label == "testset"])
+    assert store.attributes["pna_deg"][:3] == [0, 0, 9]
+    assert len(test) == 5 and test["energy"].tolist() == written["g0.energy"].tolist()
+
+
+class Payload:
+    def __init__(self, call: Any, *arguments: Any) -> None:
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call, self.arguments
+
+
+def rebuilt(size: int, storage: Any = None) -> Payload:
+    """A tensor that claims so many numbers."""
+    from torch.storage import _load_from_bytes
+
+    content = Payload(_load_from_bytes, pickle_of_storage()) if storage is None else storage
+    return Payload(torch._utils._rebuild_tensor_v2, content, 0, (size,), (1,), False, OrderedDict())
+
+
+def pickle_of_storage() -> bytes:
+    import io
+
+    file = io.BytesIO()
+    torch.save(torch.ones(3).storage(), file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "a call": (lambda: Payload(os.mkdir, "ran"), "names (posix|os).mkdir"),
+    "a module": (lambda: Payload(__import__, "antigravity"), "names builtins.__import__"),
+    "code in a storage": (
+        lambda: rebuilt(3, Payload(torch.storage._load_from_bytes, pickle.dumps(Payload(os.mkdir, "ran"), protocol=2))),
+        "code from files is not run",
+    ),
+    "10 GB in a tensor": (lambda: rebuilt(2_500_000_000), "beyond its storage"),
+    "10 GB in an array": (lambda: Payload(np.ndarray, (1_250_000_000,), "f8"), "holds no Data"),
+    "no data": (lambda: {"x": 1}, "holds no Data"),
+}
+
+
+@pytest.mark.parametrize(("payload", "words"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: Any, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "total-meta.pkl").open("wb") as file:
+        for one in (None, None, 1, False, 1000, {}):
+            pickle.dump(one, file)
+    (tmp_path / "total-0.pkl").write_bytes(pickle.dumps(payload()))
+    refuses(words, built, tmp_path, tmp_path / "out.h5", files=["*.pkl"])
+    assert {path.name for path in tmp_path.iterdir()} == {"total-meta.pkl", "total-0.pkl"}
+
+
+def test_pickled_samples_must_be_as_many_as_counted(tmp_path: Path) -> None:
+    with (tmp_path / "total-meta.pkl").open("wb") as file:
+        for one in (None, None, 2, False, 1000, {}):
+            pickle.dump(one, file)
+    refuses("counts 2 samples, and 0", built, tmp_path, tmp_path / "out.h5", files=["*.pkl"])
+
+
+UNIT = {"files": ["unit_test"], "format": "lsms", "cutoff": 2.0, "max_neighbours": 100, "charge_rule": True}
+UNIT |= {"node_features": [[0], [6], [7]], "graph_features": [[0]]}
+VECTOR = {"node_features": [[0, 1], [0], [6, 7]], "graph_features": [[0], [0, 1], [1]], "per_node": {"y": [2]}}
+RAW: dict[str, tuple[dict[str, Any], str]] = {
+    "unit_class_raw": (UNIT, ""),
+    "unit_class_norm_r1_k3": ({**UNIT, "cutoff": 1.0, "max_neighbours": 3, "scaling": "minmax"}, ""),
+    "unit_legacy": ({**UNIT, "scaling": "minmax"}, "before_edges."),
+    "unit_vector_rot": ({**UNIT, **VECTOR, "scaling": "minmax"}, "before_edges."),
+    "cfg_class": ({"files": ["cfg"], "format": "cfg", "cutoff": 3.0}, ""),
+    "cfg_legacy": ({"files": ["cfg"], "format": "cfg", "cutoff": 3.0, "scaling": "minmax"}, "before_edges."),
+    "xyz_class": ({"files": ["xyz"], "format": "xyz", "cutoff": 2.5, "max_neighbours": 12}, ""),
+}
+
+
+@pytest.mark.parametrize(("case", "table", "prefix"), [(case, *value) for case, value in RAW.items()], ids=RAW)
+def test_raw_files_are_read_with_their_scales(
+    real_data: Path, tmp_path: Path, case: str, table: dict[str, Any], prefix: str
+) -> None:
+    folder = real_data / "hydragnn" / "raw"
+    expected, store = np.load(folder / f"{case}.expected.npz"), built(folder, tmp_path / "out.h5", **table)
+    x, y, pos = (per_sample(expected, f"{prefix}{key}") for key in ("x", "y", "pos"))
+    for number in range(len(x)):
+        graph = store[number]
+        assert graph["x"].numpy().reshape(x[number].shape) == pytest.approx(x[number], abs=1e-6, rel=1e-5)
+        assert graph["y"].numpy().reshape(-1) == pytest.approx(y[number].reshape(-1), abs=1e-6, rel=1e-5)
+        if "rot" not in case:
+            assert graph.positions.numpy() == pytest.approx(pos[number], abs=1e-6)
+    if "minmax_node_feature" in expected:
+        assert np.array(store.attributes["minmax_node_feature"]) == pytest.approx(
+            expected["minmax_node_feature"], rel=1e-5
+        )
+    if "k3" not in case:  # which of equally near neighbours are taken is anybody's choice
+        edges = per_sample(expected, "edge_index")
+        assert [store[number].num_edges for number in range(len(x))] == [one.shape[1] for one in edges]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no cutoff": ({**UNIT, "cutoff": None}, "give format and cutoff together"),
+    "no columns": ({**UNIT, "node_features": []}, "node_features name the columns"),
+    "a column that there is not": ({**UNIT, "node_features": [[20]]}, "lacks a column"),
+    "another format": ({**UNIT, "format": "cfg"}, "no file ends with .cfg"),
+    "too few parts": ({**UNIT, "file_parts": []}, "a part for each entry"),
+    "a field without key": (
+        {"files": ["set.bp"], "fields": [{"name": "mass", "on": "node"}]},
+        "mass is no key of nodes",
+    ),
+    "no set": ({"files": ["unit_test"]}, "neither a .bp set nor a folder"),
+}
+
+
+@pytest.mark.parametrize(("table", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_settings_are_refused(tmp_path: Path, table: dict[str, Any], words: str) -> None:
+    (tmp_path / "unit_test").mkdir()
+    (tmp_path / "unit_test" / "output0.txt").write_text("1.0 2.0\n1 0 0 0 0 1 2 3\n")
+    write_bp(tmp_path / "set.bp", {"trainset": samples(2)}, {})
+    refuses(words, built, tmp_path, tmp_path / "out.h5", **table)
