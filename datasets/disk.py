@@ -420,5 +420,5 @@ def open_store(path: StorePlace | str | Sequence[Path | str]) -> DiskStore | Pub
     """
     paths = [as_path(one) for one in path] if isinstance(path, list | tuple) and path else [as_path(path)]
     if len(paths) == 1 and is_public(paths[0]):
-        return PublicStore.opened(paths[0])
+        return PublicStore.at(paths[0])
     return DiskStore(*paths)

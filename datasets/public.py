@@ -43,7 +43,7 @@ BLOCK = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where the values of a field are: a key, or a head of ``y``."""
+    """Source of the values of a field."""
 
     field: Field
     key: str
@@ -51,10 +51,10 @@ class Origin:
 
 
 class PublicStore(Access, GraphStore):
-    """Graphs of a set of the public HydraGNN, converted as they are read."""
+    """Graphs of a set of the public HydraGNN."""
 
     def __init__(self, columns: Columns, heads: Sequence[Location] | None = None) -> None:
-        """Take the columns of a set; ``heads`` says where the parts of a packed ``y`` live."""
+        """Take columns; ``heads`` are the places of parts of ``y``."""
         self.columns, self.path, self._heads = columns, columns.path, heads
         self._pos = next((key for key in POSITIONS if key in columns.offsets), None)
         nodes = self._pos or next((key for key in ("x", ATOMIC_NUMBERS) if key in columns.offsets), None)
@@ -62,18 +62,18 @@ class PublicStore(Access, GraphStore):
             raise InputError(f"{self.path} has neither pos nor x, so no nodes; check where it comes from")
         self._nodes = columns.offsets[nodes]
         self._edges = columns.offsets.get(EDGES, np.zeros(len(columns) + 1, dtype=np.int64))
-        self._origins = {origin.field.name: origin for origin in self._found()}
+        self._origins = {origin.field.name: origin for origin in self._origins_of_keys()}
 
     @classmethod
-    def opened(cls, path: Path, heads: Sequence[Location] | None = None) -> "PublicStore":
+    def at(cls, path: Path, heads: Sequence[Location] | None = None) -> "PublicStore":
         """Open a ``.bp`` set, or a folder of pickled samples."""
         if path.suffix == ".bp":
             from hydragnn.datasets.formats.public_bp import BpColumns
 
             return cls(BpColumns(path), heads)
-        from hydragnn.datasets.formats.public_pickles import pickled_samples
+        from hydragnn.datasets.formats.public_pickles import samples_in
 
-        return cls(RecordColumns(path, *pickled_samples(path)), heads)
+        return cls(RecordColumns(path, *samples_in(path)), heads)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Return its columns: processes of a loader open them anew."""
@@ -146,7 +146,7 @@ class PublicStore(Access, GraphStore):
         breaks = np.flatnonzero(np.diff(graphs) > GAP) + 1
         runs = [(int(some[0]), int(some[-1]) + 1) for some in np.split(graphs, breaks) if len(some)]
         if not runs:
-            return gather(no_graphs(self.dim, self._wanted(fields)), graphs)
+            return gather(no_graphs(self.dim, self._chosen_fields(fields)), graphs)
         read = np.concatenate([np.arange(*run) for run in runs])
         return gather(self._flat(runs, fields), np.searchsorted(read, graphs)[order.reshape(-1)])
 
@@ -160,7 +160,7 @@ class PublicStore(Access, GraphStore):
             values = values[self._ends([(start, stop)], np.arange(start, stop), edges)[1]]
         return Column(values=values, present=np.ones(stop - start, dtype=np.bool_))
 
-    def _wanted(self, fields: Collection[str] | None) -> list[Field]:
+    def _chosen_fields(self, fields: Collection[str] | None) -> list[Field]:
         return [field for field in self.fields() if fields is None or field.name in fields]
 
     def _rows(self, key: str, runs: Runs) -> Array:
@@ -171,12 +171,12 @@ class PublicStore(Access, GraphStore):
         graphs = np.concatenate([np.arange(*run) for run in runs])
         nodes, edges = (offsets_of(one[graphs + 1] - one[graphs]) for one in (self._nodes, self._edges))
         order, arrays = self._geometry(runs, graphs, nodes, edges)
-        for field in self._wanted(fields):
+        for field in self._chosen_fields(fields):
             values = self._values(self._origins[field.name], runs)
             arrays[array_name(field)] = np.ascontiguousarray(values[order] if field.on == "edge" else values)
         return FlatGraphs(
             dim=self.dim,
-            fields=tuple(self._wanted(fields)),
+            fields=tuple(self._chosen_fields(fields)),
             node_offsets=nodes,
             edge_offsets=edges,
             arrays=arrays,
@@ -186,7 +186,7 @@ class PublicStore(Access, GraphStore):
     def _ends(
         self, runs: Runs, graphs: NDArray[np.int64], edges: NDArray[np.int64]
     ) -> tuple[Array, NDArray[np.int64], NDArray[np.int64]]:
-        """Return ends of edges inside their graphs, their order by receiver, and the place of their graph."""
+        """Return ends of edges, their order by receiver, and their graphs."""
         owner = np.repeat(np.arange(len(graphs)), np.diff(edges))
         ends = self._rows(EDGES, runs) if EDGES in self.columns.offsets else np.zeros((0, 2), dtype=np.int64)
         counts = self._nodes[graphs + 1] - self._nodes[graphs]
@@ -236,8 +236,8 @@ class PublicStore(Access, GraphStore):
             raise InputError(f"{self.path}: {key} is not one box per graph; store [3, 3], or 3 flags")
         return self._rows(key, runs).astype(np.float64).reshape(-1, width)
 
-    def _found(self) -> Iterator[Origin]:
-        """Yield a field for every key that is no geometry and no text."""
+    def _origins_of_keys(self) -> Iterator[Origin]:
+        """Yield a field for every key but geometry and texts."""
         columns = self.columns
         if {*columns.labels} <= {*LABELS}:
             yield Origin(field=PART, key=LABEL)

@@ -21,17 +21,17 @@ from hydragnn.datasets.formats.public_columns import Columns, Piece, by_part
 from hydragnn.datasets.formats.reservation import state_of
 
 SECONDS, BYTES = 20, 1 << 30
-"""Time and memory of the process that opens a set first: ADIOS2 can hang, crash, or ask for all memory where files are damaged."""
+"""Time and memory of a trial: damaged files hang or end ADIOS2."""
 
 MINMAX = "minmax_"
-"""Begin of the names of attributes that hold two rows, smallest and largest values."""
+"""Begin of names of attributes with smallest and largest values."""
 
 
 class BpColumns(Columns):
-    """Keys of a ``.bp`` set; names in it are data, and nothing evaluates them."""
+    """Keys of a ``.bp`` set, whose names nothing evaluates."""
 
     def __init__(self, path: Path) -> None:
-        """Open a set; InputError where files are missing, cut off or contradict each other."""
+        """Open a set; InputError where files contradict each other."""
         self._broken = f"{path} is damaged, or no set of the public HydraGNN; copy it again"
         self._data = sorted(path.glob("data.*"))
         if not _opens(path):
@@ -44,7 +44,7 @@ class BpColumns(Columns):
             self._types = {name: str(one["Type"]) for name, one in variables.items()}
             self._shapes = {name: _shape_of(one["Shape"]) for name, one in variables.items()}
             self._check_bytes(path)
-            super().__init__(path, self._found(attributes))
+            super().__init__(path, self._pieces_of(attributes))
         except InputError:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError, OSError, AttributeError) as error:
@@ -55,7 +55,7 @@ class BpColumns(Columns):
         return BpColumns, (self.path,)
 
     def _check_bytes(self, path: Path) -> None:
-        """Raise InputError where numbers take more bytes than there are: ADIOS2 would wait for them."""
+        """Raise InputError for too few bytes, for which ADIOS2 would wait."""
         claim = sum(
             math.prod(shape) * np.dtype(DTYPES.get(self._types[name], "u1")).itemsize
             for name, shape in self._shapes.items()
@@ -64,7 +64,7 @@ class BpColumns(Columns):
         if claim > present:
             raise InputError(f"{path} claims {claim:,} bytes and has {present:,}; it was cut off, so copy it again")
 
-    def _found(self, attributes: Mapping[str, Any]) -> Iterator[Piece]:
+    def _pieces_of(self, attributes: Mapping[str, Any]) -> Iterator[Piece]:
         """Yield the keys of every label; InputError where counts contradict arrays."""
         labels = [name.removesuffix("/ndata") for name in attributes if name.endswith("/ndata")]
         for label in sorted(labels, key=by_part):
@@ -90,7 +90,7 @@ class BpColumns(Columns):
         return values
 
     def slab(self, piece: Piece, start: int, stop: int) -> Array:
-        """Return a run of an array along its axis; InputError where files were changed."""
+        """Return a run of an array; InputError for changed files."""
         name, shape = f"{piece.label}/{piece.key}", piece.shape
         out = np.empty((*shape[: piece.axis], stop - start, *shape[piece.axis + 1 :]), dtype=piece.dtype)
         try:

@@ -1,4 +1,4 @@
-"""Samples of the public HydraGNN as arrays end to end, key by key."""
+"""Samples of the public HydraGNN end to end, by key."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def by_part(label: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Piece:
-    """Array of a key of one label: samples end to end along ``axis``."""
+    """Array of a key: samples of one label along ``axis``."""
 
     label: str
     key: str
@@ -46,17 +46,14 @@ class Columns(ABC):
     """Keys of all labels, with the rows of every graph."""
 
     def __init__(self, path: Path, pieces: Iterable[Piece]) -> None:
-        """Take pieces, which come in the order of their labels.
-
-        InputError where there is none.
-        """
+        """Take pieces in the order of labels; InputError without any."""
         self.path = path
         self.attributes: dict[str, Any] = {}
-        found: dict[str, list[Piece]] = {}
+        by_key: dict[str, list[Piece]] = {}
         self.labels: dict[str, int] = {}
         """Graphs by label."""
         for piece in pieces:
-            found.setdefault(piece.key, []).append(piece)
+            by_key.setdefault(piece.key, []).append(piece)
             self.labels[piece.label] = len(piece.counts)
         if not self.labels:
             raise InputError(f"{path} has no samples; copy it again, or check where it comes from")
@@ -68,7 +65,7 @@ class Columns(ABC):
         self.left_out: dict[str, str] = {}
         """Keys that are not read, and why."""
         self._pieces: dict[str, list[tuple[Piece, NDArray[np.int64] | None]]] = {}
-        for key, some in found.items():
+        for key, some in by_key.items():
             if reason := self._add(key, some):
                 self.left_out[key] = reason
 
@@ -93,10 +90,10 @@ class Columns(ABC):
 
     def rows(self, key: str, first: int, last: int) -> Array:
         """Return rows of graphs ``first`` to ``last``, end to end."""
-        runs, before = [np.zeros((0, *self.shapes[key]), dtype=self.dtypes[key])], 0
+        runs, skip = [np.zeros((0, *self.shapes[key]), dtype=self.dtypes[key])], 0
         for piece, offsets in self._pieces[key]:
-            start, stop = (min(max(graph - before, 0), len(piece.counts)) for graph in (first, last))
-            before += len(piece.counts)
+            start, stop = (min(max(graph - skip, 0), len(piece.counts)) for graph in (first, last))
+            skip += len(piece.counts)
             if stop == start:
                 continue
             if offsets is None:  # all samples of this label have one shape, and lie along another axis
@@ -128,7 +125,7 @@ class RecordColumns(Columns):
     """Samples in memory, such as of pickled or raw files."""
 
     def __init__(self, path: Path, records: Mapping[str, Sequence[Mapping[str, Any]]], notes: dict[str, Any]) -> None:
-        """Take samples by label; what is no array, number or text is left out."""
+        """Take arrays, numbers and texts of samples by label."""
         other: dict[str, str] = {}
         super().__init__(path, _pieces(records, other))
         self.attributes = notes
@@ -150,11 +147,11 @@ def _pieces(records: Mapping[str, Sequence[Mapping[str, Any]]], other: dict[str,
                 other[key] = "not in every sample, or of several kinds"
                 continue
             sizes = np.array([array.shape for array in arrays])
-            varying = np.flatnonzero(np.ptp(sizes, axis=0)).tolist()
-            if len(varying) > 1:
-                other[key] = "of several varying axes"
+            axes = np.flatnonzero(np.ptp(sizes, axis=0)).tolist()
+            if len(axes) > 1:
+                other[key] = "of several axes axes"
                 continue
-            axis = (varying or [0])[0]
+            axis = (axes or [0])[0]
             values = np.concatenate(arrays, axis=axis)
             counts = sizes[:, axis].astype(np.int64)
             yield Piece(

@@ -1,4 +1,4 @@
-"""Pickled samples of the public HydraGNN, read by an unpickler that calls nothing of theirs."""
+"""Pickled samples of the public HydraGNN, read without running their code."""
 
 import io
 import pickle
@@ -26,7 +26,7 @@ class Sample:
         self.__dict__.update(state)
 
     def values(self) -> dict[str, Any]:
-        """Return the attributes by name; those of older versions stand in the data itself."""
+        """Return the attributes by name, in each version's place."""
         store = self.__dict__.get("_store")
         table = store.__dict__.get("_mapping", {}) if isinstance(store, Sample) else self.__dict__
         if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
@@ -72,7 +72,7 @@ ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch.storage", "_load_from_bytes"): _storage,
     **{(f"numpy.{core}.multiarray", name): one for core in ("core", "_core") for name, one in NUMPY.items()},
 }
-"""Stand-ins for the functions and classes that such files name; any other name is refused."""
+"""Stand-ins for functions and classes in files; others are refused."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -87,8 +87,8 @@ class _Unpickler(pickle.Unpickler):
         return ALLOWED[module, name]
 
 
-def unpickled(path: Path) -> list[Any]:
-    """Return the objects of a file; InputError for more than tensors, arrays, numbers and ``Data``."""
+def objects_in(path: Path) -> list[Any]:
+    """Return the objects of a file; InputError for other kinds."""
     objects, content = [], io.BytesIO(path.read_bytes())
     try:
         while content.tell() < len(content.getbuffer()):
@@ -101,21 +101,23 @@ def unpickled(path: Path) -> list[Any]:
     return objects
 
 
-def pickled_samples(folder: Path) -> tuple[dict[str, list[Mapping[str, Any]]], dict[str, Any]]:
+def samples_in(folder: Path) -> tuple[dict[str, list[Mapping[str, Any]]], dict[str, Any]]:
     """Return samples by label, and notes about all of them."""
     samples: dict[str, list[Mapping[str, Any]]] = {}
     notes: dict[str, Any] = {}
     for meta in sorted(folder.glob(f"*{META}")):
-        label, head = meta.name.removesuffix(META), unpickled(meta)
-        found = {
+        label, head = meta.name.removesuffix(META), objects_in(meta)
+        by_number = {
             int(file.stem.rpartition("-")[2]): file
             for file in meta.parent.rglob(f"{label}-*.pkl")
             if file.stem[-1].isdigit()
         }
         count = next((one for one in head if isinstance(one, int) and not isinstance(one, bool)), None)
-        if count != len(found) or {*found} != {*range(len(found))}:
-            raise InputError(f"{meta} counts {count} samples, and {len(found)} are beside it; copy the folder again")
-        samples[label] = [_values(unpickled(found[number]), found[number]) for number in range(len(found))]
+        if count != len(by_number) or {*by_number} != {*range(len(by_number))}:
+            raise InputError(
+                f"{meta} counts {count} samples, and {len(by_number)} are beside it; copy the folder again"
+            )
+        samples[label] = [_values(objects_in(by_number[number]), by_number[number]) for number in range(len(by_number))]
         notes |= {key: value for one in head if isinstance(one, dict) for key, value in one.items()}
         notes |= dict(zip(("minmax_node_feature", "minmax_graph_feature"), head[:2]))
     if not samples:

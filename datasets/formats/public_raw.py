@@ -1,4 +1,4 @@
-"""Raw files of the public HydraGNN: texts of LSMS, CFG and XYZ, with that package's scales."""
+"""Raw LSMS, CFG and XYZ files of the public HydraGNN."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ Columns = Sequence[Sequence[int]]
 
 
 def lsms_sample(path: Path, nodes: Columns, graphs: Columns) -> dict[str, Array]:
-    """Return a text of LSMS: graph features, then an atom a line with its position in columns 2 to 4."""
+    """Return a text of LSMS: graph features, then a line per atom."""
     try:
         first, *lines = path.read_text().splitlines()
         head, rows = first.split(), [line.split() for line in lines if line.strip()]
@@ -45,15 +45,15 @@ def ase_sample(path: Path) -> dict[str, Array]:
             raise InputError(f"{path} has no {absent[0]} for its atoms; add the auxiliary column")
         columns += [atoms.get_masses(), *(atoms.arrays[name] for name in ("c_peratom", "fx", "fy", "fz"))]
     sample = {"x": np.stack(columns, axis=1), "pos": atoms.positions, "cell": atoms.cell.array}
-    beside = path.with_name(path.stem + BESIDE[path.suffix])
-    if beside.exists():
-        first = (beside.read_text().splitlines() or [""])[0].split()
+    other = path.with_name(path.stem + BESIDE[path.suffix])
+    if other.exists():
+        first = (other.read_text().splitlines() or [""])[0].split()
         try:
             sample["y"] = np.array([float(first[0])])
         except (ValueError, IndexError) as error:
-            raise InputError(f"{beside} does not begin with a number; write the graph feature there") from error
+            raise InputError(f"{other} does not begin with a number; write the graph feature there") from error
     elif path.suffix == ".xyz":
-        raise InputError(f"{beside} does not exist; write the energy of {path.name} there")
+        raise InputError(f"{other} does not exist; write the energy of {path.name} there")
     return {
         "pbc": np.zeros(3, dtype=np.int32),
         **{key: np.asarray(one, dtype=np.float32) for key, one in sample.items()},
@@ -61,15 +61,15 @@ def ase_sample(path: Path) -> dict[str, Array]:
 
 
 def with_edges(sample: Mapping[str, Array], cutoff: float, most: int | None, name: str) -> dict[str, Array]:
-    """Return a sample with pairs within the cutoff, without images, and their lengths."""
+    """Return a sample with pairs within the cutoff, without images."""
     pos = sample["pos"].astype(np.float64)
     senders, receivers, _ = neighbour_list(pos, np.eye(3), np.zeros(3, dtype=bool), cutoff, most, name=name)
     lengths = np.linalg.norm(pos[receivers] - pos[senders], axis=1, keepdims=True).astype(np.float32)
     return {**sample, "edge_index": np.stack([senders, receivers]), "edge_attr": lengths}
 
 
-def scaled(samples: list[dict[str, Array]], key: str, widths: Sequence[int], notes: dict[str, Any]) -> None:
-    """Bring every feature of all samples to 0 to 1, and note the smallest and largest values."""
+def scale_features(samples: list[dict[str, Array]], key: str, widths: Sequence[int], notes: dict[str, Any]) -> None:
+    """Bring features to 0 to 1, and note their bounds."""
     bounds, kind = [], {"x": "node", "y": "graph"}[key]
     for first, width in zip(np.cumsum([0, *widths[:-1]]).tolist(), widths):
         values: list[NDArray[Any]] = [one[key][..., first : first + width] for one in samples]

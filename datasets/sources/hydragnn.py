@@ -33,10 +33,10 @@ class HydragnnBuild(BuildSettings):
     kind: Literal["hydragnn"] = "hydragnn"
 
     format: Literal["bp", "pickle", "lsms", "cfg", "xyz"] | None = None
-    """Format of the files; absent: ``.bp`` sets, or folders of pickled samples with a ``-meta.pkl``."""
+    """Format of the files; absent: sets, or folders with a ``-meta.pkl``."""
 
     heads: list[Literal["node", "graph"]] | None = None
-    """Places of the values in a packed ``y``, which become the fields ``y_0``, ``y_1``, ...; absent: as their numbers tell."""
+    """Places of ``y_0``, ``y_1``, ... in a packed ``y``; absent: by length."""
 
     file_parts: list[Literal["trainset", "valset", "testset"]] | None = None
     """Part of every entry of ``files``, for raw files."""
@@ -54,13 +54,13 @@ class HydragnnBuild(BuildSettings):
     """Columns of every graph feature in the first line (lsms)."""
 
     charge_rule: bool = False
-    """True takes the first node feature from the second: charges less protons, as that package does with every text of LSMS."""
+    """True takes the first node feature from the second: charges less protons."""
 
     scaling: Literal["minmax"] | None = None
-    """minmax: all features are brought to 0 to 1 over all files together, as that package does."""
+    """minmax: features go from 0 to 1 over all files together."""
 
     per_node: dict[Literal["x", "y"], list[int]] = Setting(default_factory=dict)
-    """Columns of ``x`` and ``y`` that are divided by the number of nodes (``_scaled_num_nodes``)."""
+    """Columns that are divided by the number of nodes (``_scaled_num_nodes``)."""
 
     @model_validator(mode="after")
     def _check(self) -> "HydragnnBuild":
@@ -82,7 +82,7 @@ class HydragnnBuild(BuildSettings):
             raise InputError(
                 f"{absent[0]}: neither a .bp set nor a folder with a -meta.pkl; name the format of raw files"
             )
-        return [PublicStore.opened(place, self.heads) for place in places]
+        return [PublicStore.at(place, self.heads) for place in places]
 
     def _raw(self) -> PublicStore:
         """Return the raw files with edges and scales."""
@@ -110,7 +110,7 @@ class HydragnnBuild(BuildSettings):
             for key, features in (("x", self.node_features), ("y", self.graph_features)):
                 if all(key in one for one in every):
                     widths = [len(one) for one in features] or [1] * every[0][key].shape[-1]
-                    raw.scaled(every, key, widths, notes)
+                    raw.scale_features(every, key, widths, notes)
             longest = max(float(one["edge_attr"].max(initial=0)) for one in every) or 1.0
             for one in every:
                 one["edge_attr"] /= np.float32(longest)

@@ -17,7 +17,7 @@ from tests.datasets.test_public_sets import per_sample
 from tests.refusals import refuses
 
 
-def built(folder: Path, out: Path, **table: Any) -> Any:
+def store_of(folder: Path, out: Path, **table: Any) -> Any:
     build_store(read_build_settings({"kind": "hydragnn", **table}, folder / "BUILD.toml"), out)
     return open_store(out)
 
@@ -29,7 +29,7 @@ def test_heads_are_columns_of_keys(real_data: Path, tmp_path: Path) -> None:
         {"name": "energy", "on": "graph", "role": "target", "key": "y", "dtype": "float32"},
         *({"name": f"x{n}", "on": "node", "role": "target", "key": "x", "column": n} for n in range(3)),
     ]
-    store = built(folder, tmp_path / "out.h5", files=["e_multihead.bp"], fields=fields)
+    store = store_of(folder, tmp_path / "out.h5", files=["e_multihead.bp"], fields=fields)
     expected = np.load(folder / "e_multihead.expected.npz")
     bounds = per_sample(expected, "var_config.trainset.y_loc")
     for number, y in enumerate(per_sample(expected, "var_config.trainset.y")):
@@ -44,11 +44,11 @@ RUN = "hydragnn-generations/run_v3_EGNN_pickle"
 
 def test_pickled_folders_are_read(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / RUN
-    store = built(folder / "dataset", tmp_path / "out.h5", files=["run_v3_EGNN_pickle.pickle"])
-    written = np.load(folder / "graphs.npz")
+    store = store_of(folder / "dataset", tmp_path / "out.h5", files=["run_v3_EGNN_pickle.pickle"])
+    arrays = np.load(folder / "graphs.npz")
     test = store.read([place for place, label in enumerate(store.texts["label"]) if label == "testset"])
     assert store.attributes["pna_deg"][:3] == [0, 0, 9]
-    assert len(test) == 5 and test["energy"].tolist() == written["g0.energy"].tolist()
+    assert len(test) == 5 and test["energy"].tolist() == arrays["g0.energy"].tolist()
 
 
 class Payload:
@@ -59,7 +59,7 @@ class Payload:
         return self.call, self.arguments
 
 
-def rebuilt(size: int, storage: Any = None) -> Payload:
+def restore_of(size: int, storage: Any = None) -> Payload:
     """A tensor that claims so many numbers."""
     from torch.storage import _load_from_bytes
 
@@ -79,10 +79,12 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a call": (lambda: Payload(os.mkdir, "ran"), "names (posix|os).mkdir"),
     "a module": (lambda: Payload(__import__, "antigravity"), "names builtins.__import__"),
     "code in a storage": (
-        lambda: rebuilt(3, Payload(torch.storage._load_from_bytes, pickle.dumps(Payload(os.mkdir, "ran"), protocol=2))),
+        lambda: restore_of(
+            3, Payload(torch.storage._load_from_bytes, pickle.dumps(Payload(os.mkdir, "ran"), protocol=2))
+        ),
         "code from files is not run",
     ),
-    "10 GB in a tensor": (lambda: rebuilt(2_500_000_000), "beyond its storage"),
+    "10 GB in a tensor": (lambda: restore_of(2_500_000_000), "beyond its storage"),
     "10 GB in an array": (lambda: Payload(np.ndarray, (1_250_000_000,), "f8"), "holds no Data"),
     "no data": (lambda: {"x": 1}, "holds no Data"),
 }
@@ -95,7 +97,7 @@ def test_hostile_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for one in (None, None, 1, False, 1000, {}):
             pickle.dump(one, file)
     (tmp_path / "total-0.pkl").write_bytes(pickle.dumps(payload()))
-    refuses(words, built, tmp_path, tmp_path / "out.h5", files=["*.pkl"])
+    refuses(words, store_of, tmp_path, tmp_path / "out.h5", files=["*.pkl"])
     assert {path.name for path in tmp_path.iterdir()} == {"total-meta.pkl", "total-0.pkl"}
 
 
@@ -103,7 +105,7 @@ def test_pickled_samples_must_be_as_many_as_counted(tmp_path: Path) -> None:
     with (tmp_path / "total-meta.pkl").open("wb") as file:
         for one in (None, None, 2, False, 1000, {}):
             pickle.dump(one, file)
-    refuses("counts 2 samples, and 0", built, tmp_path, tmp_path / "out.h5", files=["*.pkl"])
+    refuses("counts 2 samples, and 0", store_of, tmp_path, tmp_path / "out.h5", files=["*.pkl"])
 
 
 UNIT = {"files": ["unit_test"], "format": "lsms", "cutoff": 2.0, "max_neighbours": 100, "charge_rule": True}
@@ -125,7 +127,7 @@ def test_raw_files_are_read_with_their_scales(
     real_data: Path, tmp_path: Path, case: str, table: dict[str, Any], prefix: str
 ) -> None:
     folder = real_data / "hydragnn" / "raw"
-    expected, store = np.load(folder / f"{case}.expected.npz"), built(folder, tmp_path / "out.h5", **table)
+    expected, store = np.load(folder / f"{case}.expected.npz"), store_of(folder, tmp_path / "out.h5", **table)
     x, y, pos = (per_sample(expected, f"{prefix}{key}") for key in ("x", "y", "pos"))
     for number in range(len(x)):
         graph = store[number]
@@ -161,4 +163,4 @@ def test_wrong_settings_are_refused(tmp_path: Path, table: dict[str, Any], words
     (tmp_path / "unit_test").mkdir()
     (tmp_path / "unit_test" / "output0.txt").write_text("1.0 2.0\n1 0 0 0 0 1 2 3\n")
     write_bp(tmp_path / "set.bp", {"trainset": samples(2)}, {})
-    refuses(words, built, tmp_path, tmp_path / "out.h5", **table)
+    refuses(words, store_of, tmp_path, tmp_path / "out.h5", **table)
