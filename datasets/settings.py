@@ -115,7 +115,7 @@ class SplitSettings(Settings):
 class BatchSettings(Settings):
     """Budget of one optimisation step over all ranks; 0: no limit."""
 
-    removed: ClassVar = frozenset({"budget"})
+    removed: ClassVar = {"budget": ...}
 
     memory: str = ""
     """Memory of a rank for weights, optimizer and the tensors of a step, such as ``"4 GB"``: a batch that takes more is computed

@@ -45,7 +45,7 @@ class SearchSettings(Settings):
         ),
     }
 
-    removed: ClassVar = frozenset({"together"})
+    removed: ClassVar = {"together": ...}
 
     trials: int = Field(default=24, ge=1)
     """Configurations to try, those that fail included."""

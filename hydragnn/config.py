@@ -29,7 +29,7 @@ class TrainSettings(Settings):
         )
     }
 
-    removed: ClassVar = frozenset({"compile", "tensorboard"})
+    removed: ClassVar = {"compile": ..., "tensorboard": ...}
 
     seldom: ClassVar = frozenset({"callbacks"})
 

@@ -116,7 +116,7 @@ def _is_virial(name: str) -> bool:
 class CoarseningSettings(Settings):
     """Coarser levels of every graph, in the node field ``clusters``."""
 
-    removed: ClassVar = frozenset({"side"})
+    removed: ClassVar = {"side": ...}
 
     by: Literal["contraction"] = "contraction"
     """Pairs of neighbours are one, the closest ones first."""

@@ -33,7 +33,7 @@ VERSION = 1
 class SubmittedJob(Settings):
     """A job that the scheduler took."""
 
-    removed: ClassVar = frozenset({"minutes", "nodes"})
+    removed: ClassVar = {"minutes": ..., "nodes": ...}
 
     serial: int = Setting(ge=1)
     id: str

@@ -1,7 +1,7 @@
 """Messages that see angles: DimeNet++ (arXiv:2011.14115, after arXiv:2003.03123)."""
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,16 +18,18 @@ from hydragnn.architectures.base import (
     radial_basis,
     steps,
 )
-from hydragnn.kernels import SiLU, gather_add, segment_sum, silu, spread
+from hydragnn.kernels import gather_add, segment_sum, silu, spread
 from hydragnn.layers import (
     MessageGraph,
     RadialFeatures,
     SphericalBesselBasis,
     States,
     TripletSums,
-    TripletSumsAtReceivers,
     envelope_at,
 )
+
+OUTPUT_LAYERS = 3
+"""Hidden layers of the network that reads messages at a node, as in the paper."""
 
 EDGES = -1
 """Key of states that holds messages of edges, handed from layer to layer."""
@@ -65,22 +67,13 @@ class DimeNetSettings(GeometricSettings):
     out_emb_size: int = Setting(default=128, ge=1, le=4096)
     """Channels of the network that reads messages at a node; the paper has twice hidden_dim."""
 
-    output_layers: int = Setting(default=3, ge=0, le=16)
-    """Hidden layers of the network that reads messages at a node: 3 as in the paper, 1 in the public HydraGNN."""
-
     num_before_skip: int = Setting(default=1, ge=0, le=16)
     """Residual networks of an interaction before the skip connection."""
 
     num_after_skip: int = Setting(default=2, ge=0, le=16)
     """Residual networks of an interaction after the skip connection."""
 
-    messages: Literal["kept", "anew"] = "kept"
-    """kept: messages go from layer to layer, and nodes add up what they read of them; anew: every layer makes its messages of the states of nodes, and
-    what nodes read takes the place of these, as in the public HydraGNN, where nodes without neighbours are all alike."""
-
-    angle: Literal["turn", "at_receiver"] = "turn"
-    """The angle of a triplet k -> j -> i: turn is that by which it turns at j; at_receiver is that at i between j and k, as in the public HydraGNN and in the
-    first DimeNet's program, for which every triplet is computed by itself, so that time and memory grow with triplets, not with edges."""
+    removed: ClassVar = {"output_layers": 3, "messages": "kept", "angle": "turn"}
 
 
 def orthogonal(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
@@ -137,7 +130,7 @@ class Output(nn.Module):
         channels, wide = settings.hidden_dim, settings.out_emb_size
         self.radial = orthogonal(edge_width, channels, bias=False)
         self.up = orthogonal(channels, wide, bias=False)
-        self.hidden = nn.ModuleList(orthogonal(wide, wide) for _ in range(settings.output_layers))
+        self.hidden = nn.ModuleList(orthogonal(wide, wide) for _ in range(OUTPUT_LAYERS))
         self.last = orthogonal(wide, channels, bias=False)
 
     def forward(
@@ -201,8 +194,7 @@ class Interaction(nn.Module):
         self.radial_first = orthogonal(basis.width, settings.basis_emb_size, bias=False)
         self.radial_second = orthogonal(settings.basis_emb_size, channels, bias=False)
         self.angular = AngularFilters(settings, basis)
-        sums = TripletSums if settings.angle == "turn" else TripletSumsAtReceivers
-        self.triplets = sums(settings.num_spherical)
+        self.triplets = TripletSums(settings.num_spherical)
         self.own = orthogonal(channels, channels)
         self.sent = orthogonal(channels, channels)
         self.down = orthogonal(channels, inner, bias=False)
@@ -242,26 +234,6 @@ class DimeNetLayer(nn.Module):
         return {0: states[0] + self.dropout(self.output(messages, graph)), EDGES: messages}
 
 
-class ChainedLayer(nn.Module):
-    """Layer that creates its messages anew.
-
-    h_i <- s(t_i) with t read of messages m = interaction(embedding(W h)), all made in this layer (``messages = "anew"``); dropout on t is ours.
-    """
-
-    def __init__(self, settings: DimeNetSettings, basis: RadialFeatures) -> None:
-        super().__init__()
-        self.before = nn.Linear(settings.hidden_dim, settings.hidden_dim)
-        self.embedding = Embedding(settings.hidden_dim, basis.width)
-        self.interaction = Interaction(settings, basis)
-        self.output = Output(settings, basis.width)
-        self.after = nn.Sequential(SiLU(), nn.Dropout(settings.dropout))
-
-    def forward(self, states: States, graph: MessageGraph) -> States:
-        """The states of nodes that read the layer's messages."""
-        messages = self.interaction(self.embedding(self.before(states[0]), graph), graph)
-        return {0: self.after(self.output(messages, graph))}
-
-
 class DimeNet(Architecture):
     """DimeNet++.
 
@@ -270,7 +242,7 @@ class DimeNet(Architecture):
     The angle is that between the directions of both edges, as in the program of the paper's authors: pi minus the paper's, which changes the sign of odd
     degrees and nothing else. Deviates from the paper: the sum begins with the node's inputs, without which all nodes that have no neighbours would be
     alike; frequencies are not learned; the basis of distances has a constant and edge features beside it; and what is read is a state of
-    ``hidden_dim`` channels, for any head. With ``messages = "anew"`` every layer is a network of its own from states to states.
+    ``hidden_dim`` channels, for any head.
     """
 
     kind = "dimenet"
@@ -282,16 +254,12 @@ class DimeNet(Architecture):
     def __init__(self, settings: DimeNetSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         self.basis = basis = radial_basis(settings, spec)
-        keeps_messages = settings.messages == "kept"
-        self.first = Embedding(settings.hidden_dim, basis.width) if keeps_messages else None
-        self.output = Output(settings, basis.width) if keeps_messages else None
-        layer = DimeNetLayer if keeps_messages else ChainedLayer
-        self.layers = nn.ModuleList(layer(settings, basis) for _ in range(settings.num_layers))
+        self.first = Embedding(settings.hidden_dim, basis.width)
+        self.output = Output(settings, basis.width)
+        self.layers = nn.ModuleList(DimeNetLayer(settings, basis) for _ in range(settings.num_layers))
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
         """First messages of edges, and what nodes are and read of them."""
-        if self.first is None or self.output is None:
-            return {0: inputs}
         messages = self.first(inputs, graph)
         return {0: inputs + self.output(messages, graph), EDGES: messages}
 

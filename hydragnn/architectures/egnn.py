@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import GraphSpec, Searched, one_of, radial_basis
-from hydragnn.architectures.moving import MOVED, MeanMovement, Movement, MovingArchitecture, MovingSettings, where_moved
+from hydragnn.architectures.moving import MOVED, Movement, MovingArchitecture, MovingSettings, where_moved
 from hydragnn.kernels import Topology, activated_sum, gather_add, outer_sum, segment_sum, silu
 from hydragnn.layers import MessageGraph, States, mlp
 
@@ -22,8 +22,7 @@ class EGNNSettings(MovingSettings):
     attention: bool = False
     """Weigh each message by a learned gate."""
 
-    residual: bool = True
-    """Add what a layer says of a node to its states; false: it takes their place, as in equation 6 of the paper and in the public HydraGNN."""
+    removed: ClassVar = {**MovingSettings.removed, "residual": True}
 
 
 class EGNNLayer(nn.Module):
@@ -31,10 +30,9 @@ class EGNNLayer(nn.Module):
 
     m_ij = f_e(h_i, h_j, r_ij) (eq. 3), m_i = sum_j m_ij (eq. 5), h_i <- h_i + f_h(h_i, m_i) (eq. 6).
 
-    Without ``residual`` h_i <- f_h(h_i, m_i), to the letter of equation 6 (the authors' program adds h_i).
+    Equation 6 has no h_i before f_h; the authors' program adds it.
     With ``attention``, m_ij is weighed by e_ij = sigmoid(linear(m_ij)) (eq. 8). Where a head wants vectors, equation 4
-    feeds these: v_i <- v_i + sum_j f_x(m_ij) r_ij / |r_ij|. With ``moves`` nodes move by it, too: x_i <- x_i + sum_j f_x(m_ij) r_ij, or
-    as in the public HydraGNN (``movement = "mean"``) x_i <- x_i + mean_j tanh(f_x(m_ij)) r_ij / (|r_ij| + 1).
+    feeds these: v_i <- v_i + sum_j f_x(m_ij) r_ij / |r_ij|. With ``moves`` nodes move by it, too: x_i <- x_i + sum_j f_x(m_ij) r_ij.
     The first linear map of [h_i, h_j, edge] is split into two maps of nodes and one of edges, which is the same sum.
     Deviates from the paper: a radial basis of the length instead of its square, an envelope on the messages (that of the
     lengths before anything moved), and in equation 4 a sum instead of a mean, so that nothing jumps where a neighbour comes or
@@ -51,13 +49,9 @@ class EGNNLayer(nn.Module):
         self.gate = nn.Linear(channels, 1) if settings.attention else None
         self.nodes = mlp([2 * channels, channels, channels])
         self.coordinates = mlp([channels, channels, channels], last_bias=False) if vectors else None
-        self.shift: Movement | None = None
-        if moves:
-            mean = settings.movement == "mean"
-            self.shift = MeanMovement(channels, bounded=True) if mean else Movement(channels)
+        self.shift = Movement(channels) if moves else None
         self.reads_messages = any(part is not None for part in (self.gate, self.coordinates, self.shift))
         self.dropout = nn.Dropout(settings.dropout)
-        self.residual = settings.residual
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Return new states, with displacements if nodes move."""
@@ -76,7 +70,7 @@ class EGNNLayer(nn.Module):
                 else outer_sum(messages, envelope, topology).squeeze(1)  # of messages * envelope, which is not made
             )
         increment = self.dropout(self.nodes(torch.cat([scalars, received], dim=-1)))  # eq. 6
-        new = {**states, 0: scalars + increment if self.residual else increment}
+        new = {**states, 0: scalars + increment}
         if self.shift is not None:
             new[MOVED] = self.shift(states, messages, envelope, shifted_graph)
         if self.coordinates is not None:

@@ -1,15 +1,15 @@
 """Attention over neighbours: GATv2 (Brody et al. 2022, arXiv:2105.14491, equation 7)."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, Use, one_of, radial_basis
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, one_of, radial_basis
 from hydragnn.base.errors import InputError
-from hydragnn.kernels import SiLU, gather_add, gather_multiply_sum, segment_max, segment_mean, segment_sum, spread
+from hydragnn.kernels import gather_add, gather_multiply_sum, segment_max, segment_sum, spread
 from hydragnn.layers import MessageGraph, States
 from hydragnn.layers.stacked import by_member
 
@@ -19,30 +19,20 @@ class GATv2Settings(GeometricSettings):
 
     kind: str = "gatv2"
 
-    acts_on: ClassVar = {**GeometricSettings.acts_on, "own_edge": "inputs"}
-
     searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}
 
     heads: int = Setting(default=4, ge=1, le=64)
-    """Attention heads, whose outputs lie side by side; they divide hidden_dim, unless they are wide."""
+    """Attention heads, whose outputs lie side by side; they divide hidden_dim."""
 
     negative_slope: float = Setting(default=0.2, ge=0, le=1)
-    """Slope of LeakyReLU below zero: 0.2 as in the authors' code, 0.05 in the public HydraGNN."""
+    """Slope of LeakyReLU below zero: 0.2 as in the authors' code."""
 
-    wide_heads: bool = False
-    """Every head has hidden_dim channels; between layers they lie side by side, heads x hidden_dim wide, and the last layer gives their mean. SiLU comes after
-    every layer, without a norm before or a residual around it, as in the public HydraGNN."""
-
-    own_edge: Literal["none", "mean"] = "none"
-    """Features of self loops: none, or as in the public HydraGNN the mean over the edges that the node receives."""
+    removed: ClassVar = {"wide_heads": False, "own_edge": "none"}
 
     @property
     def kinks(self) -> str:
-        """Description of the kinks of LeakyReLU and of means."""
-        kinks = "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
-        if self.own_edge == "none":
-            return kinks
-        return f'{kinks}; with own_edge = "mean" energies jump where a neighbour crosses the cutoff, because a mean counts it at once'
+        """Description of the kinks of LeakyReLU."""
+        return "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
 
 
 class GATv2Layer(nn.Module):
@@ -51,14 +41,12 @@ class GATv2Layer(nn.Module):
     sum_j a_ij W_s h_j over neighbours and the node itself, a_ij = softmax_j of v . LeakyReLU(W_s h_j + W_r h_i + W_e e_ij) (eq. 7).
 
     Deviates from the paper: edge features; and the envelope c_ij weighs every neighbour, a_ij ~ c_ij exp(.), while the node
-    itself keeps the weight 1, so that attention neither jumps nor divides by zero as a neighbour leaves. e_ii is zero, or with ``own_edge = "mean"`` the mean
-    of all e_ij.
+    itself keeps the weight 1, so that attention neither jumps nor divides by zero as a neighbour leaves. e_ii is zero.
     """
 
     def __init__(self, inputs: int, channels: int, settings: GATv2Settings, edge_width: int) -> None:
         super().__init__()
         self.heads, self.negative_slope = settings.heads, settings.negative_slope
-        self.own_edge = settings.own_edge
         self.from_sender = nn.Linear(inputs, channels)
         self.from_receiver = nn.Linear(inputs, channels)
         self.from_edge = nn.Linear(edge_width, channels, bias=False) if edge_width else None
@@ -82,7 +70,7 @@ class GATv2Layer(nn.Module):
         from_edges = None if self.from_edge is None or features is None else self.from_edge(features)
         joined = gather_add(received, sent, from_edges, graph.sharing)  # [edges, channels]
         # [edges, heads], [nodes, heads]
-        scores, own = self.scores(joined), self.scores(self.joined_alone(sent + received, graph))
+        scores, own = self.scores(joined), self.scores(sent + received)
         # [nodes, heads]; taken off before exp, so that nothing overflows
         highest = torch.maximum(segment_max(scores.detach(), topology.receivers, topology.num_rows), own.detach())
         shares = (scores - spread(highest, topology.receivers)).exp()  # [edges, heads]
@@ -93,18 +81,6 @@ class GATv2Layer(nn.Module):
         messages = gather_multiply_sum(by_head, shares.unsqueeze(-1), topology).flatten(-2)
         mixed = messages + self.weigh(sent, own_share)  # eq. 7 before the division by the total; [nodes, channels]
         return self.weigh(mixed, total.reciprocal())
-
-    def joined_alone(
-        self, joined: Float[Tensor, "nodes channels"], graph: MessageGraph
-    ) -> Float[Tensor, "nodes channels"]:
-        """Return W_s h_i + W_r h_i with the self loop."""
-        features, topology = graph.paired_inputs[0], graph.topology
-        if self.own_edge == "none" or self.from_edge is None or features is None:
-            return joined
-        means = graph.once(
-            "mean features", lambda: segment_mean(graph.to_edges(features), topology.receivers, topology.num_rows)
-        )  # [nodes, width]
-        return joined + self.from_edge(means)
 
     def scores(self, joined: Float[Tensor, "items channels"]) -> Float[Tensor, "items heads"]:
         """Return the score of each edge per head, before the softmax."""
@@ -134,31 +110,10 @@ class StackedGATv2Layer(GATv2Layer):
         return (by_member(hidden, len(self.bias)) * self.attention.unsqueeze(1)).sum(-1).flatten(0, 1)
 
 
-class WideLayer(GATv2Layer):
-    """Attention with heads as wide as the network.
-
-    h <- dropout(silu(GATv2(h))) of heads that are each as wide as the network (``wide_heads``); of the last layer the mean of its heads.
-    """
-
-    def __init__(self, settings: GATv2Settings, edge_width: int, number: int) -> None:
-        wide = settings.heads * settings.hidden_dim
-        super().__init__(wide if number else settings.hidden_dim, wide, settings, edge_width)
-        self.last = number == settings.num_layers - 1
-        if self.last:
-            self.bias = nn.Parameter(torch.zeros(settings.hidden_dim))
-        self.after = nn.Sequential(SiLU(), nn.Dropout(settings.dropout))
-
-    def forward(self, states: States, graph: MessageGraph) -> States:
-        """New states of degree 0."""
-        mixed = self.mixed(states[0], graph)  # [nodes, heads * hidden]
-        return {0: self.after((mixed.unflatten(-1, (self.heads, -1)).mean(-2) if self.last else mixed) + self.bias)}
-
-
 class GATv2(Architecture):
     """h <- h + dropout(GATv2(norm(h))), layer by layer.
 
-    Deviates from the paper: a layer norm before and a residual around each layer, and no activation between layers; with ``wide_heads`` layers stand one
-    after the other, with an activation between them.
+    Deviates from the paper: a layer norm before and a residual around each layer, and no activation between layers.
     """
 
     kind = "gatv2"
@@ -172,33 +127,13 @@ class GATv2(Architecture):
         super().__init__(settings, spec)
         self.basis = radial_basis(settings, spec) if spec.dim else None
         width = self.basis.width if self.basis else spec.edge_width
-        self.residual = not settings.wide_heads
-        layers = range(settings.num_layers)
-        if settings.wide_heads:
-            self.layers = nn.ModuleList(WideLayer(settings, width, number) for number in layers)
-        else:
-            channels = settings.hidden_dim
-            self.layers = nn.ModuleList(GATv2Layer(channels, channels, settings, width) for _ in layers)
-
-    @classmethod
-    def limit(cls, settings: GATv2Settings, use: Use) -> str:
-        """States of different widths do not add up on the way back."""
-        wide = "has states of another width between its layers (wide_heads)"
-        return wide if use == "pooling" and settings.wide_heads else super().limit(settings, use)
+        channels = settings.hidden_dim
+        self.layers = nn.ModuleList(GATv2Layer(channels, channels, settings, width) for _ in range(settings.num_layers))
 
     @classmethod
     def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:
         """Refuse heads that do not divide the channels."""
-        if settings.wide_heads:
-            extras = {
-                "global_attention": settings.global_attention is not None,
-                "conditioning": settings.conditioning == "film",
-            }
-            for name in (name for name, exists in extras.items() if exists):
-                raise InputError(
-                    f"model.wide_heads has states of heads x hidden_dim channels between its layers, and model.{name} needs hidden_dim; leave one of the two out"
-                )
-        elif settings.hidden_dim % settings.heads:
+        if settings.hidden_dim % settings.heads:
             raise InputError(
                 f"model.hidden_dim = {settings.hidden_dim} does not divide into model.heads = {settings.heads}; choose a multiple"
             )

@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
@@ -18,8 +17,7 @@ class GINSettings(ArchitectureSettings):
 
     kind: str = "gin"
 
-    epsilon: float = Setting(default=0.0, ge=-1e3, le=1e3)
-    """Initial e of (1 + e) h_i: 0, or 100 as in the public HydraGNN, where neighbours count little at first."""
+    removed: ClassVar = {"epsilon": 0.0}
 
 
 class GINLayer(nn.Module):
@@ -30,9 +28,9 @@ class GINLayer(nn.Module):
     Deviates from the paper: SiLU instead of ReLU, no batch norm inside the network, and what it gives is an increment.
     """
 
-    def __init__(self, channels: int, epsilon: float) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.epsilon = nn.Parameter(torch.tensor(epsilon))
+        self.epsilon = nn.Parameter(torch.tensor(0.0))
         self.network = mlp([channels, channels, channels])
 
     def forward(self, states: States, graph: MessageGraph) -> States:
@@ -68,4 +66,4 @@ class GIN(Architecture):
 
     def __init__(self, settings: GINSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
-        self.layers = nn.ModuleList(GINLayer(settings.hidden_dim, settings.epsilon) for _ in range(settings.num_layers))
+        self.layers = nn.ModuleList(GINLayer(settings.hidden_dim) for _ in range(settings.num_layers))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, Use, radial_basis, steps
 from hydragnn.base.errors import InputError
-from hydragnn.kernels import Topology, gather_add, gather_outer_sum, joined, silu, spread
+from hydragnn.kernels import Topology, gather_outer_sum, joined, silu, spread
 from hydragnn.layers import (
     DISTANCE_TRANSFORMS,
     ELEMENTS_WITH_RADIUS,
@@ -69,19 +69,7 @@ class MACESettings(GeometricSettings):
     """Transform of lengths for radial functions, measured by the covalent radii of both ends of an edge (Angstrom; needs species): agnesi, numbers
     from 1 to 0 that are finest around bonds (Witt et al. 2023, doi:10.1063/5.0158783), or soft, lengths that do not get much shorter than bonds. Absent: lengths."""
 
-    node_filters: bool = False
-    """Radial networks see the scalars of both ends of an edge beside its length, as in the public HydraGNN (and mace-torch's RealAgnosticAttResidualInteractionBlock):
-    what nodes say does not end at the cutoff, so that energies jump there."""
-
-    @property
-    def kinks(self) -> str:
-        """Description of the kinks of filters without an end."""
-        if not self.node_filters:
-            return ""
-        return (
-            "with node_filters = true energies jump where a neighbour crosses the cutoff, because what nodes say of an edge does not end there; "
-            "leave it out, and they have no such step"
-        )
+    removed: ClassVar = {"node_filters": False}
 
     @field_validator("correlation", mode="before")
     @classmethod
@@ -125,39 +113,6 @@ class Radial(RadialFilters):
         values = graph.ended_inputs  # [items, width]
         for linear in self.hidden:
             values = silu(linear(values))
-        return [linear(values) for linear in self.paths]
-
-
-NODE_GAIN = 0.01
-"""Initial share of node states beside lengths in radial networks; five untrained layers stay finite with it."""
-
-
-class NodeFilters(nn.Module):
-    """Filters of length and of the scalars of both ends.
-
-    R_p = W_p s(W_3 s(W_2 s(W_1 [e(r), h_i, h_j]))) for every path p, with s = silu, no biases, and the scalars h of both ends of an edge (``node_filters``).
-
-    W_1 is split into maps of edges and of nodes, which is the same sum. In the public HydraGNN W_1 sees another linear map of h, which
-    is one with it; that of nodes begins smaller here, lest states grow with the power of 2 ``correlation`` in every layer before anything is learned.
-    """
-
-    def __init__(self, inputs: int, channels: int, paths: int) -> None:
-        super().__init__()
-        self.from_edge = scaled(inputs, WIDTH)
-        self.from_sender = scaled(channels, WIDTH, NODE_GAIN)
-        self.from_receiver = scaled(channels, WIDTH, NODE_GAIN)
-        self.hidden = nn.ModuleList(scaled(WIDTH, WIDTH, SILU_GAIN) for _ in range(2))
-        self.paths = nn.ModuleList(scaled(WIDTH, channels, SILU_GAIN) for _ in range(paths))
-
-    def forward(
-        self, scalars: Float[Tensor, "nodes channels"], graph: MessageGraph
-    ) -> list[Float[Tensor, "edges channels"]]:
-        """The filters of all paths."""
-        edges = self.from_edge(graph.ended_inputs)
-        values = gather_add(self.from_receiver(scalars), self.from_sender(scalars), edges, graph.sharing)
-        for linear in self.hidden:
-            values = linear(silu(values))
-        values = silu(values)  # [edges, WIDTH]
         return [linear(values) for linear in self.paths]
 
 
@@ -205,8 +160,7 @@ class MACEMessage(nn.Module):
         self.paths = paths_between(inputs, max_ell)
         self.harmonics = SphericalHarmonics(max_ell)
         self.up = nn.ModuleList(scaled(channels, channels) for _ in inputs)
-        filters = NodeFilters if settings.node_filters else Radial
-        self.radial: NodeFilters | Radial = filters(edge_width, channels, len(self.paths))
+        self.radial = Radial(edge_width, channels, len(self.paths))
         counts = [self.paths_to(degree) for degree in range(max_ell + 1)]
         # what neighbours send differs in sign, so that the sum over them grows as the root of their number
         gain = math.sqrt(self.mean_degree)
@@ -220,10 +174,10 @@ class MACEMessage(nn.Module):
         """A of all degrees, component by component."""
         sent = [linear(with_axis(states, degree)) for degree, linear in enumerate(self.up)]
         received: list[list[Tensor]] = [[] for _ in self.mix]
-        weighed, topology = self.filters(states, graph)
-        for path, filters in zip(self.paths, weighed):
+        for path, filters in zip(self.paths, self.radial.filters_of(graph)):
             own = sent[path[0]]
-            edges = graph.once(("edges of components", path[0]), partial(edges_of_components, topology, own.shape[1]))
+            components = partial(edges_of_components, graph.sharing, own.shape[1])
+            edges = graph.once(("edges of components", path[0]), components)
             # [nodes, 2 message + 1, channels]
             received[path[2]].append(gather_outer_sum(own.flatten(0, 1), filters, self.axes(path, graph), edges))
         mixed = [linear(joined(parts, -1)) for linear, parts in zip(self.mix, received)]
@@ -232,12 +186,6 @@ class MACEMessage(nn.Module):
     def paths_to(self, degree: int) -> int:
         """Return the number of paths to messages of a degree."""
         return sum(path[2] == degree for path in self.paths)
-
-    def filters(self, states: States, graph: MessageGraph) -> tuple[Sequence[Tensor], Topology]:
-        """Return the filters of all paths, and the topology for them."""
-        if isinstance(self.radial, NodeFilters):
-            return self.radial(states[0], graph), graph.topology
-        return self.radial.filters_of(graph), graph.sharing
 
     def axes(self, path: Path, graph: MessageGraph) -> Float[Tensor, "edges axes"]:
         """Return coupled harmonics per path and sender's component, which layers share."""

@@ -1,10 +1,9 @@
 """Nodes that move from layer to layer (arXiv:2102.09844, eq. 4)."""
 
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import model_validator
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, Use
@@ -39,33 +38,11 @@ class Movement(nn.Module):
     ) -> Float[Tensor, "nodes dim"]:
         """Return the displacement of every node from its first position."""
         pull = self.last(silu(self.first(messages)))  # [edges, 1]
-        step = self.step(pull, envelope, shifted_graph, shifted_graph.known_vectors("vectors"))  # [nodes, dim]
-        return states[MOVED] + step if MOVED in states else step
-
-    def step(self, pull: Tensor, envelope: Tensor | None, graph: MessageGraph, vectors: Tensor) -> Tensor:
-        """Return the sum of pulled vectors."""
         pull = pull if envelope is None else pull * envelope
-        return outer_sum(pull, vectors, graph.topology).squeeze(-1)
-
-
-class MeanMovement(Movement):
-    """Displacement by the mean over neighbours.
-
-    d_i <- d_i + mean_j g(f(m_ij)) r_ij / (|r_ij| + 1), the form of the public HydraGNN: g is tanh in its EGNN (``bounded``), nothing in its SchNet.
-
-    The 1 is one unit of length. No envelope ends what a neighbour does, since the mean counts it anyhow. Deviates from HydraGNN in that no step is
-    clamped at 100 along each axis, which would not turn with the graph.
-    """
-
-    def __init__(self, channels: int, *, bounded: bool) -> None:
-        super().__init__(channels)
-        self.bounded = bounded
-
-    def step(self, pull: Tensor, envelope: Tensor | None, graph: MessageGraph, vectors: Tensor) -> Tensor:
-        """Return the mean of pulled vectors."""
-        pull = (torch.tanh(pull) if self.bounded else pull) / (graph.lengths.unsqueeze(-1) + 1)
-        total = outer_sum(pull, vectors, graph.topology).squeeze(-1)  # [nodes, dim]
-        return total / graph.topology.degrees.clamp_min(1).to(total.dtype).unsqueeze(-1)
+        step = outer_sum(pull, shifted_graph.known_vectors("vectors"), shifted_graph.topology).squeeze(
+            -1
+        )  # [nodes, dim]
+        return states[MOVED] + step if MOVED in states else step
 
 
 def where_moved(states: States, graph: MessageGraph) -> MessageGraph:
@@ -84,27 +61,7 @@ class MovingSettings(GeometricSettings):
     moving_coordinates: bool = False
     """Move the nodes after every layer but the last, along their edges, so that later layers see other lengths (equation 4 of arXiv:2102.09844)."""
 
-    movement: Literal["sum", "mean"] = "sum"
-    """Movement of nodes: sum adds up f(m_ij) r_ij over neighbours, ended by the envelope; mean is the public HydraGNN's form, the mean of
-    f(m_ij) r_ij / (|r_ij| + 1), with tanh of f in egnn, which jumps where a neighbour comes or goes."""
-
-    @model_validator(mode="after")
-    def _check_movement(self) -> "MovingSettings":
-        if self.movement != "sum" and not self.moving_coordinates:
-            raise ValueError(
-                "movement is how nodes move, and they rest; set moving_coordinates = true, or leave it out"
-            )
-        return self
-
-    @property
-    def kinks(self) -> str:
-        """Description of the kinks of a mean."""
-        if self.movement == "sum":
-            return ""
-        return (
-            'with movement = "mean" energies jump where a neighbour crosses the cutoff, because a mean over neighbours counts it at '
-            'once; movement = "sum" has no such steps'
-        )
+    removed: ClassVar = {"movement": "sum"}
 
 
 class MovingArchitecture(Architecture):

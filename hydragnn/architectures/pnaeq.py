@@ -1,12 +1,13 @@
 """PNA with vectors: PNAEq (after arXiv:2004.05718 and arXiv:2102.03150)."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
-from hydragnn.architectures.painn import Directions, PaiNNUpdate, TanhNetwork, directions_of
+from hydragnn.architectures.painn import PaiNNUpdate
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, silu
 from hydragnn.layers import (
@@ -25,12 +26,7 @@ class PNAEqSettings(PNASettings):
 
     kind: str = "pnaeq"
 
-    directions: Directions = "unit"
-    """Vectors that a message adds: unit vectors along edges, as in the public HydraGNN, or as in its PAINN these over_length, r_ij / |r_ij|^2 in the
-    store's unit of length, by which near neighbours outweigh far ones."""
-
-    tanh_networks: bool = False
-    """After every layer a network with tanh maps the scalars of every node, and a linear map its vectors, in their place, as in the public HydraGNN."""
+    removed: ClassVar = {"directions": "unit", "tanh_networks": False}
 
 
 class PNAEqMessage(nn.Module):
@@ -56,11 +52,9 @@ class PNAEqMessage(nn.Module):
         scalers: DegreeScalers,
         *,
         first: bool,
-        directions: Directions = "unit",
         statistics: StatisticsForm = "paper",
     ) -> None:
         super().__init__()
-        self.directions: Directions = directions
         self.statistics: StatisticsForm = statistics
         parts = 2 if first else 3  # no vectors come into the first layer, so that there is no c
         self.scalers = scalers
@@ -85,7 +79,7 @@ class PNAEqMessage(nn.Module):
         # A; 4 x [nodes, channels]
         statistics, _, degrees = aggregated(self.statistics, messages[0], graph.envelope, topology)
         scaled = scaled_statistics(statistics, self.from_statistics, degrees, self.scalers)
-        d_vectors = outer_sum(messages[1], directions_of(graph, self.directions), topology)  # [nodes, dim, channels]
+        d_vectors = outer_sum(messages[1], graph.directions, topology)  # [nodes, dim, channels]
         if vectors is not None:
             d_vectors = d_vectors + gather_multiply_sum(vectors, messages[2], topology)
         return self.from_self(scalars) + scaled, d_vectors
@@ -111,14 +105,11 @@ class PNAEqLayer(nn.Module):
     A last layer without vector heads leaves dv of the update out; increments of scalars have dropout.
     """
 
-    def __init__(
-        self, message: PNAEqMessage, update: PaiNNUpdate, dropout: float, following: TanhNetwork | None = None
-    ) -> None:
+    def __init__(self, message: PNAEqMessage, update: PaiNNUpdate, dropout: float) -> None:
         super().__init__()
         self.message = message
         self.update = update
         self.dropout = nn.Dropout(dropout)
-        self.after = following
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
@@ -127,8 +118,7 @@ class PNAEqLayer(nn.Module):
         scalars = scalars + self.dropout(d_scalars)
         vectors = d_vectors if vectors is None else vectors + d_vectors
         d_scalars, more = self.update(scalars, vectors)
-        new = {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
-        return new if self.after is None else self.after(new)
+        return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
 
 
 class PNAEq(Architecture):
@@ -156,12 +146,10 @@ class PNAEq(Architecture):
                     width,
                     scalers,
                     first=number == 0,
-                    directions=settings.directions,
                     statistics=settings.statistics,
                 ),
                 PaiNNUpdate(channels, last=number == blind),
                 settings.dropout,
-                TanhNetwork(channels, vectors=number != blind) if settings.tanh_networks else None,
             )
             for number in range(count)
         )

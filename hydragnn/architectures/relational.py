@@ -26,7 +26,7 @@ class RelationalSettings(ArchitectureSettings):
         "reduce": one_of("sum", "sqrt", "mean"),
     }
 
-    removed: ClassVar = frozenset({"level", "schedule"})
+    removed: ClassVar = {"level": ..., "schedule": ...}
 
     relation: str = "relation"
     """Categorical edge field that names the kind of each edge."""

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import GraphSpec, radial_basis
-from hydragnn.architectures.moving import MOVED, MeanMovement, Movement, MovingArchitecture, MovingSettings, where_moved
+from hydragnn.architectures.moving import MOVED, Movement, MovingArchitecture, MovingSettings, where_moved
 from hydragnn.kernels import Topology, ended, gather_multiply_sum
 from hydragnn.layers import LayerSplit, MessageGraph, Plan, RadialFilters, States, mlp
 
@@ -43,8 +43,7 @@ class SchNetLayer(RadialFilters):
 
     Deviates from the paper: the envelope ends the filters at the cutoff, the network sees edge features and a constant
     beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout. With
-    ``movement``, which the paper does not have, nodes move by d_i <- d_i + sum_j u(r_ij) f(F(r_ij)) r_ij, or as in the public
-    HydraGNN (``MeanMovement``).
+    ``movement``, which the paper does not have, nodes move by d_i <- d_i + sum_j u(r_ij) f(F(r_ij)) r_ij.
     """
 
     def __init__(
@@ -116,11 +115,7 @@ class SchNet(MovingArchitecture):
         filters = [mlp([self.basis.width, channels, channels]) for _ in numbers]
         interactions = [SchNetInteraction(channels) for _ in numbers]
         moving = settings.num_layers - 1 if settings.moving_coordinates else 0
-        mean = settings.movement == "mean"
-        movements = [
-            None if number >= moving else MeanMovement(channels, bounded=False) if mean else Movement(channels)
-            for number in numbers
-        ]
+        movements = [None if number >= moving else Movement(channels) for number in numbers]
         self.layers = nn.ModuleList(
             SchNetLayer(f, i, settings.dropout, m, at_rest=not moving)
             for f, i, m in zip(filters, interactions, movements)

@@ -57,8 +57,8 @@ class Settings(pydantic.BaseModel):
     acts_with: ClassVar[Mapping[str, ActsWith]] = {}
     """Settings that act only under a condition, besides those of base classes; ``train.stage_two`` is one of the section ``train``."""
 
-    removed: ClassVar[frozenset[str]] = frozenset()
-    """Keys that tables of earlier versions have, and that are left out; ``REMOVED`` refuses them in those of users."""
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Keys of earlier versions, with the one value that is left out; ... for any. ``REMOVED`` refuses them in users' tables."""
 
     seldom: ClassVar[frozenset[str]] = frozenset()
     """Sections and keys that ``to_json`` leaves out where they are absent or the default."""
@@ -66,10 +66,13 @@ class Settings(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _without_removed(cls, value: Any) -> Any:
-        """Leave removed keys out."""
-        if cls.removed and isinstance(value, dict):
-            return {key: item for key, item in value.items() if key not in cls.removed}
-        return value
+        """Leave removed keys out; an error where one decided something."""
+        if not cls.removed or not isinstance(value, dict):
+            return value
+        for key, only in cls.removed.items():
+            if only is not ... and value.get(key, only) != only:
+                raise ValueError(f"{key} = {value[key]!r} was of version 0.2.0, and is gone; use that version")
+        return {key: item for key, item in value.items() if key not in cls.removed}
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -236,6 +239,14 @@ REMOVED: Mapping[str, str] = {
     "model.schedule": "every layer reads all edges; layers that reach far pool ([model.pooling])",
     "model.level": "it named the levels of a schedule, which is gone, too",
     "coarsening.side": "it was that of voxels; levels are made by contraction",
+    **dict.fromkeys(
+        (
+            *("model.residual", "model.movement", "model.epsilon", "model.directions", "model.tanh_networks"),
+            *("model.edge_network", "model.messages", "model.angle", "model.output_layers", "model.wide_heads"),
+            *("model.own_edge", "model.node_filters"),
+        ),
+        "it was a form of the public HydraGNN, whose models hydragnn import brings as they are",
+    ),
     "heads.total_shift": "all nodes take an equal share in the shift to their total, which is as precise",
 }
 """Keys of earlier versions, each with what to use instead."""

@@ -178,7 +178,7 @@ class _PooledHead(_NumberHead):
 class ScalarHeadSettings(_ItemHead, _PooledHead):
     """Numbers on nodes, edges or graphs that do not turn."""
 
-    removed: ClassVar = frozenset({"total_shift"})
+    removed: ClassVar = {"total_shift": ...}
 
     kind: Literal["scalar"] = "scalar"
     cuttable: ClassVar[bool] = True
