@@ -66,7 +66,6 @@ CASES = [
     *((kind, around) for kind in ("painn", "schnet") for around in AROUND.values()),
     ("relational", AROUND["clusters"]),
     ("egnn", AROUND["multihead"] | AROUND["film"]),
-    ("dimenet", {"angle": "at_receiver"}),
     ("painn", AROUND["equivariant"] | AROUND["checkpointing"]),
     ("gin", {"global_attention": {"kind": "multihead", "heads": 2}}),
 ]

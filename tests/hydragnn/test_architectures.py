@@ -192,7 +192,6 @@ def test_an_empty_entry_of_pythonpath_is_none(
 @pytest.mark.parametrize(
     ("kind", "settings", "inputs", "says"),
     [
-        ("painn", {"edge_network": True}, ["size"], "edge_network maps edge features, and these graphs have none"),
         ("gin", {}, ["size", "area"], "gin does not see edge features, so area would have no say; leave it out of"),
     ],
 )

@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from hydragnn.base.errors import InputError
-from hydragnn.conformance.cases import make_model
 from hydragnn.models import GraphStatistics
 from tests.hydragnn.small import ENERGY, FORCES, LEVELS, MOVED, SCALAR, small_model
 
@@ -17,7 +16,7 @@ NO_ATOMS = {"statistics": GraphStatistics(mean_log_degree=1.0, mean_degree=2.0)}
 RELATIONS = {"inputs": ("relation",)}
 POOLS = {"inputs": LEVELS}
 EVERY = {"inputs": ("size", "guess", "area", "atomic_numbers")}
-LOAD, WIDE, FLAT = {"inputs": ("load",)}, {"wide_heads": True}, {**FORCES, "forces": "displacement"}
+LOAD, FLAT = {"inputs": ("load",)}, {**FORCES, "forces": "displacement"}
 
 
 def attention(**keys: Any) -> dict[str, Any]:
@@ -79,10 +78,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
     ),
     ("mace", {"hidden_l": 2, "max_ell": 1}, SCALAR, {}, r"hidden_l = 2 is above model\.max_ell = 1"),
     ("mace", {"correlation": 4, "max_ell": 4}, SCALAR, {}, "lower one of them to 3"),
-    ("egnn", {"movement": "mean"}, SCALAR, {}, "set moving_coordinates = true"),
+    ("egnn", {"movement": "mean"}, SCALAR, {}, "movement = 'mean' was of version 0.2.0"),
     ("painn", {"envelope_exponent": 5, "envelope": "cosine"}, SCALAR, {}, 'set envelope = "polynomial"'),
-    ("gatv2", {**WIDE, "conditioning": "film"}, SCALAR, LOAD, "model.conditioning needs hidden_dim; leave one of"),
-    ("gatv2", WIDE | attention(kind="linear"), SCALAR, {}, "model.global_attention needs hidden_dim"),
     ("gatv2", {"heads": 3}, SCALAR, {}, r"does not divide into model\.heads = 3"),
     # attention and pooling
     ("gin", attention(), SCALAR, {}, "model gin, beside which it stands, sees none"),
@@ -111,13 +108,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] =
     ),
     ("mace", pooled(distance_transform="soft"), ENERGY, POOLS, "a cluster has none"),
     ("gin", pooled(num_layers=1), ENERGY, POOLS, "set num_layers to 2 or more"),
-    (
-        "gatv2",
-        pooled(**WIDE),
-        ENERGY,
-        POOLS,
-        r"model gatv2 has states of another width between its layers \(wide_heads\)",
-    ),
 ]
 
 
@@ -127,7 +117,3 @@ def test_what_cannot_work_is_refused_with_its_remedy(
 ) -> None:
     with pytest.raises((InputError, ValidationError), match=words):
         small_model(kind, head, **{**options, **model})
-
-
-def test_wide_heads_need_not_divide_the_width() -> None:
-    make_model("gatv2", heads=3, wide_heads=True)

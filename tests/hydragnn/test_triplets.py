@@ -10,7 +10,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 from scipy.special import eval_legendre, spherical_jn
-from torch import Tensor, nn
+from torch import Tensor
 
 from hydragnn.conformance.cases import make_graph
 from hydragnn.graphs import from_ase
@@ -18,7 +18,7 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.topology import Topology
-from hydragnn.layers import MessageGraph, SphericalBesselBasis, TripletSums, TripletSumsAtReceivers
+from hydragnn.layers import MessageGraph, SphericalBesselBasis, TripletSums
 from hydragnn.layers.harmonics import bessel_zeros
 from hydragnn.layers.triplets import reverses_of
 from tests.parity.loops import graph_of as graph_of_batch
@@ -71,8 +71,8 @@ def test_the_edge_walked_back_has_the_opposite_shift(name: str) -> None:
         assert not expected or int(reverse[edge]) in expected
 
 
-def slow_sums(messages: list[Tensor], batch: GraphBatch, *, at_receiver: bool = False) -> Tensor:
-    """Triplet by triplet, with the angle between both edges, or at the receiver between its neighbour and the neighbour's."""
+def slow_sums(messages: list[Tensor], batch: GraphBatch) -> Tensor:
+    """Triplet by triplet, with the angle between both edges."""
     vectors = edge_vectors(batch)
     sums = torch.zeros_like(messages[0])
     for second in range(batch.num_edges):
@@ -80,24 +80,20 @@ def slow_sums(messages: list[Tensor], batch: GraphBatch, *, at_receiver: bool = 
         for first in range(batch.num_edges):
             if batch.receivers[first] != batch.senders[second] or first in back:
                 continue
-            other = vectors[first] + vectors[second] if at_receiver else vectors[first]
-            cosine = float(other @ vectors[second] / (other.norm() * vectors[second].norm()))
+            cosine = float(vectors[first] @ vectors[second] / (vectors[first].norm() * vectors[second].norm()))
             for ell, message in enumerate(messages):
                 factor = math.sqrt((2 * ell + 1) / (4 * math.pi)) * float(eval_legendre(ell, cosine))
                 sums[second] += factor * message[first]
     return sums
 
 
-@pytest.mark.parametrize("sums, at_receiver", [(TripletSums, False), (TripletSumsAtReceivers, True)])
 @pytest.mark.parametrize("name", [name for name in BATCHES if name != "an atom that is its own neighbour"])
-def test_sums_over_triplets_are_those_of_a_loop(
-    name: str, sums: type[TripletSums | TripletSumsAtReceivers], at_receiver: bool
-) -> None:
+def test_sums_over_triplets_are_those_of_a_loop(name: str) -> None:
     batch = BATCHES[name]()
     random = torch.Generator().manual_seed(0)
     messages = [torch.randn(batch.num_edges, 2, dtype=torch.float64, generator=random) for _ in range(7)]
-    actual = sums(7)(messages, message_graph(batch))
-    torch.testing.assert_close(actual, slow_sums(messages, batch, at_receiver=at_receiver), rtol=1e-11, atol=1e-11)
+    actual = TripletSums(7)(messages, message_graph(batch))
+    torch.testing.assert_close(actual, slow_sums(messages, batch), rtol=1e-11, atol=1e-11)
 
 
 def test_triplets_in_a_plane_are_those_in_space() -> None:
@@ -115,8 +111,7 @@ def test_triplets_in_a_plane_are_those_in_space() -> None:
     torch.testing.assert_close(sums(flat), sums(space), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("sums", [TripletSums, TripletSumsAtReceivers])
-def test_sums_over_triplets_have_two_derivatives_in_straight_lines(sums: Callable[[int], nn.Module]) -> None:
+def test_sums_over_triplets_have_two_derivatives_in_straight_lines() -> None:
     batch = BATCHES["molecules in straight lines"]()
     positions = batch.positions.clone().requires_grad_()
     random = torch.Generator().manual_seed(0)
@@ -124,7 +119,7 @@ def test_sums_over_triplets_have_two_derivatives_in_straight_lines(sums: Callabl
     weights = torch.randn(batch.num_edges, 1, dtype=torch.float64, generator=random)
 
     def total(moved: Tensor) -> Tensor:
-        return (weights * sums(7)(messages, message_graph(replace(batch, positions=moved)))).sum()
+        return (weights * TripletSums(7)(messages, message_graph(replace(batch, positions=moved)))).sum()
 
     assert torch.autograd.gradcheck(total, (positions,))
     assert torch.autograd.gradgradcheck(total, (positions,))

@@ -1,15 +1,15 @@
 """Equations of layers, written as loops over nodes and edges with nothing but torch."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
 from hydragnn.architectures.field_tokens import EdgeAngles, EdgeMixing
-from hydragnn.architectures.moving import MOVED, MeanMovement
-from hydragnn.architectures.painn import Directions, PaiNNUpdate
+from hydragnn.architectures.moving import MOVED, Movement
+from hydragnn.architectures.painn import PaiNNUpdate
 from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.pnaplus import PNAPlusLayer
@@ -51,17 +51,16 @@ def ring_graph(edges: Topology, inputs: int) -> MessageGraph:
     return MessageGraph(topology=edges, vectors=vectors, edge_features=features, basis=basis, **nodes)
 
 
-def egnn(bench: Bench, moves: Literal["no", "sum", "mean"], attention: bool) -> Pairs:
-    """Moving by means without a residual is the layer of the public HydraGNN: its ``E_GCL``, but for the activation and what is seen of lengths."""
+def egnn(bench: Bench, moves: bool, attention: bool) -> Pairs:
+    """Layer whose nodes rest or move."""
     edges = ring()
     graph = ring_graph(edges, 2)
     basis, envelope = graph.basis, graph.edge_inputs[1]
     assert basis is not None and envelope is not None and graph.vectors is not None and graph.edge_features is not None
-    movement: Any = {} if moves == "no" else {"moving_coordinates": True, "movement": moves}
-    settings = EGNNSettings(hidden_dim=CHANNELS, attention=attention, residual=moves != "mean", **movement)
-    layer = EGNNLayer(settings, basis.width, vectors=True, moves=moves != "no")
-    states, rest = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3) * (moves != "no")
-    actual = layer({0: states, **({MOVED: rest} if moves != "no" else {})}, graph)
+    settings = EGNNSettings(hidden_dim=CHANNELS, attention=attention, moving_coordinates=moves)
+    layer = EGNNLayer(settings, basis.width, vectors=True, moves=moves)
+    states, rest = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3) * moves
+    actual = layer({0: states, **({MOVED: rest} if moves else {})}, graph)
     joined = torch.cat([linear(layer.from_receiver), linear(layer.from_sender), linear(layer.from_edge)], dim=1)
     received, vectors, places = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS), rest.clone()
     for e, sender, receiver in ends_of(edges):
@@ -73,16 +72,12 @@ def egnn(bench: Bench, moves: Literal["no", "sum", "mean"], attention: bool) -> 
             carried = carried * torch.sigmoid(layer.gate(carried))
         if layer.shift is not None:
             pull = layer.shift.last(nn.functional.silu(layer.shift.first(carried)))
-            if moves == "sum":
-                places[receiver] += envelope[e] * pull * edge
-            else:
-                neighbours = int((edges.receivers == receiver).sum())
-                places[receiver] += torch.tanh(pull) * edge / (edge.norm() + 1) / neighbours
+            places[receiver] += envelope[e] * pull * edge
         carried = carried * envelope[e]
         received[receiver] += carried
         assert layer.coordinates is not None
         vectors[receiver] += torch.outer(edge / edge.norm(), layer.coordinates(carried) * envelope[e])
-    yield actual[0], layer.nodes(torch.cat([states, received], dim=1)) + (states if settings.residual else 0)
+    yield actual[0], layer.nodes(torch.cat([states, received], dim=1)) + states
     yield actual[1], vectors
     yield actual.get(MOVED, rest), places
 
@@ -145,10 +140,10 @@ def pna(bench: Bench, filtered: bool) -> Pairs:
 
 
 def schnet(bench: Bench) -> Pairs:
-    """x_i + mean_j f(W_ij) r_ij / (|r_ij| + 1): the public HydraGNN's ``CFConv.coord_model``, whose filters W end at the cutoff."""
+    """x_i + sum_j u_ij f(W_ij) r_ij, whose filters W end at the cutoff."""
     edges = ring()
     graph = ring_graph(edges, 0)
-    basis, move = graph.basis, MeanMovement(CHANNELS, bounded=False)
+    basis, move = graph.basis, Movement(CHANNELS)
     assert basis is not None and graph.vectors is not None
     filters = mlp([basis.width, CHANNELS, CHANNELS])
     layer = SchNetLayer(filters, SchNetInteraction(CHANNELS), 0.0, move, at_rest=False)
@@ -157,17 +152,17 @@ def schnet(bench: Bench) -> Pairs:
         features, ending = basis(graph.vectors[e].norm().view(1), None)
         assert ending is not None
         pull = move.last(nn.functional.silu(move.first(layer.filters(features) * ending)))
-        expected[receiver] += pull[0] * graph.vectors[e] / (graph.vectors[e].norm() + 1) / 3
+        expected[receiver] += ending[0, 0] * pull[0] * graph.vectors[e]
     yield layer({0: torch.randn(NODES, CHANNELS)}, graph)[MOVED], expected
 
 
-def pnaeq(bench: Bench, first: bool, directions: Directions, statistics: StatisticsForm) -> Pairs:
+def pnaeq(bench: Bench, first: bool, statistics: StatisticsForm) -> Pairs:
     """Statistics of scalars, sums of vectors, then PaiNN's update; degrees are 0, 2 and 3."""
     edges = ring(lacking=4)
     graph = ring_graph(edges, 2)
     (features, envelope), basis = graph.edge_inputs, graph.basis
     assert basis is not None and features is not None and envelope is not None and graph.vectors is not None
-    message = PNAEqMessage(CHANNELS, basis.width, SCALERS, first=first, directions=directions, statistics=statistics)
+    message = PNAEqMessage(CHANNELS, basis.width, SCALERS, first=first, statistics=statistics)
     update = PaiNNUpdate(CHANNELS, last=False)
     states = {0: torch.randn(NODES, CHANNELS)}
     if not first:
@@ -184,8 +179,7 @@ def pnaeq(bench: Bench, first: bool, directions: Directions, statistics: Statist
         gates = [gates[0] if statistics == "smooth" else gates[0] * envelope[e], *(g * envelope[e] for g in gates[1:])]
         received[receiver].append(gates[0])
         ends[receiver].append(envelope[e, 0])
-        power = 1 if directions == "unit" else 2
-        vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm() ** power, gates[1])
+        vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm(), gates[1])
         if not first:
             vectors[receiver] += states[1][sender] * gates[2]
     left, right = linear(update.mix).chunk(2)
@@ -288,13 +282,13 @@ def messages(bench: Bench, angles: int) -> Pairs:
     yield module(states, graph), module.out(torch.cat([sums[:, 0], (module.mix(along) * sides).sum(1)], dim=-1))
 
 
-EGNN = [(moves, attention) for moves in ("no", "sum", "mean") for attention in (True, False)]
-PNAEQ = [(n, d, s) for n in (True, False) for d in ("unit", "over_length") for s in ("paper", "smooth")]
+EGNN = [(moves, attention) for moves in (False, True) for attention in (True, False)]
+PNAEQ = [(n, s) for n in (True, False) for s in ("paper", "smooth")]
 LOOPS = "its equations as loops"
 ROWS = [
     Row("egnn", LOOPS, "layer, at rest and moving", egnn, EGNN),
     Row("pna", LOOPS, "layers with smooth statistics, of pnaplus too", pna, [(False,), (True,)]),
-    Row("schnet", LOOPS, "moving as in the public HydraGNN", schnet),
+    Row("schnet", LOOPS, "moving", schnet),
     Row("pnaeq", LOOPS, "layer, with the paper's and with smooth statistics", pnaeq, PNAEQ),
     Row("global attention", LOOPS, "linear attention", linear_attention),
     Row("conditioning", LOOPS, "FiLM", film),

@@ -19,9 +19,6 @@ from tests.parity import (
     mace_torch,
     networks_geometric,
     painn_schnetpack,
-    public_mace,
-    public_networks,
-    public_statistics,
     tensornet_torchmd,
     transformer_torchmd,
 )
@@ -29,7 +26,7 @@ from tests.parity.rows import Bench, Row
 
 MODULES = (
     *(loops, attention, networks_geometric, dimenet_networks, painn_schnetpack, tensornet_torchmd),
-    *(transformer_torchmd, mace_torch, public_networks, public_statistics, public_mace),
+    *(transformer_torchmd, mace_torch),
 )
 ROWS: list[Row] = [row for module in MODULES for row in module.ROWS]
 NAMES = [", ".join([row.what, row.beside, row.compared, *map(str, case)]) for row in ROWS for case in row.cases]

@@ -33,11 +33,10 @@ GRAPHS = clusters(12, related=True)
 BLIND = ("gin", "relational", "sage", "mfc")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in sorted(architectures())},
-    "painn as in the public HydraGNN": ("painn", {"tanh_networks": True, "directions": "over_length"}),
     "painn beside attention": ("painn", {**MULTIHEAD, "dropout": 0.25}),
     "schnet beside linear attention": ("schnet", {**LINEAR, "dropout": 0.25}),
     "mace beside equivariant attention": ("mace", EQUIVARIANT),
-    "mace with filters of nodes": ("mace", {"node_filters": True, "dropout": 0.25}),
+    "mace with dropout": ("mace", {"dropout": 0.25}),
     "equivariant transformer, computed twice": ("equivariant_transformer", {"checkpoint_activations": True}),
     "field tokens with angles": ("field_tokens", {"angles": 2}),
     "moving schnet": ("schnet", {"moving_coordinates": True}),

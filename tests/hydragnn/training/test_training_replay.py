@@ -87,7 +87,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pooling": ("painn", POOLING),
     "pooling of kinds": ("relational", POOLING | KINDS),
     "checkpointing": ("painn", {"model__checkpoint_activations": True}),
-    "angles at receivers": ("dimenet", {"model__angle": "at_receiver"}),
     "bf16": ("painn", {"train__precision": "bf16"}),
     "totals": ("painn", {"heads": [ENERGY, {**CHARGE, "total": 0}]}),
     "networks per index": ("schnet", {"heads": [{**CHARGE, "hidden_dims": [], "per_index": 7}]}),
