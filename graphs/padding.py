@@ -128,7 +128,6 @@ def padded(
     volume: bool = False,
     reverse: bool = False,
     multiple: int = 1,
-    spare: bool = False,
     levels: int = 0,
     kinds: Sequence[str] = (),
     pairs: Sequence[float | None] = (),
@@ -140,13 +139,12 @@ def padded(
     those of the batch: its states must not overflow, since zero times infinity is no zero, and no row becomes long.
 
     What has sizes that the data decide comes with the batch, padded likewise: ``volume`` and ``reverse`` edges, so many ``levels`` with edges of
-    these ``kinds`` apart, and all ``pairs`` of nodes within these cutoffs. The batch takes the first of the ``shapes`` that holds it. The number of nodes is a ``multiple``, and one
-    edge at least is ``spare``.
+    these ``kinds`` apart, and all ``pairs`` of nodes within these cutoffs. The batch takes the first of the ``shapes`` that holds it. The number of nodes is a ``multiple``.
     """
     tables = {cutoff: pairs_of_nodes(batch, cutoff) for cutoff in pairs}
     of_levels = levels_of(batch, levels, kinds) if levels else ()
     # merged edges that are none need a finer edge that is none
-    least, edges, graphs = _shape_for(batch, batch.num_edges + (spare or levels > 0), shapes)
+    least, edges, graphs = _shape_for(batch, batch.num_edges + (levels > 0), shapes)
     more_edges, more_graphs = edges - batch.num_edges, graphs - len(batch)
     longest = batch.topology.longest
     most = _most_edges(batch.num_nodes, batch.num_edges)

@@ -333,23 +333,6 @@ def inputs_at_zero(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
     return graph.once("inputs at zero", make)
 
 
-def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:
-    """Return numbers of consecutive edges k -> j and j -> i.
-
-    The second ones ascend. The way back, k = i along the same edge, is among them: its directions are opposite.
-
-    >>> chain = Topology(senders=torch.tensor([0, 1]), receivers=torch.tensor([1, 2]), num_columns=3, num_rows=3)
-    >>> [edges.tolist() for edges in triplets_of(chain)]
-    [[0], [1]]
-    """
-    begin = topology.row_offsets.index_select(0, topology.senders)  # [edges], the first edge into each sender
-    count = topology.degrees.index_select(0, topology.senders)  # [edges], edges into each sender
-    second = torch.arange(topology.num_edges, device=count.device).repeat_interleave(count)
-    # [triplets], 0 ... count - 1 for every second edge
-    place = torch.arange(second.shape[0], device=count.device) - (count.cumsum(0) - count).index_select(0, second)
-    return begin.index_select(0, second) + place, second
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Coarser:
     """Coarser graph, with the map of nodes and edges to it."""

@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hydragnn.graphs.padding import padded_size, spread_over
-from hydragnn.kernels import Topology, along_directions, lengths_and_directions, outer_sum, segment_sum, spread
+from hydragnn.kernels import Topology, along_directions, outer_sum, spread
 from hydragnn.layers.harmonics import SphericalHarmonics
-from hydragnn.layers.message_graph import MessageGraph, triplets_of
+from hydragnn.layers.message_graph import MessageGraph
 
 GENERIC = (0.5698402909980532, 0.7548776662466927, 0.3247179572447460)
 """A direction that no two images of a node share a component along, but for accidents of one in a million."""
@@ -99,56 +98,6 @@ class TripletSums(nn.Module):
         harmonics = self.harmonics(nn.functional.pad(directions, (0, 3 - directions.shape[1])))  # also in a plane
         scaled = [scale * values for scale, values in zip(self.scales, harmonics)]
         return scaled, spread(torch.cat(harmonics, dim=1), graph.topology.by_sender)
-
-
-class TripletSumsAtReceivers(nn.Module):
-    """Sums over edges into the sender, with the angle at the receiver.
-
-    s_ji = sum over l and over edges k -> j of m_l,kj Y_l(angle), without the edge walked back, and with the angle at i between j and k.
-
-    Y_l is that of ``TripletSums``, and cos a = u_ji . u_ki with u_ki the direction from i to k, the sum of both edges: no product of what two edges say, so
-    that every triplet is there, and time and memory grow with their number. Where k lies where i does, but not by the way back, cos a is zero.
-    """
-
-    def __init__(self, num_spherical: int) -> None:
-        super().__init__()
-        self.scales = [math.sqrt((2 * ell + 1) / (4 * math.pi)) for ell in range(num_spherical)]
-
-    def forward(
-        self, messages: Sequence[Float[Tensor, "edges channels"]], graph: MessageGraph
-    ) -> Float[Tensor, "edges channels"]:
-        """Return the sum at every edge of the messages into its sender."""
-        first, second, harmonics = graph.once("angles at receivers", lambda: self.of_triplets(graph))
-        summed = torch.stack([spread(m, first) * y for m, y in zip(messages, harmonics)]).sum(0)
-        return segment_sum(summed, second, graph.topology.num_edges)
-
-    def of_triplets(
-        self, graph: MessageGraph
-    ) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"], list[Float[Tensor, "triplets 1"]]]:
-        """Return both edges of every triplet, and harmonics of its angle."""
-        vectors = graph.known_vectors("triplets")
-        first, second = graph.once("onward", lambda: onward_triplets(vectors, graph.topology))
-        across = spread(vectors, first) + spread(vectors, second)  # from i to k
-        directions = lengths_and_directions(across)[1]
-        x = (spread(graph.directions, second) * directions).sum(-1, keepdim=True)  # cos a; [triplets, 1]
-        values = [torch.ones_like(x), x]
-        for ell in range(1, len(self.scales)):
-            values.append(((2 * ell + 1) * x * values[-1] - ell * values[-2]) / (ell + 1))  # Legendre polynomials
-        return first, second, [scale * value for scale, value in zip(self.scales, values)]
-
-
-def onward_triplets(vectors: Float[Tensor, "edges dim"], topology: Topology) -> Int[Tensor, "2 triplets"]:
-    """Return both edges of triplets that do not lead back, seconds ascending."""
-    reverse, has_reverse = reverses_of(vectors, topology)
-    first, second = triplets_of(topology)
-    onward = (first != reverse.index_select(0, second)) | ~has_reverse.index_select(0, second)
-    return torch.stack([first[onward], second[onward]])
-
-
-def padded_triplets(triplets: Int[Tensor, "2 triplets"], edges: int, all_edges: int) -> Int[Tensor, "2 more"]:
-    """Return the triplets of a batch and others among padding edges."""
-    more = padded_size(triplets.shape[1]) - triplets.shape[1]
-    return torch.cat([triplets, spread_over(more, edges, all_edges, triplets.device).expand(2, -1)], dim=1)
 
 
 def edges_by_sender(topology: Topology) -> tuple[Topology, Int[Tensor, " edges"]]:

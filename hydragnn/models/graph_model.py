@@ -32,10 +32,9 @@ from hydragnn.models.heads import HeadContext
 from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 
 BUCKETS: tuple[str, Location] = ("buckets", "node")
-TRIPLETS: tuple[str, Location] = ("onward", "edge")
 PAIRS: tuple[str, Location] = ("pairs", "edge")
 PAIRS_OF_SECTIONS: tuple[str, Location] = ("pairs of sections", "edge")
-WITH_BATCH = (BUCKETS, TRIPLETS, PAIRS, PAIRS_OF_SECTIONS)
+WITH_BATCH = (BUCKETS, PAIRS, PAIRS_OF_SECTIONS)
 """Keys of values that a batch may bring; layers would make them, and wait for sizes."""
 
 

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.base.errors import print_note
-from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size
 from hydragnn.layers.attention import GraphAttention
 from hydragnn.layers.field_tokens import LatentAttention
 from hydragnn.layers.size_buckets import padded_buckets
-from hydragnn.layers.triplets import TripletSumsAtReceivers, onward_triplets, padded_triplets
-from hydragnn.models.graph_model import BUCKETS, TRIPLETS, GraphModel
+from hydragnn.models.graph_model import BUCKETS, GraphModel
 from hydragnn.models.heads.modules import EdgeHead, IndexedNodeHead
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
@@ -129,20 +128,18 @@ def brings_sizes(model: GraphModel) -> bool:
     settings = model.description.model
     attends = settings.global_attention is not None and settings.global_attention.kind != "linear"
     attends = attends or model.description.architecture.attends
-    parts = IndexedNodeHead, TripletSumsAtReceivers
-    return attends or settings.pooling is not None or any(isinstance(part, parts) for part in model.modules())
+    return attends or settings.pooling is not None or any(isinstance(part, IndexedNodeHead) for part in model.modules())
 
 
 def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[GraphBatch], GraphBatch]:
     """Return what pads batches for a model.
 
     They bring all whose sizes the data decide, so that the host waits for none: reverse edges, volumes, coarser levels,
-    pairs and buckets of attention, triplets.
+    pairs and buckets of attention.
     """
     description, parts = model.description, [*model.modules()]
     settings = description.model
     attention, pooling = settings.global_attention, settings.pooling
-    triplets = any(isinstance(part, TripletSumsAtReceivers) for part in parts)
     indexed = [part.nodes for part in parts if isinstance(part, IndexedNodeHead)]
     buckets = any(isinstance(part, GraphAttention | LatentAttention) for part in parts)
     options: dict[str, Any] = {
@@ -151,7 +148,6 @@ def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[Gra
         "volume": any("stress" in head.derivatives for head in description.heads),
         "reverse": any(isinstance(part, EdgeHead) and part.symmetry for part in parts),
         "multiple": indexed[0] if indexed else 1,
-        "spare": triplets,
         "levels": pooling.levels if pooling else 0,
         "kinds": description.kind_fields,
         "pairs": [attention.cutoff] if attention and attention.has_pairs else [],
@@ -166,9 +162,6 @@ def padding_of(model: GraphModel, shapes: Sequence[Shape] = ()) -> Callable[[Gra
         result = padded(batch, **options)
         if buckets:
             result._derived[BUCKETS] = padded_buckets(batch.counts("node"), result.num_nodes, padded_size)
-        if triplets:
-            table = onward_triplets(edge_vectors(batch).detach(), batch.topology)
-            result._derived[TRIPLETS] = padded_triplets(table, batch.num_edges, result.num_edges)
         return result
 
     return pad

@@ -346,6 +346,6 @@ def check_launches(models: Sequence[TrainedModel], batch: GraphBatch) -> None:
 
 
 def test_layers_without_a_stacked_form_are_computed_one_after_the_other() -> None:
-    models = models_of("gatv2", model__wide_heads=True)
-    with pytest.raises(NotStackable, match="weights of WideLayer have no stacked form"):
+    models = models_of("field_tokens")
+    with pytest.raises(NotStackable, match="weights of FieldTokens have no stacked form"):
         TrainedStack(models)
