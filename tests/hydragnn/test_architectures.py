@@ -109,6 +109,7 @@ def test_no_other_file_of_the_source_names_an_architecture(root: Path) -> None:
         (path.stem, kind)
         for path in sources
         for kind in newcomers
+        if not {"frozen", "importing"} & {*path.parts}  # which know the names of the public HydraGNN
         if f'"{kind}"' in (text := path.read_text().lower()) or f"architectures.{kind}" in text
     }
     assert named == {(kind, kind) for kind in newcomers}

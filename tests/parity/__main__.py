@@ -25,7 +25,6 @@ It is at most 1e-10, unless a line gives a reason.
 
 - PyTorch Geometric and e3nn are run by the tests.
 - Weights and outputs of schnetpack 2.1.1, torchmd-net 3.1.0 and mace-torch 0.3.16 lie in `tests/parity`; scripts `tests/parity/make_*.py` of commit ee84d0e6 made them.
-- Predictions of the public HydraGNN (release line v5.0, commit d251f816) in float64, with its trained weights, lie with the real data.
 - Where no other program has our form, its equations are written as loops over nodes and edges, which share no code with the layer.
 
 """
