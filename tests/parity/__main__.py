@@ -2,8 +2,7 @@
 
     python -m tests.parity --out docs/parity.md
 
-Weights and outputs of schnetpack, torchmd-net and mace-torch lie beside the tests; those of the public HydraGNN lie with the real
-data beside the project, without which its lines are missing; PyTorch Geometric and e3nn are run.
+Weights and outputs of schnetpack, torchmd-net and mace-torch lie beside the tests.
 """
 
 import argparse
