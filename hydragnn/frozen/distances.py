@@ -1,5 +1,346 @@
 """Kinds that see distances: SchNet, DimeNet, PNAPlus and EGNN."""
 
-from hydragnn.frozen.model import FrozenModel
+import math
+from dataclasses import replace
+from typing import Any
 
-KINDS: dict[str, type[FrozenModel]] = {}
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from hydragnn.frozen.graph import FrozenGraph
+from hydragnn.frozen.model import FrozenModel
+from hydragnn.frozen.settings import FrozenSettings
+from hydragnn.frozen.statistics import Statistics, summed
+from hydragnn.graphs.pyg import torch_geometric
+
+Moved = Tensor | None
+"""Displacement of every node, of those kinds that move nodes; None is zero."""
+
+
+def displaced_to(moved: Moved, steps: Tensor, senders: Tensor, count: int) -> Tensor:
+    """Return displacements after the mean step over edges, clamped at 100."""
+    mean = summed(steps.clamp(-100, 100), senders, count) / senders.bincount(minlength=count).clamp_min(1).unsqueeze(1)
+    return mean if moved is None else moved + mean
+
+
+class Layer(nn.Module):
+    """Layer of one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module_0 = module
+
+    def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
+        """Scalars, and what goes beside them."""
+        return self.module_0(inv, equiv, graph)
+
+
+class EGNNConvolution(nn.Module):
+    """Messages of states and lengths, summed at the sender (arXiv:2102.09844)."""
+
+    def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int, *, moves: bool) -> None:
+        super().__init__()
+        width, relu = settings.hidden_dim, nn.ReLU()
+        first = nn.Linear(2 * in_dim + 1 + edge_dim, width)
+        self.edge_mlp = nn.Sequential(first, relu, nn.Linear(width, width), relu)
+        self.node_mlp = nn.Sequential(nn.Linear(width + in_dim, width), relu, nn.Linear(width, out_dim))
+        self.coord_mlp = (
+            nn.Sequential(nn.Linear(width, width), relu, nn.Linear(width, 1, bias=False), nn.Tanh()) if moves else None
+        )
+        self.squared, self.reversed, self.edges = settings.squared_distances, settings.reversed_steps, edge_dim > 0
+
+    def forward(self, inv: Tensor, moved: Moved, graph: FrozenGraph) -> tuple[Tensor, Moved]:
+        """Scalars, and displacements."""
+        row, column = graph.edge_index
+        vectors = graph.vectors() if moved is None else graph.vectors() + moved[column] - moved[row]
+        lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+        parts = [inv[row], inv[column], vectors.square().sum(1, keepdim=True) if self.squared else lengths]
+        if self.edges and graph.edge_attr is not None:
+            parts.append(graph.edge_attr)
+        messages = self.edge_mlp(torch.cat(parts, dim=1))
+        if self.coord_mlp is not None:
+            towards = (-vectors if self.reversed else vectors) / (lengths + 1)
+            moved = displaced_to(moved, towards * self.coord_mlp(messages), row, len(inv))
+        received = summed(messages, row, len(inv))
+        return self.node_mlp(torch.cat([inv, received], dim=1)), moved
+
+
+class EGNN(FrozenModel):
+    """EGNN."""
+
+    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
+        """Layer that moves nodes unless it is the last."""
+        moves = self.settings.equivariance and not last
+        return Layer(EGNNConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves))
+
+    def start(self, graph: FrozenGraph) -> tuple[Tensor, Moved, FrozenGraph]:
+        """Nodes where they are."""
+        inv, _, graph = super().start(graph)
+        return inv, None, graph
+
+
+def near_nodes(positions: Tensor, batch: Tensor, radius: float, most: int) -> Tensor:
+    """Return edges between near nodes of one graph, without periodic images.
+
+    A node receives from at most so many others: the first by number.
+    """
+    counts = batch.bincount().tolist()
+    places = pad_sequence(positions.detach().split(counts), batch_first=True)
+    numbers = torch.arange(len(batch), device=batch.device).split(counts)
+    number = pad_sequence(numbers, batch_first=True, padding_value=-1)
+    real = number >= 0
+    near = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist") < radius
+    near &= real.unsqueeze(1) & real.unsqueeze(2) & ~torch.eye(near.shape[1], dtype=torch.bool, device=near.device)
+    near &= near.cumsum(2) <= most
+    graphs, receivers, senders = near.nonzero().unbind(1)
+    return torch.stack([number[graphs, senders], number[graphs, receivers]])
+
+
+class SchNetConvolution(nn.Module):
+    """Convolution with filters of distance, which a cosine ends (arXiv:1706.08566)."""
+
+    def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int, *, moves: bool) -> None:
+        super().__init__()
+        (gaussians, filters), real = sizes(settings), precision(settings)
+        self.cutoff, self.reversed = settings.required("radius"), settings.reversed_steps
+        self.edges = edge_dim > 0 and not settings.feature_lengths
+        first = nn.Linear(gaussians + (edge_dim if self.edges else 0), filters)
+        self.nn = nn.Sequential(first, ShiftedSoftplus(real), nn.Linear(filters, filters))
+        self.lin1, self.lin2 = nn.Linear(in_dim, filters, bias=False), nn.Linear(filters, out_dim)
+        last = nn.Linear(filters, 1, bias=False)
+        self.coord_mlp = nn.Sequential(nn.Linear(filters, filters), nn.ReLU(), last) if moves else None
+
+    def forward(self, inv: Tensor, moved: Moved, graph: FrozenGraph) -> tuple[Tensor, Moved]:
+        """Scalars, and displacements."""
+        edges, lengths, parts = graph.edge_index, graph.extra["lengths"], graph.extra["gaussians"]
+        if self.edges and graph.edge_attr is not None:
+            parts = torch.cat([parts, graph.edge_attr], dim=1)
+        filters = self.nn(parts) * (0.5 * (torch.cos(lengths * math.pi / self.cutoff) + 1))
+        received = summed(self.lin1(inv)[edges[0]] * filters, edges[1], len(inv))
+        if self.coord_mlp is not None:
+            towards = graph.vectors() / (lengths + 1) * (-1 if self.reversed else 1)
+            moved = displaced_to(moved, towards * self.coord_mlp(filters), edges[0], len(inv))
+        return self.lin2(received), moved
+
+
+def sizes(settings: FrozenSettings) -> tuple[int, int]:
+    """Numbers of Gaussians and of filters."""
+    gaussians, filters = settings.required("num_gaussians"), settings.required("num_filters")
+    return (filters, gaussians) if settings.swapped_filters else (gaussians, filters)
+
+
+def precision(settings: FrozenSettings) -> torch.dtype:
+    """Precision of constants."""
+    return torch.float32 if settings.single_constants else torch.get_default_dtype()
+
+
+class ShiftedSoftplus(nn.Module):
+    """Softplus less its value at zero."""
+
+    def __init__(self, real: torch.dtype) -> None:
+        super().__init__()
+        self.shift = torch.tensor(2.0, dtype=real, device="cpu").log().item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shifted values."""
+        return nn.functional.softplus(x) - self.shift
+
+
+class Gaussians(nn.Module):
+    """Gaussians of distance, whose width is not that of stored offsets."""
+
+    def __init__(self, cutoff: float, count: int, real: torch.dtype) -> None:
+        super().__init__()
+        offsets = torch.linspace(0, cutoff, count, dtype=real, device="cpu")
+        self.coefficient = -0.5 / (offsets[1] - offsets[0]).item() ** 2
+        self.offset = nn.Buffer(offsets)
+
+    def forward(self, lengths: Tensor) -> Tensor:
+        """Return ``[edges, count]``."""
+        return torch.exp(self.coefficient * (lengths - self.offset).square())
+
+
+class SchNetLayer(nn.Module):
+    """Layer on edges found anew, without periodic images."""
+
+    def __init__(self, settings: FrozenSettings, expansion: nn.Module, convolution: nn.Module) -> None:
+        super().__init__()
+        self.radius, self.most = settings.required("radius"), settings.required("max_neighbours")
+        self.module_1, self.module_2 = expansion, convolution
+
+    def forward(self, inv: Tensor, moved: Moved, graph: FrozenGraph) -> tuple[Tensor, Moved]:
+        """Scalars, and displacements."""
+        positions = graph.pos if moved is None else graph.pos + moved
+        edges = near_nodes(positions, graph.batch, self.radius, self.most)
+        graph = replace(graph, pos=positions, edge_index=edges, edge_shifts=None, fixed_vectors=None)
+        lengths = graph.lengths()
+        extra = {"lengths": lengths, "gaussians": self.module_1(lengths)}
+        return self.module_2(inv, moved, replace(graph, extra=extra))
+
+
+class SchNet(FrozenModel):
+    """SchNet, which has no periodic images.
+
+    With edge features or GPS it takes the edges of the graph, with lengths as if nothing were periodic; the oldest takes
+    the lengths of edge features for those of edges.
+    """
+
+    def add_common(self) -> None:
+        """Add the Gaussians."""
+        super().add_common()
+        count, _ = sizes(self.settings)
+        self.distance_expansion = Gaussians(self.settings.required("radius"), count, precision(self.settings))
+
+    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
+        """Layer on edges of its own, or of the graph."""
+        moves = self.settings.equivariance and not last
+        convolution = SchNetConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves)
+        return Layer(convolution) if edge_dim else SchNetLayer(self.settings, self.distance_expansion, convolution)
+
+    def start(self, graph: FrozenGraph) -> tuple[Tensor, Moved, FrozenGraph]:
+        """Lengths of the graph's edges, for layers on these."""
+        inv, _, embedded = super().start(graph)
+        lengths = replace(graph, edge_shifts=None, fixed_vectors=None).lengths()
+        if self.settings.feature_lengths and graph.edge_attr is not None:
+            lengths = torch.linalg.vector_norm(graph.edge_attr, dim=1, keepdim=True)
+        extra = {"lengths": lengths, "gaussians": self.distance_expansion(lengths)}
+        return inv, None, replace(embedded, extra=embedded.extra | extra)
+
+
+def dimenet() -> Any:
+    """Return the blocks of PyTorch Geometric, whose import takes seconds."""
+    return torch_geometric("nn.models.dimenet")
+
+
+class Embedding(nn.Module):
+    """First messages of DimeNet, with edge features if there are any."""
+
+    def __init__(self, num_radial: int, width: int, edge_dim: int) -> None:
+        super().__init__()
+        self.act = nn.SiLU()
+        self.lin_rbf = nn.Linear(num_radial, width)
+        self.edge_lin = nn.Linear(edge_dim, width) if edge_dim else None
+        self.lin = nn.Linear((4 if edge_dim else 3) * width, width)
+
+    def forward(self, inv: Tensor, graph: FrozenGraph) -> Tensor:
+        """Messages of edges."""
+        senders, receivers = graph.edge_index
+        parts = [inv[receivers], inv[senders], self.act(self.lin_rbf(graph.extra["radial"]))]
+        if self.edge_lin is not None:
+            parts.append(self.act(self.edge_lin(graph.edge_attr)))
+        return self.act(self.lin(torch.cat(parts, dim=1)))
+
+
+class DimeNetLayer(nn.Module):
+    """Blocks of DimeNet++, on new messages in every layer (arXiv:2011.14115)."""
+
+    def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int):
+        super().__init__()
+        width, silu = out_dim if in_dim == 1 else in_dim, nn.SiLU()
+        self.module_0 = nn.Linear(in_dim, width)
+        num_radial = settings.required("num_radial")
+        self.module_1 = Embedding(num_radial, width, edge_dim)
+        names = "int_emb_size", "basis_emb_size", "num_spherical", "num_radial", "num_before_skip", "num_after_skip"
+        widths = {name: settings.required(name) for name in names}
+        self.module_2 = dimenet().InteractionPPBlock(width, act=silu, **widths)
+        self.module_3 = dimenet().OutputPPBlock(num_radial, width, settings.required("out_emb_size"), out_dim, 1, silu)
+
+    def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
+        """Scalars."""
+        extra = graph.extra
+        messages = self.module_1(self.module_0(inv), graph)
+        messages = self.module_2(messages, extra["radial"], extra["angular"], extra["first"], extra["second"])
+        return self.module_3(messages, extra["radial"], graph.edge_index[1], len(inv)), equiv
+
+
+class DimeNet(FrozenModel):
+    """DimeNet++ of PyTorch Geometric, layer after layer."""
+
+    layer_class = DimeNetLayer
+
+    def add_common(self) -> None:
+        """Add the bases, whose frequencies learn."""
+        super().add_common()
+        self.rbf = dimenet().BesselBasisLayer(*radial(self.settings))
+        self.sbf = dimenet().SphericalBasisLayer(self.settings.required("num_spherical"), *radial(self.settings))
+
+    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
+        """Bases of edges and of triplets, with the angle at i."""
+        inv, equiv, graph = super().start(graph)
+        first, second = triplets(graph.edge_index, len(inv))
+        vectors, lengths = graph.vectors(), graph.lengths().squeeze(1)
+        if self.settings.zero_shifts:
+            lengths = vectors.square().sum(1).sqrt()  # rounded as there
+        near, far = vectors[second], vectors[second] + vectors[first]
+        sines = torch.linalg.vector_norm(torch.linalg.cross(near, far), dim=1)
+        angles = torch.atan2(sines, (near * far).sum(1))
+        extra = {"radial": self.rbf(lengths), "first": first, "second": second}
+        if len(first):  # it cannot reshape what is empty
+            extra["angular"] = self.sbf(lengths, angles, first)
+        else:
+            extra["angular"] = lengths.new_zeros(0, self.settings.required("num_spherical") * extra["radial"].shape[1])
+        return inv, equiv, replace(graph, extra=graph.extra | extra)
+
+
+def radial(settings: FrozenSettings) -> list[Any]:
+    """Number, cutoff and envelope of radial functions."""
+    return [settings.required(name) for name in ("num_radial", "radius", "envelope_exponent")]
+
+
+def triplets(edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Return both edges of triplets k -> j -> i without k = i."""
+    senders, receivers = edge_index
+    order = receivers.argsort(stable=True)
+    counts = torch.bincount(receivers, minlength=nodes)
+    repeats = counts[senders]
+    second = torch.arange(len(senders), device=senders.device).repeat_interleave(repeats)
+    begins = (counts.cumsum(0) - counts)[senders] - (repeats.cumsum(0) - repeats)
+    first = order[begins.repeat_interleave(repeats) + torch.arange(len(second), device=senders.device)]
+    others = senders[first] != receivers[second]
+    return first[others], second[others]
+
+
+class PNAPlusConvolution(Statistics):
+    """Statistics of messages with filters of distance."""
+
+    def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int) -> None:
+        super().__init__(settings, in_dim, out_dim, 3)
+        self.lin = nn.Linear(out_dim, out_dim)
+        num_radial = settings.required("num_radial")
+        self.rbf_lin = nn.Linear(num_radial, in_dim, bias=False)
+        self.rbf_emb = nn.Sequential(nn.Linear(num_radial, in_dim), nn.ReLU())
+        self.edge_encoder = nn.Linear(in_dim + edge_dim, in_dim) if edge_dim else None
+
+    def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
+        """Scalars."""
+        (senders, receivers), radial = graph.edge_index, graph.extra["radial"]
+        edges = self.rbf_emb(radial)
+        if self.edge_encoder is not None and graph.edge_attr is not None:
+            edges = self.edge_encoder(torch.cat([graph.edge_attr, edges], dim=1))
+        messages = self.pre_nns[0](torch.cat([inv[receivers], inv[senders], edges], dim=1)) * self.rbf_lin(radial)
+        return self.lin(self.read(inv, messages, receivers)), equiv
+
+
+class PNAPlus(FrozenModel):
+    """PNA with radial functions, whose frequencies learn."""
+
+    normed = True
+
+    def add_common(self) -> None:
+        """Add the radial functions."""
+        super().add_common()
+        self.rbf = dimenet().BesselBasisLayer(*radial(self.settings))
+
+    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
+        """Layer of statistics."""
+        return Layer(PNAPlusConvolution(self.settings, in_dim, out_dim, edge_dim))
+
+    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
+        """Radial functions of edges."""
+        inv, equiv, graph = super().start(graph)
+        extra = {"radial": self.rbf(graph.lengths().squeeze(1))}
+        return inv, equiv, replace(graph, extra=graph.extra | extra)
+
+
+KINDS: dict[str, type[FrozenModel]] = {"SchNet": SchNet, "DimeNet": DimeNet, "PNAPlus": PNAPlus, "EGNN": EGNN}

@@ -144,7 +144,7 @@ class FrozenModel(nn.Module):
     def forward(self, graph: FrozenGraph) -> list[Output]:
         """Mean and variance of every head, in the writer's units."""
         if self.settings.zero_shifts:
-            graph = replace(graph, edge_shifts=None)
+            graph = replace(graph, edge_shifts=None, fixed_vectors=None)
         inv, equiv, graph = self.start(graph)
         for layer, norm in zip(self.graph_convs, self.feature_layers):
             inv, equiv = layer(inv, equiv, graph)

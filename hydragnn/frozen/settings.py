@@ -18,7 +18,10 @@ OLD = ("v2.0", "v3.0", "2024")
 
 ARITHMETIC: dict[str, dict[str, tuple[str, ...]]] = {
     "squared_distances": {"EGNN": OLD},
-    "zero_shifts": {"EGNN": (*OLD, "v4.0"), "DimeNet": OLD},
+    "reversed_steps": {"EGNN": OLD, "SchNet": OLD},
+    "feature_lengths": {"SchNet": OLD},
+    "single_constants": {"SchNet": (*OLD, "v4.0", "v5.0", "variables")},
+    "zero_shifts": {"EGNN": (*OLD, "v4.0"), "DimeNet": OLD, "PNAPlus": OLD},
     "last_conv_layer_only": {"*": ("v2.0",)},
 }
 """Generations in which the code of a kind, or of all, computed otherwise than today's."""
@@ -40,6 +43,7 @@ POOLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "amax"}
 
 COUNTS: dict[str, tuple[str, ...]] = {
     "MFC": ("max_neighbours",),
+    "SchNet": ("num_gaussians", "num_filters"),
     "DimeNet": ("num_before_skip", "num_after_skip", "num_radial", "num_spherical"),
     "MACE": ("num_radial", "max_ell", "node_max_ell", "correlation"),
 }
@@ -135,8 +139,23 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
 
     @property
     def squared_distances(self) -> bool:
-        """True where edges see squared distances and vectors from receiver to sender."""
+        """True where edges see squared distances."""
         return self._flag("squared_distances")
+
+    @property
+    def reversed_steps(self) -> bool:
+        """True where nodes move along vectors from receiver to sender."""
+        return self._flag("reversed_steps")
+
+    @property
+    def feature_lengths(self) -> bool:
+        """True where lengths are those of edge features, if there are any."""
+        return self._flag("feature_lengths")
+
+    @property
+    def single_constants(self) -> bool:
+        """True where constants are of single precision in double precision, too."""
+        return self._flag("single_constants")
 
     @property
     def zero_shifts(self) -> bool:
@@ -147,6 +166,12 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     def last_conv_layer_only(self) -> bool:
         """True where hidden layers of convolutional node heads do nothing."""
         return self._flag("last_conv_layer_only")
+
+    def required(self, name: str) -> Any:
+        """Return a setting that this kind needs."""
+        if getattr(self, name) is None:
+            raise InputError(f"config.json: {name} is missing, which {self.kind} needs")
+        return getattr(self, name)
 
     def _flag(self, name: str) -> bool:
         generations = ARITHMETIC[name]
