@@ -1,0 +1,1 @@
+"""Files of the public HydraGNN as runs of this program."""

@@ -1,0 +1,392 @@
+"""Configurations of the public HydraGNN as files of this program: a run and a build."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_readable
+
+KINDS = {kind: kind.lower() for kind in ("GIN", "SAGE", "MFC", "PNA", "PNAPlus", "CGCNN", "SchNet", "DimeNet")}
+KINDS |= {"EGNN": "egnn", "PAINN": "painn", "PNAEq": "pnaeq", "MACE": "mace", "GAT": "gatv2"}
+"""Our architecture of each of theirs."""
+
+VECTORS = ("EGNN", "PAINN", "PNAEq", "MACE")
+"""Kinds with vectors."""
+
+FLAT = ("GIN", "SAGE", "MFC")
+"""Kinds that see no lengths."""
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "MFC": {"max_neighbours": "max_degree"},
+    "SchNet": {"num_gaussians": "num_radial"},
+    "DimeNet": {k: k for k in ("num_radial", "num_spherical", "int_emb_size", "basis_emb_size", "out_emb_size")}
+    | {k: k for k in ("num_before_skip", "num_after_skip")},
+    "MACE": {
+        "num_radial": "num_radial",
+        "max_ell": "max_ell",
+        "node_max_ell": "hidden_l",
+        "correlation": "correlation",
+    },
+    **{kind: {"num_radial": "num_radial"} for kind in ("PNAPlus", "PAINN", "PNAEq")},
+}
+"""Our names of the settings of a kind."""
+
+LOSSES = {"mse": "mse", "mae": "mae", "rmse": "mse", "smooth_l1": "huber", "GaussianNLLLoss": "nll"}
+PRECISIONS = {"float32": "fp32", "float": "fp32", "float64": "fp64", "double": "fp64", "bfloat16": "bf16"}
+CONDITIONING = {"concat_node": "concat", "film": "film", "fuse_pool": "pooled"}
+PER_NODE = "_scaled_num_nodes"
+FORMATS = {"LSMS": "lsms", "unit_test": "lsms", "CFG": "cfg", "XYZ": "xyz"}
+PARTS = {"train": "trainset", "validate": "valset", "test": "testset"}
+POTENTIAL = ({"name": "energy", "on": "graph", "dim": 1}, {"name": "forces", "on": "node", "dim": 3})
+ELEMENTS = {"name": "atomic_numbers", "on": "node", "classes": 119, "dtype": "int64"}
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedConfiguration:
+    """Run file and build file of a configuration, as text and as tables."""
+
+    run: Table
+    build: Table
+    notes: tuple[str, ...]
+    """What has no meaning here, or was broken there."""
+
+    @property
+    def run_text(self) -> str:
+        """Content of a run file, with the notes as comments."""
+        return toml(self.run, self.notes)
+
+    @property
+    def build_text(self) -> str:
+        """Content of a build file."""
+        return toml(self.build, ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """Sections of a configuration, of whichever generation."""
+
+    table: Mapping[str, Any]
+    where: str
+
+    def section(self, *names: str) -> Mapping[str, Any]:
+        """Return a section; empty where it is absent."""
+        table: Any = self.table
+        for name in names:
+            table = table.get(name) or {}
+            if not isinstance(table, Mapping):
+                raise InputError(f"{self.where}: {name} is no section; check the configuration")
+        return table
+
+    @property
+    def architecture(self) -> Mapping[str, Any]:
+        return self.section("NeuralNetwork", "Architecture")
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        return self.section("NeuralNetwork", "Training")
+
+    @property
+    def potential(self) -> bool:
+        """Return True for energies with forces as their gradient."""
+        return bool(self.architecture.get("enable_interatomic_potential"))
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the network."""
+        return str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
+
+
+def import_configuration(path: Path, files: Sequence[str] = (), store: str = "data.h5") -> ImportedConfiguration:
+    """Return a run file and a build file of a ``config.json``; InputError where it is none.
+
+    ``files`` are those of the data, where they were found; else they are named as the configuration does.
+    """
+    check_readable(path)
+    try:
+        table = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} is no JSON ({error}); mend it, as an editor that checks JSON shows") from error
+    source = _Source(table=table if isinstance(table, dict) else {}, where=str(path))
+    if source.kind not in KINDS:
+        raise InputError(f"{path}: mpnn_type is {source.kind}, none of {', '.join(KINDS)}; check the configuration")
+    notes: list[str] = []
+    try:
+        build, heads = _build(source, files, notes)
+        run = _run(source, build, heads, store, notes)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: {type(error).__name__}: {error}; check the configuration") from error
+    return ImportedConfiguration(run=run, build=build, notes=tuple(notes))
+
+
+def _heads(source: _Source) -> Iterator[Table]:
+    """Yield name, level and columns of every head, as a field of a build file."""
+    variables = source.section("Variables")
+    if variables:
+        yield from ({"name": one["name"], "on": one["level"], "dim": one["dim"]} for one in variables["outputs"])
+        return
+    chosen, data = source.section("NeuralNetwork", "Variables_of_interest"), source.section("Dataset")
+    for number, (level, index) in enumerate(zip(chosen["type"], chosen["output_index"])):
+        feature = data.get(f"{level}_features") or {}
+        dims = feature.get("dim") or chosen.get(f"{level}_feature_dims") or []
+        whole = [1] * (number + 1)
+        width = dims[index] if index < len(dims) else (chosen.get("output_dim") or whole)[number]
+        first = sum(dims[:index]) if index < len(dims) else 0
+        columns: Any = first if width == 1 else [*range(first, first + width)]
+        name = (chosen.get("output_names") or feature["name"][index : index + 1] * len(whole))[number]
+        yield {"name": name, "on": level, "dim": width, "key": "y" if level == "graph" else "x", "column": columns}
+
+
+def _build(source: _Source, files: Sequence[str], notes: list[str]) -> tuple[Table, list[Table]]:
+    """Return the build file, and the fields that heads predict."""
+    targets: dict[str, Table] = {}
+    for head in POTENTIAL if source.potential else _heads(source):
+        name = re.sub(r"\W+", "_", str(head["name"])).strip("_") or "output"
+        name = name if name[0].isalpha() else f"output_{name}"
+        if name in targets:
+            notes.append(f"{name} was predicted by two heads; here by one")
+            continue
+        turns = name == "forces" and head["dim"] == 3 and (source.potential or source.kind in VECTORS)
+        more = {key: head[key] for key in ("key", "column") if key in head} | ({"parity": "vector"} if turns else {})
+        targets[name] = {**_field(name, head["on"], head["dim"]), "role": "target", **more}
+    fields = [*_inputs(source, notes), *targets.values()]
+    return {"kind": "hydragnn", **_files(source, files, notes), "fields": fields}, [*targets.values()]
+
+
+def _field(name: str, on: str, dim: int, **more: Any) -> Table:
+    return {"name": name, "on": on, **({"shape": [dim]} if dim > 1 else {}), **more}
+
+
+def _inputs(source: _Source, notes: list[str]) -> Iterator[Table]:
+    """Yield the fields that the model sees."""
+    architecture, of_atoms = source.architecture, source.kind == "MACE" or source.potential
+    if variables := source.section("Variables"):
+        names = [one for one in variables["inputs"] if one.get("role") != "position" and one["name"] != "lengths"]
+        for one in names:
+            element = one["name"] == ELEMENTS["name"]
+            yield ELEMENTS if element else _field(one["name"], one["level"], one["dim"])
+        return
+    columns = source.section("NeuralNetwork", "Variables_of_interest")["input_node_features"]
+    narrow = {"column": columns[0] if len(columns) == 1 else list(columns)}
+    yield (
+        {**ELEMENTS, "key": "x", "column": 0}
+        if of_atoms
+        else _field("node_inputs", "node", len(columns), key="x", **narrow)
+    )
+    if architecture.get("use_graph_attr_conditioning"):
+        notes.append("graph_attr is declared with two numbers, as in the published sets")
+        yield _field("graph_attr", "graph", 2)
+    if extra := [name for name in architecture.get("edge_features") or [] if name not in ("lengths", "length")]:
+        yield _field("edge_attr", "edge", len(extra))
+
+
+def _files(source: _Source, files: Sequence[str], notes: list[str]) -> Table:
+    """Return files and, of raw ones, how they are read."""
+    data, paths = source.section("Dataset"), source.section("Dataset", "path")
+    named = [str(paths[part]) for part in (*PARTS, "total") if part in paths]
+    raw_files = data.get("format") in FORMATS and "node_features" in data
+    if files or not named or not raw_files:
+        return {"files": [*(files or named or [f"dataset/{data.get('name', 'data')}.bp"])]}
+    radius, most = source.architecture.get("radius"), source.architecture.get("max_neighbours")
+    raw: Table = {"files": named, "format": FORMATS[data["format"]], "cutoff": radius, "scaling": "minmax"}
+    raw |= {"max_neighbours": most} if most else {}
+    raw |= {"file_parts": [PARTS[part] for part in PARTS if part in paths]} if "total" not in paths else {}
+    if raw["format"] == "lsms":
+        features = {level: data[f"{level}_features"] for level in ("node", "graph")}
+        for level, one in features.items():
+            raw[f"{level}_features"] = [[*range(c, c + d)] for c, d in zip(one["column_index"], one["dim"])]
+        raw["charge_rule"] = len(raw["node_features"]) > 1
+        places = {
+            key: [n for n, name in enumerate(features[level]["name"]) if PER_NODE in name]
+            for key, level in (("x", "node"), ("y", "graph"))
+        }
+        raw |= {"per_node": own} if (own := {key: one for key, one in places.items() if one}) else {}
+    notes.append(
+        "features were scaled to 0 to 1 over training, validation and test together, so that these have a part in it; leave scaling out of the build file to mend it"
+    )
+    if source.architecture.get("periodic_boundary_conditions"):
+        notes.append("raw files have pairs without images: periodic_boundary_conditions crashed there with raw files")
+    return raw
+
+
+def _run(source: _Source, build: Table, targets: Sequence[Table], store: str, notes: list[str]) -> Table:
+    training, paths = source.training, source.section("Dataset", "path")
+    share = float(training.get("perc_train") or 0.8)
+    split: Table = {"kind": "given", "field": "part"}
+    if "total" in paths and "format" in build:
+        split = {"train": share, "valid": round((1 - share) / 2, 6)}
+        if source.section("Dataset").get("compositional_stratified_splitting"):
+            notes.append(
+                "the split was stratified by composition and doubled structures of a lone composition, so that copies were in two parts"
+            )
+    rate = training.get("Optimizer") or {}
+    if rate.get("type", "AdamW") not in ("AdamW", "SGD"):
+        notes.append(f"the optimizer was {rate['type']}; here it is AdamW")
+    precision = str(training.get("precision") or "fp32").lower()
+    train: Table = {
+        "epochs": int(training["num_epoch"]),
+        "optimizer": "sgd" if rate.get("type") == "SGD" else "adamw",
+        "learning_rate": float(rate.get("learning_rate", 1e-3)),
+        "schedule": "plateau",
+        "plateau_patience": 5,
+        "precision": PRECISIONS.get(precision, precision),
+    }
+    train |= {"patience": int(training.get("patience") or 10)} if training.get("EarlyStopping") else {}
+    for key, sentence in BROKEN.items():
+        if source.architecture.get(key) or training.get(key):
+            notes.append(f"{key} {sentence}")
+    return {
+        "data": {"store": store},
+        "split": split,
+        "batch": {"max_graphs": int(training["batch_size"])},
+        "model": _model(source, notes),
+        "heads": [*_run_heads(source, targets, notes)],
+        "train": train,
+    }
+
+
+BROKEN = {
+    "initial_bias": "raised an error there, and has no place here",
+    "SyncBatchNorm": "has no meaning here: models have no batch norm",
+    "freeze_conv_layers": "has its place in a fine-tuning here ([start], docs/fine-tuning.md)",
+    "compute_grad_energy": "was never read there",
+    "Batching": "is the section [batch] here, such as max_nodes",
+    "activation_function": "is silu here, whatever it was there",
+}
+
+
+def _model(source: _Source, notes: list[str]) -> Table:
+    architecture, kind = source.architecture, source.kind
+    model: Table = {"kind": KINDS[kind], "hidden_dim": int(architecture["hidden_dim"])}
+    model["num_layers"] = int(architecture["num_conv_layers"])
+    radius = architecture.get("radius")
+    if kind not in FLAT and radius and (kind not in ("GAT", "PNA", "CGCNN") or architecture.get("edge_features")):
+        model["cutoff"] = float(radius)
+    for theirs, ours in SETTINGS.get(kind, {}).items():
+        if architecture.get(theirs) is not None:
+            value = architecture[theirs]
+            model[ours] = value[0] if isinstance(value, list) else value
+    if kind == "MACE" and isinstance(architecture.get("correlation"), list):
+        notes.append("of the list correlation only the first number was read there, and is here")
+    if kind == "MACE" and architecture.get("distance_transform") not in (None, "None"):
+        model["distance_transform"] = architecture["distance_transform"].lower()
+    if kind == "MACE" and architecture.get("radial_type"):
+        model["radial"] = architecture["radial_type"]
+    if kind == "SchNet":
+        model["radial"] = "gaussian"
+    if architecture.get("equivariance") and kind in ("EGNN", "SchNet"):
+        model["moving_coordinates"] = True
+    if architecture.get("use_graph_attr_conditioning"):
+        model["conditioning"] = CONDITIONING[architecture.get("graph_attr_conditioning_mode") or "concat_node"]
+    if engine := architecture.get("global_attn_engine"):
+        heads = int(architecture.get("global_attn_heads") or 1)
+        if model["hidden_dim"] % heads:
+            heads = math.gcd(heads, model["hidden_dim"])
+            notes.append(f"attention has {heads} heads, which divide hidden_dim")
+        own = (
+            "equivariant"
+            if engine != "GPS"
+            else "linear"
+            if architecture.get("global_attn_type") == "performer"
+            else "multihead"
+        )
+        model["global_attention"] = {"kind": own, "heads": heads}
+        model["global_attention"] |= {"cutoff": float(radius)} if own == "equivariant" and radius else {}
+        notes.append(
+            "attention there ran over all graphs of a batch (GPS); here over each graph"
+        ) if engine == "GPS" else None
+    return model
+
+
+def _run_heads(source: _Source, targets: Sequence[Table], notes: list[str]) -> Iterator[Table]:
+    """Yield the heads of a run, of the first branch where there are several."""
+    architecture, name = source.architecture, str(source.training.get("loss_function_type") or "mse")
+    if name not in LOSSES:
+        notes.append(f"the loss {name} is unknown; here it is mse")
+    loss = LOSSES.get(name, "mse")
+    trained = {"loss": loss} | ({"distribution": "gaussian"} if loss == "nll" else {})
+    outputs = architecture.get("output_heads") or {}
+    networks = {}
+    for level, own in outputs.items():
+        branches = own if isinstance(own, list) else [{"architecture": own}]
+        networks[level] = branches[0]["architecture"]
+        if len(branches) > 1:
+            notes.append(
+                f"{len(branches)} branches on {level}s shared a trunk; here each is an entry of [[branches]] with its own store (docs/training.md)"
+            )
+    if source.potential:
+        weights = [float(architecture.get(f"{key}_weight") or 0) for key in ("energy", "energy_peratom", "force")]
+        own = networks.get("node") or networks.get("graph") or {}
+        head = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": _widths(own)}
+        yield {
+            **head,
+            "weight": max(weights[:2]) or 1.0,
+            "forces_weight": weights[2] or 1.0,
+            "loss": "mse" if loss == "nll" else loss,
+        }
+        return
+    total = sum(abs(float(one)) for one in architecture["task_weights"]) or 1.0
+    weights = [abs(float(one)) / total * len(targets) for one in architecture["task_weights"]]
+    for number, target in enumerate(targets):
+        own = networks.get(target["on"]) or {}
+        head: Table = {
+            "kind": target.get("parity", "scalar"),
+            "field": target["name"],
+            "hidden_dims": _widths(own),
+            **trained,
+        }
+        head["weight"] = round(weights[number], 6) if number < len(weights) else 1.0
+        pool = {"add": "sum"}.get(
+            architecture.get("graph_pooling") or "mean", architecture.get("graph_pooling") or "mean"
+        )
+        head |= {"pool": pool} if target["on"] == "graph" else {}
+        if own.get("type") == "conv" and target["on"] == "node":
+            head["conv_layers"] = min(16, max(1, int(own.get("num_headlayers") or 1)))
+            notes.append(
+                "convolutional heads ended with a batch norm and an activation there, and could not give every number"
+            )
+        yield head
+
+
+def _widths(network: Mapping[str, Any]) -> list[int]:
+    """Return the widths of a head's hidden layers."""
+    shared = (
+        [int(network["dim_sharedlayers"])] * int(network.get("num_sharedlayers") or 0)
+        if "dim_sharedlayers" in network
+        else []
+    )
+    own = network.get("dim_headlayers") or []
+    return [*shared, *map(int, own if isinstance(own, list) else [own])] or [64]
+
+
+def toml(table: Table, notes: Sequence[str], name: str = "") -> str:
+    """Return a table as TOML, with notes as comments before it."""
+    lines = [f"# {note}" for note in notes] + ([""] if notes else [])
+    plain = {key: value for key, value in table.items() if not _is_table(value)}
+    lines += [f"{key} = {_value(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if _is_table(value):
+            full = f"{name}{key}"
+            for one in value if isinstance(value, list) else [value]:
+                lines += [
+                    "",
+                    f"[[{full}]]" if isinstance(value, list) else f"[{full}]",
+                    toml(one, (), f"{full}.").rstrip(),
+                ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value)

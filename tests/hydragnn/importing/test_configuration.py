@@ -1,0 +1,99 @@
+"""Configurations of the public HydraGNN become files that are read and train."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hydragnn
+from hydragnn.config import parse_config
+from hydragnn.datasets import build_store
+from hydragnn.datasets.sources.registry import read_build_settings
+from hydragnn.importing.configuration import import_configuration
+from tests.datasets.public_files import samples, write_bp
+from tests.refusals import refuses
+
+SHARED = Path("/work/shared/data")
+FOLDERS = ("hydragnn/ckpt/*", "hydragnn-generations/*", "hydragnn-generations/*/logs/*")
+CONFIGURATIONS = sorted(path for folder in FOLDERS for path in SHARED.glob(f"{folder}/config.json"))
+TRAINED = (
+    *(
+        "GIN_v2_convhead",
+        "CGCNN_v3_multihead",
+        "EGNN_gfm2024_m61",
+        "EGNN_v4_branches3",
+        "GIN_v4_gps",
+        "SAGE_v5_cond_film",
+    ),
+    *(
+        "EGNN_vars_mlip",
+        "PNA_vars_multihead",
+        "MACE_opt_cheb_agnesi",
+        "DimeNet_nolen_atoms3",
+        "SchNet_mlip",
+        "MFC_atoms3",
+    ),
+    *("GIN_gaussian_nll", "PAINN_equivariant_transformer", "GAT_lengths3", "PNAEq_convhead", "PNAPlus_lengths3"),
+)
+
+
+def sets_for(fields: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return samples that have what a build file reads."""
+    sets = {"trainset": samples(8), "valset": samples(4, seed=1), "testset": samples(4, seed=2)}
+    rng = np.random.default_rng(0)
+    for some in sets.values():
+        for sample in some:
+            rows = {"node": len(sample["pos"]), "edge": sample["edge_index"].shape[1]}
+            sample["pbc"], sample["cell"] = np.zeros(3, dtype="i4"), np.zeros((3, 3))
+            sample["edge_shifts"] = sample["edge_shifts"] * 0
+            for field in fields:
+                key, columns = field.get("key", field["name"]), np.atleast_1d(field.get("column", []))
+                width = int(max([*(columns + 1), np.prod(field.get("shape", [1]))]))
+                shape = (width,) if field["on"] == "graph" else (rows[field["on"]], width)
+                if key not in sample or sample[key].shape[-1] < width:
+                    sample[key] = rng.integers(1, 9, shape).astype("f4")
+    return sets
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.parent.name[:40])
+def test_configurations_are_read_by_our_parsers(path: Path) -> None:
+    imported = import_configuration(path)
+    run, build = tomllib.loads(imported.run_text), tomllib.loads(imported.build_text)
+    assert (run, build) == (imported.run, imported.build)
+    parse_config(run, str(path))
+    names = [field["name"] for field in read_build_settings(build, path.parent / "BUILD.toml").model_dump()["fields"]]
+    assert {head["field"] for head in run["heads"]} <= {*names}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGURATIONS if path.parent.name in TRAINED], ids=lambda path: path.parent.name
+)
+def test_configurations_train(tmp_path: Path, path: Path) -> None:
+    imported = import_configuration(path, ["set.bp"], "data.h5")
+    write_bp(tmp_path / "set.bp", sets_for(imported.build["fields"]), {})
+    build_store(read_build_settings(tomllib.loads(imported.build_text), tmp_path / "BUILD.toml"), tmp_path / "data.h5")
+    run = tomllib.loads(imported.run_text)
+    run["train"]["epochs"], run["data"]["store"], run["split"] = (
+        1,
+        str(tmp_path / "data.h5"),
+        {"kind": "given", "field": "part"},
+    )
+    hydragnn.train(run, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "mpnn_type is None, none of GIN"),
+        (json.dumps({"NeuralNetwork": {"Architecture": {"mpnn_type": "GNN"}}}), "mpnn_type is GNN"),
+        (json.dumps({"NeuralNetwork": {"Architecture": {"mpnn_type": "GIN"}}}), "KeyError"),
+        (json.dumps({"NeuralNetwork": 3}), "NeuralNetwork is no section"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    refuses(words, import_configuration, tmp_path / "config.json")
