@@ -1,4 +1,4 @@
-"""Configurations of the public HydraGNN as files of this program: a run and a build."""
+"""Configurations of the public HydraGNN as run files and build files."""
 
 import json
 import math
@@ -50,7 +50,7 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedConfiguration:
-    """Run file and build file of a configuration, as text and as tables."""
+    """Run file and build file of a configuration."""
 
     run: Table
     build: Table
@@ -104,9 +104,9 @@ class _Source:
 
 
 def import_configuration(path: Path, files: Sequence[str] = (), store: str = "data.h5") -> ImportedConfiguration:
-    """Return a run file and a build file of a ``config.json``; InputError where it is none.
+    """Return the run file and build file of a ``config.json``.
 
-    ``files`` are those of the data, where they were found; else they are named as the configuration does.
+    ``files`` are those of the data; else the configuration names them. InputError for another file.
     """
     check_readable(path)
     try:
@@ -128,7 +128,7 @@ def import_configuration(path: Path, files: Sequence[str] = (), store: str = "da
 
 
 def _heads(source: _Source) -> Iterator[Table]:
-    """Yield name, level and columns of every head, as a field of a build file."""
+    """Yield name, level and columns of every head."""
     variables = source.section("Variables")
     if variables:
         yield from ({"name": one["name"], "on": one["level"], "dim": one["dim"]} for one in variables["outputs"])
@@ -307,7 +307,7 @@ def _model(source: _Source, notes: list[str]) -> Table:
 
 
 def _run_heads(source: _Source, targets: Sequence[Table], notes: list[str]) -> Iterator[Table]:
-    """Yield the heads of a run, of the first branch where there are several."""
+    """Yield the heads of a run, of the first branch."""
     architecture, name = source.architecture, str(source.training.get("loss_function_type") or "mse")
     if name not in LOSSES:
         notes.append(f"the loss {name} is unknown; here it is mse")
