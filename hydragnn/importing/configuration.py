@@ -11,6 +11,8 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 
+Table = dict[str, Any]
+
 KINDS = {kind: kind.lower() for kind in ("GIN", "SAGE", "MFC", "PNA", "PNAPlus", "CGCNN", "SchNet", "DimeNet")}
 KINDS |= {"EGNN": "egnn", "PAINN": "painn", "PNAEq": "pnaeq", "MACE": "mace", "GAT": "gatv2"}
 """Our architecture of each of theirs."""
@@ -39,13 +41,12 @@ SETTINGS: dict[str, dict[str, str]] = {
 LOSSES = {"mse": "mse", "mae": "mae", "rmse": "mse", "smooth_l1": "huber", "GaussianNLLLoss": "nll"}
 PRECISIONS = {"float32": "fp32", "float": "fp32", "float64": "fp64", "double": "fp64", "bfloat16": "bf16"}
 CONDITIONING = {"concat_node": "concat", "film": "film", "fuse_pool": "pooled"}
+POOLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
 PER_NODE = "_scaled_num_nodes"
 FORMATS = {"LSMS": "lsms", "unit_test": "lsms", "CFG": "cfg", "XYZ": "xyz"}
 PARTS = {"train": "trainset", "validate": "valset", "test": "testset"}
-POTENTIAL = ({"name": "energy", "on": "graph", "dim": 1}, {"name": "forces", "on": "node", "dim": 3})
+POTENTIAL: tuple[Table, ...] = ({"name": "energy", "on": "graph", "dim": 1}, {"name": "forces", "on": "node", "dim": 3})
 ELEMENTS = {"name": "atomic_numbers", "on": "node", "classes": 119, "dtype": "int64"}
-
-Table = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +149,7 @@ def _heads(source: _Source) -> Iterator[Table]:
 def _build(source: _Source, files: Sequence[str], notes: list[str]) -> tuple[Table, list[Table]]:
     """Return the build file, and the fields that heads predict."""
     targets: dict[str, Table] = {}
-    for head in POTENTIAL if source.potential else _heads(source):
+    for head in (*POTENTIAL,) if source.potential else _heads(source):
         name = re.sub(r"\W+", "_", str(head["name"])).strip("_") or "output"
         name = name if name[0].isalpha() else f"output_{name}"
         if name in targets:
@@ -195,8 +196,8 @@ def _files(source: _Source, files: Sequence[str], notes: list[str]) -> Table:
     raw_files = data.get("format") in FORMATS and "node_features" in data
     if files or not named or not raw_files:
         return {"files": [*(files or named or [f"dataset/{data.get('name', 'data')}.bp"])]}
-    radius, most = source.architecture.get("radius"), source.architecture.get("max_neighbours")
-    raw: Table = {"files": named, "format": FORMATS[data["format"]], "cutoff": radius, "scaling": "minmax"}
+    radius, most = source.architecture["radius"], source.architecture.get("max_neighbours")
+    raw: Table = {"files": named, "format": FORMATS[data["format"]], "cutoff": float(radius), "scaling": "minmax"}
     raw |= {"max_neighbours": most} if most else {}
     raw |= {"file_parts": [PARTS[part] for part in PARTS if part in paths]} if "total" not in paths else {}
     if raw["format"] == "lsms":
@@ -325,29 +326,18 @@ def _run_heads(source: _Source, targets: Sequence[Table], notes: list[str]) -> I
     if source.potential:
         weights = [float(architecture.get(f"{key}_weight") or 0) for key in ("energy", "energy_peratom", "force")]
         own = networks.get("node") or networks.get("graph") or {}
-        head = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": _widths(own)}
-        yield {
-            **head,
-            "weight": max(weights[:2]) or 1.0,
-            "forces_weight": weights[2] or 1.0,
-            "loss": "mse" if loss == "nll" else loss,
-        }
+        energy, force = max(weights[:2]) or 1.0, weights[2] or 1.0
+        error = "mse" if loss == "nll" else loss
+        head: Table = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": _widths(own)}
+        yield {**head, "weight": energy, "forces_weight": force, "loss": error}
         return
     total = sum(abs(float(one)) for one in architecture["task_weights"]) or 1.0
     weights = [abs(float(one)) / total * len(targets) for one in architecture["task_weights"]]
     for number, target in enumerate(targets):
         own = networks.get(target["on"]) or {}
-        head: Table = {
-            "kind": target.get("parity", "scalar"),
-            "field": target["name"],
-            "hidden_dims": _widths(own),
-            **trained,
-        }
+        head = {"kind": target.get("parity", "scalar"), "field": target["name"], "hidden_dims": _widths(own), **trained}
         head["weight"] = round(weights[number], 6) if number < len(weights) else 1.0
-        pool = {"add": "sum"}.get(
-            architecture.get("graph_pooling") or "mean", architecture.get("graph_pooling") or "mean"
-        )
-        head |= {"pool": pool} if target["on"] == "graph" else {}
+        head |= {"pool": POOLS[architecture.get("graph_pooling") or "mean"]} if target["on"] == "graph" else {}
         if own.get("type") == "conv" and target["on"] == "node":
             head["conv_layers"] = min(16, max(1, int(own.get("num_headlayers") or 1)))
             notes.append(
@@ -358,35 +348,22 @@ def _run_heads(source: _Source, targets: Sequence[Table], notes: list[str]) -> I
 
 def _widths(network: Mapping[str, Any]) -> list[int]:
     """Return the widths of a head's hidden layers."""
-    shared = (
-        [int(network["dim_sharedlayers"])] * int(network.get("num_sharedlayers") or 0)
-        if "dim_sharedlayers" in network
-        else []
-    )
+    shared = [network.get("dim_sharedlayers")] * int(network.get("num_sharedlayers") or 0)
     own = network.get("dim_headlayers") or []
-    return [*shared, *map(int, own if isinstance(own, list) else [own])] or [64]
+    return [int(width) for width in (*shared, *(own if isinstance(own, list) else [own]))] or [64]
 
 
 def toml(table: Table, notes: Sequence[str], name: str = "") -> str:
     """Return a table as TOML, with notes as comments before it."""
-    lines = [f"# {note}" for note in notes] + ([""] if notes else [])
-    plain = {key: value for key, value in table.items() if not _is_table(value)}
-    lines += [f"{key} = {_value(value)}" for key, value in plain.items()]
+    lines = [f"# {' '.join(note.split())}" for note in notes]
+    lines += [f"{key} = {json.dumps(one, ensure_ascii=False)}" for key, one in table.items() if not _is_table(one)]
     for key, value in table.items():
-        if _is_table(value):
-            full = f"{name}{key}"
-            for one in value if isinstance(value, list) else [value]:
-                lines += [
-                    "",
-                    f"[[{full}]]" if isinstance(value, list) else f"[{full}]",
-                    toml(one, (), f"{full}.").rstrip(),
-                ]
+        some = value if isinstance(value, list) else [value]
+        for one in some if _is_table(value) else ():
+            place = f"[[{name}{key}]]" if isinstance(value, list) else f"[{name}{key}]"
+            lines += ["", place, toml(one, (), f"{name}{key}.").rstrip()]
     return "\n".join(lines) + "\n"
 
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
-
-
-def _value(value: Any) -> str:
-    return json.dumps(value)

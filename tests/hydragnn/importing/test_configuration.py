@@ -16,7 +16,7 @@ from hydragnn.importing.configuration import import_configuration
 from tests.datasets.public_files import samples, write_bp
 from tests.refusals import refuses
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 FOLDERS = ("hydragnn/ckpt/*", "hydragnn-generations/*", "hydragnn-generations/*/logs/*")
 CONFIGURATIONS = sorted(path for folder in FOLDERS for path in SHARED.glob(f"{folder}/config.json"))
 TRAINED = (
@@ -82,6 +82,18 @@ def test_configurations_train(tmp_path: Path, path: Path) -> None:
         {"kind": "given", "field": "part"},
     )
     hydragnn.train(run, tmp_path / "run", quiet=True)
+
+
+def test_text_of_a_configuration_makes_no_keys(tmp_path: Path) -> None:
+    training = {"num_epoch": 1, "batch_size": 2, "Optimizer": {"type": "Adam\nstart = 1"}}
+    chosen = {"input_node_features": [0], "type": ["graph"], "output_index": [0], "output_names": ['en"er]gy\u2028']}
+    architecture = {"mpnn_type": "GIN", "hidden_dim": 4, "num_conv_layers": 1, "task_weights": [1]}
+    table = {"NeuralNetwork": {"Architecture": architecture, "Variables_of_interest": chosen, "Training": training}}
+    (tmp_path / "config.json").write_text(json.dumps({**table, "Dataset": {"name": "a\"\nkind = 'pyg'"}}))
+    imported = import_configuration(tmp_path / "config.json")
+    run, build = tomllib.loads(imported.run_text), tomllib.loads(imported.build_text)
+    assert (run, build) == (imported.run, imported.build) and run["heads"][0]["field"] == "en_er_gy"
+    parse_config(run)
 
 
 @pytest.mark.parametrize(
