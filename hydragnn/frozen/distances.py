@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -260,10 +261,14 @@ class DimeNet(FrozenModel):
     layer_class = DimeNetLayer
 
     def add_common(self) -> None:
-        """Add the bases, whose frequencies learn."""
+        """Add the radial functions, whose frequencies learn."""
         super().add_common()
         self.rbf = dimenet().BesselBasisLayer(*radial(self.settings))
-        self.sbf = dimenet().SphericalBasisLayer(self.settings.required("num_spherical"), *radial(self.settings))
+
+    @cached_property
+    def sbf(self) -> Any:
+        """Functions of distance and angle, which take seconds to derive and have no weights."""
+        return dimenet().SphericalBasisLayer(self.settings.required("num_spherical"), *radial(self.settings))
 
     def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         """Bases of edges and of triplets, with the angle at i."""

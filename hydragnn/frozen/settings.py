@@ -48,6 +48,9 @@ COUNTS: dict[str, tuple[str, ...]] = {
     "MACE": ("num_radial", "max_ell", "node_max_ell", "correlation"),
 }
 """Numbers of modules or functions that a kind makes one by one."""
+LEAST = {"num_gaussians": 2, "num_spherical": 2, "envelope_exponent": 0, "radius": 1e-3}
+LEAST |= {"num_before_skip": 0, "num_after_skip": 0}
+"""Least values of settings, where these are not 1."""
 
 
 class Head(pydantic.BaseModel, frozen=True):
@@ -169,9 +172,12 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
 
     def required(self, name: str) -> Any:
         """Return a setting that this kind needs."""
-        if getattr(self, name) is None:
+        value, least = getattr(self, name), LEAST.get(name, 1)
+        if value is None:
             raise InputError(f"config.json: {name} is missing, which {self.kind} needs")
-        return getattr(self, name)
+        if isinstance(value, int | float) and value < least:
+            raise InputError(f"config.json: {name} = {value}, where {self.kind} needs {least} at least")
+        return value
 
     def _flag(self, name: str) -> bool:
         generations = ARITHMETIC[name]
@@ -219,6 +225,10 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
         ):
             if choice not in valid:
                 raise InputError(f'config.json: {name} = "{choice:.40}" has no function; one of {", ".join(valid)}')
+        if self.kind in {"PAINN", "PNAEq", "MACE"} and self.generation in OLD:
+            raise InputError(f"config.json: {self.kind} with model_type, before v4.0: its arithmetic is not known")
+        if self.pna_deg is not None and (min(self.pna_deg, default=-1) < 0 or not sum(self.pna_deg)):
+            raise InputError("config.json: pna_deg are no numbers of nodes by their degree")
         if self.kind == "GAT" and self.conditioning == "concat_node" and not self.global_attn_engine:
             raise InputError(
                 "GAT with graph_attr_conditioning_mode = concat_node has no function: its code draws new weights in every "

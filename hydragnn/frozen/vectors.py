@@ -116,6 +116,11 @@ class PaiNN(FrozenModel):
     message: ClassVar[type[nn.Module]] = PaiNNMessage
     first_map: ClassVar[str] = "update_U"
 
+    def add_common(self) -> None:
+        """Add the cutoff."""
+        super().add_common()
+        self.cutoff = self.settings.required("radius")
+
     def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         """Layer of a message and an update."""
         bias = self.settings.vector_biases
@@ -126,7 +131,7 @@ class PaiNN(FrozenModel):
     def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         """Vectors of zero; radial functions and directions of edges."""
         inv, _, graph = super().start(graph)
-        lengths, cutoff = graph.lengths(), self.settings.required("radius")
+        lengths, cutoff = graph.lengths(), self.cutoff
         orders = torch.arange(1, self.settings.required("num_radial") + 1, device=lengths.device)
         extra = {
             "lengths": lengths,

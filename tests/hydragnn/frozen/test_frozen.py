@@ -137,6 +137,18 @@ def test_the_small_one_is_read() -> None:
         ({"activation_function": "gelu"}, 'activation_function = "gelu" has no function; one of relu'),
         ({"graph_pooling": "median"}, 'graph_pooling = "median" has no function'),
         ({"mpnn_type": "MFC", "max_neighbours": 10**9}, "max_neighbours = 1000000000"),
+        ({"mpnn_type": "SchNet"}, "num_gaussians is missing, which SchNet needs"),
+        (
+            {"mpnn_type": "SchNet", "num_gaussians": 1, "num_filters": 4},
+            "num_gaussians = 1, where SchNet needs 2 at least",
+        ),
+        (
+            {"mpnn_type": "SchNet", "num_gaussians": 10**10},
+            "num_gaussians = 10000000000, where the checkpoint has no size",
+        ),
+        ({"mpnn_type": "PAINN", "radius": -1.0}, "radius = -1.0, where PAINN needs 0.001 at least"),
+        ({"mpnn_type": "PNAEq", "pna_deg": [0, 0]}, "pna_deg are no numbers of nodes by their degree"),
+        ({"mpnn_type": None, "model_type": "PAINN"}, "PAINN with model_type, before v4.0: its arithmetic is not known"),
         (
             {"mpnn_type": "GAT", "use_graph_attr_conditioning": True, "graph_attr_conditioning_mode": "concat_node"},
             "draws new weights in every forward",
