@@ -37,7 +37,14 @@ from hydragnn.ensemble.members.member import (
     summary_of,
 )
 from hydragnn.ensemble.members.plan import chunks_of, default_budget
-from hydragnn.ensemble.members.screening import Screened, outcome_of, read_screened, screen, without_screening
+from hydragnn.ensemble.members.screening import (
+    Screened,
+    outcome_of,
+    read_screened,
+    screen,
+    simple_predictions,
+    without_screening,
+)
 from hydragnn.ensemble.reading.module import TrainableEnsemble, makers_of_items
 from hydragnn.ensemble.reading.structures import (
     Structures,
@@ -120,6 +127,10 @@ class Ensemble(Shown):
         weights = checksum(weights_folder(folder) / "weights.safetensors")
         return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
 
+    def with_manifest(self, manifest: Manifest) -> "Ensemble":
+        """Return the members with other weights or simple members."""
+        return Ensemble(self.members, manifest, self.digest)
+
     def replayed(self) -> "Ensemble":
         """Return the ensemble with members that replay predictions on a GPU.
 
@@ -184,6 +195,11 @@ class Ensemble(Shown):
         members = [
             {"member": entry.name, "weight": entry.weight, **{key: entry.summary.get(key) for key in keys}}
             for entry in self.manifest.members
+        ]
+        members += [
+            {"member": f"{name} of {field}", "weight": self.weights_of(field)[-1]}
+            for field, own in self.manifest.simple.fitted.items()
+            for name in own
         ]
         reads = [field.name for field in self.manifest.inputs]
         facts = {"calibrated": ", ".join(self.manifest.calibration) or "no", "reads": reads}
@@ -364,8 +380,10 @@ class Ensemble(Shown):
         """
         fields: dict[str, Estimate] = {}
         nodes_per_graph, edges_per_graph = (read.whole.counts(on).cpu().numpy() for on in ("node", "edge"))
+        simple = simple_predictions(self.manifest.simple, self.targets, read)
         for target in self.targets:
             members = [outcome.predictions[target.name] for outcome in outcomes]
+            members += [simple[target.name]] if target.name in simple else []
             nodes = np.repeat(nodes_per_graph, read.whole.counts(target.field.on).cpu().numpy())
             calibration = self.manifest.calibration.get(target.name)
             fields[target.name] = estimates_of(target).of(
@@ -414,9 +432,12 @@ class Ensemble(Shown):
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """Return the prediction for one graph that could not be tried."""
         items = {"node": nodes, "edge": edges, "graph": 1}
-        members = len(self.members)
+        columns_of = self.manifest.columns_of
         return Predictions(
-            fields={one.name: estimates_of(one).blank(one, members, items[one.field.on]) for one in self.targets},
+            fields={
+                one.name: estimates_of(one).blank(one, columns_of(one.name), items[one.field.on])
+                for one in self.targets
+            },
             nodes_per_graph=np.array([nodes]),
             edges_per_graph=np.array([edges]),
             status=(reason,),

@@ -20,13 +20,15 @@ from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration
 from hydragnn.ensemble.estimates.moments import are_shares
 from hydragnn.ensemble.members.latent import LatentSpace
-from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.models import Target, target_from_json
+from hydragnn.training.baselines import Baselines, linear_from_json
 
 VERSION = 5
 """Version of the manifest; 4 has no weights by field, 6 calculators as members, and earlier ones were never released."""
-READS = (4, VERSION)
-WITH_CALCULATORS = 6
+WITH_CALCULATORS, WITH_SIMPLE = 6, 7
+READS = (4, VERSION, WITH_SIMPLE)
 NAME = "ensemble.json"
 
 METHODS: Mapping[str, type[AnyCalibration]] = {
@@ -57,7 +59,9 @@ class Manifest:
     dim: int
     nominal: float = 0.9
     weights: Mapping[str, tuple[float, ...]] = member(default_factory=dict)
-    """Weights of members by field, where they differ from those of ``members``."""
+    """Weights of members by field, where they differ from those of ``members``; last that of a simple predictor, if any."""
+    simple: Baselines = member(default_factory=Baselines)
+    """Simple predictors that are members, one of each of some fields."""
     calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
     domain: Domain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)
@@ -68,7 +72,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which ``manifest_from_json`` reads."""
         return {
-            "version": VERSION,
+            "version": WITH_SIMPLE if self.simple.fitted else VERSION,
             "members": [asdict(entry) for entry in self.members],
             "targets": [target.to_json() for target in self.targets],
             "inputs": [field.to_json() for field in self.inputs],
@@ -79,7 +83,12 @@ class Manifest:
             "domain": self.domain.to_json(),
             "data": dict(self.data),
             "selection": dict(self.selection),
+            **({"simple": self.simple.to_json()} if self.simple.fitted else {}),
         }
+
+    def columns_of(self, field: str) -> int:
+        """Return the number of members that predict a field."""
+        return len(self.members) + (field in self.simple.fitted)
 
     @property
     def spaces(self) -> tuple[LatentSpace | None, ...]:
@@ -128,9 +137,16 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             domain=domain_from_json(value["domain"], folder, fields),
             data=value["data"],
             selection=value["selection"],
+            simple=linear_from_json(value["simple"], fields | {ATOMIC_NUMBERS: ATOMIC_NUMBERS_FIELD})
+            if value["version"] == WITH_SIMPLE
+            else Baselines(),
         )
-        for name, own in manifest.weights.items():
-            if name not in {one.name for one in targets} or len(own) != len(manifest.members) or not are_shares(own):
+        for name, own in (dict.fromkeys(manifest.simple.fitted, ()) | dict(manifest.weights)).items():
+            if (
+                name not in {one.name for one in targets}
+                or len(own) != manifest.columns_of(name)
+                or not are_shares(own)
+            ):
                 raise ValueError(f"the weights for {name} are no shares of its members")
         for name, calibration in manifest.calibration.items():
             if not any(target.name == name and calibration.fits(target.field) for target in targets):

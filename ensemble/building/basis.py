@@ -34,15 +34,13 @@ from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.outputs import MemberOutputs, member_outputs
 from hydragnn.models import Target
 from hydragnn.training import errors_of_folds, trivial_predictor
-from hydragnn.training.baselines import baseline_errors, fitted_baselines
+from hydragnn.training.baselines import Baselines, Linear, baseline_errors, fitted_baselines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Basis:
     """Calibration and training domain, and the evaluation of the ensemble with them."""
 
-    weights: Mapping[str, tuple[float, ...]]
-    """Weights of members by field; empty where they are the ensemble's own."""
     calibrations: Mapping[str, AnyCalibration]
     domain: Domain
     diversity: Mapping[str, Mapping[str, float]]
@@ -51,19 +49,57 @@ class Basis:
     """The rows behind the evaluation."""
 
 
-def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
+def weighted(setup: Setup) -> tuple[Setup, MemberOutputs]:
+    """Return the setup with weights by field, and predictions of validation graphs, which set them.
+
+    Simple predictors with a weight are members.
+    """
+    ensemble, simple = setup.ensemble, simple_members(setup)
+    manifest = replace(ensemble.manifest, simple=simple)
+    valid = replace(setup, ensemble=ensemble.with_manifest(manifest)).outputs(setup.split.valid)
+    weights = fitted_weights(valid, ensemble.targets, ensemble.weights)
+    names = {field: name for field, own in simple.fitted.items() for name in own if weights.get(field, (0,))[-1] > 0}
+    weights = {field: own if field in names else own[: len(ensemble.members)] for field, own in weights.items()}
+    manifest = replace(manifest, weights=weights, simple=simple.only(names))
+    valid = replace(valid, simple={field: valid.simple[field] for field in names})
+    return replace(setup, ensemble=ensemble.with_manifest(manifest)), valid
+
+
+def simple_members(setup: Setup) -> Baselines:
+    """Return the linear predictor of every number of graphs with the least error on validation graphs.
+
+    None where graphs may lack inputs or edges, of classes, and of energies with derivatives, which it would not have.
+    """
+    ensemble, baselines = setup.ensemble, setup.baselines
+    have_edges = any(one.model.description.edges for one in ensemble.members)
+    if not have_edges or not all(one.config.data.edges for one in ensemble.members):
+        return Baselines()
+    if any(field.name in ensemble.optional for field in baselines.features.inputs):
+        return Baselines()
+    sources = {target.source for target in ensemble.targets}
+    targets = [one for one in ensemble.targets if one.field.on == "graph" and one.name not in sources]
+    linear = Baselines(
+        features=baselines.features,
+        fitted={
+            target.name: {name: one for name, one in own.items() if isinstance(one, Linear)}
+            for target in targets
+            for own in [baselines.fitted.get(target.name, {})]
+        },
+    )
+    errors = baseline_errors([(linear, setup.split.valid)], setup.store, targets)
+    return linear.only({field: min(own, key=lambda name: own[name]["mae"] or 0.0) for field, own in errors.items()})
+
+
+def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) -> Basis:
     """Return the basis on the calibration part, else on validation.
 
-    ``by_field``: validation graphs set weights of members per field.
+    ``valid`` are predictions of validation graphs, where they are there already.
     """
     ensemble, store, split = setup.ensemble, setup.store, setup.split
-    held_out: dict[str, MemberOutputs] = {"valid": setup.outputs(split.valid)}
+    held_out: dict[str, MemberOutputs] = {"valid": valid or setup.outputs(split.valid)}
     if len(split.calibration):
         held_out["calibration"] = setup.outputs(split.calibration)
     valid, separate = held_out["valid"], held_out.get("calibration")
-    weights = fitted_weights(valid, ensemble.targets, ensemble.weights) if by_field else {}
-    ensemble = Ensemble(ensemble.members, replace(ensemble.manifest, weights=weights), ensemble.digest)
-    setup = replace(setup, ensemble=ensemble)
     calibrations: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
         own = separate.labelled(target) if separate else None
@@ -79,18 +115,16 @@ def validated(setup: Setup, parts: Parts, *, by_field: bool) -> Basis:
     }
     distance = distance_of(domain)
     if distance.power:
-        everyone = tuple(range(len(ensemble.members)))
         of_parts = np.split(calibrating_p_values(domain, own_scores), np.cumsum([*map(len, graphs)])[:-1])
         p_values = dict(zip(held_out, of_parts))
         for target in ensemble.targets:
             fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
             rows = held_out[fitted.part].labelled(target, p_values[fitted.part])
-            folds = [FoldLabels(members=everyone, rows=rows)]
+            folds = [FoldLabels(members=tuple(range(len(rows.members))), rows=rows)]
             calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
     evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
     flagged, flags = flag_evaluation(domain, scores)
     return Basis(
-        weights=weights,
         calibrations=calibrations,
         domain=domain,
         diversity={
@@ -159,7 +193,6 @@ def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
     flagged, flags = flag_evaluation(domain, {**of_parts, HELD_OUT: scores})
     failures = {graph: why for one in of_every_fold for graph, why in one.outputs.failures.items()}
     return Basis(
-        weights={},
         calibrations=calibrations,
         domain=domain,
         diversity=fold_diversity(ensemble, of_every_fold),

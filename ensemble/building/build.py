@@ -29,7 +29,7 @@ from hydragnn.base.files import (
 )
 from hydragnn.base.places import absent_store, paths_of, text_of, weights_folder
 from hydragnn.datasets import GraphStore, Split, open_store
-from hydragnn.ensemble.building.basis import cross_validated, validated
+from hydragnn.ensemble.building.basis import cross_validated, validated, weighted
 from hydragnn.ensemble.building.evaluation import (
     HELD_OUT,
     Evaluation,
@@ -49,6 +49,7 @@ from hydragnn.ensemble.uses.foreign import Baseline, aligned_baseline
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import is_data, trained_config
 from hydragnn.runs.signals import STOPPING, raise_signals
+from hydragnn.training.baselines import fitted_baselines
 
 LOCK = ".lock"
 SPACE = "free space or choose another place"
@@ -103,13 +104,16 @@ def build_ensemble(
         raw = with_latent_spaces(raw, store)
         check()
 
-        setup = Setup(ensemble=raw, store=store, split=split, nominal=nominal, false_alarms=false_alarms)
+        model, valid = members[0].model, None
+        simple = fitted_baselines(store, split.train, model.targets, model.inputs)
+        setup = Setup(
+            ensemble=raw, store=store, split=split, baselines=simple, nominal=nominal, false_alarms=false_alarms
+        )
+        if not folds and (weights is None if by_field is None else by_field):
+            setup, valid = weighted(setup)
         parts = _parts(setup, others or {}, check)
         check()
-        if folds:
-            basis = cross_validated(setup, parts, folds)
-        else:
-            basis = validated(setup, parts, by_field=weights is None if by_field is None else by_field)
+        basis = cross_validated(setup, parts, folds) if folds else validated(setup, parts, valid)
 
         graphs_of: dict[str, tuple[GraphStore, Int[np.ndarray, " graphs"]]] = {
             "valid": (store, split.valid),
@@ -118,9 +122,8 @@ def build_ensemble(
         }
         evaluation = with_baselines(basis.evaluation, compared, graphs_of)
         manifest = replace(
-            raw.manifest,
+            setup.ensemble.manifest,
             nominal=nominal,
-            weights=basis.weights,
             calibration=basis.calibrations,
             domain=basis.domain,
             data=_data(members[0], store, split, folds, out),
@@ -247,7 +250,7 @@ def evaluate_ensemble(
     for field in ensemble.fields:
         if field.name not in names:
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
-    outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
+    outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store), ensemble.manifest.simple)
     members = [member.name for member in ensemble.members]
     calibrations = ensemble.manifest.calibration
     scores = part_scores(ensemble, ensemble.manifest.domain, store, outputs, calibrations)

@@ -22,7 +22,7 @@ from hydragnn.ensemble.members.outputs import MemberOutputs
 from hydragnn.ensemble.uses.foreign import Baseline
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
-from hydragnn.training.baselines import BaselineMetrics, baseline_errors, fitted_baselines
+from hydragnn.training.baselines import BaselineMetrics, baseline_errors
 
 VERSION = 1
 """Version of ``evaluation.json``."""
@@ -166,14 +166,13 @@ def evaluate_parts(
     """
     ensemble, model = setup.ensemble, setup.ensemble.members[0].model
     trivial = trivial_predictor(setup.store, setup.split.train, model.targets, model.normalisation)
-    simple = fitted_baselines(setup.store, setup.split.train, model.targets, model.inputs) if parts else None
     names = [member.name for member in ensemble.members]
     metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for part, (where, outputs) in parts.items():
         fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
         baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
-        baselines = baseline_errors([(simple, fine)], where, model.targets) if simple and len(fine) else {}
+        baselines = baseline_errors([(setup.baselines, fine)], where, model.targets) if len(fine) else {}
         metrics[part], rows = part_evaluation(
             ensemble.targets,
             outputs,

@@ -12,6 +12,7 @@ from hydragnn.datasets import GraphStore, Split, make_split
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members.member import Member
 from hydragnn.ensemble.members.outputs import MemberOutputs, member_outputs
+from hydragnn.training.baselines import Baselines
 
 Graphs = Int[np.ndarray, " graphs"]
 
@@ -115,6 +116,8 @@ class Setup:
     store: GraphStore
     """The training store."""
     split: Split
+    baselines: Baselines
+    """Simple predictors, fitted on the training part."""
     nominal: float = 0.9
     """Share of labels that intervals and sets hold."""
     false_alarms: float
@@ -123,4 +126,5 @@ class Setup:
     def outputs(self, graphs: Int[np.ndarray, " graphs"], store: GraphStore | None = None) -> MemberOutputs:
         """Predict graphs of the training store, or of another, with every member."""
         store = store or self.store
-        return member_outputs(self.ensemble.members, store, graphs, self.ensemble.needed(store))
+        ensemble = self.ensemble
+        return member_outputs(ensemble.members, store, graphs, ensemble.needed(store), ensemble.manifest.simple)

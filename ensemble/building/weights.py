@@ -31,10 +31,7 @@ SMALL = 0.02
 """Fitted weights below it are none."""
 
 SECOND = 0.01
-"""Weight of the second best member where only one is left, so that members can still disagree: a member with three times the error costs two percent."""
-
-CAUTION = 2.0
-"""Standard errors that are added to every difference from the best member of a field."""
+"""Weight of the second best member where only one is left, so that members can still disagree: a member with three times the error costs two percent, and one with more weighs less."""
 
 REST = 0.1
 """Share of the mean over fields beside the worst field."""
@@ -56,7 +53,9 @@ def fitted_weights(
     weights: dict[str, tuple[float, ...]] = {}
     speaking = np.flatnonzero(start_weights > 0)
     for group in groups.values():
-        own = _of_group(valid, group, start_weights, speaking) if len(speaking) > 1 else None
+        of_simple = [len(start_weights)] if group[0].name in valid.simple else []
+        candidates = np.array([*speaking, *of_simple])
+        own = _of_group(valid, group, start_weights, candidates) if len(candidates) > 1 else None
         if own is not None:
             weights |= {target.name: tuple(own.tolist()) for target in group}
     return weights
@@ -65,7 +64,7 @@ def fitted_weights(
 def _of_group(
     valid: MemberOutputs, targets: Sequence[Target], start_weights: Shares, speaking: np.ndarray
 ) -> Shares | None:
-    """Return weights of fields that share them; None for few graphs."""
+    """Return weights of fields that share them, last of a simple member; None for few graphs."""
     usable = {target.name: valid.usable(target) for target in targets}
     labelled = [np.unique(valid.positions(target)[usable[target.name]]) for target in targets]
     graphs = np.unique(np.concatenate(labelled))
@@ -73,7 +72,8 @@ def _of_group(
         return None
     fold_of = np.full(len(valid.graphs), -1)
     fold_of[graphs] = np.random.default_rng(0).permutation(len(graphs)) % FOLDS
-    base = start_weights[speaking]
+    every = np.append(start_weights, 0.0)
+    base = every[speaking]
     everything = _evidence(valid, targets, usable, speaking, fold_of >= 0)
     folds = [
         (
@@ -88,15 +88,17 @@ def _of_group(
         for share in SHRINKAGE
     ]
     own = mixed(optimum(everything, base), base, SHRINKAGE[int(np.argmin(scores))])
-    if np.count_nonzero(own) == 1:
+    own = normalised(np.where((base > 0) | (own >= SMALL), own, 0.0))
+    if np.count_nonzero(own) == 1 and any(base[own == 0]):
         rivals = errors_alone(everything)
         of_each = [worst_ratio(errors_of(everything, one), rivals) for one in np.eye(len(base))]
-        second = next(one for one in np.argsort(of_each, kind="stable") if own[one] == 0)
-        own = (1 - SECOND) * own
-        own[second] = SECOND
-    result = np.zeros(len(start_weights))
-    result[speaking] = own
-    return result
+        second = next(one for one in np.argsort(of_each, kind="stable") if own[one] == 0 < base[one])
+        times = max(float(one[second].mean() / (one[own > 0].mean() or np.inf)) for one in rivals.values())
+        share = SECOND * 3 / max(3.0, times)
+        own = (1 - share) * own
+        own[second] = share
+    every[speaking] = own
+    return every if len(start_weights) in speaking else every[:-1]
 
 
 def _evidence(
@@ -142,15 +144,13 @@ def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 def worst_ratio(own: Mapping[str, Rows], alone: Mapping[str, Float[Array, "members rows"]]) -> float:
     """Return the largest ratio to the error of a best member.
 
-    Each is raised by its own uncertainty, so that noise of few graphs moves no weights; a small share of the mean over fields decides where the worst fields are equal. 0 where nothing is known.
+    A small share of the mean over fields decides where the worst fields are equal. 0 where nothing is known.
     """
-    ratios, cautious = [], []
+    ratios = []
     for name, errors in own.items():
-        best = alone[name][int(alone[name].mean(axis=1).argmin())]
-        difference, scale = errors - best, float(best.mean()) or 1.0
-        ratios.append(1.0 + float(difference.mean()) / scale)
-        cautious.append(ratios[-1] + CAUTION * float(difference.std()) / (len(best) ** 0.5 * scale))
-    return max(cautious) + REST * float(np.mean(ratios)) if ratios else 0.0
+        best = float(alone[name].mean(axis=1).min())
+        ratios.append(1.0 + (float(errors.mean()) - best) / (best or 1.0))
+    return max(ratios) + REST * float(np.mean(ratios)) if ratios else 0.0
 
 
 def optimum(evidence: Mapping[str, CandidateEvidence], base: Shares) -> Shares:
@@ -188,9 +188,10 @@ def mixed(fitted: Shares, base: Shares, share: float) -> Shares:
     >>> mixed(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 1.0), mixed(np.array([0.8, 0.2, 0.0]), np.full(3, 1 / 3), 0.5)
     (array([0.5, 0.5]), array([0.65, 0.35, 0.  ]))
     """
-    if share == 1.0:
-        return base.copy()
-    return (1 - share) * fitted + share * normalised(np.where(fitted > 0, base, 0.0))
+    common = np.where(fitted > 0, base, 0.0)
+    if share == 1.0 or not common.any():
+        return (base if share == 1.0 else fitted).copy()
+    return (1 - share) * fitted + share * normalised(common)
 
 
 def normalised(weights: Shares) -> Shares:

@@ -14,6 +14,7 @@ from hydragnn.ensemble.checking.subject import Subject, values_of
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.member import outcome
+from hydragnn.ensemble.members.screening import simple_predictions, without_screening
 from hydragnn.models import Number
 
 
@@ -49,8 +50,9 @@ def _raw(subject: Subject, factor: float = 1.0) -> dict[str, Any]:
     if len(ensemble.members) == 1:
         raise DoesNotApply("there is one member")
     outcomes, estimates = [outcome(member, graphs).predictions for member in ensemble.members], {}
+    simple = simple_predictions(ensemble.manifest.simple, ensemble.targets, without_screening(graphs))
     for target in ensemble.targets:
-        members = [one[target.name] for one in outcomes]
+        members = [one[target.name] for one in (*outcomes, simple) if target.name in one]
         scaled = [one.scale_by(torch.tensor(factor).double()) for one in members if isinstance(one, Number)]
         if scaled:
             weights, owners = ensemble.weights_of(target.name), graphs.owner(target.field.on)

@@ -29,9 +29,9 @@ def item_doubts(one: Estimate, weights: Float[Array, " members"]) -> Float[Array
     """
     values = one.doubt
     if one.doubt_name == "std":
-        rows = weights > 0
+        rows = np.flatnonzero(weights)  # of models: a simple predictor is the last
         away = one.members[rows] - np.average(one.members[rows], axis=0, weights=weights[rows])
-        values = np.sqrt(np.average(away**2, axis=0, weights=weights[rows])) if rows.sum() > 1 else one["aleatoric"]
+        values = np.sqrt(np.average(away**2, axis=0, weights=weights[rows])) if len(rows) > 1 else one["aleatoric"]
     flat = values.reshape(len(values), math.prod(values.shape[1:]))
     return np.sqrt((flat**2).mean(axis=1)) if flat.shape[1] else np.full(len(flat), np.nan)
 

@@ -80,6 +80,8 @@ def facts_of(ensemble: Ensemble) -> ExportFacts:
             f"the model was trained on the nearest {structures.max_neighbours} neighbours of each atom, and other programs give all within the "
             "cutoff; build the store without max_neighbours"
         )
+    for name in set(potential.names.values()) & set(ensemble.manifest.simple.fitted):
+        raise InputError(f"a simple predictor is a member for {name}, and exports carry models; export a run of it")
     dtypes = {str(member.model.dtype).removeprefix("torch.") for member in ensemble.members}
     return ExportFacts(
         names=potential.names,

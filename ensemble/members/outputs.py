@@ -1,7 +1,7 @@
 """Predictions of all members for a part of a store."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -15,9 +15,10 @@ from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.members.committee import in_committee
 from hydragnn.ensemble.members.member import Member, MemberOutcome, join_outcomes, optional_inputs, shared_inputs
 from hydragnn.ensemble.members.plan import default_budget
-from hydragnn.ensemble.members.screening import outcome_of, read_screened
+from hydragnn.ensemble.members.screening import outcome_of, read_screened, simple_predictions
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import Distribution, Target
+from hydragnn.models import Distribution, Target, concatenate_distributions
+from hydragnn.training.baselines import Baselines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,6 +34,8 @@ class MemberOutputs:
     """Targets in their units, one row per item; NaN where a label is missing."""
     seconds: tuple[float, ...]
     """Time of every member."""
+    simple: Mapping[str, Distribution] = field(default_factory=dict)
+    """Predictions of simple members by target."""
 
     def owners(self, target: Target) -> Int[np.ndarray, " items"]:
         """Return the number in the store of the graph of every item."""
@@ -58,8 +61,9 @@ class MemberOutputs:
         return np.all([labelled, *(one.finite().numpy() for one in self.of(target))], axis=0)
 
     def of(self, target: Target, use: Bool[np.ndarray, " items"] | None = None) -> list[Distribution]:
-        """Return the predictions of every member for a target."""
+        """Return the predictions of every member for a target, last of a simple one."""
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
+        every += [self.simple[target.name]] if target.name in self.simple else []
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
     def labelled(self, target: Target, p_values: Float[Array, " graphs"] | None = None) -> Labelled:
@@ -84,7 +88,11 @@ class MemberOutputs:
 
 
 def member_outputs(
-    members: Sequence[Member], store: GraphStore, graphs: Int[np.ndarray, " graphs"], inputs: Sequence[str]
+    members: Sequence[Member],
+    store: GraphStore,
+    graphs: Int[np.ndarray, " graphs"],
+    inputs: Sequence[str],
+    simple: Baselines | None = None,
 ) -> MemberOutputs:
     """Predict these graphs with every member; batches are built once."""
     if not len(graphs):
@@ -93,6 +101,7 @@ def member_outputs(
     targets, optional = members[0].targets, optional_inputs(members, shared_inputs(members).values())
     parts_of_member: list[list[MemberOutcome]] = [[] for _ in members]
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}
+    of_simple: dict[str, list[Distribution]] = {}
     seconds = [0.0] * len(members)
     sizes = store.sizes()
     for numbers in pack(sizes, graphs, default_budget(sizes)):
@@ -101,6 +110,8 @@ def member_outputs(
         batch = read.whole
         for target in targets:
             labels[target.name].append(labels_of(batch, target))
+        for name, prediction in simple_predictions(simple or Baselines(), targets, read).items():
+            of_simple.setdefault(name, []).append(prediction)
         for position, member in enumerate(members):
             started = perf_counter()
             parts_of_member[position].append(outcome_of(member, read))
@@ -112,6 +123,7 @@ def member_outputs(
         outcomes=tuple(join_outcomes(parts) for parts in parts_of_member),
         labels={name: np.concatenate(values) for name, values in labels.items()},
         seconds=committee.shared(seconds),
+        simple={name: concatenate_distributions(parts) for name, parts in of_simple.items()},
     )
 
 

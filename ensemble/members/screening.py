@@ -11,7 +11,8 @@ from hydragnn.datasets import GraphStore, changed_sentence, read_checked
 from hydragnn.ensemble.members.member import Member, MemberOutcome, outcome
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.problems import graph_problems
-from hydragnn.models import Distribution
+from hydragnn.models import Distribution, Point, Target
+from hydragnn.training.baselines import Baselines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,14 +88,12 @@ def outcome_of(member: Member, read: Screened) -> MemberOutcome:
     if read.valid is read.whole:
         return outcome(member, read.whole)
     result = None if read.valid is None else outcome(member, read.valid)
-    predictions: dict[str, Distribution] = {}
-    for target in member.targets:
-        valid = torch.from_numpy(read.fine)[read.whole.owner(target.field.on)]
-        if result is None:
-            predictions[target.name] = target.distribution.blank(target.field, len(valid))
-        else:
-            rows = (valid.cumsum(0) - 1).clamp_min(0)  # of an item among those of valid graphs
-            predictions[target.name] = result.predictions[target.name].rows(rows).blank_items(~valid)
+    predictions = {
+        target.name: target.distribution.blank(target.field, read.whole.num_items(target.field.on))
+        if result is None
+        else _of_all(read, target, result.predictions[target.name])
+        for target in member.targets
+    }
     reasons, distances = np.array(read.reasons, dtype=object), np.full((len(read.reasons), 3), np.nan)
     of_nodes = np.full(read.whole.num_nodes, np.nan)
     if result is not None:
@@ -103,3 +102,19 @@ def outcome_of(member: Member, read: Screened) -> MemberOutcome:
     return MemberOutcome(
         predictions=predictions, reasons=tuple(reasons.tolist()), distances=distances, node_distances=of_nodes
     )
+
+
+def simple_predictions(simple: Baselines, targets: Sequence[Target], read: Screened) -> dict[str, Distribution]:
+    """Return predictions of simple members; NaN for invalid graphs."""
+    own = [(target, name) for target in targets for name in simple.fitted.get(target.name, ())]
+    if read.valid is None:
+        return {one.name: Point.blank(one.field, read.whole.num_items(one.field.on)) for one, _ in own}
+    valid = read.valid.to("cpu") if own else read.valid
+    return {one.name: _of_all(read, one, simple.prediction(name, one, valid)) for one, name in own}
+
+
+def _of_all(read: Screened, target: Target, result: Distribution) -> Distribution:
+    """Return predictions of valid graphs as those of all."""
+    valid = torch.from_numpy(read.fine)[read.whole.owner(target.field.on).cpu()]
+    rows = (valid.cumsum(0) - 1).clamp_min(0)  # of an item among those of valid graphs
+    return result.rows(rows).blank_items(~valid)

@@ -16,6 +16,7 @@ from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.manifest import cutoff_of
 from hydragnn.datasets.sources.base import BuildSettings, ObjectsBuild
 from hydragnn.datasets.sources.registry import for_prediction, settings_of_rule
+from hydragnn.ensemble.members.screening import simple_predictions, without_screening
 from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch
@@ -54,7 +55,8 @@ class TrainableEnsemble(nn.Module):
         ``source`` is what ``Ensemble.graphs`` takes.
         """
         batch, targets = self.ensemble.graphs(source), self.ensemble.targets
-        values: dict[str, Tensor] = {}
+        simple = simple_predictions(self.ensemble.manifest.simple, targets, without_screening(batch))
+        values = {name: value_of(one) * self.weights[name][-1] for name, one in simple.items()}
         for number, (member, model) in enumerate(zip(self.ensemble.members, self.models, strict=True)):
             assert isinstance(model, GraphModel)
             trained = TrainedModel(model=model, normalisation=member.model.normalisation, executor=Eager(model=model))
@@ -64,7 +66,7 @@ class TrainableEnsemble(nn.Module):
                 name = target.name
                 one = denormalise(predictions[name], target.field, trained.normalisation, visible)
                 share = value_of(one) * self.weights[name][number]
-                values[name] = values[name] + share if name in values else share
+                values[name] = values[name].to(share) + share if name in values else share
         classes = {target.name for target in targets if target.distribution is Categorical}
         return {name: (value.log() if name in classes else value).to(trained.dtype) for name, value in values.items()}
 

@@ -35,7 +35,7 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
     on the validation part of that run's store, or of ``data``. The module stays as it is; one in double precision will predict so.
     InputError for several members, for weights that are not finite or of another shape, and where the store is not like that of training.
     """
-    if not isinstance(module, TrainableEnsemble) or len(module.models) != 1:
+    if not isinstance(module, TrainableEnsemble) or len(module.models) != 1 or module.ensemble.manifest.simple.fitted:
         raise InputError(
             "save takes what load(RUN).trainable() gave for one run; save the modules of several runs one by one"
         )

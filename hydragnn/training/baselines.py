@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from dataclasses import field as member
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from hydragnn.base.errors import InputError
 from hydragnn.datasets import Budget, GraphStore, Loader
 from hydragnn.datasets.tools import present_graphs
 from hydragnn.graphs.batch import GraphBatch, edge_vectors, volumes
@@ -50,8 +52,8 @@ FARTHEST = 10.0
 class Features:
     """Numbers about graphs, nodes and edges that no rotation and no numbering changes."""
 
-    inputs: tuple[Field, ...]
-    kinds: Mapping[str, Int[Tensor, " kinds"]]
+    inputs: tuple[Field, ...] = ()
+    kinds: Mapping[str, Int[Tensor, " kinds"]] = member(default_factory=dict)
     """The classes of training graphs, by field."""
 
     def of(self, batch: GraphBatch, location: Location) -> Float[Tensor, "items features"]:
@@ -124,6 +126,65 @@ def invariants(values: Tensor, field: Field, kinds: Int[Tensor, " kinds"] | None
     return values.reshape(len(values), math.prod(values.shape[1:]))[:, :COMPONENTS]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Linear:
+    """Linear predictor, of shares of species and of standardised terms."""
+
+    shares: Float[Array, "species width"]
+    first: int = 0
+    """First feature among the terms."""
+    products: bool = False
+    """True where products of two features are terms, too."""
+    mean: Float[Array, " terms"]
+    scale: Float[Array, " terms"]
+    slopes: Float[Array, "terms width"]
+    intercept: Float[Array, " width"]
+
+    def __call__(self, features: Float[Array, "rows features"], shares: Float[Array, "rows species"]) -> Array:
+        """Return values; InputError for features of other inputs."""
+        of_features = terms(features, self.first, products=self.products)
+        if (of_features.shape[1], shares.shape[1]) != (len(self.mean), len(self.shares)):
+            raise InputError("a linear predictor was fitted on other inputs; build the ensemble again")
+        standard = ((of_features - self.mean) / self.scale).clip(-FARTHEST, FARTHEST)
+        return np.asarray(shares @ self.shares + (standard @ self.slopes + self.intercept))
+
+
+def terms(features: Float[Array, "rows features"], first: int, *, products: bool) -> Float[Array, "rows terms"]:
+    """Return the features from ``first`` on, and their products."""
+    some = features[:, first:]
+    one, other = np.triu_indices(some.shape[1] if products else 0)
+    return np.concatenate([some, some[:, one] * some[:, other]], axis=1)
+
+
+def fitted_linear(
+    features: Float[Array, "rows features"],
+    left: Float[Array, "rows width"],
+    shares: Float[Array, "species width"],
+    first: int,
+    *,
+    products: bool = False,
+) -> Linear:
+    """Fit ridge on terms to what shares of species have ``left``."""
+    from sklearn.linear_model import RidgeCV
+    from sklearn.preprocessing import StandardScaler
+
+    of_features, shape = terms(features, first, products=products), left.shape[1]
+    if not of_features.shape[1]:
+        none = np.zeros(0)
+        return Linear(
+            shares=shares, first=first, mean=none, scale=none, slopes=np.zeros((0, shape)), intercept=np.zeros(shape)
+        )
+    scaler, ridge = StandardScaler(), RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True)
+    ridge.fit(scaler.fit_transform(of_features).clip(-FARTHEST, FARTHEST), left)
+    facts = {
+        "mean": scaler.mean_,
+        "scale": scaler.scale_,
+        "slopes": np.atleast_2d(ridge.coef_).T,
+        "intercept": np.atleast_1d(ridge.intercept_),
+    }
+    return Linear(shares=shares, first=first, products=products, **facts)
+
+
 def fitted_target(
     target: Target,
     features: Float[Array, "rows features"],
@@ -132,34 +193,25 @@ def fitted_target(
     means: int = 0,
 ) -> dict[str, Predictor]:
     """Fit a target's baselines; the last ``means`` features are means by volume."""
-    from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingRegressor
-    from sklearn.linear_model import RidgeCV
     from sklearn.multioutput import MultiOutputRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, StandardScaler
 
-    coefficients = np.linalg.lstsq(shares, values, rcond=None)[0]
-    ridge, cut = RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True), _cut()
-    trees = HistGradientBoostingRegressor(
-        max_leaf_nodes=15, min_samples_leaf=_leaf(values), early_stopping=False, random_state=0
-    )
-    models = {"ridge": make_pipeline(StandardScaler(), cut, ridge)}
-    if means:
-        last = FunctionTransformer(lambda features: features[:, -means:])
-        powers = PolynomialFeatures(2 if means <= MULTIPLIED else 1, include_bias=False)
-        models["mixture"] = make_pipeline(last, powers, StandardScaler(), cut, clone(ridge))
-    models |= {"boosting": MultiOutputRegressor(trees)} if target.field.width <= BOOSTED else {}
-    for model in models.values():
-        model.fit(features, values - shares @ coefficients)
-
-    def predict(model: Any, features: Array, shares: Array) -> Array:
-        base = shares @ coefficients
-        return base if model is None else base + model.predict(features).reshape(base.shape)
-
+    coefficients, count = np.linalg.lstsq(shares, values, rcond=None)[0], features.shape[1]
+    left = values - shares @ coefficients
     is_trivial = target.references or shares.shape[1] < 2
-    every = models if is_trivial else {"composition": None, **models}
-    return {name: partial(predict, model) for name, model in every.items()}
+    first = {"ridge": 0} if is_trivial else {"composition": count, "ridge": 0}
+    models: dict[str, Predictor] = {name: fitted_linear(features, left, coefficients, at) for name, at in first.items()}
+    if means:
+        products = means <= MULTIPLIED
+        models["mixture"] = fitted_linear(features, left, coefficients, count - means, products=products)
+    if target.field.width <= BOOSTED:
+        trees = MultiOutputRegressor(
+            HistGradientBoostingRegressor(
+                max_leaf_nodes=15, min_samples_leaf=_leaf(values), early_stopping=False, random_state=0
+            )
+        ).fit(features, left)
+        models["boosting"] = lambda rows, of_rows: of_rows @ coefficients + trees.predict(rows)
+    return models
 
 
 def fitted_classes(
@@ -170,14 +222,15 @@ def fitted_classes(
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
     if len(np.unique(values)) < 2:
         return {}
     trees = HistGradientBoostingClassifier(
         max_iter=40, max_leaf_nodes=15, min_samples_leaf=_leaf(values), early_stopping=False, random_state=0
     )
-    models = {"logistic": make_pipeline(StandardScaler(), _cut(), LogisticRegression(max_iter=1_000))}
+    cut = FunctionTransformer(np.clip, kw_args={"a_min": -FARTHEST, "a_max": FARTHEST})
+    models = {"logistic": make_pipeline(StandardScaler(), cut, LogisticRegression(max_iter=1_000))}
     models |= {"boosting": trees} if target.field.classes <= BOOSTED_CLASSES else {}
 
     def predict(model: Any, features: Array, _: Array) -> Array:
@@ -192,12 +245,6 @@ def fitted_classes(
     return {name: partial(predict, model) for name, model in models.items()}
 
 
-def _cut() -> Any:
-    from sklearn.preprocessing import FunctionTransformer
-
-    return FunctionTransformer(np.clip, kw_args={"a_min": -FARTHEST, "a_max": FARTHEST})
-
-
 def _leaf(values: Array) -> int:
     """Return the fewest rows of a leaf of boosted trees."""
     return min(20, max(2, len(values) // 20))
@@ -207,25 +254,62 @@ def _leaf(values: Array) -> int:
 class Baselines:
     """Fitted baselines of all targets that have any."""
 
-    features: Features
-    fitted: Mapping[str, Mapping[str, Predictor]]
+    features: Features = Features()
+    fitted: Mapping[str, Mapping[str, Predictor]] = member(default_factory=dict)
     """By target and name; extensive targets are fitted per node."""
 
+    def prediction(self, baseline: str, target: Target, batch: GraphBatch) -> Distribution:
+        """Return the prediction of a target in the unit of labels."""
+        values = self.fitted[target.name][baseline](*self.features.arrays(batch, target.field.on))
+        if target.field.classes:
+            return Categorical(logits=torch.from_numpy(values).log())
+        mean = torch.from_numpy(values * sizes_of(target, batch))
+        return Point(mean=mean.view(len(mean), *target.field.shape))
+
     def predictor(self, baseline: str, targets: Sequence[Target]) -> Callable[[GraphBatch], dict[str, Distribution]]:
-        """Return the predictor of these targets, in the units of labels."""
+        """Return the predictor of these targets."""
+        return lambda batch: {target.name: self.prediction(baseline, target, batch) for target in targets}
 
-        def predict(batch: GraphBatch) -> dict[str, Distribution]:
-            result: dict[str, Distribution] = {}
-            for target in targets:
-                values = self.fitted[target.name][baseline](*self.features.arrays(batch, target.field.on))
-                if target.field.classes:
-                    result[target.name] = Categorical(logits=torch.from_numpy(values).log())
-                    continue
-                mean = torch.from_numpy(values * sizes_of(target, batch))
-                result[target.name] = Point(mean=mean.view(batch[target.field.name].shape))
-            return result
+    def only(self, names: Mapping[str, str]) -> "Baselines":
+        """Return one predictor of each of these targets."""
+        fitted = {target: {name: self.fitted[target][name]} for target, name in names.items()}
+        return Baselines(features=self.features if fitted else Features(), fitted=fitted)
 
-        return predict
+    def to_json(self) -> dict[str, Any]:
+        """Return linear predictors as plain JSON, which ``linear_from_json`` reads."""
+
+        def numbers(one: Any) -> dict[str, Any]:
+            return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in asdict(one).items()}
+
+        return {
+            "inputs": [field.name for field in self.features.inputs],
+            "kinds": {name: kinds.tolist() for name, kinds in self.features.kinds.items()},
+            "fitted": {
+                target: {name: numbers(one) for name, one in own.items()} for target, own in self.fitted.items()
+            },
+        }
+
+
+def linear_from_json(value: Mapping[str, Any], fields: Mapping[str, Field]) -> Baselines:
+    """Return linear predictors of ``to_json``; KeyError, TypeError or ValueError on anything else."""
+
+    def predictor(own: Mapping[str, Any]) -> Linear:
+        arrays = {name: np.array(own[name], dtype=np.float64) for name in ("mean", "scale", "intercept")}
+        shape = (-1, len(arrays["intercept"]))
+        arrays |= {name: np.array(own[name], dtype=np.float64).reshape(shape) for name in ("shares", "slopes")}
+        if not len(arrays["mean"]) == len(arrays["scale"]) == len(arrays["slopes"]):
+            raise ValueError("a linear predictor has other terms than slopes")
+        if not all(np.isfinite(one).all() for one in arrays.values()) or not (arrays["scale"] > 0).all():
+            raise ValueError("a linear predictor is not finite")
+        return Linear(first=int(own["first"]), products=bool(own["products"]), **arrays)
+
+    return Baselines(
+        features=Features(
+            inputs=tuple(fields[name] for name in value["inputs"]),
+            kinds={name: torch.tensor(kinds, dtype=torch.int64) for name, kinds in value["kinds"].items()},
+        ),
+        fitted={target: {name: predictor(one) for name, one in own.items()} for target, own in value["fitted"].items()},
+    )
 
 
 def sizes_of(target: Target, batch: GraphBatch) -> Float[Array, "items 1"]:
@@ -252,7 +336,7 @@ def fitted_baselines(
     samples = [_sample(store, train, target) for target in scalars]
     graphs = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *samples]))
     if not len(graphs):
-        return Baselines(features=Features(inputs=(), kinds={}), fitted={})
+        return Baselines()
     read = dict.fromkeys([*names, *(target.field.name for target in scalars)])
     batches = [batch for _, batch in Loader(store, graphs, _budget(store), shuffle=False, fields=read).epoch(0)]
     classes = [name for name in names if fields[name].classes]

@@ -53,6 +53,10 @@ def is_categorical(one: TargetEvaluation) -> bool:
     return "error_rate" in model_scores(one)
 
 
+BETTER = 1.02
+"""Ratio of errors from which a part is better than the ensemble."""
+
+
 def best_baseline(one: TargetEvaluation) -> str:
     """Return the simple predictor with the smallest error; empty without any."""
     errors = {name: error(scores) for name, scores in one.baselines.items() if math.isfinite(error(scores))}
@@ -60,15 +64,18 @@ def best_baseline(one: TargetEvaluation) -> str:
 
 
 def better_baseline(one: TargetEvaluation) -> str:
-    """Return the simple predictor that beats model and trivial one, if any."""
-    best = best_baseline(one)
-    return best if best and error(one.baselines[best]) < min(error(model_scores(one)), error(one.trivial)) else ""
+    """Return the simple predictor that beats model and trivial one, if any.
+
+    An ensemble by 2 %, since it may be a member.
+    """
+    best, own = best_baseline(one), error(model_scores(one)) / (BETTER if one.ensemble else 1.0)
+    return best if best and error(one.baselines[best]) < min(own, error(one.trivial)) else ""
 
 
 def better_member(one: TargetEvaluation) -> str:
     """Return the best member if 2 % better; else empty."""
     best = one.members.get(one.best_member) if one.ensemble and len(one.members) > 1 else None
-    return one.best_member if best and error(model_scores(one)) > 1.02 * error(best) else ""
+    return one.best_member if best and error(model_scores(one)) > BETTER * error(best) else ""
 
 
 def ratio(one: TargetEvaluation) -> float:

@@ -13,6 +13,7 @@ from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, leaves, table_of
 from hydragnn.scripts.report.facts import Facts, error, is_categorical
 from hydragnn.scripts.report.words import duration, join, measured, plain_number, short, text, thousands, with_unit
+from hydragnn.training.baselines import BASELINES
 
 
 def chapter(facts: Facts) -> Section | None:
@@ -138,6 +139,13 @@ def members_table(facts: Facts) -> Table:
             cost = (thousands(record.parameters), str(record.epochs), duration(record.cost.seconds))
         settings = [text(flat[name].get(path)) if record else "–" for path in paths]
         rows.append((name, _weights(facts, position), *settings, *map(measured, errors), *cost))
+    simple = facts.manifest.simple.fitted if facts.manifest else {}
+    for field, name in ((field, name) for field, own in simple.items() for name in own):
+        assert facts.manifest is not None
+        weight = f"{field} {facts.manifest.weights[field][-1]:.3g}"
+        scores = part.scores.items() if part else ()
+        errors = [error(one.baselines.get(name) if own == field else None) for own, one in scores]
+        rows.append((BASELINES.get(name, name), weight, *("–" for _ in paths), *map(measured, errors), "–", "–", "–"))
     heads = [
         with_unit(f"{name} {'wrong' if is_categorical(one) else 'MAE'}", one.unit)
         for name, one in (part.scores.items() if part else ())
