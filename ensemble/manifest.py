@@ -59,9 +59,12 @@ class Manifest:
     dim: int
     nominal: float = 0.9
     weights: Mapping[str, tuple[float, ...]] = member(default_factory=dict)
-    """Weights of members by field, where they differ from those of ``members``; last that of a simple predictor, if any."""
+    """Weights by field, where not those of ``members``.
+
+    The last is that of a simple member, if there is one.
+    """
     simple: Baselines = member(default_factory=Baselines)
-    """Simple predictors that are members, one of each of some fields."""
+    """Simple members, one of each of some fields."""
     calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
     domain: Domain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)

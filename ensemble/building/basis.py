@@ -50,9 +50,9 @@ class Basis:
 
 
 def weighted(setup: Setup) -> tuple[Setup, MemberOutputs]:
-    """Return the setup with weights by field, and predictions of validation graphs, which set them.
+    """Return the setup with weights, and predictions of validation graphs.
 
-    Simple predictors with a weight are members.
+    These set weights by field; simple predictors with one are members.
     """
     ensemble, simple = setup.ensemble, simple_members(setup)
     manifest = replace(ensemble.manifest, simple=simple)
@@ -66,9 +66,9 @@ def weighted(setup: Setup) -> tuple[Setup, MemberOutputs]:
 
 
 def simple_members(setup: Setup) -> Baselines:
-    """Return the linear predictor of every number of graphs with the least error on validation graphs.
+    """Return the best linear predictor of every number of graphs.
 
-    None where graphs may lack inputs or edges, of classes, and of energies with derivatives, which it would not have.
+    Best on validation graphs. None where graphs may lack inputs or edges, of classes, and of energies with derivatives, which it would not have.
     """
     ensemble, baselines = setup.ensemble, setup.baselines
     have_edges = any(one.model.description.edges for one in ensemble.members)

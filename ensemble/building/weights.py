@@ -64,7 +64,7 @@ def fitted_weights(
 def _of_group(
     valid: MemberOutputs, targets: Sequence[Target], start_weights: Shares, speaking: np.ndarray
 ) -> Float[Array, " candidates"] | None:
-    """Return weights of fields that share them, last of a simple member; None for few graphs."""
+    """Return weights of fields that share them; None for few graphs."""
     usable = {target.name: valid.usable(target) for target in targets}
     labelled = [np.unique(valid.positions(target)[usable[target.name]]) for target in targets]
     graphs = np.unique(np.concatenate(labelled))

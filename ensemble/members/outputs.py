@@ -61,7 +61,7 @@ class MemberOutputs:
         return np.all([labelled, *(one.finite().numpy() for one in self.of(target))], axis=0)
 
     def of(self, target: Target, use: Bool[np.ndarray, " items"] | None = None) -> list[Distribution]:
-        """Return the predictions of every member for a target, last of a simple one."""
+        """Return the predictions of every member, last of a simple one."""
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
         every += [self.simple[target.name]] if target.name in self.simple else []
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]

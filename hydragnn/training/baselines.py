@@ -276,7 +276,7 @@ class Baselines:
         return Baselines(features=self.features if fitted else Features(), fitted=fitted)
 
     def to_json(self) -> dict[str, Any]:
-        """Return linear predictors as plain JSON, which ``linear_from_json`` reads."""
+        """Return plain JSON of linear predictors, for ``linear_from_json``."""
 
         def numbers(one: Any) -> dict[str, Any]:
             return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in asdict(one).items()}
@@ -291,7 +291,10 @@ class Baselines:
 
 
 def linear_from_json(value: Mapping[str, Any], fields: Mapping[str, Field]) -> Baselines:
-    """Return linear predictors of ``to_json``; KeyError, TypeError or ValueError on anything else."""
+    """Return linear predictors of ``to_json``.
+
+    KeyError, TypeError or ValueError on anything else.
+    """
 
     def predictor(own: Mapping[str, Any]) -> Linear:
         arrays = {name: np.array(own[name], dtype=np.float64) for name in ("mean", "scale", "intercept")}

@@ -1,4 +1,4 @@
-"""Linear predictors beside models: members of numbers of graphs, with weights that validation sets."""
+"""Linear predictors are members of numbers of graphs."""
 
 import shutil
 from collections.abc import Callable
