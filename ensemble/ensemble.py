@@ -51,6 +51,7 @@ from hydragnn.ensemble.reading.structures import (
     check_edges,
     check_lengths,
     made_graphs,
+    own_neighbours,
     reads_atoms,
     structures_for,
     training_attributes,
@@ -239,7 +240,8 @@ class Ensemble(Shown):
     def doubt_about_structures(self) -> str:
         """Return a note where the training store of a run is gone."""
         store = self.members[0].config.data.store
-        if "attributes" in self.manifest.data or absent_store(store) is None or not reads_atoms(self.manifest):
+        known = "attributes" in self.manifest.data or own_neighbours(self.members[0]) is not None
+        if known or absent_store(store) is None or not reads_atoms(self.manifest):
             return ""
         return (
             f"the training store {text_of(store)} is not there, so that structures have all neighbours within the model's cutoff, and fields as they "

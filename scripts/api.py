@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hydragnn.ensemble import Ensemble, Evaluation, ExportResult, PredictionResult, Predictions
     from hydragnn.hpo import CampaignStatus
     from hydragnn.hpo.submit import Submission
+    from hydragnn.importing.page import Import
     from hydragnn.scripts.doctor import Installation
     from hydragnn.scripts.simulated import SimulationResult
 else:  # for what reads annotations; the rooms are imported when a function needs them
@@ -169,6 +170,25 @@ def store_info(store: Annotated["Path | str | GraphStore", Path, typer.Argument(
     from hydragnn.datasets import store_info as info
 
     return info(place)
+
+
+@check_arguments
+def import_public(
+    source: Annotated[
+        Path | str, Path, typer.Argument(help="A run folder, checkpoint or folder of runs of the public HydraGNN.")
+    ],
+    out: Annotated[
+        Path | str | None, Path | None, typer.Option("--out", help="Where runs go; NAME-imported here if absent.")
+    ] = None,
+) -> "Import":
+    """Import models of the public HydraGNN as runs.
+
+    Several with data beside them become a calibrated ensemble in ``OUT/ensemble``. InputError where no model can be read: nothing is written then.
+    """
+    from hydragnn.importing.page import import_folder
+
+    place = as_path(source)
+    return import_folder(place, as_path(out) if out else Path(f"{place.resolve().stem}-imported"))
 
 
 @check_arguments

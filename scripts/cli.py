@@ -233,6 +233,16 @@ def predict(values: Values, as_json: bool) -> None:
     leave(3 if result and result.failed == result.graphs > 0 else 0)
 
 
+def import_public(values: Values, as_json: bool) -> None:
+    """Import checkpoints of the public HydraGNN as runs.
+
+    Finds configuration, checkpoints and data beside each other, says which version wrote them and why, repeats the errors on the test part, and makes a
+    calibrated ensemble of several. Files are read as numbers: no code in them runs.
+    """
+    result = api.import_public(**values)
+    show(Result(value=result.to_json(), table={"out": str(result.out)}, lines=[*result.lines()]), as_json)
+
+
 def _plan(values: Values, as_json: bool) -> None:
     from hydragnn.distributed import leave
 
@@ -250,6 +260,7 @@ command(data, data_convert, "convert")
 command(data, api.merge_stores, "merge")
 command(data, api.append_store, "append")
 command(data, label, "label", device=True)
+command(app, api.import_public, "import", import_public)
 command(app, api.train, "train", train, device=True)
 command(app, api.search, "search", search, ahead_of="overrides")
 command(app, api.simulate, "simulate", simulate)

@@ -240,11 +240,17 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
         keys={field.name: field.keys[0] for field in declared if field.keys[0] != field.name},
         scales={field.name: field.scale for field in declared if field.scale != 1.0},
         cutoff=float(cutoff),
-        max_neighbours=store_attributes.get("max_neighbours"),
+        max_neighbours=store_attributes.get("max_neighbours", own_neighbours(members[0])),
         fields=tuple(field for field in others if not is_levels(field)),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
         coarsening=coarsening,
     )
+
+
+def own_neighbours(member: Member) -> int | None:
+    """Return the nearest neighbours that nodes keep, where the settings of a model say it."""
+    most: int | None = getattr(member.model.description.model, "max_neighbours", None)
+    return most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,7 +64,12 @@ def save_outside(module: TrainableEnsemble, out: Path, data: Path | None = None)
     module.ensemble.needed(store)
     if data is not None:
         _check_other(module, store, data)
-    record = _record(member, deepcopy(model).eval(), config, store if config.data.edges else WithoutEdges(store))
+    note = (
+        f"trained outside of this program, from the weights of {member.name}: which graphs trained it is not known, and one of its validation "
+        "part may be among them"
+    )
+    seen = store if config.data.edges else WithoutEdges(store)
+    record = validated_record(member, deepcopy(model).eval(), config, seen, note)
     with empty_folders_removed(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", record.config)
@@ -87,8 +92,8 @@ def _check_other(module: TrainableEnsemble, store: GraphStore, place: Path) -> N
         raise InputError(f"{place} has cutoff = {now}, the store of training {of_training}; build it in the same way")
 
 
-def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphStore) -> RunRecord:
-    """Return the record with errors on the validation part."""
+def validated_record(member: Member, model: GraphModel, config: RunConfig, store: GraphStore, note: str) -> RunRecord:
+    """Return the record with errors on the validation part, and a note."""
     trained = TrainedModel(model=model, normalisation=member.model.normalisation, executor=Eager(model=model))
     split, targets = make_split(store, config.split), list(trained.targets)
     if not len(split.valid):
@@ -99,10 +104,6 @@ def _record(member: Member, model: GraphModel, config: RunConfig, store: GraphSt
         simple = flat_metrics(errors_on(trivial, store, split.valid, targets, BUDGET), "valid")
         values = {"valid/loss": _loss(trained, store, split.valid), **errors}
     best = {name: value for name, value in values.items() if value is not None}
-    note = (
-        f"trained outside of this program, from the weights of {member.name}: which graphs trained it is not known, and one of its validation "
-        "part may be among them"
-    )
     same = store.fingerprint == member.record.data_hash
     return replace(
         member.record,

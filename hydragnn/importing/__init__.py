@@ -1,1 +1,3 @@
 """Files of the public HydraGNN as runs of this program."""
+
+from hydragnn.importing.model import Output, PublicModel

@@ -51,7 +51,12 @@ def save_model(
     version = STIFF if stiff else BRANCHED if several else VERSION
     content = {"version": version, **({"branches": content} if several else content[0])}
     weights = model.state_dict() if weights is None else weights
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    contiguous: dict[str, Tensor] = {}
+    places = set[int]()  # a module under several names has one tensor, and files have none that share memory
+    for name, value in weights.items():
+        one = value.detach().cpu().contiguous()
+        contiguous[name] = one.clone() if one.data_ptr() in places else one
+        places.add(one.data_ptr())
     seal = {CHECKSUM: weights_checksum(contiguous)}
     write_atomically(folder / "weights.safetensors", save(contiguous, metadata=seal), check)
     write_sealed(folder / "model.json", content, check)

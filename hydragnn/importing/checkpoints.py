@@ -1,0 +1,161 @@
+"""Checkpoints of torch as numbers: no code in them runs."""
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_readable
+
+LARGEST = 768 * 2**20
+"""Bytes of all weights of a checkpoint."""
+
+DTYPES = {
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+
+SHARDED = ("torch.distributed", "deepspeed")
+"""Packages whose objects are pieces of tensors that other ranks held."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Numbers of a file, not read yet."""
+
+    dtype: torch.dtype
+    key: str
+    numel: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Tensor as a view of a storage."""
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def _place(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Place:
+    numbers = [offset, *size, *stride]
+    if not isinstance(storage, Storage) or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("a tensor without a storage")
+    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    if prod(size) > storage.numel or (prod(size) and last >= storage.numel):
+        raise ValueError(f"a tensor of size {[*size]} in {storage.numel} numbers")
+    return Place(storage, offset, tuple(size), tuple(stride))
+
+
+def _parameter(data: Any, *more: Any) -> Any:
+    return data
+
+
+KNOWN: Mapping[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _place,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    **{("torch", name): dtype for name, dtype in DTYPES.items()},
+}
+
+
+class _Table(pickle._Unpickler):  # in Python, whose memo takes no more than what is there
+    """Reader of the table of a checkpoint, which knows tensors alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the few known names; InputError for code."""
+        if (module, name) in KNOWN:
+            return KNOWN[module, name]
+        if module.startswith(SHARDED):
+            raise InputError(
+                f"holds {module}.{name}, pieces of tensors of which each rank kept its own; save the full state dictionary again"
+            )
+        raise InputError(f"names {module}.{name}, which would run code; save model.state_dict() alone, and import that")
+
+    def persistent_load(self, pid: Any) -> Storage:
+        """Return the storage that a table names."""
+        kind, dtype, key, _, numel = pid
+        if kind != "storage" or not isinstance(dtype, torch.dtype) or type(numel) is not int or numel < 0:
+            raise ValueError(f"an entry {pid!r:.60}")
+        return Storage(dtype, str(key), numel)
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Return the model's tensors by the file's names, on the CPU.
+
+    InputError, with nothing allocated before, for files that are damaged, larger than ``LARGEST`` or name code.
+    """
+    check_readable(path)
+    try:
+        with zipfile.ZipFile(path) as file:
+            records = _records(file, path)
+            root = next((name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")), None)
+            if root is None:
+                raise ValueError("it has no table")
+            table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
+            states = table.get("model_state_dict", table) if isinstance(table, dict) else None
+            return _tensors(states, file, records, root)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a damaged table makes its reader raise
+        old = "" if zipfile.is_zipfile(path) else " (files of torch before 1.6 are saved again with a newer one)"
+        raise InputError(
+            f"{path} is no checkpoint, or damaged: {error or type(error).__name__}{old}; copy it again"
+        ) from error
+
+
+def _records(file: zipfile.ZipFile, path: Path) -> dict[str, int]:
+    """Return sizes of records; ValueError for a size that the file lacks."""
+    size = path.stat().st_size
+    entries = file.infolist()
+    if any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in entries):
+        raise ValueError("its records are compressed or encrypted, which torch does not write")
+    if any(one.header_offset + one.file_size > size or one.compress_size != one.file_size for one in entries):
+        raise ValueError("it claims more bytes than it has")
+    return {one.filename: one.file_size for one in entries}
+
+
+def _tensors(states: Any, file: zipfile.ZipFile, records: Mapping[str, int], root: str) -> dict[str, Tensor]:
+    tensors = {name: value for name, value in states.items() if isinstance(value, Place)} if states else {}
+    if not tensors or any(not isinstance(name, str) for name in tensors):
+        raise ValueError("it holds no state dictionary of tensors")
+    storages = {place.storage.key: place.storage for place in tensors.values()}
+    total = 0
+    for place in tensors.values():
+        one, record = place.storage, f"{root}data/{place.storage.key}"
+        if one.numel * one.dtype.itemsize != records.get(record) or storages[one.key] != one:
+            raise ValueError(f"a tensor names {one.numel} numbers, and its record has {records.get(record, 0)} bytes")
+    total = sum(one.numel * one.dtype.itemsize for one in storages.values())
+    if total > LARGEST:
+        raise InputError(f"has {total / 1e9:.3g} GB of weights, and at most {LARGEST / 1e9:.2g} are imported")
+    numbers = {
+        key: torch.frombuffer(bytearray(file.read(f"{root}data/{key}")), dtype=one.dtype) if one.numel else None
+        for key, one in storages.items()
+    }
+    return {name: _view(place, numbers[place.storage.key]) for name, place in tensors.items()}
+
+
+def _view(place: Place, numbers: Tensor | None) -> Tensor:
+    if numbers is None:
+        return torch.empty(place.size, dtype=place.storage.dtype)
+    return numbers.as_strided(place.size, place.stride, place.offset)

@@ -1,0 +1,195 @@
+"""Import of files of the public HydraGNN, and its page."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from dataclasses import field as member
+from pathlib import Path
+from typing import Any
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.files import rename_all
+from hydragnn.base.shown import Shown
+from hydragnn.datasets import open_store
+from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.importing.data import open_public, reading_in, write_data
+from hydragnn.importing.finding import find_data, find_models
+from hydragnn.importing.runs import TUNE, Imported, imported_models, write_run, write_tuning
+from hydragnn.training.evaluate import Metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Failure of the public code, with verdict and size."""
+
+    name: str
+    verdict: str
+    evidence: str
+    size: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """One imported model."""
+
+    run: str
+    file: str
+    kind: str
+    generation: str
+    evidence: Sequence[str]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    test: Metrics
+    """Errors on the writer's test part, in units of the data."""
+    notes: Sequence[str]
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Import(Shown):
+    """Runs that were written, what they are, and what to do next."""
+
+    out: Path
+    models: Sequence[Page]
+    ensemble: str = ""
+    data: str = ""
+    refusals: Sequence[str] = member(default_factory=list)
+    next: Sequence[str] = member(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return {**asdict(self), "out": str(self.out)}
+
+    def __str__(self) -> str:
+        return f"{self.out}: {len(self.models)} models of the public HydraGNN"
+
+    def lines(self) -> Iterator[str]:
+        """Yield the page as text."""
+        for one in self.models:
+            yield f"{one.run}: {one.kind}, written by {one.generation} of the public HydraGNN"
+            yield from (f"  evidence: {sentence}" for sentence in one.evidence)
+            yield f"  reads {', '.join(one.inputs)}; predicts {', '.join(one.outputs)}"
+            for name, errors in one.test.items():
+                yield f"  test part, {name}: " + ", ".join(
+                    f"{key} {errors[key]:.6g}" for key in ("mae", "rmse") if errors[key] is not None
+                )
+            yield from (f"  note: {note}" for note in one.notes)
+            yield from (f"  {own.name}: {own.verdict} ({own.evidence}) {own.size}".rstrip() for own in one.findings)
+        yield from (f"refused: {sentence}" for sentence in self.refusals)
+        yield f"data: {self.data}"
+        yield from (f"next: {command}" for command in self.next)
+
+
+def import_folder(path: Path, out: Path) -> Import:
+    """Write models as runs, and several as an ensemble.
+
+    InputError, with nothing written, where no model can be read.
+    """
+    check_out(out)
+    models, failures = list[Imported](), list[InputError]()
+    for files in find_models(path):
+        try:
+            models += imported_models(files)
+        except InputError as error:
+            failures.append(error)
+    if not models:
+        raise failures[0]
+    names, pages, stores = distinct_names([Path(one.name) for one in models]), list[Page](), list[Store]()
+    with in_making(out) as making:
+        alone = len(models) == 1
+        for model, name in zip(models, names):
+            model, store = _with_data(model, making, stores)
+            run = making if alone else making / name
+            errors = write_run(model, store.path, run, out)
+            write_tuning(model, store.path, run)
+            pages.append(_page(model, "" if alone else name, errors, store))
+        ensemble = "" if alone else _ensemble(making, names, stores, failures)
+        (making / LOCK).unlink(missing_ok=True)
+        rename_all({making: out})
+    words = "; ".join(f"{out / one.path.name}: {one.words}" if one.path else one.words for one in stores)
+    return Import(
+        out=out,
+        models=pages,
+        ensemble=ensemble,
+        data=words,
+        refusals=[str(error) for error in failures],
+        next=[*_next(out, pages, ensemble)],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    """Graphs of models that read them alike."""
+
+    words: str
+    """Where they come from, or why there are none."""
+    key: tuple[Any, ...] = ()
+    path: Path | None = None
+
+
+def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Imported, Store]:
+    """Return a model as its data have it, and their store."""
+    place = find_data(model.files)
+    if place is None:
+        return model, _noted(stores, Store(words="none beside the checkpoint, so that nothing is measured"))
+    if model.branches > 1:
+        return model, _noted(stores, Store(words=f"{place} is left out: no file says which branch it belongs to"))
+    try:
+        source = open_public(place)
+        model = replace(model, reading=reading_in(source, model.reading, model.settings))
+        key = (place, repr(model.reading), model.settings.radius, model.settings.max_neighbours)
+        if (same := next((one for one in stores if one.key == key), None)) is not None:
+            return model, same
+        path = making / f"data{len(stores) + 1 if stores else ''}.h5"
+        write_data(source, model.reading, model.settings, path)
+        return model, _noted(stores, Store(words=f"{len(source)} graphs of {place}", key=key, path=path))
+    except InputError as error:
+        return model, _noted(stores, Store(words=f"{place} is left out: {error}"))
+
+
+def _noted(stores: list[Store], store: Store) -> Store:
+    if store not in stores:
+        stores.append(store)
+    return store
+
+
+def _page(model: Imported, run: str, errors: Metrics, store: Store) -> Page:
+    settings, reading, notes = model.settings, model.reading, []
+    if store.path is None and any(one.field.name == ATOMIC_NUMBERS for one in reading.inputs):
+        notes.append("a column is the atomic number by its name; without data nothing tells whether it was scaled")
+    if store.path is None and settings.edge_dim:
+        notes.append("edge features are lengths in Angstrom; without data nothing tells whether they were scaled")
+    return Page(
+        run=run,
+        file=str(model.files.checkpoint),
+        kind=settings.kind,
+        generation=settings.generation,
+        evidence=settings.evidence,
+        inputs=[one.field.name for one in reading.inputs],
+        outputs=[one.field.name for one in reading.outputs],
+        test=errors,
+        notes=notes,
+    )
+
+
+def _ensemble(making: Path, names: Sequence[str], stores: Sequence[Store], failures: list[InputError]) -> str:
+    """Build the ensemble of all models; empty where there is none."""
+    try:
+        if len(stores) != 1 or stores[0].path is None:
+            raise InputError(
+                "no ensemble: its members need one set of graphs, with validation graphs that calibrate it"
+            )
+        build_ensemble([making / name for name in names], making / "ensemble", store=open_store(stores[0].path))
+    except InputError as error:
+        failures.append(error)
+        return ""
+    return "ensemble"
+
+
+def _next(out: Path, pages: Sequence[Page], ensemble: str) -> Iterator[str]:
+    """Yield commands that go on from here."""
+    model = out / (ensemble or pages[0].run)
+    yield f"hydragnn predict {model} STRUCTURES.xyz --out predictions.h5"
+    if ensemble:
+        yield f"hydragnn report {model}"
+    yield f"hydragnn train {out / pages[0].run / TUNE} --out TUNED"

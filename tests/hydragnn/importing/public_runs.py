@@ -1,0 +1,109 @@
+"""Run folders as the public HydraGNN leaves them, with weights drawn here."""
+
+import io
+import json
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydragnn.frozen import FrozenSettings
+from hydragnn.frozen.kinds import KINDS
+
+ARCHITECTURE = {
+    "mpnn_type": "GIN",
+    "radius": 3.0,
+    "max_neighbours": 12,
+    "hidden_dim": 8,
+    "num_conv_layers": 2,
+    "input_dim": 1,
+    "output_heads": {
+        "graph": [
+            {
+                "type": "branch-0",
+                "architecture": {
+                    "num_sharedlayers": 1,
+                    "dim_sharedlayers": 5,
+                    "num_headlayers": 1,
+                    "dim_headlayers": [7],
+                },
+            }
+        ],
+        "node": [{"type": "branch-0", "architecture": {"num_headlayers": 1, "dim_headlayers": [6], "type": "mlp"}}],
+    },
+    "output_type": ["graph", "node"],
+    "output_dim": [1, 3],
+    "task_weights": [1.0, 2.0],
+    "activation_function": "relu",
+    "periodic_boundary_conditions": True,
+}
+VARIABLES = {
+    "input_node_features": [0],
+    "output_names": ["energy_per_atom", "forces"],
+    "output_index": [0, 2],
+    "output_dim": [1, 3],
+    "type": ["graph", "node"],
+}
+FEATURES = {
+    "node_features": {"name": ["atomic_number", "charge", "forces"], "dim": [1, 1, 3]},
+    "graph_features": {"name": ["energy_per_atom"], "dim": [1]},
+}
+
+
+def config_of(**architecture: Any) -> dict[str, Any]:
+    network = {"Architecture": {**ARCHITECTURE, **architecture}, "Variables_of_interest": VARIABLES}
+    return {"Dataset": {"name": "some", **FEATURES}, "NeuralNetwork": {**network, "Training": {"batch_size": 4}}}
+
+
+def write_model(folder: Path, file: str = "NAME.pk", *, seed: int = 0, **architecture: Any) -> Path:
+    """Write a configuration and a checkpoint with prefixed names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_of(**architecture)
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = FrozenSettings.from_config(config, {"branch-0.": torch.zeros(64)})
+    torch.manual_seed(seed)
+    weights = KINDS[settings.kind](settings).state_dict()
+    state = OrderedDict((f"module.{name}", value) for name, value in weights.items())
+    torch.save({"model_state_dict": state, "optimizer_state_dict": {"state": {}}}, folder / file)
+    return folder / file
+
+
+class Code:
+    """Object whose unpickling would call a function."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call[0], self.call[1:]
+
+
+class Named:
+    """Storage by its name in a table."""
+
+    def __init__(self, key: str, numel: int) -> None:
+        self.pid = ("storage", torch.FloatStorage, key, "cpu", numel)
+
+
+def archive(table: Any, records: dict[str, bytes], **zipped: Any) -> bytes:
+    """Return a file with this table, whose tensors are ``Named``."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return value.pid if isinstance(value, Named) else None
+
+    content, text = io.BytesIO(), io.BytesIO()
+    Pickler(text, protocol=2).dump(table)
+    with zipfile.ZipFile(content, "w", **zipped) as file:
+        file.writestr("archive/data.pkl", text.getvalue())
+        for key, value in records.items():
+            file.writestr(f"archive/data/{key}", value)
+    return content.getvalue()
+
+
+def tensor(numel: int, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Code:
+    """Return a tensor of the storage ``0``."""
+    return Code(torch._utils._rebuild_tensor_v2, Named("0", numel), offset, size, stride, False, OrderedDict())

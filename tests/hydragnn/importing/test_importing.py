@@ -1,0 +1,215 @@
+"""Files of the public HydraGNN become runs that predict as its code did; hostile ones do nothing."""
+
+import io
+import json
+import os
+import resource
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase.build import bulk, molecule
+from torch import Tensor
+
+import hydragnn
+from hydragnn.base.errors import InputError
+from hydragnn.frozen import FrozenGraph
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.joining import concatenate
+from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.importing.finding import find_models
+from hydragnn.importing.page import import_folder
+from hydragnn.importing.runs import imported_models, write_run
+from hydragnn.importing.variables import Variable
+from hydragnn.models import load_model
+from tests.hydragnn.frozen.folders import batches, folders
+from tests.hydragnn.frozen.test_frozen import relative
+from tests.hydragnn.importing.public_runs import Code, archive, config_of, tensor, write_model
+
+CLOSE = 4e-6
+"""Largest difference in single precision, in parts of the largest value: sums run in another order."""
+NUMBERS = b"\0" * 40
+
+
+def whole(table: Any, **more: Any) -> bytes:
+    return archive({"model_state_dict": {"module.a": table}}, {"0": NUMBERS}, **more)
+
+
+def torch_bytes(table: Any) -> bytes:
+    content = io.BytesIO()
+    torch.save(table, content)
+    return content.getvalue()
+
+
+GOOD = torch_bytes({"model_state_dict": {"module.a": torch.arange(10.0)}})
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "calls a function": (whole(Code(os.system, "touch executed")), "system, which would run code"),
+    "calls by optimizer": (
+        archive({"model_state_dict": {"a": tensor(10, 0, (10,), (1,))}, "o": Code(eval, "1")}, {"0": NUMBERS}),
+        "eval, which would run code",
+    ),
+    "numpy arrays": (torch_bytes({"a": np.zeros(2)}), "which would run code"),
+    "whole module": (torch_bytes(torch.nn.Linear(2, 2)), "save model.state_dict\\(\\) alone"),
+    "ten gigabytes": (whole(tensor(2_500_000_000, 0, (2_500_000_000,), (1,))), "record has 40 bytes"),
+    "expanded": (whole(tensor(10, 0, (10**10,), (0,))), "in 10 numbers"),
+    "beyond its end": (whole(tensor(10, 5, (10,), (1,))), "in 10 numbers"),
+    "negative": (whole(tensor(10, 0, (-1,), (1,))), "without a storage"),
+    "no numbers": (archive({"model_state_dict": {"a": tensor(10, 0, (10,), (1,))}}, {}), "record has 0 bytes"),
+    "no tensors": (torch_bytes({"model_state_dict": {}}), "no state dictionary"),
+    "a list": (torch_bytes([1, 2]), "no state dictionary"),
+    "cut off": (GOOD[:-60], "no checkpoint, or damaged"),
+    "cut in the middle": (GOOD[: len(GOOD) // 2], "no checkpoint, or damaged"),
+    "compressed": (whole(tensor(10, 0, (10,), (1,)), compression=zipfile.ZIP_DEFLATED), "compressed"),
+    "no table": (b"PK\x05\x06" + b"\0" * 18, "no table"),
+    "text": (b"weights", "torch before 1.6"),
+    "empty": (b"", "no checkpoint, or damaged"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_checkpoints_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, words = HOSTILE[name]
+    write_model(tmp_path / "run").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=words):
+        hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+    assert {one.name for one in tmp_path.iterdir()} == {"run"}
+
+
+CONTRADICTIONS: dict[str, tuple[Any, str]] = {
+    "other width": ({"hidden_dim": 9}, "of different models"),
+    "more layers": ({"num_conv_layers": 3}, "of different models"),
+    "unknown kind": ({"mpnn_type": "GNN"}, "kind"),
+    "unknown activation": ({"activation_function": "tanh"}, "tanh"),
+    "no heads": ({"output_heads": None}, "config.json"),
+    "other outputs": ({"output_dim": [1, 1]}, "other outputs"),
+    "more inputs": ({"input_dim": 2}, "names 1 inputs"),
+    "no configuration": (None, "no config.json"),
+    "no architecture": ({"NeuralNetwork": {}}, "NeuralNetwork.Architecture"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
+    changes, words = CONTRADICTIONS[name]
+    write_model(tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    if changes is None:
+        config.unlink()
+    else:
+        config.write_text(json.dumps(changes if "NeuralNetwork" in changes else config_of(**changes)))
+    with pytest.raises(InputError, match=words):
+        import_folder(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+PLACES: dict[str, tuple[list[str], str, list[str]]] = {
+    "one file": (["model.pk"], "model.pk", ["model.pk"]),
+    "its folder": (["run/checkpoint.pk"], "run", ["checkpoint.pk"]),
+    "logs": (["logs/NAME/NAME.pk"], ".", ["NAME.pk"]),
+    "epochs beside the last": (["a/N.pk", "a/N_epoch_1.pk", "a/N_epoch_2.pk"], "a", ["N.pk"]),
+    "epochs alone": (["a/N_epoch_9.pk", "a/N_epoch_10.pk"], "a", ["N_epoch_10.pk"]),
+    "branches": (["a/N_branch0.pk", "a/N_branch1.pk"], "a", ["N_branch0.pk", "N_branch1.pk"]),
+    "several runs": (["m1/c.pk", "m2/c.pk"], ".", ["c.pk", "c.pk"]),
+    "sets are not searched": (["a/c.pk", "a/dataset/s.pickle/x.pk"], "a", ["c.pk"]),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_models_are_found(name: str, tmp_path: Path) -> None:
+    files, given, found = PLACES[name]
+    for file in files:
+        write_model((tmp_path / file).parent, Path(file).name)
+    assert [one.checkpoint.name for one in find_models(tmp_path / given)] == found
+
+
+def test_configuration_one_folder_up_and_a_broken_link(tmp_path: Path) -> None:
+    write_model(tmp_path / "a" / "b", "N_epoch_1.pk")
+    (tmp_path / "a" / "b" / "config.json").rename(tmp_path / "a" / "config.json")
+    (tmp_path / "a" / "b" / "N.pk").symlink_to("N_epoch_7.pk")
+    assert [one.checkpoint.name for one in find_models(tmp_path)] == ["N_epoch_1.pk"]
+
+
+def test_structures_are_predicted_alone_and_by_a_tuned_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "run")
+    page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    assert [one.generation for one in page.models] == ["v5.0"]
+    assert "predicts energy_per_atom, forces" in "\n".join(page.lines())
+    model = hydragnn.load(tmp_path / "out")
+    predictions = model.predict([molecule("H2O"), bulk("Cu", cubic=True)])
+    assert predictions["energy_per_atom"]["mean"].shape == (2,) and predictions["forces"]["mean"].shape == (7, 3)
+
+
+def alone(folder: Path) -> dict[str, Tensor]:
+    """Return outputs of every graph alone, where those of a batch mix."""
+    path = folder / "predictions.npz"
+    if not path.is_file():
+        return {}
+    with np.load(path) as file:
+        return {name.rpartition(".")[2]: torch.from_numpy(file[name]) for name in file if name.startswith("alone0.")}
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+def test_runs_predict_what_the_writer_computed(folder: Path, real_data: Path, tmp_path: Path) -> None:
+    models = imported_models(find_models(folder)[0])
+    for graph, expected in batches(folder):
+        outputs = alone(folder) or expected.get(torch.float32) or expected[torch.float64]
+        for number, model in enumerate(models if graph.branch is None or len(models) > 1 else []):
+            variables, more = [*model.reading.variables], {}
+            if graph.x.frac().any():  # divided by 20, which a folder without data does not tell
+                number_field = Field(name="number", on="node")
+                variables = [replace(one, field=number_field) if one.field.classes else one for one in variables]
+            if graph.edge_attr is not None and model.settings.edge_dim:
+                variables.append(Variable(field=Field(name="edge_attr", on="edge"), key="edge_attr"))
+                more = {"edge_lengths": 0.0}
+            model = replace(model, reading=replace(model.reading, variables=variables, **more))
+            write_run(model, None, tmp_path / model.name, tmp_path)
+            predicted = load_model(tmp_path / model.name / "model").predict(batch_of(graph, model.reading.inputs))
+            for place, (name, one) in enumerate(predicted.items()):
+                own = outputs[name if model.settings.interatomic else f"head{place}"]
+                rows = slice(None) if graph.branch is None else graph.branch == number
+                if len(own) == len(graph.x) and graph.branch is not None:
+                    rows = graph.branch[graph.batch] == number
+                r = relative(one.mean.reshape(own.shape)[rows], own[rows])
+                assert r < 2e-6, (name, r)
+        return
+
+
+def batch_of(graph: FrozenGraph, inputs: Sequence[Variable]) -> GraphBatch:
+    """Return the graphs with the fields of a run."""
+    of_nodes = [one for one in inputs if one.field.on == "node" and one.key != "pe"]
+    graphs = []
+    for number in range(graph.num_graphs):
+        nodes = (graph.batch == number).nonzero().flatten()
+        first, edges = int(nodes[0]), graph.batch[graph.edge_index[0]] == number
+        values = {one.field.name: graph.x[nodes, place] for place, one in enumerate(of_nodes)}
+        values |= {one.field.name: values[one.field.name].round().long() for one in of_nodes if one.field.classes}
+        values |= (
+            {}
+            if graph.pe is None
+            else {"pe": graph.pe[nodes].squeeze(1) if graph.pe.shape[1] == 1 else graph.pe[nodes]}
+        )
+        shifts = None if graph.edge_shifts is None else -graph.edge_shifts[edges]
+        box = None if shifts is None or not shifts.any() else 1e3
+        graphs.append(
+            graph_from_arrays(
+                graph.pos[nodes],
+                *(graph.edge_index[:, edges] - first),
+                fields=[one.field for one in inputs],
+                nodes={name: value for name, value in values.items() if name in {one.field.name for one in inputs}},
+                edges={"edge_attr": graph.edge_attr[edges, 0]} if "edge_attr" in {one.key for one in inputs} else {},
+                graphs={} if graph.graph_attr is None else {"graph_attr": graph.graph_attr[number]},
+                edge_shifts=shifts,
+                periodic=box is not None,
+                cell=None if box is None else np.eye(3) * box,
+            )
+        )
+    return concatenate(graphs)
