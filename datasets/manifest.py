@@ -14,7 +14,7 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, read_sealed, write_sealed
 from hydragnn.base.imports import REFERENCE
-from hydragnn.base.places import MANIFEST, check_store
+from hydragnn.base.places import MANIFEST, check_store, is_public
 from hydragnn.datasets.arrays import array_specs
 from hydragnn.datasets.part_texts import TextsInfo
 from hydragnn.graphs.defects import Defect
@@ -142,6 +142,8 @@ def read_manifest(folder: Path) -> StoreManifest:
     """Return a store's manifest; InputError where missing, damaged, foreign or newer."""
     check_store(folder)
     path = folder / MANIFEST
+    if is_public(folder):
+        raise InputError(f"{folder} is a set of the public HydraGNN; make a store of it with: hydragnn data convert")
     table = read_sealed(path)
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise InputError(f"{path} does not describe a store of this program; check the path")

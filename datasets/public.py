@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ Runs = Sequence[tuple[int, int]]
 """First and last number of consecutive graphs, the last excluded."""
 
 SHIFTS, Y, Y_LOC, LABEL = "edge_shifts", "y", "y_loc", "label"
+GEOMETRIC = (*POSITIONS, *CELLS, *PERIODIC, SHIFTS, EDGES)
 TARGETS = (Y, "energy", "energy_per_atom", "forces")
 INPUTS = ("x", "edge_attr", "graph_attr", ATOMIC_NUMBERS)
 OF_GRAPHS = (*TARGETS[:3], "graph_attr", "natoms", "chemical_composition")
@@ -57,6 +58,10 @@ class PublicStore(Access, GraphStore):
         """Take columns; ``heads`` are the places of parts of ``y``."""
         self.columns, self.path, self._heads = columns, columns.path, heads
         self._pos = next((key for key in POSITIONS if key in columns.offsets), None)
+        for key in (key for key in GEOMETRIC if key in columns.left_out):
+            raise InputError(
+                f"{self.path}: {key} is {columns.left_out[key]}, and without it edges would be others; write it for every sample alike"
+            )
         nodes = self._pos or next((key for key in ("x", ATOMIC_NUMBERS) if key in columns.offsets), None)
         if nodes is None:
             raise InputError(f"{self.path} has neither pos nor x, so no nodes; check where it comes from")
@@ -150,6 +155,13 @@ class PublicStore(Access, GraphStore):
         read = np.concatenate([np.arange(*run) for run in runs])
         return gather(self._flat(runs, fields), np.searchsorted(read, graphs)[order.reshape(-1)])
 
+    def read_checked(
+        self, indices: Numbers, fields: Collection[str] | None = None
+    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
+        """Return graphs; a set has no digests that they could differ from."""
+        batch = self.read(indices, fields)
+        return batch, np.zeros(len(batch), dtype=np.bool_)
+
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """Return the field ``name`` of consecutive graphs."""
         check_fields(self.fields(), [name])
@@ -241,9 +253,8 @@ class PublicStore(Access, GraphStore):
         columns = self.columns
         if {*columns.labels} <= {*LABELS}:
             yield Origin(field=PART, key=LABEL)
-        geometry = (*POSITIONS, *CELLS, *PERIODIC, SHIFTS, EDGES)
         for key in sorted(columns.offsets):
-            if key in geometry or columns.dtypes[key] == np.uint8 or (key == Y_LOC and Y in columns.offsets):
+            if key in GEOMETRIC or columns.dtypes[key] == np.uint8 or (key == Y_LOC and Y in columns.offsets):
                 continue
             if key == Y and Y_LOC in columns.offsets:
                 yield from self._heads_of_y()

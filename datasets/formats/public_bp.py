@@ -66,10 +66,11 @@ class BpColumns(Columns):
 
     def _pieces_of(self, attributes: Mapping[str, Any]) -> Iterator[Piece]:
         """Yield the keys of every label; InputError where counts contradict arrays."""
+        known: list[NDArray[np.int64]] = []
         labels = [name.removesuffix("/ndata") for name in attributes if name.endswith("/ndata")]
         for label in sorted(labels, key=by_part):
             graphs = int(attributes[f"{label}/ndata"])
-            for key in sorted(np.atleast_1d(attributes[f"{label}/keys"]).tolist()):
+            for key in sorted({*np.atleast_1d(attributes[f"{label}/keys"]).tolist()}):
                 name = f"{label}/{key}"
                 axis, shape = int(attributes[f"{name}/variable_dim"]), self._shapes[name]
                 counts, starts = (self._index(f"{name}/variable_{which}", graphs) for which in ("count", "offset"))
@@ -80,6 +81,8 @@ class BpColumns(Columns):
                     raise InputError(
                         f"{self._broken}: counts of {name} are {stops[-1]} in all, and it has {shape[axis]}"
                     )
+                counts = next((one for one in known if np.array_equal(one, counts)), counts)
+                known.append(counts)  # most keys have one of few columns of counts, which is kept once
                 dtype = np.dtype(DTYPES.get(self._types[name], object))
                 yield Piece(label=label, key=str(key), axis=axis, shape=shape, dtype=dtype, counts=counts)
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Columns(ABC):
         self.dtypes: dict[str, np.dtype[Any]] = {}
         self.left_out: dict[str, str] = {}
         """Keys that are not read, and why."""
-        self._pieces: dict[str, list[tuple[Piece, NDArray[np.int64] | None]]] = {}
+        self._pieces: dict[str, list[tuple[Piece, bool]]] = {}
         for key, some in by_key.items():
             if reason := self._add(key, some):
                 self.left_out[key] = reason
@@ -78,30 +78,30 @@ class Columns(ABC):
         lone = {(piece.dtype, _row_shape(piece, axis)) for piece in pieces}
         if {piece.label for piece in pieces} != {*self.labels}:
             return "not in every part"
-        if len(lone) > 1 or axis > 1 or pieces[0].dtype == object:
+        if len(lone) > 1 or axis > 1 or pieces[0].dtype == object or any(-1 in shape for _, shape in lone):
             return "of several dtypes or shapes, or of those that are not read"
         counts = [np.full(len(p.counts), p.shape[1]) if p.axis < axis else p.counts for p in pieces]
         offsets = offsets_of(np.concatenate(counts))
         # most keys have one of few columns of offsets, which is kept once
         self.offsets[key] = next((one for one in self.offsets.values() if np.array_equal(one, offsets)), offsets)
         ((self.dtypes[key], self.shapes[key]),) = lone
-        self._pieces[key] = [(p, None if p.axis < axis else offsets_of(own)) for p, own in zip(pieces, counts)]
+        self._pieces[key] = [(replace(piece, counts=piece.counts[:1].copy()), piece.axis < axis) for piece in pieces]
         return ""
 
     def rows(self, key: str, first: int, last: int) -> Array:
         """Return rows of graphs ``first`` to ``last``, end to end."""
         runs, skip = [np.zeros((0, *self.shapes[key]), dtype=self.dtypes[key])], 0
-        for piece, offsets in self._pieces[key]:
-            start, stop = (min(max(graph - skip, 0), len(piece.counts)) for graph in (first, last))
-            skip += len(piece.counts)
-            if stop == start:
-                continue
-            if offsets is None:  # all samples of this label have one shape, and lie along another axis
+        for piece, lies_across in self._pieces[key]:
+            count, bounds = self.labels[piece.label], self.offsets[key]
+            start, stop = (min(max(graph - skip, 0), count) for graph in (first, last))
+            if lies_across and stop > start:  # all samples of this label have one shape, and lie along another axis
                 width = int(piece.counts[0])
                 slab = self.slab(piece, start * width, stop * width).reshape(-1, width, *piece.shape[1:])
                 runs.append(slab.swapaxes(1, 2).reshape(-1, *self.shapes[key]))
-            else:
-                runs.append(np.moveaxis(self.slab(piece, int(offsets[start]), int(offsets[stop])), piece.axis, 0))
+            elif stop > start:
+                begin, end = (int(bounds[skip + graph] - bounds[skip]) for graph in (start, stop))
+                runs.append(np.moveaxis(self.slab(piece, begin, end), piece.axis, 0))
+            skip += count
         return np.ascontiguousarray(np.concatenate(runs))
 
     def count(self, key: str) -> int | None:

@@ -58,7 +58,8 @@ def write_bp(path: Path, sets: Mapping[str, Sequence[Sample]], notes: Mapping[st
                 }
                 for name, value in written.items():
                     array = np.ascontiguousarray(changes.get(f"{label}/{name}", value))
-                    stream.write(f"{label}/{name}", array, list(array.shape), [0] * array.ndim, list(array.shape))
+                    claim = changes.get(f"{label}/{name}/shape", array.shape)
+                    stream.write(f"{label}/{name}", array, list(claim), [0] * array.ndim, list(array.shape))
                 stream.write_attribute(f"{label}/{key}/variable_dim", np.array(changes.get(f"{label}/{key}/dim", axis)))
         for name, value in notes.items():
             stream.write_attribute(name, value)

@@ -89,6 +89,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "an axis that there is not": ({"trainset/x/dim": 7}, "not the sums of its counts"),
     "other counts than nodes": ({"trainset/edge_index": np.full((2, 94), 10**6)}, "leads out of its 3 nodes"),
     "a negative node": ({"trainset/edge_index": np.full((2, 94), -1)}, "leads out of its 3 nodes"),
+    "10 GB in a header": ({"trainset/x/shape": [2_500_000_000, 1]}, "claims 10,000,0.* bytes"),
     "numbers that are none": ({"trainset/pos": np.full((31, 3), np.nan, dtype="f4")}, "positions"),
 }
 
@@ -136,6 +137,25 @@ def test_every_layout_is_read(tmp_path: Path, sets: dict[str, Any]) -> None:
     for place, (_, sample) in enumerate(reversed(everything)):
         arrays = {k: np.frombuffer(v.encode(), dtype=np.uint8) if isinstance(v, str) else v for k, v in sample.items()}
         check_sample(batch.select([place]), arrays)
+
+
+LACKING = {
+    "a part without cells": ("valset", "cell"),
+    "a part without shifts": ("trainset", "edge_shifts"),
+    "a part without edges": ("valset", "edge_index"),
+}
+
+
+@pytest.mark.parametrize(("label", "key"), LACKING.values(), ids=LACKING)
+def test_geometry_that_some_lack_is_refused(tmp_path: Path, label: str, key: str) -> None:
+    sets: dict[str, Any] = {"trainset": samples(4), "valset": samples(4, seed=1)}
+    sets[label] = [{name: value for name, value in one.items() if name != key} for one in sets[label]]
+    refuses(f"{key} is not in every part", open_store, write_bp(tmp_path / "set.bp", sets, {}))
+
+
+@pytest.mark.parametrize("call", [hydragnn.store_info, check_store], ids=["info", "check"])
+def test_what_needs_a_store_names_the_command_that_makes_one(tmp_path: Path, call: Any) -> None:
+    refuses("hydragnn data convert", call, write_bp(tmp_path / "set.bp", {"trainset": samples(2)}, {}))
 
 
 def test_names_in_a_set_are_not_evaluated(tmp_path: Path) -> None:

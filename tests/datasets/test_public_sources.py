@@ -71,7 +71,10 @@ def pickle_of_storage() -> bytes:
     import io
 
     file = io.BytesIO()
-    torch.save(torch.ones(3).storage(), file, _use_new_zipfile_serialization=False)
+    storage = torch.storage.TypedStorage(
+        wrap_storage=torch.ones(3).untyped_storage(), dtype=torch.float32, _internal=True
+    )
+    torch.save(storage, file, _use_new_zipfile_serialization=False)
     return file.getvalue()
 
 
