@@ -255,42 +255,47 @@ class DimeNetLayer(nn.Module):
         return self.module_3(messages, extra["radial"], graph.edge_index[1], len(inv)), equiv
 
 
-class DimeNet(FrozenModel):
+class RadialModel(FrozenModel):
+    """Model with radial functions of edges, whose frequencies learn."""
+
+    def add_common(self) -> None:
+        """Add the radial functions."""
+        super().add_common()
+        self.sizes = [self.settings.required(name) for name in ("num_radial", "radius", "envelope_exponent")]
+        self.rbf = dimenet().BesselBasisLayer(*self.sizes)
+
+    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
+        """Lengths and radial functions of edges."""
+        inv, equiv, graph = super().start(graph)
+        lengths = graph.lengths().squeeze(1)
+        if self.settings.zero_shifts:
+            lengths = graph.vectors().square().sum(1).sqrt()  # rounded as there
+        return inv, equiv, replace(graph, extra=graph.extra | {"lengths": lengths, "radial": self.rbf(lengths)})
+
+
+class DimeNet(RadialModel):
     """DimeNet++ of PyTorch Geometric, layer after layer."""
 
     layer_class = DimeNetLayer
 
-    def add_common(self) -> None:
-        """Add the radial functions, whose frequencies learn."""
-        super().add_common()
-        self.rbf = dimenet().BesselBasisLayer(*radial(self.settings))
-
     @cached_property
     def sbf(self) -> Any:
         """Functions of distance and angle, which take seconds to derive and have no weights."""
-        return dimenet().SphericalBasisLayer(self.settings.required("num_spherical"), *radial(self.settings))
+        return dimenet().SphericalBasisLayer(self.settings.required("num_spherical"), *self.sizes)
 
     def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
-        """Bases of edges and of triplets, with the angle at i."""
+        """Functions of edges and of triplets, with the angle at i."""
         inv, equiv, graph = super().start(graph)
         first, second = triplets(graph.edge_index, len(inv))
-        vectors, lengths = graph.vectors(), graph.lengths().squeeze(1)
-        if self.settings.zero_shifts:
-            lengths = vectors.square().sum(1).sqrt()  # rounded as there
+        vectors, lengths = graph.vectors(), graph.extra["lengths"]
         near, far = vectors[second], vectors[second] + vectors[first]
         sines = torch.linalg.vector_norm(torch.linalg.cross(near, far), dim=1)
         angles = torch.atan2(sines, (near * far).sum(1))
-        extra = {"radial": self.rbf(lengths), "first": first, "second": second}
+        angular = lengths.new_zeros(0, self.settings.required("num_spherical") * self.sizes[0])
         if len(first):  # it cannot reshape what is empty
-            extra["angular"] = self.sbf(lengths, angles, first)
-        else:
-            extra["angular"] = lengths.new_zeros(0, self.settings.required("num_spherical") * extra["radial"].shape[1])
+            angular = self.sbf(lengths, angles, first)
+        extra = {"first": first, "second": second, "angular": angular}
         return inv, equiv, replace(graph, extra=graph.extra | extra)
-
-
-def radial(settings: FrozenSettings) -> list[Any]:
-    """Number, cutoff and envelope of radial functions."""
-    return [settings.required(name) for name in ("num_radial", "radius", "envelope_exponent")]
 
 
 def triplets(edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
@@ -327,25 +332,14 @@ class PNAPlusConvolution(Statistics):
         return self.lin(self.read(inv, messages, receivers)), equiv
 
 
-class PNAPlus(FrozenModel):
-    """PNA with radial functions, whose frequencies learn."""
+class PNAPlus(RadialModel):
+    """PNA with filters of distance."""
 
     normed = True
-
-    def add_common(self) -> None:
-        """Add the radial functions."""
-        super().add_common()
-        self.rbf = dimenet().BesselBasisLayer(*radial(self.settings))
 
     def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         """Layer of statistics."""
         return Layer(PNAPlusConvolution(self.settings, in_dim, out_dim, edge_dim))
-
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
-        """Radial functions of edges."""
-        inv, equiv, graph = super().start(graph)
-        extra = {"radial": self.rbf(graph.lengths().squeeze(1))}
-        return inv, equiv, replace(graph, extra=graph.extra | extra)
 
 
 KINDS: dict[str, type[FrozenModel]] = {"SchNet": SchNet, "DimeNet": DimeNet, "PNAPlus": PNAPlus, "EGNN": EGNN}

@@ -81,7 +81,7 @@ class Update(nn.Module):
         one, other = self.get_submodule(self.first_map)(vectors), self.update_V(vectors)
         lengths = torch.linalg.vector_norm(other, dim=1)
         gates = self.update_mlp(torch.cat([lengths, scalars], dim=1)).split(scalars.shape[1], dim=1)
-        scalars = scalars + gates[-2] * (one * other).sum(1) + gates[-1]
+        scalars = scalars + (gates[-2] * (one * other).sum(1) + gates[-1])
         return scalars, vectors if self.last else vectors + gates[0].unsqueeze(1) * one
 
 
