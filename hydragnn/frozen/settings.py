@@ -84,6 +84,8 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     generation: Generation
     evidence: tuple[str, ...] = ()
     """Sentences: why this generation."""
+    arithmetic: Generation | None = None
+    """Another generation to compute as, to compare with."""
 
     hidden_dim: int
     num_conv_layers: int
@@ -181,7 +183,7 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
 
     def _flag(self, name: str) -> bool:
         generations = ARITHMETIC[name]
-        return self.generation in generations.get(self.kind, generations.get("*", ()))
+        return (self.arithmetic or self.generation) in generations.get(self.kind, generations.get("*", ()))
 
     @classmethod
     def from_config(cls, config: Any, weights: Mapping[str, Tensor]) -> "FrozenSettings":

@@ -35,8 +35,8 @@ def weights_of(folder: Path) -> list[dict[str, Tensor]]:
     return [torch.load(path, weights_only=True, map_location="cpu")["model_state_dict"] for path in files]
 
 
-def batches(folder: Path) -> Iterator[tuple[FrozenGraph, dict[torch.dtype, Outputs]]]:
-    """Graphs, and outputs by precision."""
+def batches(folder: Path, code: str = "pred") -> Iterator[tuple[FrozenGraph, dict[torch.dtype, Outputs]]]:
+    """Graphs, and outputs by precision: the writer's, or those of ``today``'s code for the same weights."""
     arrays: dict[str, Tensor] = {}
     for path in folder.glob("*.npz"):
         if path.name != "state_dict.npz":
@@ -46,7 +46,7 @@ def batches(folder: Path) -> Iterator[tuple[FrozenGraph, dict[torch.dtype, Outpu
         values = under(arrays, f"g{number}.")
         if not values:
             return
-        predictions = under(arrays, f"pred{number}.")
+        predictions = under(arrays, f"{code}{number}.")
         expected = {torch.float32: under(predictions, "fp32."), torch.float64: under(predictions, "fp64.")}
         yield graph_of(values), {dtype: outputs for dtype, outputs in expected.items() if outputs}
 

@@ -39,6 +39,19 @@ def test_outputs_are_those_of_the_writer(folder: Path) -> None:
     assert seen
 
 
+@pytest.mark.parametrize(
+    "name", ["GIN_v2_convhead", "EGNN_v3_lengths", "EGNN_gfm2024_m61", "EGNN_v4_crystals", "EGNN_v4_convhead"]
+)
+def test_arithmetic_of_today_with_old_weights(name: str, real_data: Path) -> None:
+    folder = real_data / "hydragnn-generations" / name
+    weights = weights_of(folder)[0]
+    settings = FrozenSettings.from_config(config_of(folder), weights)
+    today = build(settings.model_copy(update={"arithmetic": "main"}), weights, torch.float64)
+    (graph, expected), *_ = batches(folder, "today")
+    for output, values in computed(today, graph.to(torch.float64)).items():
+        assert relative(values, expected[torch.float64][output]) < CLOSE[torch.float64], output
+
+
 GENERATIONS = {
     "v2.0.0": "v2.0",
     "v3.0": "v3.0",
