@@ -31,7 +31,6 @@ class FrozenModel(nn.Module):
     """Layer(settings, in_dim, out_dim, number=, last=, edge_dim=)."""
     normed: ClassVar[bool] = False
     """A batch norm follows every layer."""
-    fewest_layers: ClassVar[int] = 1
 
     def __init__(self, settings: FrozenSettings) -> None:
         super().__init__()
@@ -40,7 +39,7 @@ class FrozenModel(nn.Module):
         self.add_common()
         self.graph_convs, self.feature_layers = nn.ModuleList(), nn.ModuleList()
         inputs = settings.hidden_dim if settings.global_attn_engine else settings.input_dim
-        channels = [settings.hidden_dim] * max(settings.num_conv_layers, self.fewest_layers)
+        channels = [settings.hidden_dim] * settings.num_conv_layers
         for number, (in_dim, out_dim, wide) in enumerate(self.widths(inputs, channels)):
             last = number == len(channels) - 1
             layer = self.layer(in_dim, out_dim, number=number, last=last, edge_dim=attention.edge_width(settings))

@@ -84,8 +84,6 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     generation: Generation
     evidence: tuple[str, ...] = ()
     """Sentences: why this generation."""
-    arithmetic: Generation | None = None
-    """Another generation to compute as, to compare with."""
 
     hidden_dim: int
     num_conv_layers: int
@@ -132,9 +130,6 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     equivariant_attn_lmax: int = 1
     equivariant_attn_num_radial: int = 16
     equivariant_attn_feedforward_multiplier: int = 2
-    equivariant_attn_allow_scalar_only: bool = False
-    equivariant_attn_require_tensor_coupling: bool = True
-    equivariant_attn_chunk_size: int | None = 512
     equivariant_attn_coupling_mode: str = "parallel"
 
     vector_biases: bool = False
@@ -142,35 +137,18 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     swapped_filters: bool = False
     """Numbers of Gaussians and of filters stand in each other's place."""
 
-    @property
-    def squared_distances(self) -> bool:
-        """True where edges see squared distances."""
-        return self._flag("squared_distances")
-
-    @property
-    def reversed_steps(self) -> bool:
-        """True where nodes move along vectors from receiver to sender."""
-        return self._flag("reversed_steps")
-
-    @property
-    def feature_lengths(self) -> bool:
-        """True where lengths are those of edge features, if there are any."""
-        return self._flag("feature_lengths")
-
-    @property
-    def single_constants(self) -> bool:
-        """True where constants are of single precision in double precision, too."""
-        return self._flag("single_constants")
-
-    @property
-    def zero_shifts(self) -> bool:
-        """True where shifts of periodic edges are set to zero."""
-        return self._flag("zero_shifts")
-
-    @property
-    def last_conv_layer_only(self) -> bool:
-        """True where hidden layers of convolutional node heads do nothing."""
-        return self._flag("last_conv_layer_only")
+    squared_distances: bool = False
+    """Edges see squared distances."""
+    reversed_steps: bool = False
+    """Nodes move along vectors from receiver to sender."""
+    feature_lengths: bool = False
+    """Lengths are those of edge features, if there are any."""
+    single_constants: bool = False
+    """Constants are of single precision in double precision, too."""
+    zero_shifts: bool = False
+    """Shifts of periodic edges are set to zero."""
+    last_conv_layer_only: bool = False
+    """Hidden layers of convolutional node heads do nothing."""
 
     def required(self, name: str) -> Any:
         """Return a setting that this kind needs."""
@@ -181,9 +159,9 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
             raise InputError(f"config.json: {name} = {value}, where {self.kind} needs {least} at least")
         return value
 
-    def _flag(self, name: str) -> bool:
-        generations = ARITHMETIC[name]
-        return (self.arithmetic or self.generation) in generations.get(self.kind, generations.get("*", ()))
+    def computed_as(self, generation: Generation) -> "FrozenSettings":
+        """Return the same with the arithmetic of another version, to compare with."""
+        return self.model_copy(update=arithmetic_of(self.kind, generation))
 
     @classmethod
     def from_config(cls, config: Any, weights: Mapping[str, Tensor]) -> "FrozenSettings":
@@ -205,16 +183,8 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
         """Refuse what has no function, and sizes without weights."""
         sizes = [size for tensor in weights.values() for size in tensor.shape]
         most = max([len(weights), *sizes])
-        names = [
-            "hidden_dim",
-            "num_conv_layers",
-            "input_dim",
-            "edge_dim",
-            "graph_attributes",
-            *COUNTS.get(self.kind, ()),
-        ]
-        if any(head.type == "mlp_per_node" for head in self.node_heads.values()):
-            names.append("num_nodes")
+        names = ["hidden_dim", "num_conv_layers", "input_dim", "edge_dim", *COUNTS.get(self.kind, ())]
+        names += ["num_nodes" for head in self.node_heads.values() if head.type == "mlp_per_node"]
         counts = [(name, getattr(self, name) or 0) for name in names]
         counts += [("num_sharedlayers", head.num_sharedlayers) for head in self.graph_heads.values()]
         for name, value in counts:
@@ -261,9 +231,13 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     conditioning = table.get("graph_attr_conditioning_mode") if table.get("use_graph_attr_conditioning") else None
     if conditioning == "fuse_pool" and not attributes and (kind == "MACE" or "graph" not in table["output_type"]):
         conditioning = None  # nothing was pooled
+    if kind == "GAT":
+        table["num_conv_layers"] = max(table["num_conv_layers"], 2)  # a first and a last one
+    if any(name.endswith("avg_deg_lin") for name in weights):
+        table.setdefault("pna_deg", (0, 1))  # means of degrees are in the checkpoint
     if generation == "v2.0":
         table["activation_function"] = "relu"  # not read there
-    return table | {
+    return (table | arithmetic_of(kind, generation)) | {
         "kind": kind,
         "generation": generation,
         "evidence": evidence,
@@ -280,6 +254,11 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
             for name, shape in shapes.items()
         ),
     }
+
+
+def arithmetic_of(kind: str, generation: str) -> dict[str, bool]:
+    """Return the flags of a version."""
+    return {flag: generation in kinds.get(kind, kinds.get("*", ())) for flag, kinds in ARITHMETIC.items()}
 
 
 def variables_of(config: Mapping[str, Any]) -> tuple[list[str], list[int], int]:
