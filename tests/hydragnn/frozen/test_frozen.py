@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
 from hydragnn.frozen.keys import joined
+from hydragnn.frozen.model import NodeNetworks
 from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, weights_of
 
 Config = dict[str, Any]
@@ -185,6 +186,12 @@ def test_what_has_no_function_is_refused(changes: Config, words: str) -> None:
 def test_other_files_are_no_configurations(config: Config) -> None:
     with pytest.raises(InputError, match=r"config.json is no configuration of the public HydraGNN"):
         FrozenSettings.from_config(config, small_gin()[1])
+
+
+def test_every_place_in_a_graph_has_its_network() -> None:
+    networks = NodeNetworks([nn.Sequential(nn.Linear(1, 1, bias=False)) for _ in range(2)], nn.ReLU())
+    networks.load_state_dict({"mlp.0.0.weight": torch.tensor([[1.0]]), "mlp.1.0.weight": torch.tensor([[2.0]])})
+    assert networks(torch.ones(4, 1)).flatten().tolist() == [1, 2, 1, 2]
 
 
 def test_shards_of_one_rank_are_named() -> None:
