@@ -63,11 +63,12 @@ def embed(model: nn.Module, graph: FrozenGraph) -> FrozenGraph:
     nodes, edges = [has["node_emb"](graph.x)], []
     if "edge_emb" in has:
         edges.append(has["edge_emb"](graph.edge_attr))
-    if "pos_emb" in has:
-        if graph.pe is None or (graph.rel_pe is None and "rel_pos_emb" in has):
-            raise InputError("graphs have no positional encodings pe and rel_pe, which GPS reads")
-        nodes.append(has["pos_emb"](graph.pe))
-        edges += [has["rel_pos_emb"](graph.rel_pe)] if "rel_pos_emb" in has else []
+    for name, encoding, parts in (("pos_emb", graph.pe, nodes), ("rel_pos_emb", graph.rel_pe, edges)):
+        if name in has:
+            width = has[name].in_features
+            if encoding is None or encoding.shape[1] != width:
+                raise InputError(f"graphs have no pe and rel_pe of {width} columns, which GPS reads")
+            parts.append(has[name](encoding))
     x = has["node_lin"](torch.cat(nodes, dim=1)) if len(nodes) > 1 else nodes[0]
     if edges:
         both = has["edge_lin"](torch.cat(edges, dim=1)) if len(edges) > 1 else edges[0]
@@ -109,7 +110,7 @@ class GPSLayer(nn.Module):
         return self.norm3["module"](both + self.mlp(both)), equiv
 
 
-TARGETS_AT_ONCE = 32
+TARGETS_AT_ONCE = 16
 """Nodes whose pairs are in memory at the same time."""
 
 
