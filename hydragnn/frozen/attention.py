@@ -122,7 +122,7 @@ class EquivariantLayer(nn.Module):
         heads, lmax = settings.global_attn_heads, settings.equivariant_attn_lmax
         if not (1 <= heads <= 1024 and 0 <= lmax <= 11):
             raise InputError(f"config.json: {EQUIVARIANT} has no function with {heads} heads and lmax = {lmax}")
-        degrees = DEGREES[settings.kind] or (settings.node_max_ell or 0) + 1
+        degrees = DEGREES[settings.kind] or settings.required("node_max_ell") + 1
         irreps = [(settings.hidden_dim, degree) for degree in range(degrees)]
         self.mace, self.irreps = settings.kind == "MACE", irreps
         self.sequential = settings.equivariant_attn_coupling_mode == "sequential"

@@ -39,8 +39,8 @@ class Radial(nn.Module):
             raise InputError(
                 f"config.json: MACE has no radial_type = {self.kind:.40} with distance_transform = {self.transform:.40}"
             )
-        count = settings.num_radial or 0
-        self.step = (settings.radius or 0.0) / max(count - 1, 1)
+        count = settings.required("num_radial")
+        self.step = settings.required("radius") / max(count - 1, 1)
         first, *scalars = RADIAL[self.kind]
         shape = (1, count) if self.kind == "chebyshev" else (count,)
         self.bessel_fn = Buffers({first: shape, **dict.fromkeys(scalars, ())})
@@ -86,14 +86,14 @@ class Interaction(nn.Module):
 
     def __init__(self, settings: FrozenSettings, inputs: int, outputs: int) -> None:
         super().__init__()
-        width, degrees = settings.hidden_dim, (settings.max_ell or 0) + 1
+        width, degrees = settings.hidden_dim, settings.required("max_ell") + 1
         sources, targets = ([(width, degree) for degree in range(count)] for count in (inputs, outputs))
         paths = sorted(paths_between(inputs, degrees, degrees), key=lambda path: path[2])
         self.harmonics = [1 + settings.edge_dim, *[1] * (degrees - 1)]
         self.sizes = [width * self.harmonics[b] for _, b, _ in paths]
-        widths = [(settings.num_radial or 0) + 2 * width, width, width, width, sum(self.sizes)]
+        widths = [settings.required("num_radial") + 2 * width, width, width, width, sum(self.sizes)]
         counts = [sum(path[2] == degree for path in paths) for degree in range(degrees)]
-        self.mean_degree = settings.avg_num_neighbors or 1.0
+        self.mean_degree = settings.required("avg_num_neighbors")
         self.linear_up, self.skip_linear = IrrepsLinear(sources, sources), IrrepsLinear(sources, targets)
         self.linear_down = ScalarLinear(width, width)
         self.conv_tp = Couplings(paths)
@@ -133,7 +133,7 @@ class Contraction(nn.Module):
 
     def __init__(self, settings: FrozenSettings, degree: int, correlation: int) -> None:
         super().__init__()
-        max_ell, self.correlation = settings.max_ell or 0, correlation
+        max_ell, self.correlation = settings.required("max_ell"), correlation
         self.axes = (2 * degree + 1,) if degree else ()
         weights: list[nn.Parameter] = []
         for order in range(1, correlation + 1):
@@ -222,12 +222,9 @@ class MACE(FrozenModel):
         """Add embeddings of species and lengths."""
         super().add_common()
         settings = self.settings
-        for name in ("radius", "num_radial", "avg_num_neighbors"):
-            if not getattr(settings, name):
-                raise InputError(f"config.json: MACE has no function without {name}")
-        for name, number in (("max_ell", settings.max_ell), ("node_max_ell", settings.node_max_ell)):
-            if not 1 <= (number or 0) <= 11:
-                raise InputError(f"config.json: MACE has no function with {name} = {number}; 1 to 11 have one")
+        for name in ("max_ell", "node_max_ell"):
+            if settings.required(name) > 11:
+                raise InputError(f"config.json: {name} = {settings.required(name)}, where MACE has 11 at most")
         if settings.variance:
             raise InputError("config.json: MACE has no function with GaussianNLLLoss, which failed there")
         self.register_buffer("r_max", torch.zeros(()))
@@ -235,11 +232,11 @@ class MACE(FrozenModel):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.int64))
         self.radial_embedding = Radial(settings)
         self.node_embedding = nn.ModuleDict({"linear": ScalarLinear(ELEMENTS, settings.hidden_dim)})
-        self.harmonics = SphericalHarmonics(settings.max_ell or 0)
+        self.harmonics = SphericalHarmonics(settings.required("max_ell"))
 
     def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         """Layer from all degrees to all; the ends have scalars alone."""
-        degrees, correlation = (self.settings.node_max_ell or 0) + 1, self.settings.correlation or 2
+        degrees, correlation = self.settings.required("node_max_ell") + 1, self.settings.correlation or 2
         factors = correlation if isinstance(correlation, int) else correlation[0]  # the others were not read
         if not 1 <= factors <= 4:
             raise InputError(f"config.json: MACE has no function with correlation = {factors}; 1 to 4 have one")

@@ -49,7 +49,7 @@ COUNTS: dict[str, tuple[str, ...]] = {
 }
 """Numbers of modules or functions that a kind makes one by one."""
 LEAST = {"num_gaussians": 2, "num_spherical": 2, "envelope_exponent": 0, "radius": 1e-3}
-LEAST |= {"num_before_skip": 0, "num_after_skip": 0}
+LEAST |= {"num_before_skip": 0, "num_after_skip": 0, "avg_num_neighbors": 1e-6}
 """Least values of settings, where these are not 1."""
 
 
