@@ -75,4 +75,14 @@ def test_a_forgotten_part_is_an_error_at_import() -> None:
 
 
 def test_every_file_of_sources_is_a_kind() -> None:
-    assert list(registry.sources()) == ["ase", "mesh", "networkx", "npz", "pyg", "smiles", "tables", "voxels"]
+    assert list(registry.sources()) == [
+        "ase",
+        "hydragnn",
+        "mesh",
+        "networkx",
+        "npz",
+        "pyg",
+        "smiles",
+        "tables",
+        "voxels",
+    ]
