@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import GraphStore, StoreWriter, open_store
+from hydragnn.datasets import GraphStore, StoreWriter
 from hydragnn.frozen import FrozenSettings
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -20,11 +20,6 @@ BLOCK = 2048
 """Graphs that are read at once."""
 CLOSE = 1e-4
 """Relative difference of lengths that were stored and computed."""
-
-
-def open_public(place: Path) -> GraphStore:
-    """Open a set of graphs; InputError where it is damaged."""
-    return open_store(place)
 
 
 def reading_in(source: GraphStore, reading: Reading, settings: FrozenSettings) -> Reading:

@@ -65,12 +65,12 @@ def _age(file: Path) -> tuple[str, int]:
 
 
 def _checkpoints(root: Path) -> Iterator[Path]:
-    seen = 0
+    entries = 0
     for folder, folders, names in os.walk(root):
         deep = len(Path(folder).relative_to(root).parts)
         folders[:] = sorted(one for one in folders if deep < DEEPEST and not one.endswith(SETS) and one[0] != ".")
-        seen += len(names)
-        if seen > MOST:
+        entries += len(names)
+        if entries > MOST:
             raise InputError(f"{root} holds more than {MOST:,} files; give the folder of the run itself")
         yield from (Path(folder) / name for name in names if name.endswith(".pk"))
 

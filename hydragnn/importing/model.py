@@ -65,7 +65,7 @@ class PublicSettings(ArchitectureSettings):
 def final_states(model: FrozenModel) -> Iterator[list[Tensor]]:
     """Give a list for the scalars after the last layer."""
     states: list[Tensor] = []
-    hook = model.graph_convs[-1].register_forward_hook(lambda module, given, result: states.append(result[0]))
+    hook = model.graph_convs[-1].register_forward_hook(lambda module, arguments, result: states.append(result[0]))
     try:
         yield states
     finally:

@@ -7,15 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import rename_all
+from hydragnn.base.files import rename_all, write_atomically
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.importing.data import open_public, reading_in, write_data
+from hydragnn.importing.configuration import import_configuration, toml
+from hydragnn.importing.data import reading_in, write_data
 from hydragnn.importing.finding import find_data, find_models
 from hydragnn.importing.runs import TUNE, Imported, imported_models, write_run, write_tuning
 from hydragnn.training.evaluate import Metrics
+
+WRITERS = {
+    "2024": "the code of the ensemble of 2024",
+    "v4.0": "v4.0 or sc25",
+    "v5.0": "v5.0 or the code of the runs of 2026",
+    "main": "main of August 2026",
+    "variables": "pull request 527",
+}
+"""Versions by generation; some leave the same files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +63,7 @@ class Import(Shown):
     models: Sequence[Page]
     ensemble: str = ""
     data: str = ""
-    refusals: Sequence[str] = member(default_factory=list)
+    left_out: Sequence[str] = member(default_factory=list)
     next: Sequence[str] = member(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +76,7 @@ class Import(Shown):
     def lines(self) -> Iterator[str]:
         """Yield the page as text."""
         for one in self.models:
-            yield f"{one.run}: {one.kind}, written by {one.generation} of the public HydraGNN"
+            yield f"{one.run or self.out.name}: {one.kind}, written by {WRITERS.get(one.generation, one.generation)} of the public HydraGNN"
             yield from (f"  evidence: {sentence}" for sentence in one.evidence)
             yield f"  reads {', '.join(one.inputs)}; predicts {', '.join(one.outputs)}"
             for name, errors in one.test.items():
@@ -75,7 +85,7 @@ class Import(Shown):
                 )
             yield from (f"  note: {note}" for note in one.notes)
             yield from (f"  {own.name}: {own.verdict} ({own.evidence}) {own.size}".rstrip() for own in one.findings)
-        yield from (f"refused: {sentence}" for sentence in self.refusals)
+        yield from (f"note: {sentence}" for sentence in self.left_out)
         yield f"data: {self.data}"
         yield from (f"next: {command}" for command in self.next)
 
@@ -86,6 +96,8 @@ def import_folder(path: Path, out: Path) -> Import:
     InputError, with nothing written, where no model can be read.
     """
     check_out(out)
+    if path.suffix == ".json":
+        return _import_configuration(path, out)
     models, failures = list[Imported](), list[InputError]()
     for files in find_models(path):
         try:
@@ -112,9 +124,25 @@ def import_folder(path: Path, out: Path) -> Import:
         models=pages,
         ensemble=ensemble,
         data=words,
-        refusals=[str(error) for error in failures],
+        left_out=[str(error) for error in failures],
         next=[*_next(out, pages, ensemble)],
     )
+
+
+def _import_configuration(path: Path, out: Path) -> Import:
+    """Write a configuration as a run file and a build file."""
+    files = import_configuration(path)
+    with in_making(out) as making:
+        write_atomically(making / "run.toml", toml(files.run, files.notes))
+        write_atomically(making / "build.toml", toml(files.build, ()))
+        (making / LOCK).unlink(missing_ok=True)
+        rename_all({making: out})
+    store = out / files.run["data"]["store"]
+    commands = [
+        f"hydragnn data build {out / 'build.toml'} --out {store}",
+        f"hydragnn train {out / 'run.toml'} --out RUN",
+    ]
+    return Import(out=out, models=(), data="a configuration names them", left_out=files.notes, next=commands)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +150,7 @@ class Store:
     """Graphs of models that read them alike."""
 
     words: str
-    """Where they come from, or why there are none."""
+    """Origin of the graphs, or the reason for none."""
     key: tuple[Any, ...] = ()
     path: Path | None = None
 
@@ -135,7 +163,7 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
     if model.branches > 1:
         return model, _noted(stores, Store(words=f"{place} is left out: no file says which branch it belongs to"))
     try:
-        source = open_public(place)
+        source = open_store(place)
         model = replace(model, reading=reading_in(source, model.reading, model.settings))
         key = (place, repr(model.reading), model.settings.radius, model.settings.max_neighbours)
         if (same := next((one for one in stores if one.key == key), None)) is not None:

@@ -55,7 +55,10 @@ FEATURES = {
 
 def config_of(**architecture: Any) -> dict[str, Any]:
     network = {"Architecture": {**ARCHITECTURE, **architecture}, "Variables_of_interest": VARIABLES}
-    return {"Dataset": {"name": "some", **FEATURES}, "NeuralNetwork": {**network, "Training": {"batch_size": 4}}}
+    return {
+        "Dataset": {"name": "some", **FEATURES},
+        "NeuralNetwork": {**network, "Training": {"batch_size": 4, "num_epoch": 3}},
+    }
 
 
 def write_model(folder: Path, file: str = "NAME.pk", *, seed: int = 0, **architecture: Any) -> Path:
