@@ -17,7 +17,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 
 LARGEST = 768 * 2**20
-"""Bytes of all weights of a checkpoint."""
+"""Bytes of all weights of a checkpoint; eight times those of the table that names them."""
 
 DTYPES = {
     "FloatStorage": torch.float32,
@@ -110,6 +110,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             root = next((name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")), None)
             if root is None:
                 raise ValueError("it has no table")
+            if records[f"{root}data.pkl"] > LARGEST // 8:
+                raise ValueError("its table has more bytes than names of tensors take")
             table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
             states = table.get("model_state_dict", table) if isinstance(table, dict) else None
             return _tensors(states, file, records, root)
@@ -120,7 +122,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # whatever a damaged table makes its reader raise
         old = "" if zipfile.is_zipfile(path) else " (files of torch before 1.6 are saved again with a newer one)"
         raise InputError(
-            f"{path} is no checkpoint, or damaged: {error or type(error).__name__}{old}; copy it again"
+            f"{path} is no checkpoint, or damaged: {str(error) or type(error).__name__}{old}; copy it again"
         ) from error
 
 

@@ -182,7 +182,7 @@ def test_runs_predict_what_the_writer_computed(folder: Path, real_data: Path, tm
                 difference = (one.mean.reshape(own.shape) - own)[rows].abs().max() / own.abs().max()
                 pairs = [(value, expected.get(torch.float64, {}).get(name, value)) for name, value in outputs.items()]
                 rounding = max(float((single - exact).abs().max() / single.abs().max()) for single, exact in pairs)
-                assert difference < CLOSE + 2 * rounding, (name, difference)
+                assert difference < CLOSE + 5 * rounding, (name, difference)
         return
 
 
