@@ -150,6 +150,11 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     last_conv_layer_only: bool = False
     """Hidden layers of convolutional node heads do nothing."""
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _with_arithmetic(cls, table: dict[str, Any]) -> dict[str, Any]:
+        return arithmetic_of(str(table.get("kind")), str(table.get("generation"))) | table
+
     def required(self, name: str) -> Any:
         """Return a setting that this kind needs."""
         value, least = getattr(self, name), LEAST.get(name, 1)
@@ -237,7 +242,7 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         table.setdefault("pna_deg", (0, 1))  # means of degrees are in the checkpoint
     if generation == "v2.0":
         table["activation_function"] = "relu"  # not read there
-    return (table | arithmetic_of(kind, generation)) | {
+    return table | {
         "kind": kind,
         "generation": generation,
         "evidence": evidence,
