@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -304,13 +305,16 @@ def _propagate(atoms: Any, rows: XyzRows, how: Dynamics, steps: int, quiet: bool
     from ase.md.verlet import VelocityVerlet
 
     from hydragnn.ensemble import OutsideDomain
+    from hydragnn.ensemble.uses.calculator import STEPS
 
     state, random = rows.state, np.random.default_rng(how.seed)
+    atoms.calc.errors = deque(atoms.calc.errors, maxlen=max(2, round(STEPS * min(10, 1 / how.timestep))))
     if state["rows"]:
         atoms.positions[:] = state["positions"]
         atoms.set_momenta(np.array(state["momenta"]), apply_constraint=False)
         random.bit_generator.state = state["random"]
         atoms.calc.restart(atoms, state["energy"], np.array(state["forces"]))
+        atoms.calc.errors.extend(state.get("errors", []))
     elif not atoms.has("momenta"):
         masses, heat = atoms.get_masses()[:, None], units.kB * how.temperature
         atoms.set_momenta(random.standard_normal((len(atoms), 3)) * np.sqrt(masses * heat))
@@ -370,7 +374,8 @@ def _write_frame(atoms: Any, rows: XyzRows, step: int, random: Any, **state: Any
     row = _row(atoms, **info, kinetic_energy=atoms.get_kinetic_energy())
     arrays = {"positions": atoms.positions, "momenta": atoms.get_momenta(), "forces": forces}
     texts = {name: values.tolist() for name, values in arrays.items()}
-    rows.append(row, step=step, energy=energy, random=random.bit_generator.state, **texts, **state)
+    state |= {"random": random.bit_generator.state, "errors": [*atoms.calc.errors]}
+    rows.append(row, step=step, energy=energy, **texts, **state)
     atoms.calc.restart(atoms, energy, forces)
 
 

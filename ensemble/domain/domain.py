@@ -156,6 +156,13 @@ class Domain:
             reasons=tuple(reasons),
         )
 
+    def usual_doubt(self, target: str) -> float:
+        """Return the median doubt of held-out graphs about a target on nodes; NaN if unknown."""
+        for detector, first in zip(self.detectors, self._ends):
+            if isinstance(detector, Spread) and self.rarity is not None and target in detector.of_nodes:
+                return float(np.exp(self.rarity.usual[first + detector.columns.index((target, 1))]))
+        return math.nan
+
     @property
     def _ends(self) -> list[int]:
         """Return the first channel of every detector, and their number."""

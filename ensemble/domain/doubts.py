@@ -92,17 +92,18 @@ class Spread(Detector):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Return largest and root mean square doubt within a graph per target."""
-        return tuple(Channel(slack=0.1) for _ in self._columns)
+        return tuple(Channel(slack=0.1) for _ in self.columns)
 
     @property
-    def _columns(self) -> list[tuple[str, int]]:
+    def columns(self) -> list[tuple[str, int]]:
+        """Return target and kind of doubt of every channel: 0 the largest, 1 the root mean square."""
         return [(name, column) for name in self.targets for column in range(1 if name in self.of_graphs else 2)]
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return logarithms of doubts within every graph."""
         nodes = np.maximum(np.diff(view.node_rows), 1)
         doubts = view.doubts.of_graphs
-        columns = [doubts[name][:, c] / (nodes if name in self.per_node else 1) for name, c in self._columns]
+        columns = [doubts[name][:, c] / (nodes if name in self.per_node else 1) for name, c in self.columns]
         return np.log(np.maximum(np.stack(columns, axis=1), 1e-30))
 
     @property
@@ -118,7 +119,7 @@ class Spread(Detector):
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return target and doubt in words."""
-        name, column = self._columns[channel]
+        name, column = self.columns[channel]
         where = view.items(name, graph) if view.items is not None else ""
         amount = f"{self.targets[name]} {view.doubts.of_graphs[name][graph, column]:.3g}"
         return f"members disagree about {name}{where} ({amount})"

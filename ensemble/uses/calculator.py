@@ -1,6 +1,7 @@
 """ASE calculator of an ensemble: energies, forces, stress and their uncertainties."""
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -14,7 +15,9 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, nearest, print_note
+from hydragnn.ensemble.domain import Latent, Spread
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.predictions import Predictions
 from hydragnn.ensemble.reading.structures import factors_of, properties_of
 from hydragnn.graphs.atomic import value_on
@@ -26,6 +29,17 @@ Values = dict[str, tuple[str, Any]]
 
 Outside = Literal["stop", "warn", "record"]
 """Reactions of a calculator to a structure outside the training domain."""
+
+
+STEPS = 200
+"""Last steps of a trajectory that are looked at; so many fs in ``hydragnn md``. Vibrations leave the domain and come back."""
+ANY = 1e9
+LARGEST_ERROR = 10.0
+"""Mean of the predicted errors of forces in these steps, over that of held-out graphs, above which a trajectory ends."""
+NEVER_SEEN = 4.0
+"""Excess by a check with which a trajectory ends at once, such as contacts by a fifth closer than in training; vibrations have less."""
+LONGEST_STEP = 1.0
+"""Angstrom that an atom moves from one structure of a trajectory to the next."""
 
 
 class OutsideDomain(InputError):
@@ -71,6 +85,10 @@ class EnsembleCalculator(Calculator):
         _check_outside(ensemble, outside)
         self._warned: set[str] = set()
         """Causes that were printed."""
+        self.errors: deque[float] = deque(maxlen=STEPS)
+        """Predicted errors of forces in the last steps of a trajectory, over that of held-out graphs."""
+        self._structure: Atoms | None = None
+        """Last structure, which ASE forgets."""
         self.names = properties_of(ensemble.targets)
         self.factors = factors_of(ensemble.targets, ensemble.training_attributes)
         self.structures = ensemble.structures
@@ -116,6 +134,7 @@ class EnsembleCalculator(Calculator):
     def _react(self, reason: str, score: float) -> None:
         """Raise OutsideDomain, or print each new cause, where there is a reason."""
         if reason and self.outside == "stop":
+            self.errors.clear()  # so that it is the first one where it is asked for again
             raise OutsideDomain(reason, score)
         for says in filter(None, reason.split("; ")) if self.outside == "warn" else ():
             cause = says.partition(":")[0]  # the detector; the rest changes from step to step
@@ -124,12 +143,32 @@ class EnsembleCalculator(Calculator):
                 note = f"warning: a structure is outside the training domain (domain score {score:.3g}): {says}"
                 print(f"{note}; later ones of this cause are recorded only", file=sys.stderr, flush=True)
 
+    def _has_left(self, predictions: Predictions) -> bool:
+        """Return True where a structure ends its trajectory if it is flagged.
+
+        Others may come back, as hot atoms do, with errors about as usual.
+        """
+        scores = predictions.domain_scores
+        never_seen = any(scores[name][0] >= NEVER_SEEN for name in scores.keys() - {Latent.name, Spread.name})
+        mean = sum(self.errors) / (self.errors.maxlen or STEPS)
+        return never_seen or len(self.errors) == 1 or mean > LARGEST_ERROR
+
+    def _error(self, predictions: Predictions) -> float:
+        """Return the predicted error of forces over that of held-out graphs; ``ANY`` if unknown."""
+        forces = self.names.get("forces", "")
+        calibration = self.ensemble.manifest.calibration.get(forces)
+        if not isinstance(calibration, Calibration) or calibration.method != "spread":
+            return ANY
+        usual = calibration.components[0].scale * self.ensemble.manifest.domain.usual_doubt(forces)
+        return float(np.nan_to_num(np.sqrt((predictions[forces]["std"] ** 2).mean()) / usual, nan=ANY, posinf=ANY))
+
     def restart(self, atoms: Atoms, energy: float, forces: np.ndarray) -> None:
         """Set the energy and forces of a structure.
 
         A simulation that begins here has the bits of one that passed here.
         """
-        self.atoms, self.results = atoms.copy(), CalculatorResults()
+        self.atoms = self._structure = atoms.copy()
+        self.results = CalculatorResults()
         self.results |= {"energy": energy, "free_energy": energy, "forces": forces}
         self.values = deepcopy(self._read(self.atoms))
         self.neighbours, self._last = SkinList(device=self.neighbours.device), None
@@ -139,12 +178,18 @@ class EnsembleCalculator(Calculator):
     ) -> None:
         """Predict one structure; InputError where it cannot be predicted."""
         super().calculate(atoms, properties, system_changes)
+        last, self._structure = self._structure, self.atoms
+        same = last is not None and np.array_equal(last.numbers, self.atoms.numbers)
+        if last is None or not same or np.abs(self.atoms.positions - last.positions).max(initial=0) > LONGEST_STEP:
+            self.errors.clear()
         self.results = CalculatorResults()  # not those of another structure, if this one fails
         self.values = deepcopy(self._read(self.atoms))  # copies of atoms share what info holds
         predictions = self._predicted(self.atoms)
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
-        self._react(predictions.domain[0], float(predictions.domain_score[0]))
+        self.errors.append(self._error(predictions))
+        if self.outside != "stop" or self._has_left(predictions):
+            self._react(predictions.domain[0], float(predictions.domain_score[0]))
         self.results = results = CalculatorResults()
         for name, field in self.names.items():
             one = predictions[field]
@@ -169,7 +214,7 @@ def calculator(
     """Return the ASE calculator of a folder or a loaded ensemble.
 
     ``outside`` is the reaction to a structure outside the training domain. "stop" raises OutsideDomain before ASE writes the
-    structure, so that a trajectory ends inside. "warn" prints a sentence per cause to stderr, once. "record" leaves it to
+    structure with which a trajectory leaves the domain; others are flagged alone. "warn" prints a sentence per cause to stderr, once. "record" leaves it to
     ``results["domain"]``. The default is "warn": it changes no number, and false alarms end no simulation.
 
     The folder may name classes of the modules in ``allow_code``.

@@ -24,7 +24,7 @@ from hydragnn.ensemble import OutsideDomain, calculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict_to_file
 from hydragnn.ensemble.reading.structures import structures_for
-from hydragnn.ensemble.uses.calculator import EnsembleCalculator, _check_outside
+from hydragnn.ensemble.uses.calculator import NEVER_SEEN, EnsembleCalculator, _check_outside
 from hydragnn.graphs import Field, with_encodings
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
@@ -306,9 +306,58 @@ def test_dynamics_stop_after_the_last_frame_inside(ensemble: Path, frames: list[
     assert (stopped.value.reason, stopped.value.score) == (outside.domain[0], outside.domain_score[0])
     inside = read(tmp_path / "inside.traj", index=":")  # which nobody closed
     assert len(inside) == len(read(tmp_path / "inside.xyz", index=":")) > 1
-    assert loaded.predict(inside).domain == ("",) * len(inside)
+    assert loaded.predict(inside[0]).domain == ("",)
+    excesses = loaded.predict(inside).domain_scores
+    assert max(excesses["contacts"].max(), excesses["spacing"].max()) < NEVER_SEEN
     assert inside[-1].get_potential_energy() == loaded.predict(inside[-1])["energy"].mean[0]
     trajectory.close()
+
+
+LEAVING: list[tuple[dict[str, float], list[float], bool]] = [
+    ({"latent": 5.0}, [1.0], True),
+    ({"latent": 5.0}, [1.0, 9.0], False),
+    ({"spread": 50.0}, [1.0] * 30, False),
+    ({"latent": 5.0, "contacts": 3.9}, [1.0, 9.0], False),
+    ({"latent": 5.0, "contacts": 4.1}, [1.0, 9.0], True),
+    ({"kinds": 1000.0}, [1.0, 1.0], True),
+    ({"latent": 5.0}, [1.0, 1e9], True),
+    ({"latent": 5.0}, [9.9] * 200, False),
+    ({"latent": 5.0}, [10.1] * 200, True),
+    ({"latent": 5.0}, [1.0] * 100 + [21.0] * 100, True),
+    ({"latent": 5.0}, [1.0, 2001.0], True),
+    ({"latent": 5.0}, [21.0] * 100 + [1.0] * 200, False),
+]
+"""Excesses by detector, predicted errors of the last steps over the usual one, and whether the trajectory ends."""
+
+
+@pytest.mark.parametrize(("excesses", "errors", "left"), LEAVING)
+def test_a_trajectory_may_come_back(
+    excesses: dict[str, float], errors: list[float], left: bool, ensemble: Path, frames: list[Atoms]
+) -> None:
+    potential = calculator(ensemble, outside="stop")
+    potential.errors.extend(errors)
+    predictions = potential.ensemble.predict(frames[0])
+    scores = {name: np.array([value]) for name, value in excesses.items()}
+    assert potential._has_left(replace(predictions, domain_scores=scores)) == left
+
+
+def test_predicted_errors_of_usual_structures_are_about_one(ensemble: Path, frames: list[Atoms]) -> None:
+    loaded, errors = Ensemble.load(ensemble), list[float]()
+    for frame in frames[:20]:
+        atoms = calculating(frame, loaded, outside="record")
+        atoms.get_forces()
+        errors += atoms.calc.errors
+    assert 0.1 < np.median(errors) < 2 and len(errors) == 20
+
+
+def test_only_the_next_structure_of_a_trajectory_may_be_unusual(ensemble: Path, frames: list[Atoms]) -> None:
+    atoms = calculating(frames[0], ensemble, outside="record")
+    steps = []
+    for positions in (frames[0].positions, 1.01 * frames[0].positions, 2.0 * frames[0].positions):
+        atoms.positions[:] = positions
+        atoms.get_potential_energy()
+        steps.append(len(atoms.calc.errors))
+    assert steps == [1, 2, 1]
 
 
 def test_a_cause_is_printed_once(ensemble: Path, frames: list[Atoms], capsys: pytest.CaptureFixture[str]) -> None:
