@@ -157,7 +157,7 @@ class Domain:
         )
 
     def usual_doubt(self, target: str) -> float:
-        """Return the median doubt of held-out graphs about a target on nodes; NaN if unknown."""
+        """Return the median doubt of held-out graphs; NaN if unknown."""
         for detector, first in zip(self.detectors, self._ends):
             if isinstance(detector, Spread) and self.rarity is not None and target in detector.of_nodes:
                 return float(np.exp(self.rarity.usual[first + detector.columns.index((target, 1))]))

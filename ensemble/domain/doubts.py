@@ -96,7 +96,7 @@ class Spread(Detector):
 
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """Return target and kind of doubt of every channel: 0 the largest, 1 the root mean square."""
+        """Return every channel's target, and 0 (largest) or 1 (mean square)."""
         return [(name, column) for name in self.targets for column in range(1 if name in self.of_graphs else 2)]
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:

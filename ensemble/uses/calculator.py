@@ -32,14 +32,14 @@ Outside = Literal["stop", "warn", "record"]
 
 
 STEPS = 200
-"""Last steps of a trajectory that are looked at; so many fs in ``hydragnn md``. Vibrations leave the domain and come back."""
-ANY = 1e9
+"""Steps of a mean error; so many fs in ``hydragnn md``."""
+ANY = 1e9  # unknown, and finite for JSON
 LARGEST_ERROR = 10.0
-"""Mean of the predicted errors of forces in these steps, over that of held-out graphs, above which a trajectory ends."""
+"""Mean error over the usual one at which a trajectory ends."""
 NEVER_SEEN = 4.0
-"""Excess by a check with which a trajectory ends at once, such as contacts by a fifth closer than in training; vibrations have less."""
+"""Excess of a check that ends a trajectory: contacts nearer by a fifth."""
 LONGEST_STEP = 1.0
-"""Angstrom that an atom moves from one structure of a trajectory to the next."""
+"""Angstrom that an atom moves in a step."""
 
 
 class OutsideDomain(InputError):
@@ -86,7 +86,7 @@ class EnsembleCalculator(Calculator):
         self._warned: set[str] = set()
         """Causes that were printed."""
         self.errors: deque[float] = deque(maxlen=STEPS)
-        """Predicted errors of forces in the last steps of a trajectory, over that of held-out graphs."""
+        """Predicted errors of forces in the last steps, over the usual one."""
         self._structure: Atoms | None = None
         """Last structure, which ASE forgets."""
         self.names = properties_of(ensemble.targets)
@@ -154,7 +154,7 @@ class EnsembleCalculator(Calculator):
         return never_seen or len(self.errors) == 1 or mean > LARGEST_ERROR
 
     def _error(self, predictions: Predictions) -> float:
-        """Return the predicted error of forces over that of held-out graphs; ``ANY`` if unknown."""
+        """Return the predicted error over the usual one; ``ANY`` if unknown."""
         forces = self.names.get("forces", "")
         calibration = self.ensemble.manifest.calibration.get(forces)
         if not isinstance(calibration, Calibration) or calibration.method != "spread":
