@@ -168,13 +168,14 @@ class SchNetLayer(nn.Module):
     def __init__(self, settings: FrozenSettings, expansion: nn.Module, convolution: nn.Module) -> None:
         super().__init__()
         self.radius, self.most = settings.required("radius"), settings.required("max_neighbours")
-        self.module_1, self.module_2 = expansion, convolution
+        self.module_1, self.module_2, self.rebuilds = expansion, convolution, settings.rebuilt_graph
 
     def forward(self, inv: Tensor, moved: Moved, graph: FrozenGraph) -> tuple[Tensor, Moved]:
         """Scalars, and displacements."""
-        positions = graph.pos if moved is None else graph.pos + moved
-        edges = near_nodes(positions, graph.batch, self.radius, self.most)
-        graph = replace(graph, pos=positions, edge_index=edges, edge_shifts=None, fixed_vectors=None)
+        graph = replace(graph, pos=graph.pos if moved is None else graph.pos + moved, fixed_vectors=None)
+        if self.rebuilds:
+            edges = near_nodes(graph.pos, graph.batch, self.radius, self.most)
+            graph = replace(graph, edge_index=edges, edge_shifts=None)
         lengths = graph.lengths()
         extra = {"lengths": lengths, "gaussians": self.module_1(lengths)}
         return self.module_2(inv, moved, replace(graph, extra=extra))

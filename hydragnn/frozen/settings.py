@@ -23,6 +23,7 @@ ARITHMETIC: dict[str, dict[str, tuple[str, ...]]] = {
     "single_constants": {"SchNet": (*OLD, "v4.0", "v5.0", "variables")},
     "zero_shifts": {"EGNN": (*OLD, "v4.0"), "DimeNet": OLD, "PNAPlus": OLD},
     "last_conv_layer_only": {"*": ("v2.0",)},
+    "rebuilt_graph": {"SchNet": (*OLD, "v4.0", "v5.0", "main", "variables")},
 }
 """Generations in which the code of a kind, or of all, computed otherwise than today's."""
 
@@ -136,7 +137,6 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     """Linear maps of vectors have biases (PAINN, PNAEq until August 2026)."""
     swapped_filters: bool = False
     """Numbers of Gaussians and of filters stand in each other's place."""
-
     squared_distances: bool = False
     """Edges see squared distances."""
     reversed_steps: bool = False
@@ -149,6 +149,8 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     """Shifts of periodic edges are set to zero."""
     last_conv_layer_only: bool = False
     """Hidden layers of convolutional node heads do nothing."""
+    rebuilt_graph: bool = False
+    """Layers find their own edges, without periodic images."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
