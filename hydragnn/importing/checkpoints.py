@@ -98,10 +98,10 @@ class _Table(pickle._Unpickler):  # in Python, whose memo takes no more than wha
         return Storage(dtype, str(key), numel)
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Return the model's tensors by the file's names, on the CPU.
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int | None]:
+    """Return tensors by the file's names, and the optimizer's number of parameters.
 
-    InputError, with nothing allocated before, for files that are damaged, larger than ``LARGEST`` or name code.
+    None where there is no optimizer. InputError, with nothing allocated before, for files that are damaged, larger than ``LARGEST`` or name code.
     """
     check_readable(path)
     try:
@@ -114,7 +114,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
                 raise ValueError("its table has more bytes than names of tensors take")
             table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
             states = table.get("model_state_dict", table) if isinstance(table, dict) else None
-            return _tensors(states, file, records, root)
+            return _tensors(states, file, records, root), _optimized(table)
     except InputError as error:
         raise InputError(f"{path} {error}") from error
     except MemoryError:
@@ -124,6 +124,12 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise InputError(
             f"{path} is no checkpoint, or damaged: {str(error) or type(error).__name__}{old}; copy it again"
         ) from error
+
+
+def _optimized(table: Any) -> int | None:
+    state = table.get("optimizer_state_dict") if isinstance(table, dict) else None
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    return sum(len(group["params"]) for group in groups) if isinstance(groups, list) else None
 
 
 def _records(file: zipfile.ZipFile, path: Path) -> dict[str, int]:

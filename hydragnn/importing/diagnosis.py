@@ -14,6 +14,7 @@ from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings
 from hydragnn.frozen.settings import ACTIVATIONS
 
 Verdict = Literal["suffered", "not suffered", "cannot be told"]
+Format = Literal["bp", "pickle", "raw"]
 LOSSES = ("mse", "mae", "rmse", "GaussianNLLLoss")
 """Losses that the public code computes."""
 CLOSE = 1e-4
@@ -38,13 +39,15 @@ class Finding:
 class Set:
     """Set of graphs that a run was trained on."""
 
-    format: Literal["bp", "pickle", "raw"]
+    format: Format
     parts: Mapping[str, Sequence[Any]]
     """Marks of all graphs by part, equal for equal graphs."""
     graph: FrozenGraph
     """First graphs, as the model's code saw them."""
     labels: Sequence[Tensor | None] = ()
     """Targets of these graphs in the order of the outputs, in the writer's units."""
+    tests: int = 0
+    """First of these graphs that are of the test part."""
     fitted_on_all: bool | None = None
     """Scales are those of all parts, not of training alone; None without scales."""
 
@@ -153,10 +156,12 @@ def size_of(case: Case, other: list[Tensor], own: list[Tensor] | None = None) ->
     own = outputs(case.module, case.data.graph) if own is None else own
     change = largest_change(own, other)
     text = f"outputs change by up to {change:.2g} of the largest"
+    tested = case.data.graph.batch < case.data.tests  # [nodes]
     for number, (label, a, b) in enumerate(zip(case.data.labels, own, other)):
-        if label is not None and label.numel() == a.numel():
-            before, after = ((one.reshape(label.shape) - label).abs().mean() for one in (a, b))
-            text += f"; output {number}: mean absolute error {before:.4g}, with the right arithmetic {after:.4g}"
+        if label is not None and case.data.tests:
+            rows = tested if len(a) == len(tested) else slice(case.data.tests)
+            before, after = (float((one.reshape(label.shape) - label)[rows].abs().mean()) for one in (a, b))
+            text += f"; output {number}: mean absolute error on test graphs {before:.4g}, with the right arithmetic {after:.4g}"
     return change, text
 
 

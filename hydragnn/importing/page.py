@@ -14,6 +14,8 @@ from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, di
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.importing.configuration import import_configuration, toml
 from hydragnn.importing.data import reading_in, write_data
+from hydragnn.importing.diagnosis import Finding, diagnose
+from hydragnn.importing.evidence import case_of
 from hydragnn.importing.finding import find_data, find_models
 from hydragnn.importing.runs import TUNE, Imported, imported_models, write_run, write_tuning
 from hydragnn.training.evaluate import Metrics
@@ -26,16 +28,6 @@ WRITERS = {
     "variables": "pull request 527",
 }
 """Versions by generation; some leave the same files."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """Failure of the public code, with verdict and size."""
-
-    name: str
-    verdict: str
-    evidence: str
-    size: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +76,21 @@ class Import(Shown):
                     f"{key} {errors[key]:.6g}" for key in ("mae", "rmse") if errors[key] is not None
                 )
             yield from (f"  note: {note}" for note in one.notes)
-            yield from (f"  {own.name}: {own.verdict} ({own.evidence}) {own.size}".rstrip() for own in one.findings)
+            yield from verdicts(one.findings)
         yield from (f"note: {sentence}" for sentence in self.left_out)
         yield f"data: {self.data}"
         yield from (f"next: {command}" for command in self.next)
+
+
+def verdicts(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the failures that were suffered, and numbers of the others."""
+    for one in findings:
+        if one.verdict == "suffered":
+            yield f"  suffered {one.number}, {one.name}: {one.evidence}{f'; {one.size}' if one.size else ''}"
+    for verdict in ("cannot be told", "not suffered"):
+        numbers = [str(one.number) for one in findings if one.verdict == verdict]
+        if numbers:
+            yield f"  {verdict}: {', '.join(numbers)} (docs/silent-failures.md; all evidence with --json)"
 
 
 def import_folder(path: Path, out: Path) -> Import:
@@ -114,7 +117,9 @@ def import_folder(path: Path, out: Path) -> Import:
             run = making if alone else making / name
             errors = write_run(model, store.path, run, out)
             write_tuning(model, store.path, run)
-            pages.append(_page(model, "" if alone else name, errors, store))
+            case = case_of(model, run, store.path, find_data(model.files))
+            page = _page(model, "" if alone else name, errors, store)
+            pages.append(replace(page, findings=diagnose(case)))
         ensemble = "" if alone else _ensemble(making, names, stores, failures)
         (making / LOCK).unlink(missing_ok=True)
         rename_all({making: out})

@@ -47,7 +47,7 @@ class Imported:
 
 def imported_models(files: ModelFiles) -> list[Imported]:
     """Return the models of a checkpoint, one for each branch."""
-    weights = read_checkpoint(files.checkpoint)
+    weights, _ = read_checkpoint(files.checkpoint)
     try:
         return _models(files, weights)
     except InputError as error:
