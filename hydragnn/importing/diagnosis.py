@@ -121,7 +121,7 @@ def diagnose(case: Case) -> list[Finding]:
     return found
 
 
-def told(condition: bool, suffered: str, otherwise: str) -> Answer:
+def either(condition: bool, suffered: str, otherwise: str) -> Answer:
     """Return the verdict that a condition decides."""
     return ("suffered", suffered) if condition else ("not suffered", otherwise)
 
@@ -215,7 +215,7 @@ def _conditioning(case: Case) -> Answer:
 @rule(3, "predictions with random parameters, since names do not fit")
 def _not_strict(case: Case) -> Answer:
     prefixed = any(name.startswith("module.") for name in case.names)
-    return told(
+    return either(
         prefixed,
         "names begin with module. (written by several ranks, or through DDP): its scripts for inference skip all of them in silence",
         "names have no prefix, so its scripts for inference find them",
@@ -230,7 +230,7 @@ def _shards(case: Case) -> Answer:
 
 
 @rule(5, "task-parallel training leaves embeddings and frequencies as they began")
-def _left_out(case: Case) -> Answer:
+def _task_parallel(case: Case) -> Answer:
     if not re.search(r"_branch\d+", case.file):
         return "not suffered", "the file is not one of a task-parallel run (_branchK)"
     if case.module is None:
@@ -241,7 +241,7 @@ def _left_out(case: Case) -> Answer:
         if name.startswith(("pos_emb", "node_emb", "node_lin", "edge_emb", "edge_lin", "rel_pos_emb", "node_embedding"))
         or name.endswith("rbf.freq")
     ]
-    return told(bool(own), f"task-parallel, with {', '.join(own[:3])}", "the model has no embeddings or frequencies")
+    return either(bool(own), f"task-parallel, with {', '.join(own[:3])}", "the model has no embeddings or frequencies")
 
 
 @rule(6, "SchNet ignores periodic images and the edges of the data")
@@ -259,7 +259,7 @@ def _rebuilt(case: Case) -> Answer:
             else ("suffered", evidence)
         )
     if case.data is None or case.module is None:
-        return told(
+        return either(
             bool(architecture.get("periodic_boundary_conditions")),
             "periodic_boundary_conditions = true, and SchNet builds its own graph, without images, in every layer",
             "no periodic boundary conditions",
@@ -275,7 +275,7 @@ def _rebuilt(case: Case) -> Answer:
 @rule(7, "of several branches with node heads alone one is trained")
 def _node_branches(case: Case) -> Answer:
     alone = not case.branches("graph") and len(case.branches("node")) > 1
-    return told(
+    return either(
         alone,
         f"{len(case.branches('node'))} branches, and all have node heads alone",
         "one branch" if case.num_branches == 1 else "branches have heads on graphs",
@@ -285,7 +285,7 @@ def _node_branches(case: Case) -> Answer:
 @rule(8, "convolutional node heads fail in two branches")
 def _conv_branches(case: Case) -> Answer:
     conv = any(one.get("type") == "conv" for one in case.branches("node").values())
-    return told(
+    return either(
         conv and len(case.branches("node")) > 1,
         "convolutional node heads in several branches cannot be built there",
         "one branch" if conv else "no convolutional node heads",
@@ -296,7 +296,7 @@ def _conv_branches(case: Case) -> Answer:
 def _single_loss(case: Case) -> Answer:
     double = str(case.training.get("precision")) in ("fp64", "float64", "double")
     potential = bool(case.architecture.get("enable_interatomic_potential"))
-    return told(
+    return either(
         double and potential,
         f"precision = {case.training.get('precision')} with an interatomic potential",
         "no interatomic potential" if double else "precision is not double",
@@ -309,13 +309,13 @@ def _unknown(case: Case) -> Answer:
     loss = case.training.get("loss_function_type") or "mse"
     bad = [f"activation_function = {activation}"] * (activation not in ACTIVATIONS)
     bad += [f"loss_function_type = {loss}"] * (loss not in LOSSES)
-    return told(bool(bad), " and ".join(bad), f"{activation} and {loss} are there")
+    return either(bool(bad), " and ".join(bad), f"{activation} and {loss} are there")
 
 
 @rule(11, "a configuration without an optimizer fails")
 def _no_optimizer(case: Case) -> Answer:
     there = bool(case.training.get("Optimizer"))
-    return told(not there, "Training has no Optimizer", "Training has an Optimizer")
+    return either(not there, "Training has no Optimizer", "Training has an Optimizer")
 
 
 @rule(12, "its loaders fail on periodic graphs, descriptors and wide encodings")
@@ -344,7 +344,7 @@ def _correlation(case: Case) -> Answer:
     gaussian = case.training.get("loss_function_type") == "GaussianNLLLoss"
     if case.kind != "MACE":
         return "not suffered", f"{case.kind} is not MACE"
-    return told(
+    return either(
         differ or gaussian,
         f"correlation = {correlation}" if differ else "GaussianNLLLoss with MACE",
         "one correlation for all layers, and no GaussianNLLLoss",
@@ -358,7 +358,7 @@ def _coincident(case: Case) -> Answer:
     if case.data is None:
         return NO_DATA
     zero = int((case.data.graph.lengths() == 0).sum())
-    return told(
+    return either(
         zero > 0, f"{zero} edges of the first graphs have length zero", "no edge of the first graphs has length zero"
     )
 
@@ -389,7 +389,7 @@ def _random_edges(case: Case) -> Answer:
         return "not suffered", "there is no radius or no edge"
     lengths = case.data.graph.lengths()
     count = int((lengths > radius * (1 + CLOSE)).sum())
-    return told(
+    return either(
         count > 0,
         f"{count} of {len(lengths)} edges of the first graphs are longer than the radius of {radius}, up to {float(lengths.max()):.4g}",
         f"no edge of the first graphs is longer than the radius of {radius}",
@@ -461,7 +461,7 @@ def _settings(case: Case) -> Answer:
     bad += ["SyncBatchNorm, which CPUs ignore"] * bool(architecture.get("SyncBatchNorm"))
     dropout = case.kind == "GAT" or architecture.get("global_attn_engine") == "GPS"
     bad += ["a dropout of .25 in GAT and GPS that no key changes"] * dropout
-    return told(bool(bad), " and ".join(bad), "none of them acts")
+    return either(bool(bad), " and ".join(bad), "none of them acts")
 
 
 @rule(23, "an empty part of an ADIOS file is unreadable")
@@ -471,7 +471,7 @@ def _empty(case: Case) -> Answer:
     if case.data.format != "bp":
         return "not suffered", "the data are no ADIOS file"
     empty = [name for name, graphs in case.data.parts.items() if not len(graphs)]
-    return told(bool(empty), f"{', '.join(empty)} has no graphs", "no part is empty")
+    return either(bool(empty), f"{', '.join(empty)} has no graphs", "no part is empty")
 
 
 @rule(24, "vectors have a bias, so that outputs turn with the crystal")
@@ -520,7 +520,7 @@ def _drawn_anew(case: Case) -> Answer:
     architecture = case.architecture
     conditioned = bool(architecture.get("use_graph_attr_conditioning"))
     mode = architecture.get("graph_attr_conditioning_mode") or "concat_node"
-    return told(
+    return either(
         case.kind == "GAT" and conditioned and mode == "concat_node",
         "GAT with graph attributes by concat_node: two passes differ, and the file has no function",
         "no graph attributes" if not conditioned else f"{case.kind} with {mode} keeps its network",
@@ -547,7 +547,7 @@ def _self_edges(case: Case) -> Answer:
         return NO_DATA
     edges = case.data.graph.edge_index
     count = int((edges[0] == edges[1]).sum())
-    return told(
+    return either(
         count > 0, f"{count} edges of the first graphs join a node with itself", "no edge joins a node with itself"
     )
 

@@ -41,7 +41,7 @@ def run(numbers: Sequence[str], options: Sequence[str] = ()) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("numbers", nargs="+", metavar="NUMBER", help="1 to 23, and F1 to F20 of the field")
+    parser.add_argument("numbers", nargs="+", metavar="NUMBER", help="1 to 29, and F1 to F20 of the field")
     known, options = parser.parse_known_args()
     if unknown := [number for number in known.numbers if number not in promises()]:
         parser.error(f"there is no number {unknown[0]}; give some of {', '.join(promises())}")
