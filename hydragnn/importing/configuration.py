@@ -134,15 +134,15 @@ def _heads(source: _Source) -> Iterator[Table]:
     if variables:
         yield from ({"name": one["name"], "on": one["level"], "dim": one["dim"]} for one in variables["outputs"])
         return
-    chosen, data = source.section("NeuralNetwork", "Variables_of_interest"), source.section("Dataset")
-    for number, (level, index) in enumerate(zip(chosen["type"], chosen["output_index"])):
+    variables, data = source.section("NeuralNetwork", "Variables_of_interest"), source.section("Dataset")
+    for number, (level, index) in enumerate(zip(variables["type"], variables["output_index"])):
         feature = data.get(f"{level}_features") or {}
-        dims = feature.get("dim") or chosen.get(f"{level}_feature_dims") or []
+        dims = feature.get("dim") or variables.get(f"{level}_feature_dims") or []
         whole = [1] * (number + 1)
-        width = dims[index] if index < len(dims) else (chosen.get("output_dim") or whole)[number]
+        width = dims[index] if index < len(dims) else (variables.get("output_dim") or whole)[number]
         first = sum(dims[:index]) if index < len(dims) else 0
         columns: Any = first if width == 1 else [*range(first, first + width)]
-        name = (chosen.get("output_names") or feature["name"][index : index + 1] * len(whole))[number]
+        name = (variables.get("output_names") or feature["name"][index : index + 1] * len(whole))[number]
         yield {"name": name, "on": level, "dim": width, "key": "y" if level == "graph" else "x", "column": columns}
 
 

@@ -1,6 +1,5 @@
-"""Diagnosis: which failures of the public HydraGNN a run suffered, and by how much."""
+"""Diagnosis: failures of the public HydraGNN that a run suffered."""
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ ROTATION = torch.tensor([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Failure of the public code: whether the files suffered it, and by how much."""
+    """Failure of the public code, with verdict, evidence and size."""
 
     number: int
     name: str
@@ -45,11 +44,11 @@ class Set:
     graph: FrozenGraph
     """First graphs, as the model's code saw them."""
     labels: Sequence[Tensor | None] = ()
-    """Targets of these graphs in the order of the outputs, in the writer's units."""
+    """Targets of these graphs by output, in the writer's units."""
     tests: int = 0
     """First of these graphs that are of the test part."""
     fitted_on_all: bool | None = None
-    """Scales are those of all parts, not of training alone; None without scales."""
+    """Scales fit all parts, not training alone; None without scales."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +113,11 @@ def rule(number: int, name: str) -> Callable[[Callable[[Case], Answer]], Callabl
 
 def diagnose(case: Case) -> list[Finding]:
     """Return the finding of every failure, in the order of their numbers."""
-    found = []
+    findings = []
     for number, (name, function) in sorted(RULES.items()):
         verdict, evidence, *size = function(case)
-        found.append(Finding(number=number, name=name, verdict=verdict, evidence=evidence, size="".join(size)))
-    return found
+        findings.append(Finding(number=number, name=name, verdict=verdict, evidence=evidence, size="".join(size)))
+    return findings
 
 
 def either(condition: bool, suffered: str, otherwise: str) -> Answer:
@@ -151,7 +150,7 @@ def largest_change(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
 
 
 def size_of(case: Case, other: list[Tensor], own: list[Tensor] | None = None) -> tuple[float, str]:
-    """Return the change from the writer's outputs to others, with the errors of both."""
+    """Return the change of outputs, with the errors of both."""
     assert case.module is not None and case.data is not None
     own = outputs(case.module, case.data.graph) if own is None else own
     change = largest_change(own, other)
@@ -160,8 +159,8 @@ def size_of(case: Case, other: list[Tensor], own: list[Tensor] | None = None) ->
     for number, (label, a, b) in enumerate(zip(case.data.labels, own, other)):
         if label is not None and case.data.tests:
             rows = tested if len(a) == len(tested) else slice(case.data.tests)
-            before, after = (float((one.reshape(label.shape) - label)[rows].abs().mean()) for one in (a, b))
-            text += f"; output {number}: mean absolute error on test graphs {before:.4g}, with the right arithmetic {after:.4g}"
+            writer, right = (float((one.reshape(label.shape) - label)[rows].abs().mean()) for one in (a, b))
+            text += f"; output {number}: mean absolute error on test graphs {writer:.4g}, with the right arithmetic {right:.4g}"
     return change, text
 
 
@@ -172,7 +171,7 @@ def measured(case: Case, other: list[Tensor], evidence: str) -> Answer:
 
 
 def with_arithmetic(case: Case, flag: str) -> list[Tensor]:
-    """Return the outputs where one flag of the generation is as in today's code."""
+    """Return the outputs with one flag as in today's code."""
     assert case.module is not None and case.data is not None
     module = case.module
     settings = module.settings.model_copy(update={flag: False})
@@ -368,9 +367,9 @@ def _twice(case: Case) -> Answer:
     if case.data is not None and case.data.format != "pickle":
         return "not suffered", "the data are not pickled"
     variables = case.config["NeuralNetwork"].get("Variables_of_interest") or {}
-    chosen = variables.get("input_node_features")
+    columns = variables.get("input_node_features")
     nodes = [i for i, level in zip(variables.get("output_index", []), variables.get("type", [])) if level == "node"]
-    if chosen is not None and chosen == list(range(len(chosen))) and not nodes:
+    if columns is not None and columns == list(range(len(columns))) and not nodes:
         return "not suffered", "choosing the first columns twice gives the same columns"
     if case.data is None:
         return "cannot be told", "nothing tells whether the data were pickled"
@@ -592,11 +591,10 @@ def one_way_edges(graph: FrozenGraph) -> int:
 
 
 def change_by_rotation(module: FrozenModel, graph: FrozenGraph) -> float:
-    """Return the largest relative change of outputs by a rotation, forces turned back."""
+    """Return the largest relative change of outputs by a rotation."""
     turn = ROTATION.to(graph.pos.dtype)
     shifts = None if graph.edge_shifts is None else graph.edge_shifts @ turn.T
     own, turned = outputs(module, graph), outputs(module, replace(graph, pos=graph.pos @ turn.T, edge_shifts=shifts))
     if module.settings.interatomic:
         turned[1] = turned[1] @ turn
-    change = largest_change(own, turned)
-    return change if math.isfinite(change) else math.nan
+    return largest_change(own, turned)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ CLOSE = 1e-6
 
 
 def case_of(model: Imported, run: Path, store: Path | None, place: Path | None) -> Case:
-    """Return what is known of a model, with the store of its graphs in ``place``."""
+    """Return all that is known of a model; ``place`` has its graphs."""
     kind = "raw" if place is None else FORMATS.get(place.suffix, "raw")
     weights, optimized = read_checkpoint(model.files.checkpoint)
     return Case(
@@ -43,8 +44,7 @@ def case_of(model: Imported, run: Path, store: Path | None, place: Path | None) 
 def _set_of(model: Imported, run: Path, store: GraphStore, kind: Format) -> Set:
     """Return the graphs of a store, as the model's code saw them."""
     graph_model, normalisation = load_graph_model(run / "model")
-    inputs = graph_model.node_inputs
-    assert isinstance(inputs, PublicInputs)
+    inputs = cast(PublicInputs, graph_model.node_inputs)
     dtype = next(model.module.parameters()).dtype
     present = {field.name for field in store.fields()}
     names = [one.field.name for one in model.reading.outputs]
@@ -67,7 +67,7 @@ def _set_of(model: Imported, run: Path, store: GraphStore, kind: Format) -> Set:
 
 
 def _fitted_on_all(store: GraphStore, train: NDArray[np.int64], variables: Sequence[Variable]) -> bool | None:
-    """Return True where a scale ends at values beyond training; None without scales or parts."""
+    """Return True where scales reach beyond training; None without scales."""
     if not variables or not len(train):
         return None
     for one in variables:
