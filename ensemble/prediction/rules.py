@@ -60,8 +60,9 @@ class FromStructures:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Return the cutoff."""
-        return {"cutoff": self.structures.cutoff}
+        """Return the rule of edges, as stores have it."""
+        most = self.structures.max_neighbours
+        return {"cutoff": self.structures.cutoff} | ({} if most is None else {"max_neighbours": most})
 
     @property
     def digest(self) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk, molecule
+from ase.io import write
 from torch import Tensor
 
 import hydragnn
@@ -238,6 +239,10 @@ def test_several_checkpoints_with_data_are_a_calibrated_ensemble(tmp_path: Path)
     loaded = hydragnn.load(tmp_path / "out" / "ensemble")
     predictions = loaded.predict([molecule("H2O"), molecule("CH4")])
     assert (predictions["energy_per_atom"]["std"] > 0).all()
+    # files: their graphs keep as many neighbours as those of training
+    write(tmp_path / "new.xyz", [molecule("H2O"), molecule("CH4")])
+    result = hydragnn.predict(tmp_path / "out" / "ensemble", tmp_path / "new.xyz", tmp_path / "new.npz.h5")
+    assert result.graphs == 2 and result.failed == 0
 
 
 def test_models_are_trained_further(tmp_path: Path) -> None:
