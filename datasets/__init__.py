@@ -21,7 +21,7 @@ from hydragnn.datasets.sources.fields import CoarseningSettings, FieldSettings
 from hydragnn.datasets.sources.registry import read_build_settings, rule_of
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.datasets.split import Split, make_split
-from hydragnn.datasets.store import Column, GraphStore, Sizes, changed_sentence, read_checked
+from hydragnn.datasets.store import Column, GraphStore, Sizes, changed_sentence, is_graph_store, read_checked
 from hydragnn.datasets.survey import FieldSummary, Survey
 from hydragnn.datasets.tools import (
     SizeSummary,

@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt8
+import torch
+from jaxtyping import Int64, UInt8
 from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.access import Access
-from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, offsets_of
+from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, flat_graphs, offsets_of
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.formats.public_columns import EDGES, LABELS, Columns, RecordColumns
 from hydragnn.datasets.gather import GAP, gather, no_graphs
-from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes
+from hydragnn.datasets.store import Column, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location, Role
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location, Role, is_labelled
 from hydragnn.graphs.parts import PART
+from hydragnn.graphs.problems import graph_problems
 from hydragnn.graphs.pyg import CELLS, PERIODIC, POSITIONS
 from hydragnn.graphs.texts import NAME, Texts
+from hydragnn.graphs.validate import check_straight
 
 Runs = Sequence[tuple[int, int]]
 """First and last number of consecutive graphs, the last excluded."""
@@ -51,7 +54,7 @@ class Origin:
     head: int | None = None
 
 
-class PublicStore(Access, GraphStore):
+class PublicStore(Access):
     """Graphs of a set of the public HydraGNN."""
 
     def __init__(self, columns: Columns, heads: Sequence[Location] | None = None) -> None:
@@ -67,6 +70,14 @@ class PublicStore(Access, GraphStore):
             raise InputError(f"{self.path} has neither pos nor x, so no nodes; check where it comes from")
         self._nodes = columns.offsets[nodes]
         self._edges = columns.offsets.get(EDGES, np.zeros(len(columns) + 1, dtype=np.int64))
+        forms = (self._pos, self._nodes, (self.dim,)), (SHIFTS, self._edges, (self.dim,)), (EDGES, self._edges, (2,))
+        for where, offsets, shape in (form for form in forms if form[0] in columns.offsets):
+            key = str(where)
+            alike = columns.shapes[key] == shape and np.array_equal(columns.offsets[key], offsets)
+            if not alike or columns.dtypes[key].kind not in ("iu" if key == EDGES else "iuf"):
+                raise InputError(
+                    f"{self.path}: {key} has another shape or dtype than sets of that package; write it again"
+                )
         self._origins = {origin.field.name: origin for origin in self._origins_of_keys()}
 
     @classmethod
@@ -98,7 +109,7 @@ class PublicStore(Access, GraphStore):
     @property
     def dim(self) -> int:
         """Spatial dimension of positions."""
-        return 0 if self._pos is None else self.columns.shapes[self._pos][0]
+        return 0 if self._pos is None else (*self.columns.shapes[self._pos], 0)[0]
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -113,8 +124,8 @@ class PublicStore(Access, GraphStore):
 
     @cached_property
     def _all_digests(self) -> UInt8[ndarray, "graphs 16"]:
-        starts = range(0, len(self), BLOCK)
-        return np.concatenate([graph_digests(self._flat([(a, min(a + BLOCK, len(self)))])) for a in starts])
+        blocks = [range(first, min(first + BLOCK, len(self))) for first in range(0, len(self), BLOCK)]
+        return np.concatenate([graph_digests(flat_graphs(self.read(block), self.fields())) for block in blocks])
 
     def digests(self) -> UInt8[ndarray, "graphs 16"]:
         """Return the digest of every graph, which reads all."""
@@ -153,23 +164,31 @@ class PublicStore(Access, GraphStore):
         if not runs:
             return gather(no_graphs(self.dim, self._chosen_fields(fields)), graphs)
         read = np.concatenate([np.arange(*run) for run in runs])
-        return gather(self._flat(runs, fields), np.searchsorted(read, graphs)[order.reshape(-1)])
+        batch = gather(self._flat(runs, fields), np.searchsorted(read, graphs)[order.reshape(-1)])
+        for problem in graph_problems(batch, graphs[order.reshape(-1)]).values():
+            raise InputError(f"{self.path}: {problem}")
+        if SHIFTS not in self.columns.offsets:
+            self._check_images(batch)
+        if batch.masks:  # of graphs without any label, which lack the field
+            batch = gather(flat_graphs(batch, tuple(batch.fields.values())), np.arange(len(batch)))
+        return batch
 
-    def read_checked(
-        self, indices: Numbers, fields: Collection[str] | None = None
-    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
-        """Return graphs; a set has no digests that they could differ from."""
-        batch = self.read(indices, fields)
-        return batch, np.zeros(len(batch), dtype=np.bool_)
+    def _check_images(self, batch: GraphBatch) -> None:
+        """Raise InputError where images are nearer than edges without shifts."""
+        unclear = torch.tensor(not any(key in self.columns.offsets for key in PERIODIC))
+        for place in batch.cell.flatten(1).any(dim=1).nonzero().flatten().tolist():
+            one, where = batch.select([place]), f"{self.path}, {batch.texts[NAME][place]}"
+            rows = (one.cell[0] * (one.periodic[0, :, None] | unclear))[: self.dim, : self.dim]
+            check_straight(one.positions, one.senders, one.receivers, rows, where)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """Return the field ``name`` of consecutive graphs."""
         check_fields(self.fields(), [name])
         stop = len(self) if stop is None else stop
-        values = self._values(self._origins[name], [(start, stop)])
-        if self._origins[name].field.on == "edge":
-            edges = self._edges[start : stop + 1] - self._edges[start]
-            values = values[self._ends([(start, stop)], np.arange(start, stop), edges)[1]]
+        field, values = self._origins[name].field, self._values(self._origins[name], [(start, stop)])
+        if field.on == "edge" or (field.role == "target" and not is_labelled(values, field).all()):
+            batch = self.read(range(start, stop), [name])
+            return Column(values=batch[name].numpy(), present=batch.present(name).numpy())
         return Column(values=values, present=np.ones(stop - start, dtype=np.bool_))
 
     def _chosen_fields(self, fields: Collection[str] | None) -> list[Field]:
@@ -195,29 +214,15 @@ class PublicStore(Access, GraphStore):
             texts={key: texts.select(graphs) for key, texts in self.texts.items()},
         )
 
-    def _ends(
-        self, runs: Runs, graphs: NDArray[np.int64], edges: NDArray[np.int64]
-    ) -> tuple[Array, NDArray[np.int64], NDArray[np.int64]]:
-        """Return ends of edges, their order by receiver, and their graphs."""
-        owner = np.repeat(np.arange(len(graphs)), np.diff(edges))
-        ends = self._rows(EDGES, runs) if EDGES in self.columns.offsets else np.zeros((0, 2), dtype=np.int64)
-        counts = self._nodes[graphs + 1] - self._nodes[graphs]
-        outside = ((ends < 0) | (ends >= counts[owner][:, None])).any(axis=1)
-        if outside.any():
-            edge = int(outside.argmax())
-            raise InputError(
-                f"{self.path}, graph {graphs[owner[edge]]}: an edge from node {ends[edge, 0]} to {ends[edge, 1]} leads out of its "
-                f"{counts[owner[edge]]} nodes; write the set again"
-            )
-        return ends, np.argsort(offsets_of(counts)[owner] + ends[:, 1], kind="stable"), owner
-
     def _geometry(
         self, runs: Runs, graphs: NDArray[np.int64], nodes: NDArray[np.int64], edges: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], dict[str, Array]]:
         """Return the order of edges by receiver, and arrays of a geometry."""
         columns, dim = self.columns, self.dim
-        ends, order, owner = self._ends(runs, graphs, edges)
-        arrays = dict(zip(("senders", "receivers"), np.ascontiguousarray(ends[order].T, dtype=np.int32)))
+        owner = np.repeat(np.arange(len(graphs)), np.diff(edges))
+        ends = self._rows(EDGES, runs) if EDGES in columns.offsets else np.zeros((0, 2), dtype=np.int64)
+        order = np.argsort(nodes[owner] + ends[:, 1], kind="stable")
+        arrays = dict(zip(("senders", "receivers"), np.ascontiguousarray(ends[order].T)))
         arrays["positions"] = np.zeros((int(nodes[-1]), dim))
         if self._pos is not None:
             arrays["positions"] = self._rows(self._pos, runs).astype(np.float64)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
@@ -11,6 +11,9 @@ from numpy import ndarray
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.texts import NAME, Texts, label
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Numbers = Sequence[int] | Int64[ndarray, " chosen"]
 """Graphs by number."""
@@ -80,6 +83,11 @@ class GraphStore(Protocol):
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """Return the field ``name`` of consecutive graphs without reading anything else."""
+
+
+def is_graph_store(value: Any) -> "TypeIs[GraphStore]":
+    """Return True for a store, without asking for its fingerprint."""
+    return isinstance(type(value), GraphStore) or isinstance(value, GraphStore)
 
 
 def read_checked(

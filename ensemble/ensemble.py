@@ -16,7 +16,7 @@ from hydragnn.base.files import digest, read_sealed
 from hydragnn.base.imports import allow_code as _allow_code
 from hydragnn.base.places import absent_store, as_path, is_store, model_folder, text_of, weights_folder
 from hydragnn.base.shown import Shown
-from hydragnn.datasets import GraphStore, Make, MemoryStore, open_store
+from hydragnn.datasets import GraphStore, Make, MemoryStore, is_graph_store, open_store
 from hydragnn.datasets.manifest import transform_of
 from hydragnn.distributed.graph_ranks import GraphGroup, Shared
 from hydragnn.ensemble.domain import STATES, GraphView, doubted_items, doubts_of
@@ -161,7 +161,7 @@ class Ensemble(Shown):
         """
         if isinstance(source, GraphBatch):
             return source
-        items = [source.read(range(len(source)))] if isinstance(source, GraphStore) else [*graphs_in(source)]
+        items = [source.read(range(len(source)))] if is_graph_store(source) else [*graphs_in(source)]
         if items and all(isinstance(one, GraphBatch) for one in items):
             return concatenate(items)
         graphs, _, failures = made_graphs(makers_of_items(self, items))
@@ -326,7 +326,7 @@ class Ensemble(Shown):
         """
         if isinstance(source, GraphBatch):
             return self._predict_screened(screen(source, self._read_by_members(source.fields), optional=self.optional))
-        if isinstance(source, GraphStore):
+        if is_graph_store(source):
             return self._predict_store(source, None, {})
         if isinstance(source, str | os.PathLike):
             if not is_store(Path(source)):

@@ -68,7 +68,7 @@ def graph_from_arrays(
     shifts = _shifts(edge_shifts, len(sender), dim, name)
     box, flags = _box_and_flags(cell, periodic, dim, name)
     if edge_shifts is None:
-        _check_straight(points, sender, receiver, box[:dim, :dim] * flags[:dim, None], name)
+        check_straight(points, sender, receiver, box[:dim, :dim] * flags[:dim, None], name)
     items: dict[Location, int] = {"node": count, "edge": len(sender), "graph": 1}
     values: dict[Location, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     for field in declared.values():
@@ -113,7 +113,7 @@ def _box_and_flags(cell: ArrayLike | None, periodic: Any, dim: int, name: str) -
     return box, flags
 
 
-def _check_straight(points: Tensor, senders: Tensor, receivers: Tensor, rows: Tensor, name: str) -> None:
+def check_straight(points: Tensor, senders: Tensor, receivers: Tensor, rows: Tensor, name: str) -> None:
     """Raise InputError where an edge is longer than through an image."""
     if not bool(rows.any()) or not len(senders):
         return

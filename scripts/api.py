@@ -666,11 +666,11 @@ def evaluate(
 
     InputError where the store lacks an input or a label. The trivial predictor is not asked: it belongs to training data.
     """
-    from hydragnn.datasets import GraphStore, open_store
+    from hydragnn.datasets import is_graph_store, open_store
     from hydragnn.ensemble import Ensemble, evaluate_ensemble
 
     model = ensemble if isinstance(ensemble, Ensemble) else load(ensemble)
-    return evaluate_ensemble(model, store if isinstance(store, GraphStore) else open_store(store))
+    return evaluate_ensemble(model, store if is_graph_store(store) else open_store(store))
 
 
 def doctor() -> "Installation":

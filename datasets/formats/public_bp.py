@@ -115,7 +115,9 @@ def _opens(path: Path) -> bool:
     if child == 0:
         try:
             size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (size + BYTES,) * 2)
+            size += BYTES + sum(file.stat().st_size for file in path.iterdir())
+            with suppress(ValueError):  # where less is allowed anyway
+                resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             faulthandler.disable()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -15,7 +15,7 @@ from tests.refusals import refuses
 DAMAGED = {
     "j2_md_truncated": "is damaged",
     "j_data_truncated": "was cut off",
-    "n5_edge_index_out_of_range": "leads out of its 9 nodes",
+    "n5_edge_index_out_of_range": "node index .* is out of range; the graph has 9 nodes",
     "n_count_past_end": "counts of valset/x are",
 }
 WHOLE = (
@@ -87,8 +87,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "fewer counts than samples": ({"trainset/x/variable_count": [3]}, "one whole number for each of 8 graphs"),
     "counts that are no whole numbers": ({"trainset/x/variable_count": [0.5] * 8}, "one whole number for each"),
     "an axis that there is not": ({"trainset/x/dim": 7}, "not the sums of its counts"),
-    "other counts than nodes": ({"trainset/edge_index": np.full((2, 94), 10**6)}, "leads out of its 3 nodes"),
-    "a negative node": ({"trainset/edge_index": np.full((2, 94), -1)}, "leads out of its 3 nodes"),
+    "other counts than nodes": (
+        {"trainset/edge_index": np.full((2, 94), 10**6)},
+        "is out of range; the graph has 3 nodes",
+    ),
+    "a negative node": ({"trainset/edge_index": np.full((2, 94), -1)}, "is out of range; the graph has 3 nodes"),
     "10 GB in a header": ({"trainset/x/shape": [2_500_000_000, 1]}, "claims 10,000,0.* bytes"),
     "numbers that are none": ({"trainset/pos": np.full((31, 3), np.nan, dtype="f4")}, "positions"),
 }
@@ -151,6 +154,39 @@ def test_geometry_that_some_lack_is_refused(tmp_path: Path, label: str, key: str
     sets: dict[str, Any] = {"trainset": samples(4), "valset": samples(4, seed=1)}
     sets[label] = [{name: value for name, value in one.items() if name != key} for one in sets[label]]
     refuses(f"{key} is not in every part", open_store, write_bp(tmp_path / "set.bp", sets, {}))
+
+
+WRONG_GEOMETRY: dict[str, tuple[Any, str]] = {
+    "no shifts": (lambda one: one | {"cell": np.eye(3) * 2.0, "edge_shifts": None}, "where an image is"),
+    "neither shifts nor axes": (
+        lambda one: one | {"cell": np.eye(3) * 2.0, "edge_shifts": None, "pbc": None},
+        "where an image is",
+    ),
+    "axes without a cell": (lambda one: one | {"cell": None}, "singular along its periodic axes"),
+    "shifts that are no images": (lambda one: one | {"edge_shifts": one["edge_shifts"] * 0.3}, "no whole number of"),
+    "fewer shifts than edges": (lambda one: one | {"edge_shifts": one["edge_shifts"][1:]}, "edge_shifts has another"),
+    "edges that are no whole numbers": (lambda one: one | {"edge_index": one["edge_index"] * 1.0}, "edge_index has an"),
+    "positions on a line": (lambda one: one | {"pos": one["pos"][:, 0]}, "pos has another shape"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG_GEOMETRY.values(), ids=WRONG_GEOMETRY)
+def test_geometry_that_would_be_read_wrongly_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+    some = [{key: value for key, value in change(one).items() if value is not None} for one in samples(4)]
+    path = write_bp(tmp_path / "set.bp", {"trainset": some}, {})
+    refuses(words, lambda: open_store(path).read(range(4)))
+
+
+def test_missing_labels_are_those_of_the_copy(tmp_path: Path) -> None:
+    some = [one | {"energy": one["energy"] * (np.nan if place == 1 else 1)} for place, one in enumerate(samples(4))]
+    path = write_bp(tmp_path / "set.bp", {"trainset": some}, {})
+    convert_store(path, tmp_path / "copy.h5")
+    stores = open_store(path), open_store(tmp_path / "copy.h5")
+    for store in stores:
+        column, batch = store.column("energy"), store.read([1, 2])
+        assert column.present.tolist() == [True, False, True, True] and column.values[1] == 0
+        assert batch.masks["energy"].tolist() == [False, True]
+    assert stores[0].fingerprint == stores[1].fingerprint
 
 
 @pytest.mark.parametrize("call", [hydragnn.store_info, check_store], ids=["info", "check"])
