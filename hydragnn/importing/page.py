@@ -9,7 +9,7 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import rename_all, write_atomically
 from hydragnn.base.shown import Shown
-from hydragnn.datasets import open_store
+from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.importing.configuration import import_configuration, toml
@@ -158,6 +158,7 @@ class Store:
     """Origin of the graphs, or the reason for none."""
     key: tuple[Any, ...] = ()
     path: Path | None = None
+    notes: tuple[str, ...] = ()
 
 
 def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Imported, Store]:
@@ -175,9 +176,22 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
             return model, same
         path = making / f"data{len(stores) + 1 if stores else ''}.h5"
         write_data(source, model.reading, model.settings, path)
-        return model, _noted(stores, Store(words=f"{len(source)} graphs of {place}", key=key, path=path))
+        notes = tuple(_scales(source, model))
+        return model, _noted(stores, Store(words=f"{len(source)} graphs of {place}", key=key, path=path, notes=notes))
     except InputError as error:
         return model, _noted(stores, Store(words=f"{place} is left out: {error}"))
+
+
+def _scales(source: GraphStore, model: Imported) -> Iterator[str]:
+    """Yield what the writer did to values and no file undoes."""
+    if "energy_linear_regression_coeff" in source.attributes:
+        yield (
+            "energies are without the references that the set holds: add energy_linear_regression_coeff[Z - 1] of every "
+            "atom for total energies"
+        )
+    scaled = [name for name in ("minmax_node_feature", "minmax_graph_feature") if name in source.attributes]
+    if scaled and not any(one.span for one in model.reading.variables):
+        yield f"the set was scaled ({', '.join(scaled)}), which config.json does not undo: values are in the scaled units"
 
 
 def _noted(stores: list[Store], store: Store) -> Store:
@@ -187,7 +201,7 @@ def _noted(stores: list[Store], store: Store) -> Store:
 
 
 def _page(model: Imported, run: str, errors: Metrics, store: Store) -> Page:
-    settings, reading, notes = model.settings, model.reading, []
+    settings, reading, notes = model.settings, model.reading, [*store.notes]
     if store.path is None and any(one.field.name == ATOMIC_NUMBERS for one in reading.inputs):
         notes.append("a column is the atomic number by its name; without data nothing tells whether it was scaled")
     if store.path is None and settings.edge_dim:

@@ -219,14 +219,14 @@ def batch_of(graph: FrozenGraph, inputs: Sequence[Variable]) -> GraphBatch:
     return concatenate(graphs)
 
 
-def public_set(place: Path) -> None:
+def public_set(place: Path, **notes: Any) -> None:
     """Write a set with atomic numbers, charge and forces in x, and three labels."""
     labels = {"trainset": samples(24), "valset": samples(12, seed=1), "testset": samples(12, seed=2)}
     for some in labels.values():
         for sample in some:
             assert isinstance(sample, dict)
             sample["x"] = np.concatenate([sample["x"], 0 * sample["x"], sample["forces"].astype("f4")], axis=1)
-    write_bp(place, labels, {})
+    write_bp(place, labels, notes)
 
 
 def test_several_checkpoints_with_data_are_a_calibrated_ensemble(tmp_path: Path) -> None:
@@ -243,6 +243,24 @@ def test_several_checkpoints_with_data_are_a_calibrated_ensemble(tmp_path: Path)
     write(tmp_path / "new.xyz", [molecule("H2O"), molecule("CH4")])
     result = hydragnn.predict(tmp_path / "out" / "ensemble", tmp_path / "new.xyz", tmp_path / "new.npz.h5")
     assert result.graphs == 2 and result.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("energy_linear_regression_coeff", np.ones(118), "add energy_linear_regression_coeff[Z - 1] of every atom"),
+        (
+            "minmax_graph_feature",
+            np.array([[0.0], [2.0]]),
+            "was scaled (minmax_graph_feature), which config.json does not",
+        ),
+    ],
+)
+def test_scales_that_no_file_undoes_are_named(name: str, value: Any, words: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "run")
+    public_set(tmp_path / "run" / "set.bp", **{name: value})
+    (page,) = hydragnn.import_public(tmp_path / "run", tmp_path / "out").models
+    assert any(words in note for note in page.notes)
 
 
 def test_models_are_trained_further(tmp_path: Path) -> None:
