@@ -55,7 +55,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
     if settings.runs:
         configs = [run.config for run in settings.runs]
     else:
-        check_space(settings, space)
+        check_space(settings, space, begun=begun)
         configs = [next(valid_configs(settings, space))]
         check_cutoffs(settings, space)
     for config in configs:

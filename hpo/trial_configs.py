@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.base.errors import InputError, about
-from hydragnn.base.settings import with_value
+from hydragnn.base.settings import REMOVED, with_value
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.datasets import open_store
 from hydragnn.distributed.mesh import check_layout
@@ -112,9 +112,9 @@ def check_layout_of_trial(settings: CampaignSettings, config: AnyConfig) -> None
             check_layout(layout, count * search.ranks_per_node, search.ranks_per_node)
 
 
-def check_space(settings: CampaignSettings, space: Space) -> None:
+def check_space(settings: CampaignSettings, space: Space, *, begun: bool = False) -> None:
     """Raise InputError for an end of a range without a valid run."""
-    _check_paths(settings, space)
+    _check_paths(settings, space, begun)
     _check_places(settings, space)
     check_values(settings, space, lambda config: None)
     _check_layouts(settings, space)
@@ -212,9 +212,12 @@ def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
     return values
 
 
-def _check_paths(settings: CampaignSettings, space: Space) -> None:
+def _check_paths(settings: CampaignSettings, space: Space, begun: bool) -> None:
     for whole in space.parameters:
         path = re.sub(r"^branches\.\d+\.", "", place_of(whole))  # a branch has the sections of a run
+        remedy = REMOVED.get(re.sub(r"\.\d+", "", path))
+        if remedy and not begun:
+            raise InputError(f'{settings.source}: search.space."{whole}" is gone: {remedy}; remove it')
         if path == "name" or any(path == fixed or path.startswith(fixed + ".") for fixed in FIXED):
             raise InputError(
                 f'{settings.source}: search.space."{whole}": trials that differ in it cannot be compared; '

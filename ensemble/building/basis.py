@@ -72,20 +72,14 @@ def simple_members(setup: Setup) -> Baselines:
     """
     ensemble, baselines = setup.ensemble, setup.baselines
     have_edges = any(one.model.description.edges for one in ensemble.members)
-    if not have_edges or not all(one.config.data.edges for one in ensemble.members):
-        return Baselines()
-    if any(field.name in ensemble.optional for field in baselines.features.inputs):
+    is_optional = any(field.name in ensemble.optional for field in baselines.features.inputs)
+    if is_optional or not have_edges or not all(one.config.data.edges for one in ensemble.members):
         return Baselines()
     sources = {target.source for target in ensemble.targets}
     targets = [one for one in ensemble.targets if one.field.on == "graph" and one.name not in sources]
-    linear = Baselines(
-        features=baselines.features,
-        fitted={
-            target.name: {name: one for name, one in own.items() if isinstance(one, Linear)}
-            for target in targets
-            for own in [baselines.fitted.get(target.name, {})]
-        },
-    )
+    every = {target.name: baselines.fitted.get(target.name, {}).items() for target in targets}
+    fitted = {field: {name: one for name, one in own if isinstance(one, Linear)} for field, own in every.items()}
+    linear = replace(baselines, fitted=fitted)
     errors = baseline_errors([(linear, setup.split.valid)], setup.store, targets)
     return linear.only({field: min(own, key=lambda name: own[name]["mae"] or 0.0) for field, own in errors.items()})
 

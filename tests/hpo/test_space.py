@@ -79,6 +79,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "the budget": ({"train.epochs": {"type": "int", "low": 5, "high": 9}}, "cannot be compared"),
     "what the loss means": ({"heads.0.weight": RATE}, "set objective"),
     "fewer points than trials": ({"model.kind": KIND}, "2 points"),
+    "a key that is gone": (
+        {"train.compile": {"type": "categorical", "choices": [True, False]}},
+        "is gone: plain steps",
+    ),
+    "one of heads": ({"heads.0.total_shift": {"type": "categorical", "choices": ["a", "b"]}}, "is gone: all nodes"),
+    "one with its only value": (
+        {"model.residual": {"type": "categorical", "choices": [True]}},
+        "is gone: it was a form",
+    ),
     "empty": ({}, "is empty"),
 }
 
