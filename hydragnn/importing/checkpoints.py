@@ -4,11 +4,10 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +35,7 @@ SHARDED = ("torch.distributed", "deepspeed")
 """Packages whose objects are pieces of tensors that other ranks held."""
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(NamedTuple):  # as Place: without attributes that a table could put in the place of these
     """Numbers of a file, not read yet."""
 
     dtype: torch.dtype
@@ -45,8 +43,7 @@ class Storage:
     numel: int
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Tensor as a view of a storage."""
 
     storage: Storage
@@ -80,6 +77,8 @@ KNOWN: Mapping[tuple[str, str], Any] = {
 class _Table(pickle._Unpickler):  # in Python, whose memo takes no more than what is there
     """Reader of the table of a checkpoint, which knows tensors alone."""
 
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: None}  # allocates first
+
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few known names; InputError for code."""
         if (module, name) in KNOWN:
@@ -94,7 +93,7 @@ class _Table(pickle._Unpickler):  # in Python, whose memo takes no more than wha
         """Return the storage that a table names."""
         kind, dtype, key, _, numel = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype) or type(numel) is not int or numel < 0:
-            raise ValueError(f"an entry {pid!r:.60}")
+            raise ValueError("an entry that is no storage")
         return Storage(dtype, str(key), numel)
 
 
@@ -148,7 +147,6 @@ def _tensors(states: Any, file: zipfile.ZipFile, records: Mapping[str, int], roo
     if not tensors or any(not isinstance(name, str) for name in tensors):
         raise ValueError("it holds no state dictionary of tensors")
     storages = {place.storage.key: place.storage for place in tensors.values()}
-    total = 0
     for place in tensors.values():
         one, record = place.storage, f"{root}data/{place.storage.key}"
         if one.numel * one.dtype.itemsize != records.get(record) or storages[one.key] != one:
@@ -160,7 +158,12 @@ def _tensors(states: Any, file: zipfile.ZipFile, records: Mapping[str, int], roo
         key: torch.frombuffer(bytearray(file.read(f"{root}data/{key}")), dtype=one.dtype) if one.numel else None
         for key, one in storages.items()
     }
-    return {name: _view(place, numbers[place.storage.key]) for name, place in tensors.items()}
+    result = {name: _view(place, numbers[place.storage.key]) for name, place in tensors.items()}
+    if diverged := [name for name, one in result.items() if not one.isfinite().all()]:
+        raise InputError(
+            f"has NaN or infinite numbers in {diverged[0]}: its training diverged; import an earlier epoch"
+        )
+    return result
 
 
 def _view(place: Place, numbers: Tensor | None) -> Tensor:

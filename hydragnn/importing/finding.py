@@ -4,13 +4,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 
-EPOCH, BRANCH = re.compile(r"^(.*)_epoch_(\d+)$"), re.compile(r"^(.*)_branch(\d+)$")
+EPOCH = re.compile(r"^(.*)_epoch_(\d+)$")
 DEEPEST, MOST = 5, 100_000
 """Folders below each other, and entries, that are looked at."""
 SETS = (".bp", ".pickle")
@@ -23,35 +24,40 @@ class ModelFiles:
 
     name: str
     checkpoint: Path
-    config: Mapping[str, Any]
-    branch: int | None = None
-    """Branch that the checkpoint holds alone; None for all."""
+    root: Path
+    """Folder to import, beyond which a set counts by its name alone."""
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Return the configuration; InputError without one."""
+        return _config(self.checkpoint.parent)
 
 
 def find_models(path: Path) -> list[ModelFiles]:
     """Return the models of a folder or file."""
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path")
-    files = (
-        [path] if path.is_file() and path.suffix != ".json" else [*_checkpoints(path if path.is_dir() else path.parent)]
-    )
+    root = path if path.is_dir() else path.parent
     newest = {}
-    for file in sorted(files, key=_age):
+    for file in sorted([path] if path.is_file() else _checkpoints(root), key=_age):
         if path.is_file() or file.exists():  # links to epochs that are gone
             newest[file.parent, _epoch(file)[0]] = file
-    if not newest:
+    unique = dict[Path, Path]()
+    for file in sorted(newest.values(), key=lambda one: one.resolve() != one.absolute()):
+        unique.setdefault(file.resolve(), file)  # links to another name of it
+    if not unique:
         raise InputError(
             f"{path} holds no checkpoint (.pk) of the public HydraGNN; give the folder of its run, or the file"
         )
-    of_folders = [folder for folder, _ in newest]
-    result = []
-    for (folder, stem), file in newest.items():
-        branch = BRANCH.match(stem)
-        name = folder.name if of_folders.count(folder) == 1 else stem
-        result.append(
-            ModelFiles(name=name, checkpoint=file, config=_config(folder), branch=int(branch[2]) if branch else None)
+    of_folders = [file.parent for file in unique.values()]
+    return [
+        ModelFiles(
+            name=file.parent.resolve().name if of_folders.count(file.parent) == 1 else _epoch(file)[0],
+            checkpoint=file,
+            root=root,
         )
-    return sorted(result, key=lambda one: str(one.checkpoint))
+        for file in sorted(unique.values(), key=str)
+    ]
 
 
 def _epoch(file: Path) -> tuple[str, int]:
@@ -66,7 +72,7 @@ def _age(file: Path) -> tuple[str, int]:
 
 def _checkpoints(root: Path) -> Iterator[Path]:
     entries = 0
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, followlinks=True):
         deep = len(Path(folder).relative_to(root).parts)
         folders[:] = sorted(one for one in folders if deep < DEEPEST and not one.endswith(SETS) and one[0] != ".")
         entries += len(names)
@@ -77,11 +83,17 @@ def _checkpoints(root: Path) -> Iterator[Path]:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     """Return the configuration beside a checkpoint, or one folder up or down."""
-    near = [folder, folder.parent, *sorted(one for one in folder.iterdir() if one.is_dir())]
-    places = [place / "config.json" for place in near] + sorted(folder.glob("*.json"))
-    for place in filter(Path.is_file, places):
-        value = read_json(place)
-        if isinstance(value, dict) and isinstance(value.get("NeuralNetwork"), dict):
+    others = [*sorted(folder.glob("*/config.json")), *sorted(folder.glob("*.json"))]
+    for places in ([folder / "config.json"], [folder.parent / "config.json"], others):
+        found = {place: read_json(place) for place in places if place.is_file()}
+        known = {
+            place: one
+            for place, one in found.items()
+            if isinstance(one, dict) and isinstance(one.get("NeuralNetwork"), dict)
+        }
+        if any(one != next(iter(known.values())) for one in known.values()):
+            raise InputError(f"{' and '.join(map(str, known))} differ; name that of {folder} config.json")
+        for place, value in known.items():
             if not isinstance(value["NeuralNetwork"].get("Architecture"), dict):
                 raise InputError(f"{place} has no NeuralNetwork.Architecture; copy it again")
             return value
@@ -97,11 +109,7 @@ def find_data(model: ModelFiles) -> Path | None:
         for name in names:
             if (root / name).is_dir() and name.endswith(SETS):
                 return root / name
-        near = [
-            one
-            for one in sorted(root.glob("*")) + sorted(root.glob("dataset/*"))
-            if one.suffix in SETS and one.is_dir()
-        ]
-        if len(near) == 1:
+        near = [one for one in [*root.glob("*"), *root.glob("dataset/*")] if one.suffix in SETS and one.is_dir()]
+        if len(near) == 1 and root.resolve().is_relative_to(model.root.resolve()):
             return near[0]
     return None

@@ -170,14 +170,14 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
         return model, _noted(stores, Store(words=f"{place} is left out: no file says which branch it belongs to"))
     try:
         source = open_store(place)
-        model = replace(model, reading=reading_in(source, model.reading, model.settings))
-        key = (place, repr(model.reading), model.settings.radius, model.settings.max_neighbours)
+        own = replace(model, reading=reading_in(source, model.reading, model.settings))
+        key = (place, repr(own.reading), own.settings.radius, own.settings.max_neighbours)
         if (same := next((one for one in stores if one.key == key), None)) is not None:
-            return model, same
+            return own, same
         path = making / f"data{len(stores) + 1 if stores else ''}.h5"
-        write_data(source, model.reading, model.settings, path)
-        notes = tuple(_scales(source, model))
-        return model, _noted(stores, Store(words=f"{len(source)} graphs of {place}", key=key, path=path, notes=notes))
+        write_data(source, own.reading, own.settings, path)
+        notes = tuple(_scales(source, own))
+        return own, _noted(stores, Store(words=f"{len(source)} graphs of {place}", key=key, path=path, notes=notes))
     except InputError as error:
         return model, _noted(stores, Store(words=f"{place} is left out: {error}"))
 

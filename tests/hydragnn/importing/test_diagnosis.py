@@ -111,6 +111,7 @@ ROWS: list[tuple[int, dict[str, Any], dict[str, Any], str]] = [
     (15, chosen([2], 0, "graph"), data(), NO),
     (15, chosen([0, 1], 0, "graph"), {}, NO),
     (16, architecture(radius=5.0), data(graph=LONG), YES),
+    (16, architecture(radius=1.2), data(), NO),
     (16, architecture(radius=5.0), data(), NO),
     (16, architecture(radius=5.0), {}, UNKNOWN),
     (17, architecture(mpnn_type="EGNN"), data(graph=ONE_WAY), YES),

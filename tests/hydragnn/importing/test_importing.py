@@ -48,6 +48,20 @@ def torch_bytes(table: Any) -> bytes:
     return content.getvalue()
 
 
+def of_table(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as records:
+        records.writestr("archive/data.pkl", content)
+    return file.getvalue()
+
+
+class Changed:
+    """Tensor of ten numbers, whose size is changed after it was checked."""
+
+    def __reduce__(self) -> Any:
+        return *tensor(10, 0, (10,), (1,)).__reduce__(), {"size": (10**10,), "stride": (0,)}
+
+
 GOOD = torch_bytes({"model_state_dict": {"module.a": torch.arange(10.0)}})
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "calls a function": (whole(Code(os.system, "touch executed")), "system, which would run code"),
@@ -62,6 +76,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "beyond its end": (whole(tensor(10, 5, (10,), (1,))), "in 10 numbers"),
     "negative": (whole(tensor(10, 0, (-1,), (1,))), "without a storage"),
     "no numbers": (archive({"model_state_dict": {"a": tensor(10, 0, (10,), (1,))}}, {}), "record has 0 bytes"),
+    "other size later": (archive({"model_state_dict": {"a": Changed()}}, {"0": NUMBERS}), "no attribute"),
+    "ten gigabytes of one string": (of_table(b"\x80\x05\x96" + (10**10).to_bytes(8, "little") + b"."), "damaged"),
+    "diverged": (torch_bytes({"a": torch.tensor([1.0, torch.nan])}), "NaN or infinite numbers in a"),
     "no tensors": (torch_bytes({"model_state_dict": {}}), "no state dictionary"),
     "a list": (torch_bytes([1, 2]), "no state dictionary"),
     "cut off": (GOOD[:-60], "no checkpoint, or damaged"),
@@ -130,6 +147,19 @@ def test_models_are_found(name: str, tmp_path: Path) -> None:
     for file in files:
         write_model((tmp_path / file).parent, Path(file).name)
     assert [one.checkpoint.name for one in find_models(tmp_path / given)] == found
+
+
+def test_files_of_one_folder_do_not_become_those_of_another(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "b" / "again.pk").symlink_to("NAME.pk")
+    (tmp_path / "of-others.bp").mkdir()
+    (tmp_path / "runs" / "linked").symlink_to("a")
+    (tmp_path / "runs" / "a" / "config.json").rename(tmp_path / "runs" / "a" / "old.json")
+    (tmp_path / "runs" / "a" / "new.json").write_text(json.dumps(config_of(hidden_dim=9)))
+    page = hydragnn.import_public(tmp_path / "runs", tmp_path / "out")
+    assert [Path(one.file).parent.name for one in page.models] == ["b"]
+    assert "name that of" in page.left_out[0] and "of-others" not in page.data
 
 
 def test_configuration_one_folder_up_and_a_broken_link(tmp_path: Path) -> None:
