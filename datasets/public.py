@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 from numpy.typing import NDArray
 
@@ -18,9 +18,9 @@ from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, flat_graphs, offsets_of
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
-from hydragnn.datasets.formats.public_columns import EDGES, LABELS, Columns, RecordColumns
+from hydragnn.datasets.formats.public_columns import EDGES, LABELS, Columns, record_columns
 from hydragnn.datasets.gather import GAP, gather, no_graphs
-from hydragnn.datasets.store import Column, Numbers, Sizes
+from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, Location, Role, is_labelled
 from hydragnn.graphs.parts import PART
@@ -54,7 +54,7 @@ class Origin:
     head: int | None = None
 
 
-class PublicStore(Access):
+class PublicStore(Access, GraphStore):
     """Graphs of a set of the public HydraGNN."""
 
     def __init__(self, columns: Columns, heads: Sequence[Location] | None = None) -> None:
@@ -78,6 +78,9 @@ class PublicStore(Access):
                 raise InputError(
                     f"{self.path}: {key} has another shape or dtype than sets of that package; write it again"
                 )
+        count = self._y_loc.shape[1] - 1 if {Y, Y_LOC} <= columns.offsets.keys() else 0
+        if heads is not None and len(heads) != count:
+            raise InputError(f"{self.path}: heads name {len(heads)} places, and y has {count} heads with a y_loc")
         self._origins = {origin.field.name: origin for origin in self._origins_of_keys()}
 
     @classmethod
@@ -89,7 +92,7 @@ class PublicStore(Access):
             return cls(BpColumns(path), heads)
         from hydragnn.datasets.formats.public_pickles import samples_in
 
-        return cls(RecordColumns(path, *samples_in(path)), heads)
+        return cls(record_columns(path, *samples_in(path)), heads)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Return its columns: processes of a loader open them anew."""
@@ -172,6 +175,13 @@ class PublicStore(Access):
         if batch.masks:  # of graphs without any label, which lack the field
             batch = gather(flat_graphs(batch, tuple(batch.fields.values())), np.arange(len(batch)))
         return batch
+
+    def read_checked(
+        self, indices: Numbers, fields: Collection[str] | None = None
+    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
+        """Return graphs; a set has no digests that they could differ from."""
+        batch = self.read(indices, fields)
+        return batch, np.zeros(len(batch), dtype=np.bool_)
 
     def _check_images(self, batch: GraphBatch) -> None:
         """Raise InputError where images are nearer than edges without shifts."""

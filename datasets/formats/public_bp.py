@@ -22,7 +22,9 @@ from hydragnn.datasets.formats.public_columns import Columns, Piece, by_part
 from hydragnn.datasets.formats.reservation import state_of
 
 SECONDS, BYTES = 20, 1 << 30
-"""Time and memory of a trial: damaged files hang or end ADIOS2."""
+"""Time and memory of a trial, and those of its files more: damaged files hang or end ADIOS2."""
+FILE_RATE = 1e8
+"""Bytes a second that a slow file system reads."""
 
 MINMAX = "minmax_"
 """Begin of names of attributes with smallest and largest values."""
@@ -43,7 +45,10 @@ class BpColumns(Columns):
             attributes = {name: self._file.read_attribute(name) for name in self._file.available_attributes()}
             variables = self._file.available_variables()
             self._types = {name: str(one["Type"]) for name, one in variables.items()}
-            self._shapes = {name: _shape_of(one["Shape"]) for name, one in variables.items()}
+            self._shapes = {
+                name: tuple(map(int, filter(None, one["Shape"].replace(" ", "").split(","))))
+                for name, one in variables.items()
+            }
             self._check_bytes(path)
             super().__init__(path, self._pieces_of(attributes))
         except InputError:
@@ -111,13 +116,13 @@ class BpColumns(Columns):
 
 def _opens(path: Path) -> bool:
     """Return True where a child process can open a set and read its ends."""
+    files = sum(file.stat().st_size for file in path.glob("*"))
     child = os.fork()
     if child == 0:
         try:
             size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            size += BYTES + sum(file.stat().st_size for file in path.iterdir())
             with suppress(ValueError):  # where less is allowed anyway
-                resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+                resource.setrlimit(resource.RLIMIT_AS, (size + files + BYTES, resource.RLIM_INFINITY))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             faulthandler.disable()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -129,17 +134,13 @@ def _opens(path: Path) -> bool:
             os._exit(0)
         finally:
             os._exit(1)
-    stop = time.monotonic() + SECONDS
+    stop = time.monotonic() + SECONDS + files / FILE_RATE
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < stop:
         time.sleep(0.001)
     if ended[0] == 0:
         os.kill(child, signal.SIGKILL)
         ended = os.waitpid(child, 0)
     return ended[1] == 0
-
-
-def _shape_of(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in text.split(",") if size.strip())
 
 
 def _plain(name: str, value: Any) -> Any:

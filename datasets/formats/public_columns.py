@@ -1,6 +1,5 @@
 """Samples of the public HydraGNN end to end, by key."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ class Piece:
     """The array, where it is in memory."""
 
 
-class Columns(ABC):
+class Columns:
     """Keys of all labels, with the rows of every graph."""
 
     def __init__(self, path: Path, pieces: Iterable[Piece]) -> None:
@@ -109,9 +108,10 @@ class Columns(ABC):
         counts = np.diff(self.offsets[key])
         return int(counts[0]) if (counts == counts[0]).all() else None
 
-    @abstractmethod
     def slab(self, piece: Piece, start: int, stop: int) -> Array:
         """Return a run of an array along its axis."""
+        assert piece.values is not None
+        return np.take(piece.values, range(start, stop), axis=piece.axis)
 
 
 def _row_shape(piece: Piece, axis: int) -> tuple[int, ...]:
@@ -121,20 +121,12 @@ def _row_shape(piece: Piece, axis: int) -> tuple[int, ...]:
     return (*piece.shape[:axis], *piece.shape[axis + 1 :])
 
 
-class RecordColumns(Columns):
-    """Samples in memory, such as of pickled or raw files."""
-
-    def __init__(self, path: Path, records: Mapping[str, Sequence[Mapping[str, Any]]], notes: dict[str, Any]) -> None:
-        """Take arrays, numbers and texts of samples by label."""
-        other: dict[str, str] = {}
-        super().__init__(path, _pieces(records, other))
-        self.attributes = notes
-        self.left_out |= other
-
-    def slab(self, piece: Piece, start: int, stop: int) -> Array:
-        """Return a run of an array along its axis."""
-        assert piece.values is not None
-        return np.take(piece.values, range(start, stop), axis=piece.axis)
+def record_columns(path: Path, records: Mapping[str, Sequence[Mapping[str, Any]]], notes: dict[str, Any]) -> Columns:
+    """Return arrays, numbers and texts of samples by label."""
+    other: dict[str, str] = {}
+    columns = Columns(path, _pieces(records, other))
+    columns.attributes, columns.left_out = notes, columns.left_out | other
+    return columns
 
 
 def _pieces(records: Mapping[str, Sequence[Mapping[str, Any]]], other: dict[str, str]) -> Iterator[Piece]:
@@ -149,7 +141,7 @@ def _pieces(records: Mapping[str, Sequence[Mapping[str, Any]]], other: dict[str,
             sizes = np.array([array.shape for array in arrays])
             axes = np.flatnonzero(np.ptp(sizes, axis=0)).tolist()
             if len(axes) > 1:
-                other[key] = "of several axes axes"
+                other[key] = "of shapes that differ along several axes"
                 continue
             axis = (axes or [0])[0]
             values = np.concatenate(arrays, axis=axis)

@@ -1,10 +1,11 @@
 """Pickled samples of the public HydraGNN, read without running their code."""
 
 import io
+import math
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +26,21 @@ class Sample:
             raise TypeError("attributes that are no table")
         self.__dict__.update(state)
 
-    def values(self) -> dict[str, Any]:
-        """Return the attributes by name, in each version's place."""
-        store = self.__dict__.get("_store")
-        table = store.__dict__.get("_mapping", {}) if isinstance(store, Sample) else self.__dict__
-        if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
-            raise TypeError("attributes without names")
-        return {key: value for key, value in table.items() if value is not None}
 
-
-def _storage(content: bytes) -> Array:
+def _storage(content: bytes) -> Any:
     """Return the numbers of a storage, which torch reads as weights alone."""
     import torch
 
     storage = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    return torch.tensor([], dtype=storage.dtype).set_(storage).numpy()
+    return torch.tensor([], dtype=storage.dtype).set_(storage)
 
 
-def _tensor(storage: Array, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any) -> Array:
+def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any) -> Array:
     """Return a tensor; ValueError where it is larger than its storage."""
-    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    least = min([offset, *strides, *shape])
-    if least < 0 or np.prod(shape, dtype=object) > max(1, storage.size) or (0 not in shape and last >= storage.size):
+    if math.prod(shape) > max(1, storage.numel()):
         raise ValueError("a tensor beyond its storage")
-    steps = tuple(stride * storage.itemsize for stride in strides)
-    view = np.lib.stride_tricks.as_strided(storage[offset:], shape=tuple(shape), strides=steps)
-    return np.array(view) if 0 not in shape else np.zeros(tuple(shape), dtype=storage.dtype)
+    tensor: Array = storage.as_strided(tuple(shape), tuple(strides), offset).numpy().copy()
+    return tensor
 
 
 def _scalar(dtype: Any, content: bytes) -> Any:
@@ -107,32 +97,29 @@ def samples_in(folder: Path) -> tuple[dict[str, list[Mapping[str, Any]]], dict[s
     notes: dict[str, Any] = {}
     for meta in sorted(folder.glob(f"*{META}")):
         label, head = meta.name.removesuffix(META), objects_in(meta)
-        by_number = {
-            int(file.stem.rpartition("-")[2]): file
-            for file in meta.parent.rglob(f"{label}-*.pkl")
-            if file.stem[-1].isdigit()
-        }
-        count = next((one for one in head if isinstance(one, int) and not isinstance(one, bool)), None)
-        if count != len(by_number) or {*by_number} != {*range(len(by_number))}:
-            raise InputError(
-                f"{meta} counts {count} samples, and {len(by_number)} are beside it; copy the folder again"
-            )
-        samples[label] = [_values(objects_in(by_number[number]), by_number[number]) for number in range(len(by_number))]
+        number = re.compile(rf"{re.escape(label)}-(\d+)\.pkl")
+        files = sorted(
+            (int(match[1]), file) for file in folder.rglob("*.pkl") if (match := number.fullmatch(file.name))
+        )
+        count = next((one for one in head if type(one) is int), None)
+        if count != len(files) or any(number != place for place, (number, _) in enumerate(files)):
+            raise InputError(f"{meta} counts {count} samples, and {len(files)} are beside it; copy the folder again")
+        samples[label] = [_values(file) for _, file in files]
         notes |= {key: value for one in head if isinstance(one, dict) for key, value in one.items()}
-        notes |= dict(zip(("minmax_node_feature", "minmax_graph_feature"), head[:2]))
+        notes |= dict(zip(("minmax_node_feature", "minmax_graph_feature"), head))
     if not samples:
         raise InputError(f"{folder} has no file that ends with {META}; name a folder of such files")
-    return samples, {key: np.asarray(value).tolist() for key, value in _plain(notes)}
+    lists = {str(key): one.tolist() if isinstance(one, np.ndarray) else one for key, one in notes.items()}
+    return samples, {key: one for key, one in lists.items() if isinstance(one, int | float | str | list)}
 
 
-def _plain(notes: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((str(k), v) for k, v in notes.items() if isinstance(v, np.ndarray | int | float | str | list))
-
-
-def _values(objects: list[Any], path: Path) -> dict[str, Any]:
-    if len(objects) != 1 or not isinstance(objects[0], Sample):
+def _values(path: Path) -> dict[str, Any]:
+    """Return the attributes by name, in each version's place."""
+    table: Any = None
+    objects = objects_in(path)
+    if len(objects) == 1 and isinstance(objects[0], Sample):
+        table = vars(objects[0])
+        table = vars(table["_store"]).get("_mapping") if isinstance(table.get("_store"), Sample) else table
+    if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
         raise InputError(f"{path} holds no Data of torch_geometric; name a folder of samples, one a file")
-    try:
-        return objects[0].values()
-    except TypeError as error:
-        raise InputError(f"{path} holds {error}; copy it again") from error
+    return {key: value for key, value in table.items() if value is not None}

@@ -13,12 +13,13 @@ from pydantic import model_validator
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.places import is_public
-from hydragnn.datasets.formats.public_columns import RecordColumns
+from hydragnn.datasets.formats.public_columns import record_columns
 from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location, columns_of
+from hydragnn.graphs.texts import NAME
 
 RAW = {"lsms": ".txt", "cfg": ".cfg", "xyz": ".xyz"}
 """Ends of raw files by format."""
@@ -42,7 +43,7 @@ class HydragnnBuild(BuildSettings):
     """Part of every entry of ``files``, for raw files."""
 
     cutoff: float | None = Setting(default=None, gt=0)
-    """Distance of pairs of raw files, which have no edges; no images."""
+    """Distance of pairs of raw files, without images; ``edge_attr`` is their distance by the longest (``edge_attr_unit``)."""
 
     max_neighbours: int | None = Setting(default=None, ge=1)
     """Nearest neighbours of each node that are taken, with ``cutoff``."""
@@ -111,10 +112,10 @@ class HydragnnBuild(BuildSettings):
                 if all(key in one for one in every):
                     widths = [len(one) for one in features] or [1] * every[0][key].shape[-1]
                     raw.scale_features(every, key, widths, notes)
-            longest = max(float(one["edge_attr"].max(initial=0)) for one in every) or 1.0
-            for one in every:
-                one["edge_attr"] /= np.float32(longest)
-        return PublicStore(RecordColumns(Path(self.files[0]), samples, notes), self.heads)
+        notes["edge_attr_unit"] = max(float(one["edge_attr"].max(initial=0)) for one in every) or 1.0
+        for one in every:
+            one["edge_attr"] /= np.float32(notes["edge_attr_unit"])
+        return PublicStore(record_columns(Path(self.files[0]), samples, notes), self.heads)
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph; InputError for an unreadable file."""
@@ -128,6 +129,9 @@ class HydragnnBuild(BuildSettings):
     def graphs_of(self, store: PublicStore, numbers: Sequence[int]) -> GraphBatch:
         """Return graphs of a store with the declared fields."""
         batch = store.read(numbers)
+        if self.name_key and self.name_key not in batch.texts:
+            raise InputError(f"{store.path} has no text {self.name_key}; {nearest(self.name_key, [*batch.texts])}")
+        batch = batch.with_texts({NAME: batch.texts[self.name_key]}) if self.name_key else batch
         if not self.fields:
             return batch
         values = {}

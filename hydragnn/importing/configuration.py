@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.limits import check_readable
+from hydragnn.base.files import read_json
 
 Table = dict[str, Any]
 
@@ -23,20 +23,20 @@ VECTORS = ("EGNN", "PAINN", "PNAEq", "MACE")
 FLAT = ("GIN", "SAGE", "MFC")
 """Kinds that see no lengths."""
 
-SETTINGS: dict[str, dict[str, str]] = {
-    "MFC": {"max_neighbours": "max_degree"},
-    "SchNet": {"num_gaussians": "num_radial"},
-    "DimeNet": {k: k for k in ("num_radial", "num_spherical", "int_emb_size", "basis_emb_size", "out_emb_size")}
-    | {k: k for k in ("num_before_skip", "num_after_skip")},
-    "MACE": {
-        "num_radial": "num_radial",
-        "max_ell": "max_ell",
-        "node_max_ell": "hidden_l",
-        "correlation": "correlation",
-    },
-    **{kind: {"num_radial": "num_radial"} for kind in ("PNAPlus", "PAINN", "PNAEq")},
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "MFC": ("max_neighbours",),
+    "SchNet": ("num_gaussians",),
+    "DimeNet": (
+        *("num_radial", "num_spherical", "int_emb_size", "basis_emb_size", "out_emb_size"),
+        *("num_before_skip", "num_after_skip"),
+    ),
+    "MACE": ("num_radial", "max_ell", "node_max_ell", "correlation", "radial_type"),
+    **dict.fromkeys(("PNAPlus", "PAINN", "PNAEq"), ("num_radial",)),
 }
-"""Our names of the settings of a kind."""
+"""Settings of a kind."""
+OURS = {"max_neighbours": "max_degree", "num_gaussians": "num_radial", "node_max_ell": "hidden_l"}
+OURS |= {"radial_type": "radial"}
+"""Our names of settings that have others."""
 
 LOSSES = {"mse": "mse", "mae": "mae", "rmse": "mse", "smooth_l1": "huber", "GaussianNLLLoss": "nll"}
 PRECISIONS = {"float32": "fp32", "float": "fp32", "float64": "fp64", "double": "fp64", "bfloat16": "bf16"}
@@ -69,12 +69,15 @@ class ImportedConfiguration:
         return toml(self.build, ())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
     """Sections of a configuration, of whichever generation."""
 
-    table: Mapping[str, Any]
-    where: str
+    def __init__(self, table: Any, where: Path) -> None:
+        self.table, self.where = table if isinstance(table, dict) else {}, where
+        self.architecture = self.section("NeuralNetwork", "Architecture")
+        self.training = self.section("NeuralNetwork", "Training")
+        self.potential = bool(self.architecture.get("enable_interatomic_potential"))
+        self.kind = str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
 
     def section(self, *names: str) -> Mapping[str, Any]:
         """Return a section; empty where it is absent."""
@@ -85,36 +88,13 @@ class _Source:
                 raise InputError(f"{self.where}: {name} is no section; check the configuration")
         return table
 
-    @property
-    def architecture(self) -> Mapping[str, Any]:
-        return self.section("NeuralNetwork", "Architecture")
-
-    @property
-    def training(self) -> Mapping[str, Any]:
-        return self.section("NeuralNetwork", "Training")
-
-    @property
-    def potential(self) -> bool:
-        """Return True for energies with forces as their gradient."""
-        return bool(self.architecture.get("enable_interatomic_potential"))
-
-    @property
-    def kind(self) -> str:
-        """Return the kind of the network."""
-        return str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
-
 
 def import_configuration(path: Path, files: Sequence[str] = (), store: str = "data.h5") -> ImportedConfiguration:
     """Return the run file and build file of a ``config.json``.
 
     ``files`` are those of the data; else the configuration names them. InputError for another file.
     """
-    check_readable(path)
-    try:
-        table = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} is no JSON ({error}); mend it, as an editor that checks JSON shows") from error
-    source = _Source(table=table if isinstance(table, dict) else {}, where=str(path))
+    source = _Source(read_json(path), path)
     if source.kind not in KINDS:
         raise InputError(f"{path}: mpnn_type is {source.kind}, none of {', '.join(KINDS)}; check the configuration")
     notes: list[str] = []
@@ -271,16 +251,13 @@ def _model(source: _Source, notes: list[str]) -> Table:
     radius = architecture.get("radius")
     if kind not in FLAT and radius and (kind not in ("GAT", "PNA", "CGCNN") or architecture.get("edge_features")):
         model["cutoff"] = float(radius)
-    for theirs, ours in SETTINGS.get(kind, {}).items():
-        if architecture.get(theirs) is not None:
-            value = architecture[theirs]
-            model[ours] = value[0] if isinstance(value, list) else value
+    for key in SETTINGS.get(kind, ()):
+        if (value := architecture.get(key)) is not None:
+            model[OURS.get(key, key)] = value[0] if isinstance(value, list) else value
     if kind == "MACE" and isinstance(architecture.get("correlation"), list):
         notes.append("of the list correlation only the first number was read there, and is here")
     if kind == "MACE" and architecture.get("distance_transform") not in (None, "None"):
         model["distance_transform"] = architecture["distance_transform"].lower()
-    if kind == "MACE" and architecture.get("radial_type"):
-        model["radial"] = architecture["radial_type"]
     if kind == "SchNet":
         model["radial"] = "gaussian"
     if architecture.get("equivariance") and kind in ("EGNN", "SchNet"):
@@ -292,18 +269,12 @@ def _model(source: _Source, notes: list[str]) -> Table:
         if model["hidden_dim"] % heads:
             heads = math.gcd(heads, model["hidden_dim"])
             notes.append(f"attention has {heads} heads, which divide hidden_dim")
-        own = (
-            "equivariant"
-            if engine != "GPS"
-            else "linear"
-            if architecture.get("global_attn_type") == "performer"
-            else "multihead"
-        )
+        kinds = {"performer": "linear"} if engine == "GPS" else {}
+        own = kinds.get(str(architecture.get("global_attn_type")), "multihead" if engine == "GPS" else "equivariant")
         model["global_attention"] = {"kind": own, "heads": heads}
         model["global_attention"] |= {"cutoff": float(radius)} if own == "equivariant" and radius else {}
-        notes.append(
-            "attention there ran over all graphs of a batch (GPS); here over each graph"
-        ) if engine == "GPS" else None
+        if engine == "GPS":
+            notes.append("attention there ran over all graphs of a batch (GPS); here over each graph")
     return model
 
 

@@ -143,8 +143,14 @@ def test_raw_files_are_read_with_their_scales(
             expected["minmax_node_feature"], rel=1e-5
         )
     if "k3" not in case:  # which of equally near neighbours are taken is anybody's choice
-        edges = per_sample(expected, "edge_index")
-        assert [store[number].num_edges for number in range(len(x))] == [one.shape[1] for one in edges]
+        for number, (edges, lengths) in enumerate(
+            zip(*(per_sample(expected, f"edge_{one}") for one in ("index", "attr")))
+        ):
+            graph, order = store[number], np.lexsort(edges)
+            ends = np.stack([graph.senders, graph.receivers])
+            own = np.lexsort(ends)
+            assert (ends[:, own] == edges[:, order]).all()
+            assert graph["edge_attr"].numpy()[own] == pytest.approx(lengths[order].reshape(-1), abs=1e-6)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -157,6 +163,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"files": ["set.bp"], "fields": [{"name": "mass", "on": "node"}]},
         "mass is no key of nodes",
     ),
+    "no text for names": ({"files": ["set.bp"], "name_key": "smile"}, "did you mean smiles"),
+    "heads of no y": ({"files": ["set.bp"], "heads": ["graph"]}, "heads name 1 places, and y has 0 heads"),
     "no set": ({"files": ["unit_test"]}, "neither a .bp set nor a folder"),
 }
 

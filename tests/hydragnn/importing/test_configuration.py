@@ -99,7 +99,8 @@ def test_text_of_a_configuration_makes_no_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
+        ("[" * 10**5, "is not valid JSON"),
         ("[]", "mpnn_type is None, none of GIN"),
         (json.dumps({"NeuralNetwork": {"Architecture": {"mpnn_type": "GNN"}}}), "mpnn_type is GNN"),
         (json.dumps({"NeuralNetwork": {"Architecture": {"mpnn_type": "GIN"}}}), "KeyError"),
