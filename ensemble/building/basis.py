@@ -68,15 +68,15 @@ def weighted(setup: Setup) -> tuple[Setup, MemberOutputs]:
 def simple_members(setup: Setup) -> Baselines:
     """Return the best linear predictor of every number of graphs.
 
-    Best on validation graphs. None where graphs may lack inputs or edges, of classes, and of energies with derivatives, which it would not have.
+    Best on validation graphs. None where graphs may lack inputs or edges, of classes, and of what grows with graphs, such as
+    energies: sums over nodes extrapolate to larger graphs, and counts of neighbours jump.
     """
     ensemble, baselines = setup.ensemble, setup.baselines
     have_edges = any(one.model.description.edges for one in ensemble.members)
     is_optional = any(field.name in ensemble.optional for field in baselines.features.inputs)
     if is_optional or not have_edges or not all(one.config.data.edges for one in ensemble.members):
         return Baselines()
-    sources = {target.source for target in ensemble.targets}
-    targets = [one for one in ensemble.targets if one.field.on == "graph" and one.name not in sources]
+    targets = [one for one in ensemble.targets if one.field.on == "graph" and not one.extensive]
     every = {target.name: baselines.fitted.get(target.name, {}).items() for target in targets}
     fitted = {field: {name: one for name, one in own if isinstance(one, Linear)} for field, own in every.items()}
     linear = replace(baselines, fitted=fitted)

@@ -24,12 +24,17 @@ FIELDS = (
     Field(name="mass", on="node", dtype="float64"),
     Field(name="load", on="graph", dtype="float64"),
     Field(name="stiffness", on="graph", role="target", dtype="float64"),
+    Field(name="total", on="graph", role="target", dtype="float64"),
     Field(name="shift", on="node", role="target", dtype="float64"),
 )
 TABLE: dict[str, Any] = {
     "split": {"train": 0.5, "valid": 0.3},
     "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
-    "heads": [{"field": "stiffness", "kind": "scalar"}, {"field": "shift", "kind": "scalar"}],
+    "heads": [
+        {"field": "stiffness", "kind": "scalar"},
+        {"field": "total", "kind": "scalar", "extensive": True},
+        {"field": "shift", "kind": "scalar"},
+    ],
     "train": {"epochs": 1, "checkpoint_seconds": 0},
 }
 
@@ -38,7 +43,7 @@ def ring(generator: np.random.Generator) -> GraphBatch:
     """Return nodes on a ring, whose stiffness is linear in statistics."""
     count = int(generator.integers(4, 9))
     mass, load, around = generator.normal(size=count), float(generator.normal()), np.arange(count)
-    graphs = {"load": load, "stiffness": 3 * mass.mean() + mass.max() - 2 * load}
+    graphs = {"load": load, "stiffness": 3 * mass.mean() + mass.max() - 2 * load, "total": mass.sum()}
     nodes = {"mass": mass, "shift": generator.normal(size=count)}
     return graph_from_arrays(
         generator.normal(size=(count, 3)), around, np.roll(around, 1), fields=FIELDS, nodes=nodes, graphs=graphs
@@ -60,10 +65,13 @@ def store_beside(folder: Path) -> Path:
     return folder.with_name("rings.h5")
 
 
-def test_the_ridge_carries_its_field_and_no_other(linear: Built) -> None:
+def test_the_ridge_carries_its_field_and_none_that_grows_with_graphs(linear: Built) -> None:
     folder, evaluation = linear
     ensemble, scores = Ensemble.load(folder), evaluation.parts["test"]["stiffness"]
     weights = ensemble.weights_of("stiffness")
+    assert (
+        set(ensemble.manifest.simple.fitted) == {"stiffness"} and evaluation.parts["test"]["total"].baselines["ridge"]
+    )
     assert 1 > weights[-1] > 1 - SECOND and np.count_nonzero(weights) == 2 and len(ensemble.weights_of("shift")) == 2
     assert scores.ensemble["mae"] < 1.05 * (scores.baselines["ridge"]["mae"] or 0.0)
     assert ensemble.shown()["members"][-1]["member"] == "ridge of stiffness"
