@@ -244,19 +244,33 @@ def python_pages() -> dict[str, str]:
 def examples() -> dict[str, tuple[str, str]]:
     """Return the shortest statement of the pages that calls each function, and its page.
 
-    The tests run these blocks. Later statements of a page use the names of earlier ones.
+    The tests run blocks of ``python``; those of ``py`` need what tests cannot count on, and stand in where there is no other.
+    Later statements of a page use the names of earlier ones.
     """
+    return _calls("py") | _calls("python")
+
+
+def _calls(mark: str) -> dict[str, tuple[str, str]]:
+    """Return the shortest call of each function in blocks of this mark."""
     found: dict[str, tuple[str, str]] = {}
-    root = Path(__file__).parent
-    for page in sorted([*root.glob("*.md"), *root.glob("tutorials/*.md")]):
-        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
-            for statement in filter(lambda node: isinstance(node, ast.stmt), ast.walk(ast.parse(block))):
-                text = textwrap.dedent(ast.get_source_segment(block, statement, padded=True) or "")
-                calls = [ast.unparse(call.func) for call in ast.walk(statement) if isinstance(call, ast.Call)]
-                for name in {call.removeprefix("hydragnn.") for call in calls}:
-                    if name not in found or len(text) < len(found[name][0]):
-                        found[name] = text, page.relative_to(root).as_posix()
+    for page, block in _blocks(mark):
+        for statement in filter(lambda node: isinstance(node, ast.stmt), ast.walk(ast.parse(block))):
+            text = textwrap.dedent(ast.get_source_segment(block, statement, padded=True) or "")
+            calls = [ast.unparse(call.func) for call in ast.walk(statement) if isinstance(call, ast.Call)]
+            for name in {call.removeprefix("hydragnn.") for call in calls}:
+                if name not in found or len(text) < len(found[name][0]):
+                    found[name] = text, page
     return found
+
+
+def _blocks(mark: str) -> list[tuple[str, str]]:
+    """Return page and text of every block of code with this mark."""
+    root = Path(__file__).parent
+    return [
+        (page.relative_to(root).as_posix(), block)
+        for page in sorted([*root.glob("*.md"), *root.glob("tutorials/*.md")])
+        for block in re.findall(rf"^```{mark}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ]
 
 
 def _example(name: str, value: Any) -> list[str]:
@@ -267,16 +281,28 @@ def _example(name: str, value: Any) -> list[str]:
     return ["", f"Example, from [{page}](../../{page}):", "", "```python", text, "```"]
 
 
+@cache
+def _shown() -> set[str]:
+    """Return every name that the pages import, or show as code in a sentence."""
+    root = Path(__file__).parent
+    texts = [page.read_text() for page in [*root.glob("*.md"), *root.glob("tutorials/*.md")]]
+    spans = [name for text in texts for name in re.findall(r"`(?:\w+\.)*(\w+)(?:\([^`]*\))?`", text)]
+    nodes = [node for mark in ("py", "python") for _, block in _blocks(mark) for node in ast.walk(ast.parse(block))]
+    return {*spans, *(one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names)}
+
+
 def _public_names(module: Any) -> list[str]:
-    """Return the names that a package exports: ``__all__``, its table of lazy names, or what it imports."""
+    """Return the names of a package that users need: ``__all__``, or its classes and the functions that pages or doctests show."""
     names = getattr(module, "__all__", None)
-    if names is None and hasattr(module, "MODULES"):
-        names = [name for group in module.MODULES.values() for name in group]
     if names is None:
+        imports = [one for one in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(one, ast.ImportFrom)]
+        ours = [node for node in imports if (node.module or "").startswith("hydragnn.") and ".base." not in node.module]
+        values = {one.name: getattr(module, one.name) for node in ours for one in node.names}
         names = [
-            n
-            for n, value in vars(module).items()
-            if not n.startswith("_") and getattr(value, "__module__", "").startswith("hydragnn")
+            name
+            for name, value in values.items()
+            if getattr(value, "__module__", "").startswith("hydragnn")
+            and (not inspect.isfunction(value) or name in _shown() or ">>>" in (value.__doc__ or ""))
         ]
     return sorted(names, key=str.lower)
 
