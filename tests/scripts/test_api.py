@@ -29,6 +29,7 @@ from hydragnn.ensemble import (
 from hydragnn.ensemble.exporting.export import ExportResult
 from hydragnn.hpo import CampaignStatus, campaign_history, finished_runs
 from hydragnn.hpo.submit import Submission
+from hydragnn.importing.page import Import
 from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts import api
@@ -43,6 +44,7 @@ GIVES: dict[str, Any] = {
     "doctor": Installation,
     "evaluate": Evaluation,
     "export": ExportResult,
+    "import_public": Import,
     "load": Ensemble,
     "merge_stores": StoreInfo,
     "predict": PredictionResult | Predictions | None,
