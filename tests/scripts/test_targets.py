@@ -13,6 +13,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_json
 from hydragnn.scripts import cli
 from tests.charged_rings import RUN, SEARCH, write_rings
+from tests.hydragnn.importing.public_runs import write_model
 from tests.once import shared
 
 ARCHIVE = Path(__file__).parents[1] / "archive"
@@ -30,6 +31,7 @@ COMMANDS = {
     "search": ("{inputs}/campaign.toml", ""),
     "simulate": ("{inputs}/campaign.toml --nodes 4 --hours 0.1", ""),
     "ensemble": ("{inputs}/campaign", ""),
+    "import": ("{inputs}/public", ""),
     "predict": ("{inputs}/run {inputs}/store.h5", ".h5"),
     "report": ("{inputs}/run", ".html"),
     "relax": ("{inputs}/run {inputs}/one.xyz", ".xyz"),
@@ -95,6 +97,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     halves = ["split.train=0.5", "split.valid=0.5", "train.epochs=1"]
     hydragnn.train(folder / "config.toml", folder / "run", overrides=halves)
     shutil.copytree(ARCHIVE / "campaign-v2", folder / "campaign")
+    write_model(folder / "public")
     return folder
 
 

@@ -15,7 +15,7 @@ PARTS = re.compile(r"^```(python|toml)\n(.*?)^```$|^    ((?:hydragnn|python) [^\
 SMALLER = {
     "first-hour": {"range(240)": "range(60)", "[:220]": "[:56]", "[220:]": "[56:]", "hidden_dim = 32": "hidden_dim = 8", "epochs = 40": "epochs = 3",
         "epochs=60": "epochs=4", "trials = 8": "trials = 3", "[5, 15]": "[1]", "low = 16": "low = 8", "high = 48": "high = 12", ".repeat(2)": ""},
-    "dynamics": {".repeat(2)": "", "--steps 200\n": "--steps 20\n", "--cell": "--cell --fmax 30", "--steps 2000 ": "--steps 100 "},
+    "dynamics": {".repeat(2)": "", "--steps 200\n": "--steps 20\n", "--cell": "--cell --fmax 30", "6000 --steps 2000 ": "60000 --steps 200 "},
     "properties": {"3 * np.eye": "2 * np.eye", "repeat(3)": "repeat(2)"},
     "slurm": {"--epochs 60": "--epochs 4"},
     "own-loop": {"range(400)": "range(40)", "320": "32", "322": "34", "\"epochs\": 8": "\"epochs\": 2", "range(10)": "range(1)"},
