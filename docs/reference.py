@@ -292,7 +292,10 @@ def _shown() -> set[str]:
 
 
 def _public_names(module: Any) -> list[str]:
-    """Return the names of a package that users need: ``__all__``, or its classes and the functions that pages or doctests show."""
+    """Return the names of a package that users need.
+
+    They are those of ``__all__``, or its classes and the functions that pages or doctests show.
+    """
     names = getattr(module, "__all__", None)
     if names is None:
         imports = [one for one in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(one, ast.ImportFrom)]

@@ -43,6 +43,7 @@ def load(model: FrozenModel, tensors: Mapping[str, Tensor], *, assign: bool = Fa
     """Load weights; InputError where they are not those of the configuration."""
     other = "config.json and checkpoint are of different models, or the file is incomplete"
     try:
+        # not strict: names are compared below, where those of some versions alone may lack
         names = model.load_state_dict(tensors, strict=False, assign=assign)
     except RuntimeError as error:
         unlike = [[*map(sizes_in, match)] for match in MISFIT.findall(str(error))]

@@ -166,10 +166,6 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
             raise InputError(f"config.json: {name} = {value}, where {self.kind} needs {least} at least")
         return value
 
-    def computed_as(self, generation: Generation) -> "FrozenSettings":
-        """Return the same with the arithmetic of another version, to compare with."""
-        return self.model_copy(update=arithmetic_of(self.kind, generation))
-
     @classmethod
     def from_config(cls, config: Any, weights: Mapping[str, Tensor]) -> "FrozenSettings":
         """Return those of a ``config.json`` and its checkpoint."""

@@ -56,7 +56,7 @@ class ImportedConfiguration:
     run: Table
     build: Table
     notes: tuple[str, ...]
-    """What has no meaning here, or was broken there."""
+    """Sentences on keys without meaning here, or broken there."""
 
     @property
     def run_text(self) -> str:

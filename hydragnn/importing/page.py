@@ -12,7 +12,7 @@ from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.importing.configuration import import_configuration, toml
+from hydragnn.importing.configuration import import_configuration
 from hydragnn.importing.data import reading_in, write_data
 from hydragnn.importing.diagnosis import Finding, diagnose
 from hydragnn.importing.evidence import case_of
@@ -138,8 +138,8 @@ def _import_configuration(path: Path, out: Path) -> Import:
     """Write a configuration as a run file and a build file."""
     files = import_configuration(path)
     with in_making(out) as making:
-        write_atomically(making / "run.toml", toml(files.run, files.notes))
-        write_atomically(making / "build.toml", toml(files.build, ()))
+        write_atomically(making / "run.toml", files.run_text)
+        write_atomically(making / "build.toml", files.build_text)
         (making / LOCK).unlink(missing_ok=True)
         rename_all({making: out})
     store = out / files.run["data"]["store"]

@@ -14,6 +14,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
 from hydragnn.frozen.keys import joined
 from hydragnn.frozen.model import NodeNetworks
+from hydragnn.frozen.settings import arithmetic_of
 from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, weights_of
 
 Config = dict[str, Any]
@@ -47,7 +48,7 @@ def test_arithmetic_of_today_with_old_weights(name: str, real_data: Path) -> Non
     folder = real_data / "hydragnn-generations" / name
     weights = weights_of(folder)[0]
     settings = FrozenSettings.from_config(config_of(folder), weights)
-    today = build(settings.computed_as("main"), weights, torch.float64)
+    today = build(settings.model_copy(update=arithmetic_of(settings.kind, "main")), weights, torch.float64)
     (graph, expected), *_ = batches(folder, "today")
     for output, values in computed(today, graph.to(torch.float64)).items():
         assert relative(values, expected[torch.float64][output]) < CLOSE[torch.float64], output
