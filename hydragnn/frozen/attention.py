@@ -30,20 +30,17 @@ def embeddings(settings: FrozenSettings) -> dict[str, nn.Module]:
     if not (settings.kind != "MACE" if engine == GPS else engine == EQUIVARIANT and settings.kind in DEGREES):
         raise InputError(f"config.json: global_attn_engine = {engine:.40} of {settings.kind} is not read")
     sizes = {"node_emb": settings.input_dim}
-    edges = settings.kind in EDGE_KINDS
-    if edges and settings.edge_dim:
-        sizes["edge_emb"] = settings.edge_dim
     if engine == GPS:
         sizes |= {"pos_emb": settings.pe_dim, "node_lin": 2 * hidden}
-        sizes |= {"rel_pos_emb": settings.pe_dim} if edges else {}
-        sizes |= {"edge_lin": 2 * hidden} if "edge_emb" in sizes else {}
+        if settings.kind in EDGE_KINDS:
+            sizes["rel_pos_emb"] = settings.pe_dim
+            sizes |= {"edge_emb": settings.edge_dim, "edge_lin": 2 * hidden} if settings.edge_dim else {}
     return {name: nn.Linear(size, hidden, bias=False) for name, size in sizes.items()}
 
 
 def edge_width(settings: FrozenSettings) -> int:
     """Return the number of edge features that layers of the encoder see."""
-    sees = settings.kind in EDGE_KINDS and (settings.edge_dim or settings.global_attn_engine == GPS)
-    return settings.hidden_dim if settings.global_attn_engine and sees else settings.edge_dim
+    return settings.hidden_dim if settings.global_attn_engine == GPS else settings.edge_dim
 
 
 def wrap(settings: FrozenSettings, layer: nn.Module, *, last: bool) -> nn.Module:

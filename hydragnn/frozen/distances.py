@@ -105,7 +105,7 @@ class SchNetConvolution(nn.Module):
         super().__init__()
         (gaussians, filters), real = sizes(settings), precision(settings)
         self.cutoff, self.reversed = settings.required("radius"), settings.reversed_steps
-        self.edges = edge_dim > 0 and not settings.feature_lengths
+        self.edges = edge_dim > 0
         first = nn.Linear(gaussians + (edge_dim if self.edges else 0), filters)
         self.nn = nn.Sequential(first, ShiftedSoftplus(real), nn.Linear(filters, filters))
         self.lin1, self.lin2 = nn.Linear(in_dim, filters, bias=False), nn.Linear(filters, out_dim)
@@ -184,8 +184,7 @@ class SchNetLayer(nn.Module):
 class SchNet(FrozenModel):
     """SchNet, which has no periodic images.
 
-    With edge features or GPS it takes the edges of the graph, with lengths as if nothing were periodic; the oldest takes
-    the lengths of edge features for those of edges.
+    With edge features or GPS it takes the edges of the graph, with lengths as if nothing were periodic.
     """
 
     def add_common(self) -> None:
@@ -204,8 +203,6 @@ class SchNet(FrozenModel):
         """Lengths of the graph's edges, for layers on these."""
         inv, _, embedded = super().start(graph)
         lengths = replace(graph, edge_shifts=None, fixed_vectors=None).lengths()
-        if self.settings.feature_lengths and graph.edge_attr is not None:
-            lengths = torch.linalg.vector_norm(graph.edge_attr, dim=1, keepdim=True)
         extra = {"lengths": lengths, "gaussians": self.distance_expansion(lengths)}
         return inv, None, replace(embedded, extra=embedded.extra | extra)
 

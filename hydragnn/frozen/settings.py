@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from torch import Tensor, nn
@@ -15,13 +15,17 @@ Kind = Literal[
 ]
 Generation = Literal["v2.0", "v3.0", "2024", "v4.0", "v5.0", "main", "variables"]
 OLD = ("v2.0", "v3.0", "2024")
+FIRST = ("GIN", "SAGE", "MFC", "GAT", "PNA", "CGCNN")
+OLD_KINDS = {"v2.0": FIRST} | dict.fromkeys(("v3.0", "2024"), (*FIRST, "SchNet", "DimeNet", "EGNN"))
+"""Kinds of old versions whose arithmetic is known."""
+UNREAD = ("graph_pooling", "global_attn_engine", "use_graph_attr_conditioning", "enable_interatomic_potential")
+"""Keys that old versions did not know, whatever a configuration says."""
 
 ARITHMETIC: dict[str, dict[str, tuple[str, ...]]] = {
     "squared_distances": {"EGNN": OLD},
     "reversed_steps": {"EGNN": OLD, "SchNet": OLD},
-    "feature_lengths": {"SchNet": OLD},
     "single_constants": {"SchNet": (*OLD, "v4.0", "v5.0", "variables")},
-    "zero_shifts": {"EGNN": (*OLD, "v4.0"), "DimeNet": OLD, "PNAPlus": OLD},
+    "zero_shifts": {"EGNN": (*OLD, "v4.0"), "DimeNet": OLD},
     "last_conv_layer_only": {"*": ("v2.0",)},
     "rebuilt_graph": {"SchNet": (*OLD, "v4.0", "v5.0", "main", "variables")},
 }
@@ -54,6 +58,10 @@ LEAST |= {"num_before_skip": 0, "num_after_skip": 0, "avg_num_neighbors": 1e-6}
 """Least values of settings, where these are not 1."""
 
 
+Layers = Annotated[int, pydantic.AfterValidator(lambda count: max(count, 1))]
+"""Number of layers; the first one was made without a look at it."""
+
+
 class Head(pydantic.BaseModel, frozen=True):
     """Output of the model."""
 
@@ -64,9 +72,9 @@ class Head(pydantic.BaseModel, frozen=True):
 class GraphHead(pydantic.BaseModel, frozen=True):
     """Networks of all graph heads in one branch."""
 
-    num_sharedlayers: int = pydantic.Field(ge=0)
+    num_sharedlayers: Layers
     dim_sharedlayers: int = pydantic.Field(ge=1)
-    num_headlayers: int = pydantic.Field(ge=1)
+    num_headlayers: Layers
     dim_headlayers: tuple[int, ...] = pydantic.Field(min_length=1)
 
 
@@ -74,7 +82,7 @@ class NodeHead(pydantic.BaseModel, frozen=True):
     """Networks of all node heads in one branch."""
 
     type: Literal["mlp", "mlp_per_node", "conv"]
-    num_headlayers: int = pydantic.Field(ge=1)
+    num_headlayers: Layers
     dim_headlayers: tuple[int, ...] = pydantic.Field(min_length=1)
 
 
@@ -87,7 +95,7 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     """Sentences: why this generation."""
 
     hidden_dim: int
-    num_conv_layers: int
+    num_conv_layers: Layers
     input_dim: int
     edge_dim: int = 0
     heads: tuple[Head, ...]
@@ -141,8 +149,6 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     """Edges see squared distances."""
     reversed_steps: bool = False
     """Nodes move along vectors from receiver to sender."""
-    feature_lengths: bool = False
-    """Lengths are those of edge features, if there are any."""
     single_constants: bool = False
     """Constants are of single precision in double precision, too."""
     zero_shifts: bool = False
@@ -200,8 +206,8 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
         ):
             if choice not in valid:
                 raise InputError(f'config.json: {name} = "{choice:.40}" has no function; one of {", ".join(valid)}')
-        if self.kind in {"PAINN", "PNAEq", "MACE"} and self.generation in OLD:
-            raise InputError(f"config.json: {self.kind} with model_type, before v4.0: its arithmetic is not known")
+        if self.kind not in OLD_KINDS.get(self.generation, (self.kind,)):
+            raise InputError(f"config.json: the arithmetic of {self.kind} in {self.generation} is not known")
         if self.pna_deg is not None and (min(self.pna_deg, default=-1) < 0 or not sum(self.pna_deg)):
             raise InputError("config.json: pna_deg are no numbers of nodes by their degree")
         if self.kind == "GAT" and self.conditioning == "concat_node" and not self.global_attn_engine:
@@ -222,10 +228,14 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     architecture, training = network["Architecture"], network.get("Training", {})
     table = {key: value for key, value in architecture.items() if value not in (None, "")}
     generation, evidence = generation_of(config, weights)
+    if generation in OLD:
+        table = {key: value for key, value in table.items() if key not in UNREAD}
     levels, dims, inputs = variables_of(config)
     table = {"input_dim": inputs, "output_type": levels, "output_dim": dims} | table
     table.setdefault("edge_dim", len(table.get("edge_features", [])))
     kind = table.get("mpnn_type") or table["model_type"]
+    if kind == "SchNet" and generation in OLD:
+        table["edge_dim"] = 0  # not handed on there
     if kind == "CGCNN" and not table.get("global_attn_engine"):
         table["hidden_dim"] = table["input_dim"]
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -248,7 +258,9 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         "graph_heads": branches(table["output_heads"].get("graph"), weights),
         "node_heads": branches(table["output_heads"].get("node"), weights),
         "variance": training.get("loss_function_type") == "GaussianNLLLoss",
-        "interatomic": bool(table.get("enable_interatomic_potential") or training.get("compute_grad_energy")),
+        "interatomic": bool(
+            training.get("compute_grad_energy") if generation == "v4.0" else table.get("enable_interatomic_potential")
+        ),
         "conditioning": conditioning,
         "graph_attributes": attributes,
         "vector_biases": any(name.endswith(("update_U.bias", "update_X.bias")) for name in weights),
@@ -306,12 +318,15 @@ def generation_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> t
         return "variables", ["config.json has Variables at its top level"]
     if any(name.removeprefix("module.").startswith("convs.") for name in weights):
         return "v2.0", ["keys of the checkpoint begin with convs."]
-    if "model_type" in architecture:
+    if "model_type" in architecture and "mpnn_type" not in architecture:
         if "conv_checkpointing" in training:
             return "2024", ["config.json has model_type, and conv_checkpointing under Training"]
         return "v3.0", ["config.json has model_type, and keys of the checkpoint begin with graph_convs."]
     if "global_attn_redraw_interval" in training or any(key.startswith("equivariant_attn_") for key in architecture):
         return "main", ["config.json has global_attn_redraw_interval or keys that begin with equivariant_attn_"]
-    if "compute_grad_energy" in training:
+    if "compute_grad_energy" in training and not {"enable_interatomic_potential", "precision"} & {
+        *architecture,
+        *training,
+    }:
         return "v4.0", ["config.json has mpnn_type, and compute_grad_energy under Training"]
-    return "v5.0", ["config.json has mpnn_type, and no compute_grad_energy under Training"]
+    return "v5.0", ["config.json has mpnn_type, and enable_interatomic_potential, or no compute_grad_energy"]

@@ -164,7 +164,6 @@ def test_the_small_one_is_read() -> None:
         ),
         ({"mpnn_type": "PAINN", "radius": -1.0}, "radius = -1.0, where PAINN needs 0.001 at least"),
         ({"mpnn_type": "PNAEq", "pna_deg": [0, 0]}, "pna_deg are no numbers of nodes by their degree"),
-        ({"mpnn_type": None, "model_type": "PAINN"}, "PAINN with model_type, before v4.0: its arithmetic is not known"),
         (
             {"mpnn_type": "GAT", "use_graph_attr_conditioning": True, "graph_attr_conditioning_mode": "concat_node"},
             "draws new weights in every forward",
@@ -181,6 +180,48 @@ def test_what_has_no_function_is_refused(changes: Config, words: str) -> None:
     with pytest.raises(InputError) as refusal:
         build(FrozenSettings.from_config(config, weights), weights)
     assert words in str(refusal.value)
+
+
+OLD: Config = {"mpnn_type": None, "model_type": "GIN"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "derived"),
+    [
+        ({"graph_pooling": "add"}, {}, {"graph_pooling": "add", "generation": "v5.0"}),
+        ({"graph_pooling": "add", **OLD}, {}, {"graph_pooling": "mean", "generation": "v3.0"}),
+        ({"enable_interatomic_potential": True, **OLD}, {}, {"interatomic": False}),
+        ({"global_attn_engine": "GPS", **OLD}, {}, {"global_attn_engine": None}),
+        ({"use_graph_attr_conditioning": True, **OLD}, {}, {"conditioning": None}),
+        ({**OLD, "model_type": "SchNet", "edge_features": ["lengths"]}, {}, {"edge_dim": 0}),
+        ({"model_type": "GIN"}, {}, {"generation": "v5.0"}),
+        ({}, {"compute_grad_energy": True}, {"generation": "v4.0", "interatomic": True}),
+        ({}, {"compute_grad_energy": True, "precision": "fp32"}, {"generation": "v5.0", "interatomic": False}),
+        ({}, {"compute_grad_energy": True, "global_attn_redraw_interval": 9}, {"generation": "main"}),
+        ({"num_conv_layers": 0}, {}, {"num_conv_layers": 1}),
+        ({"mpnn_type": "GAT"}, {}, {"num_conv_layers": 2}),
+    ],
+)
+def test_settings_are_those_that_the_version_read(changes: Config, training: Config, derived: Config) -> None:
+    config, weights = small_gin()
+    network = config["NeuralNetwork"]
+    network["Architecture"] = {key: one for key, one in (network["Architecture"] | changes).items() if one is not None}
+    if changes.get("model_type"):
+        (head,) = network["Architecture"]["output_heads"]["graph"]
+        network["Architecture"]["output_heads"] = {"graph": head["architecture"]}
+    network["Training"] = training
+    settings = FrozenSettings.from_config(config, weights)
+    assert {name: getattr(settings, name) for name in derived} == derived
+
+
+@pytest.mark.parametrize(
+    ("generation", "kind"), [("v2.0", "SchNet"), ("v3.0", "PNAPlus"), ("v3.0", "PAINN"), ("2024", "MACE")]
+)
+def test_arithmetic_without_a_file_is_refused(generation: str, kind: str) -> None:
+    sizes = {"hidden_dim": 1, "num_conv_layers": 1, "input_dim": 1}
+    settings = FrozenSettings.model_validate({"kind": kind, "generation": generation, "heads": (), **sizes})
+    with pytest.raises(InputError, match=f"arithmetic of {kind} in {generation} is not known"):
+        settings.check({"weight": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("config", [None, [], {}, {"NeuralNetwork": 3}, {"NeuralNetwork": {"Architecture": {}}}])
