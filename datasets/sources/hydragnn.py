@@ -74,7 +74,8 @@ class HydragnnBuild(BuildSettings):
         return self
 
     @cached_property
-    def _stores(self) -> list[PublicStore]:
+    def stores(self) -> list[PublicStore]:
+        """Return sets, or one of all raw files."""
         if self.format in RAW:
             return [self._raw()]
         paths = find_files(self.files)
@@ -119,12 +120,12 @@ class HydragnnBuild(BuildSettings):
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph; InputError for an unreadable file."""
-        for store in self._stores:
+        for store in self.stores:
             yield from (_Maker(self, store, number, int(count)) for number, count in enumerate(store.sizes().nodes))
 
     def notes(self) -> Mapping[str, Any]:
         """Return global attributes of the sets, of several those of the last."""
-        return {key: value for store in self._stores for key, value in store.attributes.items()}
+        return {key: value for store in self.stores for key, value in store.attributes.items()}
 
     def graphs_of(self, store: PublicStore, numbers: Sequence[int]) -> GraphBatch:
         """Return graphs of a store with the declared fields."""

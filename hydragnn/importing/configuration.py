@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
+from hydragnn.importing.finding import FORMATS
+from hydragnn.importing.variables import LOSSES, Source, Variable, variable
 
 Table = dict[str, Any]
 
@@ -38,15 +39,11 @@ OURS = {"max_neighbours": "max_degree", "num_gaussians": "num_radial", "node_max
 OURS |= {"radial_type": "radial"}
 """Our names of settings that have others."""
 
-LOSSES = {"mse": "mse", "mae": "mae", "rmse": "mse", "smooth_l1": "huber", "GaussianNLLLoss": "nll"}
 PRECISIONS = {"float32": "fp32", "float": "fp32", "float64": "fp64", "double": "fp64", "bfloat16": "bf16"}
 CONDITIONING = {"concat_node": "concat", "film": "film", "fuse_pool": "pooled"}
 POOLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
 PER_NODE = "_scaled_num_nodes"
-FORMATS = {"LSMS": "lsms", "unit_test": "lsms", "CFG": "cfg", "XYZ": "xyz"}
 PARTS = {"train": "trainset", "validate": "valset", "test": "testset"}
-POTENTIAL: tuple[Table, ...] = ({"name": "energy", "on": "graph", "dim": 1}, {"name": "forces", "on": "node", "dim": 3})
-ELEMENTS = {"name": "atomic_numbers", "on": "node", "classes": 119, "dtype": "int64"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,113 +66,86 @@ class ImportedConfiguration:
         return toml(self.build, ())
 
 
-class _Source:
-    """Sections of a configuration, of whichever generation."""
-
-    def __init__(self, table: Any, where: Path) -> None:
-        self.table, self.where = table if isinstance(table, dict) else {}, where
-        self.architecture = self.section("NeuralNetwork", "Architecture")
-        self.training = self.section("NeuralNetwork", "Training")
-        self.potential = bool(self.architecture.get("enable_interatomic_potential"))
-        self.kind = str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
-
-    def section(self, *names: str) -> Mapping[str, Any]:
-        """Return a section; empty where it is absent."""
-        table: Any = self.table
-        for name in names:
-            table = table.get(name) or {}
-            if not isinstance(table, Mapping):
-                raise InputError(f"{self.where}: {name} is no section; check the configuration")
-        return table
-
-
 def import_configuration(path: Path, files: Sequence[str] = (), store: str = "data.h5") -> ImportedConfiguration:
     """Return the run file and build file of a ``config.json``.
 
     ``files`` are those of the data; else the configuration names them. InputError for another file.
     """
-    source = _Source(read_json(path), path)
+    source = Source(read_json(path), path)
     if source.kind not in KINDS:
         raise InputError(f"{path}: mpnn_type is {source.kind}, none of {', '.join(KINDS)}; check the configuration")
     notes: list[str] = []
     try:
-        build, heads = _build(source, files, notes)
-        run = _run(source, build, heads, store, notes)
+        build, targets = _build(source, files, notes)
+        run = _run(source, build, targets, store, notes)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: {type(error).__name__}: {error}; check the configuration") from error
-    return ImportedConfiguration(run=run, build=build, notes=tuple(notes))
+    return ImportedConfiguration(run=run, build=build, notes=tuple(dict.fromkeys(notes)))
 
 
-def _heads(source: _Source) -> Iterator[Table]:
-    """Yield name, level and columns of every head."""
-    variables = source.section("Variables")
-    if variables:
-        yield from ({"name": one["name"], "on": one["level"], "dim": one["dim"]} for one in variables["outputs"])
-        return
-    variables, data = source.section("NeuralNetwork", "Variables_of_interest"), source.section("Dataset")
-    for number, (level, index) in enumerate(zip(variables["type"], variables["output_index"])):
-        feature = data.get(f"{level}_features") or {}
-        dims = feature.get("dim") or variables.get(f"{level}_feature_dims") or []
-        whole = [1] * (number + 1)
-        width = dims[index] if index < len(dims) else (variables.get("output_dim") or whole)[number]
-        first = sum(dims[:index]) if index < len(dims) else 0
-        columns: Any = first if width == 1 else [*range(first, first + width)]
-        name = (variables.get("output_names") or feature["name"][index : index + 1] * len(whole))[number]
-        yield {"name": name, "on": level, "dim": width, "key": "y" if level == "graph" else "x", "column": columns}
+def _build(source: Source, files: Sequence[str], notes: list[str]) -> tuple[Table, list[Variable]]:
+    """Return the build file, and what heads predict."""
+    inputs = [*_inputs(source, notes)]
+    targets = source.outputs([one["name"] for one in inputs])
+    fields = [_field(one) | ({"parity": "vector"} if _turns(source, one) else {}) for one in targets]
+    for one in targets:
+        if one.first is None and one.key in ("x", "y"):
+            notes.append(f"no key says which columns of {one.key} are {one.field.name}: name them in the build file")
+    return {"kind": "hydragnn", **_files(source, files, notes), "fields": [*inputs, *fields]}, targets
 
 
-def _build(source: _Source, files: Sequence[str], notes: list[str]) -> tuple[Table, list[Table]]:
-    """Return the build file, and the fields that heads predict."""
-    targets: dict[str, Table] = {}
-    for head in (*POTENTIAL,) if source.potential else _heads(source):
-        name = re.sub(r"\W+", "_", str(head["name"])).strip("_") or "output"
-        name = name if name[0].isalpha() else f"output_{name}"
-        if name in targets:
-            notes.append(f"{name} was predicted by two heads; here by one")
-            continue
-        turns = name == "forces" and head["dim"] == 3 and (source.potential or source.kind in VECTORS)
-        more = {key: head[key] for key in ("key", "column") if key in head} | ({"parity": "vector"} if turns else {})
-        targets[name] = {**_field(name, head["on"], head["dim"]), "role": "target", **more}
-    fields = [*_inputs(source, notes), *targets.values()]
-    return {"kind": "hydragnn", **_files(source, files, notes), "fields": fields}, [*targets.values()]
+def _turns(source: Source, one: Variable) -> bool:
+    """Return True for a target that turns with the structure."""
+    return one.field.name == "forces" and one.field.shape == (3,) and (source.potential or source.kind in VECTORS)
 
 
-def _field(name: str, on: str, dim: int, **more: Any) -> Table:
-    return {"name": name, "on": on, **({"shape": [dim]} if dim > 1 else {}), **more}
-
-
-def _inputs(source: _Source, notes: list[str]) -> Iterator[Table]:
-    """Yield the fields that the model sees."""
-    architecture, of_atoms = source.architecture, source.kind == "MACE" or source.potential
-    if variables := source.section("Variables"):
-        names = [one for one in variables["inputs"] if one.get("role") != "position" and one["name"] != "lengths"]
-        for one in names:
-            element = one["name"] == ELEMENTS["name"]
-            yield ELEMENTS if element else _field(one["name"], one["level"], one["dim"])
-        return
-    columns = source.section("NeuralNetwork", "Variables_of_interest")["input_node_features"]
-    narrow = {"column": columns[0] if len(columns) == 1 else list(columns)}
-    yield (
-        {**ELEMENTS, "key": "x", "column": 0}
-        if of_atoms
-        else _field("node_inputs", "node", len(columns), key="x", **narrow)
+def _field(one: Variable) -> Table:
+    field = one.field
+    columns = None if one.first is None else [*range(one.first, one.first + field.width)]
+    return (
+        {"name": field.name, "on": field.on}
+        | ({"shape": [*field.shape]} if field.shape else {})
+        | ({"classes": field.classes, "dtype": field.dtype} if field.classes else {})
+        | ({"role": "target"} if field.role == "target" else {})
+        | ({"key": one.key} if one.key != field.name else {})
+        | ({} if columns is None else {"column": columns if field.shape else columns[0]})
     )
+
+
+def _inputs(source: Source, notes: list[str]) -> Iterator[Table]:
+    """Yield the fields that the model sees."""
+    architecture, inputs = source.architecture, source.inputs()
+    if source.named:
+        yield from (_field(one) for one in inputs if one.key != "lengths")
+        return
+    if source.kind == "MACE" or source.potential:
+        yield _field(variable("z", "node", 1, key="x", first=0))
+    else:
+        columns = [one.first for one in inputs]
+        together = _field(variable("node_inputs", "node", len(columns), key="x"))
+        yield {**together, "column": columns if len(columns) > 1 else columns[0]}
     if architecture.get("use_graph_attr_conditioning"):
         notes.append("graph_attr is declared with two numbers, as in the published sets")
-        yield _field("graph_attr", "graph", 2)
+        yield _field(variable("graph_attr", "graph", 2))
     if extra := [name for name in architecture.get("edge_features") or [] if name not in ("lengths", "length")]:
-        yield _field("edge_attr", "edge", len(extra))
+        yield _field(variable("edge_attr", "edge", len(extra)))
 
 
-def _files(source: _Source, files: Sequence[str], notes: list[str]) -> Table:
+def _files(source: Source, files: Sequence[str], notes: list[str]) -> Table:
     """Return files and, of raw ones, how they are read."""
     data, paths = source.section("Dataset"), source.section("Dataset", "path")
     named = [str(paths[part]) for part in (*PARTS, "total") if part in paths]
-    raw_files = data.get("format") in FORMATS and "node_features" in data
-    if files or not named or not raw_files:
+    if files or not named or data.get("format") not in FORMATS or "node_features" not in data:
         return {"files": [*(files or named or [f"dataset/{data.get('name', 'data')}.bp"])]}
+    return raw_files(source, notes)
+
+
+def raw_files(source: Source, notes: list[str]) -> Table:
+    """Return raw files, and how they are read."""
+    data, paths = source.section("Dataset"), source.section("Dataset", "path")
+    named = [str(paths[part]) for part in (*PARTS, "total") if part in paths]
     radius, most = source.architecture["radius"], source.architecture.get("max_neighbours")
     raw: Table = {"files": named, "format": FORMATS[data["format"]], "cutoff": float(radius), "scaling": "minmax"}
     raw |= {"max_neighbours": most} if most else {}
@@ -198,7 +168,7 @@ def _files(source: _Source, files: Sequence[str], notes: list[str]) -> Table:
     return raw
 
 
-def _run(source: _Source, build: Table, targets: Sequence[Table], store: str, notes: list[str]) -> Table:
+def _run(source: Source, build: Table, targets: Sequence[Variable], store: str, notes: list[str]) -> Table:
     training, paths = source.training, source.section("Dataset", "path")
     share = float(training.get("perc_train") or 0.8)
     split: Table = {"kind": "given", "field": "part"}
@@ -238,13 +208,12 @@ BROKEN = {
     "initial_bias": "raised an error there, and has no place here",
     "SyncBatchNorm": "has no meaning here: models have no batch norm",
     "freeze_conv_layers": "has its place in a fine-tuning here ([start], docs/fine-tuning.md)",
-    "compute_grad_energy": "was never read there",
     "Batching": "is the section [batch] here, such as max_nodes",
     "activation_function": "is silu here, whatever it was there",
 }
 
 
-def _model(source: _Source, notes: list[str]) -> Table:
+def _model(source: Source, notes: list[str]) -> Table:
     architecture, kind = source.architecture, source.kind
     model: Table = {"kind": KINDS[kind], "hidden_dim": int(architecture["hidden_dim"])}
     model["num_layers"] = int(architecture["num_conv_layers"])
@@ -278,38 +247,32 @@ def _model(source: _Source, notes: list[str]) -> Table:
     return model
 
 
-def _run_heads(source: _Source, targets: Sequence[Table], notes: list[str]) -> Iterator[Table]:
+def _run_heads(source: Source, targets: Sequence[Variable], notes: list[str]) -> Iterator[Table]:
     """Yield the heads of a run, of the first branch."""
-    architecture, name = source.architecture, str(source.training.get("loss_function_type") or "mse")
-    if name not in LOSSES:
-        notes.append(f"the loss {name} is unknown; here it is mse")
-    loss = LOSSES.get(name, "mse")
-    trained = {"loss": loss} | ({"distribution": "gaussian"} if loss == "nll" else {})
-    outputs = architecture.get("output_heads") or {}
-    networks = {}
-    for level, own in outputs.items():
-        branches = own if isinstance(own, list) else [{"architecture": own}]
-        networks[level] = branches[0]["architecture"]
+    if source.loss not in LOSSES:
+        notes.append(f"the loss {source.loss} is unknown; here it is mse")
+    loss = LOSSES.get(source.loss, "mse")
+    networks = {level: branches for level in ("graph", "node") if (branches := source.networks(level))}
+    for level, branches in networks.items():
         if len(branches) > 1:
             notes.append(
                 f"{len(branches)} branches on {level}s shared a trunk; here each is an entry of [[branches]] with its own store (docs/training.md)"
             )
+    weights = [one.weight or 0.0 for one in targets]
     if source.potential:
-        weights = [float(architecture.get(f"{key}_weight") or 0) for key in ("energy", "energy_peratom", "force")]
-        own = networks.get("node") or networks.get("graph") or {}
-        energy, force = max(weights[:2]) or 1.0, weights[2] or 1.0
-        error = "mse" if loss == "nll" else loss
+        own = [*networks.get("node", []), *networks.get("graph", []), {}][0]
         head: Table = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": _widths(own)}
-        yield {**head, "weight": energy, "forces_weight": force, "loss": error}
+        error = "mse" if loss == "nll" else loss
+        yield {**head, "weight": weights[0], "forces_weight": weights[1], "loss": error}
         return
-    total = sum(abs(float(one)) for one in architecture["task_weights"]) or 1.0
-    weights = [abs(float(one)) / total * len(targets) for one in architecture["task_weights"]]
-    for number, target in enumerate(targets):
-        own = networks.get(target["on"]) or {}
-        head = {"kind": target.get("parity", "scalar"), "field": target["name"], "hidden_dims": _widths(own), **trained}
-        head["weight"] = round(weights[number], 6) if number < len(weights) else 1.0
-        head |= {"pool": POOLS[architecture.get("graph_pooling") or "mean"]} if target["on"] == "graph" else {}
-        if own.get("type") == "conv" and target["on"] == "node":
+    for one, weight in zip(targets, weights):
+        kind, level = "vector" if _turns(source, one) else "scalar", one.field.on
+        own = networks.get(level, [{}])[0]
+        head = {"kind": kind, "field": one.field.name, "hidden_dims": _widths(own), "loss": loss}
+        head |= {"distribution": "gaussian"} if loss == "nll" else {}
+        head["weight"] = round(weight / (sum(weights) or 1.0) * len(targets), 6)
+        head |= {"pool": POOLS[source.architecture.get("graph_pooling") or "mean"]} if level == "graph" else {}
+        if own.get("type") == "conv" and level == "node":
             head["conv_layers"] = min(16, max(1, int(own.get("num_headlayers") or 1)))
             notes.append(
                 "convolutional heads ended with a batch norm and an activation there, and could not give every number"

@@ -1,30 +1,70 @@
 """Sets of the public HydraGNN as stores of imported models."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.datasets import GraphStore, StoreWriter
+from hydragnn.datasets import GraphStore, Normalisation, StoreWriter, open_store, reference_sums
+from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.frozen import FrozenSettings
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.parts import PART
+from hydragnn.importing.configuration import raw_files
+from hydragnn.importing.finding import SETS, folder_of_raw
 from hydragnn.importing.model import LENGTHS
-from hydragnn.importing.variables import CLASSES, Reading, Variable
+from hydragnn.importing.runs import Imported
+from hydragnn.importing.variables import CLASSES, Reading, Source, Variable, reading_of
 
 BLOCK = 2048
 """Graphs that are read at once."""
 CLOSE = 1e-4
 """Relative difference of lengths that were stored and computed."""
+REFERENCES, BRANCH = "energy_linear_regression_coeff", "dataset_name"
+"""Attribute with energies of elements, and key with the branch of a graph."""
+BOUNDS = ("minmax_node_feature", "minmax_graph_feature")
+"""Attributes with smallest and largest values."""
 
 
-def reading_in(source: GraphStore, reading: Reading, settings: FrozenSettings) -> Reading:
+def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Sequence[int]]:
+    """Return a model as its data have it, their store, and its graphs there.
+
+    InputError where the data lack a variable, or nothing tells which graphs are of a branch.
+    """
+    source = open_store(place) if place.suffix in SETS else _open_raw(model.source, folder_of_raw(model.files))
+    graphs: Sequence[int] = range(len(source))
+    if model.branches > 1:
+        if BRANCH not in {one.name for one in source.fields()}:
+            raise InputError("no file says which branch it belongs to")
+        graphs = np.flatnonzero(source.column(BRANCH).values.reshape(-1) == model.branch).tolist()
+        if not graphs:
+            raise InputError(f"none of its graphs is of branch {model.branch} by {BRANCH}")
+    reading, scaled = model.reading, model.source.section("Dataset").get("normalize_features")
+    if scaled or "edge_attr_unit" in source.attributes:  # which raw files have, that are scaled as they are read
+        bounds = {key: source.attributes[key] for key in BOUNDS if key in source.attributes}
+        reading = reading_of(Source(model.source.table, model.source.where, bounds), model.settings)
+    first = source.read(graphs[:BLOCK])
+    reading = _reading_in(first, reading, model.settings)
+    return replace(model, reading=_with_references(source.attributes, first, reading, model.settings)), source, graphs
+
+
+def _open_raw(source: Source, root: Path | None) -> GraphStore:
+    """Return raw files of a configuration, whose paths count from a folder."""
+    assert root is not None
+    settings: Any = read_build_settings({"kind": "hydragnn", **raw_files(source, [])}, root / "BUILD.toml")
+    (store,) = settings.stores
+    return store
+
+
+def _reading_in(batch: GraphBatch, reading: Reading, settings: FrozenSettings) -> Reading:
     """Return the reading of graphs; InputError where they lack a variable."""
-    batch, variables = source.read(range(min(BLOCK, len(source)))), list[Variable]()
+    variables = list[Variable]()
     of_x = [one for one in reading.inputs if one.key == "x"]
     narrow = "x" in batch.fields and batch.fields["x"].width == len(of_x)
     for place, one in enumerate(of_x if narrow else ()):  # columns that were selected when the set was made
@@ -34,7 +74,7 @@ def reading_in(source: GraphStore, reading: Reading, settings: FrozenSettings) -
     others = [one for one in reading.inputs if one.key != "x"]
     for one in [*of_x, *others, *outputs]:
         if one.key not in batch.fields:
-            raise InputError(f"it has no {one.key}, which the model {'reads' if one.head is None else 'predicts'}")
+            raise InputError(f"it has no {one.key}, which the model {'reads' if one.weight is None else 'predicts'}")
         values = _values(batch, one)
         if one.field.name == ATOMIC_NUMBERS and not _are_numbers(values):
             one = replace(one, field=Field(name="atomic_number", on="node"))  # of atoms, but scaled or counted anew
@@ -59,8 +99,25 @@ def _unit(lengths: Tensor, column: Tensor) -> float:
     return (1.0 if abs(middle - 1.0) < CLOSE else middle) if agree else 0.0
 
 
-def write_data(source: GraphStore, reading: Reading, settings: FrozenSettings, out: Path) -> None:
+def _with_references(
+    attributes: Mapping[str, Any], batch: GraphBatch, reading: Reading, settings: FrozenSettings
+) -> Reading:
+    """Return a reading whose energies are total: the set holds what was taken off."""
+    numbers = next((one for one in reading.inputs if one.field.name == ATOMIC_NUMBERS), None)
+    energies = attributes.get(REFERENCES)
+    known = isinstance(energies, list) and len(energies) == CLASSES - 1 and all(map(math.isfinite, energies))
+    if not (known and numbers and settings.interatomic):
+        return reading
+    present = {*_values(batch, numbers).round().flatten().tolist()}  # others without a number were in no fit
+    by_element = {z: float(one) for z, one in enumerate(energies or (), 1) if one or z in present}
+    total = replace(reading.outputs[0], field=replace(reading.outputs[0].field, dtype="float64"))
+    variables = [total if one is reading.outputs[0] else one for one in reading.variables]
+    return replace(reading, variables=variables, references={total.field.name: by_element})
+
+
+def write_data(source: GraphStore, graphs: Sequence[int], model: Imported, out: Path) -> None:
     """Write a store of all variables, with the part of graphs."""
+    reading, settings = model.reading, model.settings
     present = {field.name for field in source.fields()}
     fields = [one.field for one in reading.variables] + [PART] * (PART.name in present)
     longest: float = 0.0
@@ -68,21 +125,21 @@ def write_data(source: GraphStore, reading: Reading, settings: FrozenSettings, o
         "max_neighbours": settings.max_neighbours,
         "imported": str(getattr(source, "path", "")),
     }
-    blocks = [range(first, min(first + BLOCK, len(source))) for first in range(0, len(source), BLOCK)]
+    blocks = [graphs[first : first + BLOCK] for first in range(0, len(graphs), BLOCK)]
     for block in blocks:
         lengths = edge_vectors(source.read(block, fields=[])).norm(dim=1)
         longest = max(longest, float(lengths.max()) if len(lengths) else 0.0)
     if settings.radius and longest <= settings.radius * (1 + CLOSE):
         attributes["cutoff"] = settings.radius
+    references = Normalisation(references=reading.references)
     with StoreWriter(out, fields, dim=source.dim, attributes=attributes) as writer:
         for block in blocks:
             batch = source.read(block)
             values = {one.field.name: _typed(_values(batch, one), one.field) for one in reading.variables}
-            own = [PART.name] if PART.name in present else []
-            drop = [name for name in batch.fields if name not in own]
-            writer.write(
-                batch.with_fields(drop=drop).with_fields(values, fields=[one.field for one in reading.variables])
-            )
+            drop = [name for name in batch.fields if name != PART.name]
+            batch = batch.with_fields(drop=drop).with_fields(values, fields=[one.field for one in reading.variables])
+            sums = {name: batch[name] + reference_sums(references, name, batch) for name in reading.references}
+            writer.write(batch.with_fields(sums))
 
 
 def _values(batch: GraphBatch, one: Variable) -> Tensor:
@@ -94,7 +151,9 @@ def _values(batch: GraphBatch, one: Variable) -> Tensor:
     if one.first is not None:
         values = values[:, one.first : one.first + one.field.width]
     if values.shape[1] != one.field.width:
-        raise InputError(f"{one.key} of the data has {field.width} columns, fewer than config.json says")
+        raise InputError(
+            f"{one.key} of the data has {field.width} columns, and config.json names no {one.field.width} of them for {one.field.name}"
+        )
     for column, (low, high) in enumerate(one.span):
         values = values.double()
         values[:, column] = values[:, column] * (high - low) + low
@@ -110,11 +169,3 @@ def _are_numbers(values: Tensor) -> bool:
 def _typed(values: Tensor, field: Field) -> Tensor:
     values = values.round() if field.classes else values
     return values.to(field.torch_dtype).reshape(len(values), *field.shape)
-
-
-def parts_of(store: GraphStore) -> dict[str, Any] | None:
-    """Return the writer's split; None without training or validation."""
-    if PART.name not in {field.name for field in store.fields()}:
-        return None
-    numbers = {*torch.as_tensor(store.column(PART.name).values).flatten().tolist()}
-    return {"kind": "given", "field": PART.name} if {0, 1} <= numbers else None

@@ -16,6 +16,8 @@ DEEPEST, MOST = 5, 100_000
 """Folders below each other, and entries, that are looked at."""
 SETS = (".bp", ".pickle")
 """Suffixes of folders that are sets of graphs."""
+FORMATS = {"LSMS": "lsms", "unit_test": "lsms", "CFG": "cfg", "XYZ": "xyz"}
+"""Our names of formats of raw files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +103,34 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def find_data(model: ModelFiles) -> Path | None:
-    """Return the set of graphs beside a model; None without."""
+    """Return the set of graphs beside a model, or its raw files; None without."""
     dataset = model.config.get("Dataset", {})
-    places = [*map(str, dict(dataset.get("path") or {}).values())] if isinstance(dataset, dict) else []
-    names = [*places, *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]
-    for root in [model.checkpoint.parent, *model.checkpoint.absolute().parents[1:4]]:
+    dataset = dataset if isinstance(dataset, dict) else {}
+    names = [*_paths(dataset), *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]
+    for root in _roots(model):
         for name in names:
             if (root / name).is_dir() and name.endswith(SETS):
                 return root / name
         near = [one for one in [*root.glob("*"), *root.glob("dataset/*")] if one.suffix in SETS and one.is_dir()]
         if len(near) == 1 and root.resolve().is_relative_to(model.root.resolve()):
             return near[0]
-    return None
+    raw = folder_of_raw(model)
+    return None if raw is None else raw / _paths(dataset)[0]
+
+
+def folder_of_raw(model: ModelFiles) -> Path | None:
+    """Return the folder from which paths of raw files count; None without."""
+    dataset = model.config.get("Dataset")
+    if not isinstance(dataset, dict) or dataset.get("format") not in FORMATS or "node_features" not in dataset:
+        return None
+    places = _paths(dataset)
+    return next((one for one in _roots(model) if places and all((one / name).is_dir() for name in places)), None)
+
+
+def _roots(model: ModelFiles) -> list[Path]:
+    return [model.checkpoint.parent, *model.checkpoint.absolute().parents[1:4]]
+
+
+def _paths(dataset: Mapping[str, Any]) -> list[str]:
+    paths = dataset.get("path") or {}
+    return [*map(str, paths.values())] if isinstance(paths, dict) else [str(paths)]

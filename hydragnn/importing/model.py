@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.base.errors import InputError
+from hydragnn.datasets.isolated_atoms import by_atomic_number
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings
 from hydragnn.frozen.kinds import KINDS
 from hydragnn.graphs.batch import GraphBatch
@@ -96,6 +99,7 @@ class PublicInputs(nn.Module):
             graph = self.graph(batch)
             with final_states(self.model) as states:
                 if frozen.interatomic:
+                    graph = replace(graph, pos=graph.pos.detach().requires_grad_())
                     energy = self.model.energy(graph)
                     forces = -torch.autograd.grad(energy.sum(), graph.pos, create_graph=recording)[0]
                     outputs = [energy.index_select(0, graph.batch)[:, None], forces]
@@ -109,11 +113,9 @@ class PublicInputs(nn.Module):
 
     def graph(self, batch: GraphBatch) -> FrozenGraph:
         """Return the batch as its code saw it; else InputError."""
-        settings, frozen, dtype = self.settings, self.model.settings, self.origin.dtype
+        settings, dtype = self.settings, self.origin.dtype
         x = torch.cat([columns(batch.nodes[name], self.by_name[name]).to(dtype) for name in settings.columns], dim=1)
         positions = batch.positions.to(dtype)
-        if frozen.interatomic:
-            positions = positions.detach().requires_grad_()
         edges = torch.stack([batch.senders, batch.receivers])
         if not settings.images and bool(batch.edge_shifts.any()):
             raise InputError(
@@ -128,7 +130,7 @@ class PublicInputs(nn.Module):
             batch=batch.owner("node"),
             num_graphs=batch.num_graphs,
         )
-        more: dict[str, Tensor] = {}
+        more: dict[str, Any] = {}
         if settings.edge_lengths:
             more["edge_attr"] = (graph.lengths() / settings.edge_lengths).detach()
         elif LENGTHS in self.by_name:
@@ -139,7 +141,7 @@ class PublicInputs(nn.Module):
         if ENCODING in self.by_name:
             encoding = columns(batch.nodes[ENCODING], self.by_name[ENCODING]).to(dtype)
             more |= {"pe": encoding, "rel_pe": (encoding[edges[0]] - encoding[edges[1]]).abs()}
-        return FrozenGraph(**{**vars(graph), **more})
+        return replace(graph, **more)
 
 
 class Unchanged(nn.Module):
@@ -162,7 +164,9 @@ class PublicModel(Architecture):
     def __init__(self, settings: PublicSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         self.layers = nn.ModuleList([Unchanged()])
-        self.width = settings.hidden_dim
+        frozen = settings.frozen  # energy and forces, or what heads give
+        widths = [head.dim * (1 + frozen.variance) for head in frozen.heads]
+        self.outputs = 4 if frozen.interatomic else sum(widths)
 
     @classmethod
     def node_inputs(cls, settings: PublicSettings, fields: Sequence[Field]) -> Any:
@@ -171,8 +175,8 @@ class PublicModel(Architecture):
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
         """Return the final states; outputs are kept for the heads."""
-        graph.cache["outputs"] = inputs[:, self.width :]
-        return {0: inputs[:, : self.width]}
+        graph.cache["outputs"] = inputs[:, -self.outputs :]
+        return {0: inputs[:, : -self.outputs]}
 
 
 class Output(HeadSettings):
@@ -189,6 +193,9 @@ class Output(HeadSettings):
     extensive: bool = False
     """It grows with the number of nodes: an energy."""
 
+    references: dict[str, float] = Setting(default_factory=dict)
+    """Energies of elements that it is without, by atomic number."""
+
     derivative_of: str | None = None
     """Energy that it is the force of."""
 
@@ -202,6 +209,8 @@ class Output(HeadSettings):
             distribution=Normal if self.distribution == "gaussian" else Point,
             extensive=self.extensive,
             per_node=self.extensive,
+            references=bool(self.references),
+            given_references=by_atomic_number(self.references),
             derivative="forces" if source else "",
             source=source,
         )

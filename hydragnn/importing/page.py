@@ -13,11 +13,11 @@ from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.importing.configuration import import_configuration
-from hydragnn.importing.data import reading_in, write_data
+from hydragnn.importing.data import with_data, write_data
 from hydragnn.importing.diagnosis import Finding, diagnose
 from hydragnn.importing.evidence import case_of
 from hydragnn.importing.finding import find_data, find_models
-from hydragnn.importing.runs import TUNE, Imported, imported_models, write_run, write_tuning
+from hydragnn.importing.runs import TUNE, Imported, imported_models, parts_of, write_run, write_tuning
 from hydragnn.training.evaluate import Metrics
 
 WRITERS = {
@@ -166,30 +166,32 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
     place = find_data(model.files)
     if place is None:
         return model, _noted(stores, Store(words="none beside the checkpoint, so that nothing is measured"))
-    if model.branches > 1:
-        return model, _noted(stores, Store(words=f"{place} is left out: no file says which branch it belongs to"))
     try:
-        source = open_store(place)
-        own = replace(model, reading=reading_in(source, model.reading, model.settings))
-        key = (place, repr(own.reading), own.settings.radius, own.settings.max_neighbours)
+        own, source, graphs = with_data(model, place)
+        number = own.branch if own.branches > 1 else -1
+        key = (place, number, repr(own.reading), own.settings.radius, own.settings.max_neighbours)
         if (same := next((one for one in stores if one.key == key), None)) is not None:
             return own, same
         path = making / f"data{len(stores) + 1 if stores else ''}.h5"
-        write_data(source, own.reading, own.settings, path)
+        write_data(source, graphs, own, path)
         notes = tuple(_scales(source, own))
-        return own, _noted(stores, Store(words=f"{len(source)} graphs of {place}", key=key, path=path, notes=notes))
+        return own, _noted(stores, Store(words=f"{len(graphs)} graphs of {place}", key=key, path=path, notes=notes))
     except InputError as error:
         return model, _noted(stores, Store(words=f"{place} is left out: {error}"))
 
 
 def _scales(source: GraphStore, model: Imported) -> Iterator[str]:
     """Yield what the writer did to values and no file undoes."""
-    if "energy_linear_regression_coeff" in source.attributes:
+    if model.reading.references:
+        yield "energies are total: those of elements, which the set's labels are without, are added to labels and predictions"
+    elif "energy_linear_regression_coeff" in source.attributes:
         yield (
             "energies are without the references that the set holds: add energy_linear_regression_coeff[Z - 1] of every "
             "atom for total energies"
         )
     scaled = [name for name in ("minmax_node_feature", "minmax_graph_feature") if name in source.attributes]
+    if source.attributes.get("edge_attr_unit") and parts_of(source) is None:
+        yield "no file tells the writer's parts of these raw files, which were drawn anew in every run: nothing is measured"
     if scaled and not any(one.span for one in model.reading.variables):
         yield f"the set was scaled ({', '.join(scaled)}), which config.json does not undo: values are in the scaled units"
 

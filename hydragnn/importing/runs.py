@@ -1,7 +1,8 @@
 """Imported models as run folders."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ from torch import Tensor
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import write_atomically, write_json
 from hydragnn.config import RunConfig
-from hydragnn.datasets import Budget, Normalisation, Scale, make_split, open_store
+from hydragnn.datasets import Budget, GraphStore, Normalisation, Scale, make_split, open_store
 from hydragnn.ensemble.members.member import OUTSIDE, Member
 from hydragnn.ensemble.uses.outside import validated_record
-from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
+from hydragnn.frozen import FrozenModel, FrozenSettings, build
+from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
-from hydragnn.importing.data import parts_of
 from hydragnn.importing.finding import ModelFiles
-from hydragnn.importing.model import ENCODING, KIND, OUTPUT, final_states
-from hydragnn.importing.variables import Reading, Variable, reading_of
+from hydragnn.importing.model import ENCODING, KIND, OUTPUT
+from hydragnn.importing.variables import LOSSES, Reading, Source, Variable, reading_of
 from hydragnn.models import GraphModel, TrainedModel, build_from_description, make_description, save_model
 from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
@@ -40,7 +41,9 @@ class Imported:
     files: ModelFiles
     settings: FrozenSettings
     module: FrozenModel
+    source: Source
     reading: Reading
+    branch: int
     branches: int
     """Branches that the configuration names."""
 
@@ -58,18 +61,20 @@ def imported_models(files: ModelFiles) -> list[Imported]:
 
 def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
     settings = FrozenSettings.from_config(files.config, weights)
-    reading = reading_of(files.config, settings)
+    source = Source(files.config, files.checkpoint)
+    reading = reading_of(source, settings)
     dtype = torch.float64 if any(one.dtype == torch.float64 for one in weights.values()) else torch.float32
     numbers = sorted(int(name.removeprefix("branch-")) for name in settings.graph_heads) or [0]
-    of_levels = files.config["NeuralNetwork"]["Architecture"]["output_heads"].values()
     return [
         Imported(
             name=f"{files.name}-branch{number}" if len(numbers) > 1 else files.name,
             files=files,
             settings=(own := _of_branch(settings, f"branch-{number}")),
             module=build(own, {name: one for name, one in weights.items() if _is_of(name, number)}, dtype),
+            source=source,
             reading=reading,
-            branches=max([1, *(len(heads) for heads in of_levels if isinstance(heads, list))]),
+            branch=number,
+            branches=max(1, *(len(source.networks(level)) for level in ("graph", "node"))),
         )
         for number in numbers
     ]
@@ -77,11 +82,11 @@ def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
 
 def _of_branch(settings: FrozenSettings, own: str) -> FrozenSettings:
     """Return the settings with one branch."""
-    own_heads = {
-        key: {own: heads[own]} if own in (heads := getattr(settings, key)) else {}
-        for key in ("graph_heads", "node_heads")
-    }
-    return settings.model_copy(update=own_heads)
+    graph_heads, node_heads = (
+        {name: one for name, one in heads.items() if name == own}
+        for heads in (settings.graph_heads, settings.node_heads)
+    )
+    return settings.model_copy(update={"graph_heads": graph_heads, "node_heads": node_heads})
 
 
 def _is_of(name: str, number: int) -> bool:
@@ -99,21 +104,21 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
     dtype = next(module.parameters()).dtype
     public = {
         "kind": KIND,
-        "hidden_dim": _states(module, settings, dtype),
+        "hidden_dim": settings.hidden_dim,
         "num_layers": settings.num_conv_layers,
-        "checkpoint": _floats(settings.model_dump(mode="json")),
+        "checkpoint": json.loads(settings.model_dump_json(), parse_int=float),  # its numbers are no sizes of ours
         "columns": [one.field.name for one in reading.inputs if one.field.on == "node" and one.key != ENCODING],
         "edge_lengths": reading.edge_lengths,
         "images": reading.images,
     }
-    training = model.files.config["NeuralNetwork"].get("Training", {})
+    training = model.source.training
     store = home / ("data.h5" if data is None else data.name)
     config = {
         "data": {"store": str(store.resolve()), "inputs": [one.field.name for one in reading.inputs]},
         "split": (parts_of(open_store(data)) or {}) if data is not None else {},
         "batch": {"max_graphs": training.get("batch_size") or 32},
         "model": public,
-        "heads": [one.head for one in reading.outputs],
+        "heads": [*_heads(model)],
         "train": {
             "epochs": training.get("num_epoch") or 1,
             "learning_rate": (training.get("Optimizer") or {}).get("learning_rate") or 1e-3,
@@ -122,16 +127,12 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
     }
     run = RunConfig.parse(config, str(model.files.checkpoint))
     graph_model = _graph_model(run, reading.variables, module, dtype)
-    spans = {one.field.name: one.span or [(0.0, 1.0)] * one.field.width for one in reading.variables}
-    scales = {
-        one.field.name: Scale(
-            mean=tuple(low for low, _ in spans[one.field.name]),
-            std=tuple(high - low or 1.0 for low, high in spans[one.field.name]),
-        )
-        for one in reading.variables
-        if one.span or not one.field.classes
-    }
-    normalisation = Normalisation(scales=scales)
+    scales = {}
+    for one in reading.variables:
+        if one.span or not one.field.classes:
+            low, high = zip(*(one.span or [(0.0, 1.0)] * one.field.width))
+            scales[one.field.name] = Scale(mean=low, std=tuple(b - a or 1.0 for a, b in zip(low, high)))
+    normalisation = Normalisation(scales=scales, references=reading.references)
     trained = TrainedModel(model=graph_model, normalisation=normalisation, executor=Eager(model=graph_model))
     record, errors = _record(model, run, trained, data)
     out.mkdir(parents=True, exist_ok=True)
@@ -141,12 +142,42 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
     return errors
 
 
+def _heads(model: Imported) -> Iterator[dict[str, Any]]:
+    """Yield the settings of outputs, one after the other."""
+    settings, (first, *_), column = model.settings, model.reading.outputs, 0
+    gaussian, loss = settings.variance and not settings.interatomic, LOSSES.get(model.source.loss, "mse")
+    for one in model.reading.outputs:
+        head = {"kind": OUTPUT, "field": one.field.name, "column": column, "weight": one.weight}
+        head["loss"] = "nll" if gaussian else "mse" if loss == "nll" else loss
+        head |= {"distribution": "gaussian"} if gaussian else {}
+        if settings.interatomic and one is first:
+            head |= {"extensive": True, "references": _references(model)}
+        elif settings.interatomic:
+            head["derivative_of"] = first.field.name
+        yield head
+        column += one.field.width * (1 + gaussian)
+
+
+def _references(model: Imported) -> dict[str, float]:
+    return {str(z): energy for by in model.reading.references.values() for z, energy in by.items()}
+
+
+def parts_of(store: GraphStore) -> dict[str, Any] | None:
+    """Return the writer's split; None without training or validation."""
+    if PART.name not in {field.name for field in store.fields()}:
+        return None
+    numbers = {*torch.as_tensor(store.column(PART.name).values).flatten().tolist()}
+    return {"kind": "given", "field": PART.name} if {0, 1} <= numbers else None
+
+
 def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     """Write a configuration that trains a run further."""
     store = "data.h5" if data is None else data.name
     up = "" if data is not None and data.parent == out else "../"
     split = '[split]\nkind = "given"\nfield = "part"\n\n' if data is not None and parts_of(open_store(data)) else ""
     heads = [f'[[heads]]\nkind = "{OUTPUT}"\nfield = "{one.field.name}"\n' for one in model.reading.outputs]
+    if references := _references(model):
+        heads[0] += f"references = {{ {', '.join(f'{z} = {energy!r}' for z, energy in references.items())} }}\n"
     text = f'[data]\nstore = "{up}{store}"\n\n{split}[start]\nmodel = "."\n\n[model]\n\n' + "\n".join(heads)
     write_atomically(out / TUNE, text + "\n[train]\nepochs = 10\nlearning_rate = 1e-4\n")
 
@@ -186,31 +217,3 @@ def _record(model: Imported, run: RunConfig, trained: TrainedModel, data: Path |
     with torch.no_grad():
         errors = errors_on(trained.predict, store, test, trained.targets, BUDGET) if len(test) else {}
     return record, errors
-
-
-def _states(module: FrozenModel, settings: FrozenSettings, dtype: torch.dtype) -> int:
-    """Return the width of final states, by a pair of atoms."""
-    edges, pair = torch.tensor([[0, 1], [1, 0]]), torch.ones(2, 1, dtype=dtype)
-    graph = FrozenGraph(
-        x=pair.expand(2, settings.input_dim),
-        pos=pair.new_tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
-        edge_index=edges,
-        batch=torch.zeros(2, dtype=torch.int64),
-        num_graphs=1,
-        edge_attr=pair.expand(2, settings.edge_dim) if settings.edge_dim else None,
-        graph_attr=pair[:1].expand(1, settings.graph_attributes) if settings.graph_attributes else None,
-        pe=pair.expand(2, settings.pe_dim),
-        rel_pe=pair.expand(2, settings.pe_dim),
-    )
-    with final_states(module) as states, torch.no_grad():
-        module(graph)
-    return states[-1].shape[1]
-
-
-def _floats(value: Any) -> Any:
-    """Return JSON with floats: its numbers are no sizes of ours."""
-    if isinstance(value, dict):
-        return {key: _floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_floats(item) for item in value]
-    return float(value) if type(value) is int else value

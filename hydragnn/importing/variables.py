@@ -1,20 +1,21 @@
 """Inputs and outputs that a configuration of the public HydraGNN names."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenSettings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, RESERVED, Field, Location
-from hydragnn.importing.model import ENCODING, LENGTHS, OUTPUT
+from hydragnn.importing.model import ENCODING, LENGTHS
 
 NUMBERS = re.compile(r"(atomic_?num(ber)?s?|num_?of_?protons|protons?|z)", re.IGNORECASE)
 """Names of columns that are atomic numbers."""
 CLASSES = 119
-LOSSES = {"mae": "mae", "GaussianNLLLoss": "nll"}
+LOSSES = {"mse": "mse", "mae": "mae", "rmse": "mse", "smooth_l1": "huber", "GaussianNLLLoss": "nll"}
 Span = tuple[float, float]
 
 
@@ -29,8 +30,132 @@ class Variable:
     """First column of it; None takes all."""
     span: Sequence[Span] = ()
     """Smallest and largest values, where data are scaled to 0 to 1."""
-    head: Mapping[str, Any] | None = None
-    """Settings of its head; None for an input."""
+    weight: float | None = None
+    """Weight in the loss; None for an input."""
+
+
+def variable(name: str, on: Location, dim: int, *, key: str = "", weight: float | None = None, **more: Any) -> Variable:
+    """Return a variable under a name that a field can have."""
+    clean = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_") or "value"
+    clean = clean if clean[0].isalpha() and clean not in RESERVED else f"x_{clean}"
+    shape = () if dim == 1 else (dim,)
+    field = Field(name=clean, on=on, shape=shape, role="input" if weight is None else "target")
+    if weight is None and on == "node" and dim == 1 and NUMBERS.fullmatch(name):
+        field = Field(name=ATOMIC_NUMBERS, on="node", classes=CLASSES, dtype="int64")
+    return Variable(field=field, key=key or name, weight=weight, **more)
+
+
+class Source:
+    """Sections of a configuration, of whichever generation."""
+
+    def __init__(self, table: Any, where: Path, bounds: Mapping[str, Any] | None = None) -> None:
+        """Take a configuration; ``bounds`` are those of scaled data."""
+        self.table, self.where = table if isinstance(table, dict) else {}, where
+        self.architecture = self.section("NeuralNetwork", "Architecture")
+        self.training = self.section("NeuralNetwork", "Training")
+        self.named = self.section("Variables")
+        self.listed = {**(bounds or {}), **self.section("NeuralNetwork", "Variables_of_interest")}
+        self.potential = bool(
+            self.architecture.get("enable_interatomic_potential") or self.training.get("compute_grad_energy")
+        )
+        self.kind = str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
+        self.loss = str(self.training.get("loss_function_type") or "mse")
+
+    def section(self, *names: str) -> Mapping[str, Any]:
+        """Return a section; empty where it is absent."""
+        table: Any = self.table
+        for name in names:
+            table = table.get(name) or {}
+            if not isinstance(table, Mapping):
+                raise InputError(f"{self.where}: {name} is no section; check the configuration")
+        return table
+
+    def networks(self, level: str) -> list[Mapping[str, Any]]:
+        """Return the networks of heads on graphs or nodes, by branch."""
+        heads = (self.architecture.get("output_heads") or {}).get(level) or []
+        return [one["architecture"] for one in heads] if isinstance(heads, list) else [heads]
+
+    def inputs(self) -> list[Variable]:
+        """Return what the model reads, but for graph attributes and encodings."""
+        if self.named:
+            rows = [one for one in self.named["inputs"] if one.get("role", "feature") == "feature"]
+            return [variable(one["name"], one["level"], one["dim"]) for one in rows]
+        names, dims = self._features("node")
+        columns = [(name, number) for number, (name, dim) in enumerate(zip(names, dims)) for name in _parts(name, dim)]
+        result = []
+        for place, column in enumerate(self.listed["input_node_features"]):
+            name, feature = columns[column] if column < len(columns) else (f"x_{column}", column)
+            span = self._span("x", place, "node", feature, 1)
+            result.append(variable(name, "node", 1, key="x", first=column, span=span))
+        return result
+
+    def outputs(self, taken: Iterable[str] = ()) -> list[Variable]:
+        """Return what it predicts, under names that are not taken."""
+        if self.potential:
+            keys = ("energy_weight", "energy_peratom_weight", "force_weight")
+            energy, per_atom, force = (float(self.architecture.get(key) or 0) for key in keys)
+            found = [variable("energy", "graph", 1, weight=max(energy, per_atom) or 1.0)]
+            found.append(variable("forces", "node", 3, weight=force or 1.0))
+        else:
+            rows = self.named["outputs"] if self.named else self.listed["type"]
+            weights = [abs(float(one)) for one in self.architecture.get("task_weights") or [1.0] * len(rows)]
+            if len(weights) != len(rows):
+                raise InputError(f"{self.where} has {len(rows)} outputs and {len(weights)} task_weights; copy it again")
+            if self.named:
+                found = [variable(v["name"], v["level"], v["dim"], weight=w) for v, w in zip(rows, weights)]
+            else:
+                found = self._columns(weights)
+        return _distinct(found, [*taken, ATOMIC_NUMBERS, LENGTHS, ENCODING])
+
+    def _columns(self, weights: Sequence[float]) -> list[Variable]:
+        """Return outputs that are columns of ``x`` and ``y``."""
+        levels, indices = self.listed["type"], self.listed["output_index"]
+        features = {level: self._features(level) for level in ("node", "graph")}
+        pairs = [*zip(levels, indices, strict=True)]
+        widths = self.listed.get("output_dim") or [(*features[on][1][i : i + 1], 1)[0] for on, i in pairs]
+        labels = self.listed.get("output_names") or [
+            (*features[on][0][i : i + 1], f"output_{number}")[0] for number, (on, i) in enumerate(pairs)
+        ]
+        result = []
+        for place, row in enumerate(zip(levels, indices, widths, labels, weights, strict=True)):
+            level, index, dim, name, weight = row
+            known = dict(enumerate(features[level][1]))
+            if not known:  # the least that is said: widths of outputs, and columns that are inputs
+                known = dict.fromkeys(self.listed["input_node_features"], 1) if level == "node" else {}
+                known |= {one: wide for one, wide, on in zip(indices, widths, levels) if on == level}
+            first = sum(known[one] for one in range(index)) if all(one in known for one in range(index)) else None
+            span = self._span("y", place, level, index, dim)
+            key = "x" if level == "node" else "y"
+            result.append(variable(name, level, dim, key=key, first=first, span=span, weight=weight))
+        return result
+
+    def _features(self, level: str) -> tuple[list[str], list[int]]:
+        """Return names and widths of the features of nodes or graphs."""
+        own = self.section("Dataset", f"{level}_features")
+        dims = own.get("dim") or self.listed.get(f"{level}_feature_dims") or []
+        names = own.get("name") or self.listed.get(f"{level}_feature_names") or []
+        return [*names], [*dims]
+
+    def _span(self, key: str, place: int, level: str, feature: int, width: int) -> Sequence[Span]:
+        """Return the smallest and largest value of a scaled feature."""
+        own, low_high = self.listed.get(f"{key}_minmax"), self.listed.get(f"minmax_{level}_feature")
+        pair = own[place] if own else [ends[feature] for ends in low_high or ()]
+        return [(float(pair[0]), float(pair[1]))] * width if pair else ()
+
+
+def _parts(name: str, dim: int) -> list[str]:
+    return [name] if dim == 1 else [f"{name}_{part}" for part in range(dim)]
+
+
+def _distinct(outputs: Sequence[Variable], taken: Iterable[str]) -> list[Variable]:
+    """Return outputs with a number behind names that repeat."""
+    names, result = {*taken}, []
+    for one in outputs:
+        numbered = (f"{one.field.name}_{number}" for number in count(2))
+        name = next(name for name in chain([one.field.name], numbered) if name not in names)
+        names.add(name)
+        result.append(replace(one, field=replace(one.field, name=name)))
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,40 +167,31 @@ class Reading:
     """Edges run through periodic images."""
     edge_lengths: float
     """Unit of lengths that are edge features; 0 for others or none."""
+    references: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Energies by atomic number that labels of an output lacked, by its name."""
 
     @property
     def inputs(self) -> list[Variable]:
         """Return what the model reads."""
-        return [one for one in self.variables if one.head is None]
+        return [one for one in self.variables if one.weight is None]
 
     @property
     def outputs(self) -> list[Variable]:
         """Return what it predicts."""
-        return [one for one in self.variables if one.head is not None]
+        return [one for one in self.variables if one.weight is not None]
 
 
-def reading_of(config: Mapping[str, Any], settings: FrozenSettings) -> Reading:
-    """Return what a configuration says, where no data say it better."""
-    return Reading(
-        variables=variables_of(config, settings),
-        images=bool(config["NeuralNetwork"]["Architecture"].get("periodic_boundary_conditions", True)),
-        edge_lengths=float(bool(settings.edge_dim)),
-    )
-
-
-def variables_of(config: Mapping[str, Any], settings: FrozenSettings) -> list[Variable]:
-    """Return inputs and outputs; InputError where a configuration contradicts itself."""
-    network = config["NeuralNetwork"]
-    table = config.get("Variables")
+def reading_of(source: Source, settings: FrozenSettings) -> Reading:
+    """Return what a configuration says; InputError where it contradicts itself."""
     try:
-        every = [*(_named(table, settings) if table else _listed(config, network["Variables_of_interest"]))]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        inputs = [one for one in source.inputs() if one.field.on == "node"]
+        outputs = source.outputs([one.field.name for one in inputs])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"config.json does not say what x and y hold ({error!r}); copy it again") from error
-    inputs, outputs = [one for one in every if one.head is None], [one for one in every if one.head is not None]
-    if settings.interatomic:
-        outputs = [_variable("energy", "graph", 1, head={"extensive": True})]
-        outputs += [_variable("forces", "node", 3, head={"derivative_of": "energy"})]
-    elif [(one.field.on, one.field.width) for one in outputs] != [(one.level, one.dim) for one in settings.heads]:
+    levels = [(one.field.on, one.field.width) for one in outputs]
+    if not settings.interatomic and levels != [(one.level, one.dim) for one in settings.heads]:
         raise InputError(
             "config.json names other outputs than the model has (output_type and output_dim); copy it again"
         )
@@ -84,95 +200,11 @@ def variables_of(config: Mapping[str, Any], settings: FrozenSettings) -> list[Va
             f"config.json names {len(inputs)} inputs, and the model has {settings.input_dim}; copy it again"
         )
     if settings.graph_attributes:
-        inputs.append(_variable("graph_attr", "graph", settings.graph_attributes))
+        inputs.append(variable("graph_attr", "graph", settings.graph_attributes))
     if settings.global_attn_engine == "GPS" and settings.pe_dim:
-        inputs.append(_variable(ENCODING, "node", settings.pe_dim))
-    training = network.get("Training", {})
-    outputs = _distinct(outputs, [one.field.name for one in inputs])
-    return [*inputs, *_heads(outputs, training, network["Architecture"], settings)]
-
-
-def _variable(name: str, on: Location, dim: int, **more: Any) -> Variable:
-    clean = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_") or "value"
-    clean = clean if clean[0].isalpha() and clean not in RESERVED else f"x_{clean}"
-    head = more.get("head")
-    shape = () if dim == 1 else (dim,)
-    field = Field(name=clean, on=on, shape=shape, role="input" if head is None else "target")
-    if head is None and on == "node" and dim == 1 and NUMBERS.fullmatch(name):
-        field = Field(name=ATOMIC_NUMBERS, on="node", classes=CLASSES, dtype="int64")
-    return Variable(**{"field": field, "key": name, **more})
-
-
-def _named(table: Mapping[str, Any], settings: FrozenSettings) -> Iterator[Variable]:
-    for one in table["inputs"]:
-        if one.get("role", "feature") == "feature" and one["level"] == "node":
-            yield _variable(one["name"], "node", one["dim"])
-    for one in table["outputs"]:
-        yield _variable(one["name"], one["level"], one["dim"], head={})
-
-
-def _listed(config: Mapping[str, Any], table: Mapping[str, Any]) -> Iterator[Variable]:
-    """Columns of ``x`` and ``y`` by number."""
-    names: dict[str, list[tuple[str, int]]] = {}
-    for level in ("node", "graph"):
-        own = config.get("Dataset", {}).get(f"{level}_features", {})
-        pairs = zip(
-            own.get("name") or table.get(f"{level}_feature_names", ()),
-            own.get("dim") or table.get(f"{level}_feature_dims", ()),
-        )
-        names[level] = [*pairs]
-    columns = [name if dim == 1 else f"{name}_{part}" for name, dim in names["node"] for part in range(dim)]
-    spans = table.get("x_minmax") or []
-    for place, column in enumerate(table["input_node_features"]):
-        name = columns[column] if column < len(columns) else f"x_{column}"
-        span = [tuple(spans[place])] if len(spans) > place else ()
-        yield _variable(name, "node", 1, key="x", first=column, span=span)
-    widths = table.get("output_dim") or [
-        names[level][index][1] for level, index in zip(table["type"], table["output_index"])
-    ]
-    labels = table.get("output_names") or [f"output_{number}" for number in range(len(widths))]
-    ends = table.get("y_minmax") or []
-    for place, (level, index, dim, name) in enumerate(
-        zip(table["type"], table["output_index"], widths, labels, strict=True)
-    ):
-        starts = [*accumulate((width for _, width in names[level]), initial=0)]
-        first = starts[index] if index < len(starts) else index
-        span = [tuple(ends[place])] * dim if len(ends) > place else ()
-        yield _variable(name, level, dim, key="x" if level == "node" else "y", first=first, span=span, head={})
-
-
-def _distinct(outputs: Sequence[Variable], used: Sequence[str]) -> list[Variable]:
-    """Return outputs with a number behind names that repeat."""
-    names, result = {*used, ATOMIC_NUMBERS, LENGTHS, ENCODING}, []
-    for one in outputs:
-        numbered = (f"{one.field.name}_{number}" for number in count(2))
-        name = next(name for name in chain([one.field.name], numbered) if name not in names)
-        names.add(name)
-        result.append(replace(one, field=replace(one.field, name=name)))
-    return result
-
-
-def _heads(
-    outputs: Sequence[Variable], training: Mapping[str, Any], architecture: Mapping[str, Any], settings: FrozenSettings
-) -> Iterator[Variable]:
-    """Yield outputs with the settings of their heads, one after the other."""
-    column, loss = 0, LOSSES.get(str(training.get("loss_function_type")), "mse")
-    if settings.interatomic:
-        weights = [architecture.get("energy_weight") or architecture.get("energy_peratom_weight") or 1.0]
-        weights.append(architecture.get("force_weight") or 1.0)
-        loss = "mse" if loss == "nll" else loss
-    else:
-        weights = architecture.get("task_weights") or [1.0] * len(outputs)
-    for one, weight in zip(outputs, weights, strict=True):
-        gaussian = settings.variance and not settings.interatomic
-        more = {"distribution": "gaussian", "loss": "nll"} if gaussian else {"loss": loss}
-        head = {
-            "kind": OUTPUT,
-            "field": one.field.name,
-            "column": column,
-            "weight": abs(weight),
-            **more,
-            **(one.head or {}),
-        }
-        column += one.field.width * (1 + gaussian)
-        yield replace(one, head=head)
+        inputs.append(variable(ENCODING, "node", settings.pe_dim))
+    return Reading(
+        variables=[*inputs, *outputs],
+        images=bool(source.architecture.get("periodic_boundary_conditions", True)),
+        edge_lengths=float(bool(settings.edge_dim)),
+    )

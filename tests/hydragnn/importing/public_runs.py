@@ -3,8 +3,10 @@
 import io
 import json
 import pickle
+import re
 import zipfile
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,35 @@ FEATURES = {
 }
 
 
-def config_of(**architecture: Any) -> dict[str, Any]:
+def config_of(dataset: Mapping[str, Any] | None = None, **architecture: Any) -> dict[str, Any]:
     network = {"Architecture": {**ARCHITECTURE, **architecture}, "Variables_of_interest": VARIABLES}
     return {
-        "Dataset": {"name": "some", **FEATURES},
+        "Dataset": {"name": "some", **FEATURES, **(dataset or {})},
         "NeuralNetwork": {**network, "Training": {"batch_size": 4, "num_epoch": 3}},
     }
+
+
+def of_branches(count: int) -> dict[str, Any]:
+    """Return heads of several branches."""
+    levels = {level: heads[0]["architecture"] for level, heads in ARCHITECTURE["output_heads"].items()}
+    return {
+        level: [{"type": f"branch-{number}", "architecture": own} for number in range(count)]
+        for level, own in levels.items()
+    }
+
+
+def write_pickles(folder: Path, sets: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write a folder of pickled samples, one a file."""
+    from torch_geometric.data import Data
+
+    folder.mkdir(parents=True)
+    for label, samples in sets.items():
+        with (folder / f"{label}-meta.pkl").open("wb") as file:
+            for one in (None, None, len(samples), False, 1000, {}):
+                pickle.dump(one, file)
+        for number, sample in enumerate(samples):
+            values = {key: torch.as_tensor(one) for key, one in sample.items() if not isinstance(one, str)}
+            (folder / f"{label}-{number}.pkl").write_bytes(pickle.dumps(Data(**values)))
 
 
 def write_model(folder: Path, file: str = "NAME.pk", *, seed: int = 0, **architecture: Any) -> Path:
@@ -66,9 +91,13 @@ def write_model(folder: Path, file: str = "NAME.pk", *, seed: int = 0, **archite
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(**architecture)
     (folder / "config.json").write_text(json.dumps(config))
-    settings = FrozenSettings.from_config(config, {"branch-0.": torch.zeros(64)})
+    names = {f"branch-{number}.": torch.zeros(64) for number in range(9)}
+    settings = FrozenSettings.from_config(config, names)
     torch.manual_seed(seed)
     weights = KINDS[settings.kind](settings).state_dict()
+    own = re.search(r"_branch(\d+)\.pk", file)  # the whole encoder and one branch
+    others = re.compile(rf"branch-(?!{own[1]}\b)") if own else re.compile("^$")
+    weights = {name: value for name, value in weights.items() if not others.search(name)}
     state = OrderedDict((f"module.{name}", value) for name, value in weights.items())
     torch.save({"model_state_dict": state, "optimizer_state_dict": {"state": {}}}, folder / file)
     return folder / file

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch import Tensor
 
 import hydragnn
 from hydragnn.base.errors import InputError
+from hydragnn.datasets import open_store
 from hydragnn.frozen import FrozenGraph
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -31,7 +33,15 @@ from hydragnn.importing.variables import Variable
 from hydragnn.models import load_model
 from tests.datasets.public_files import samples, write_bp
 from tests.hydragnn.frozen.folders import batches, folders
-from tests.hydragnn.importing.public_runs import Code, archive, config_of, tensor, write_model
+from tests.hydragnn.importing.public_runs import (
+    Code,
+    archive,
+    config_of,
+    of_branches,
+    tensor,
+    write_model,
+    write_pickles,
+)
 
 CLOSE = 1e-5
 """Largest difference in single precision, in parts of the largest value: sums run in another order."""
@@ -291,6 +301,92 @@ def test_scales_that_no_file_undoes_are_named(name: str, value: Any, words: str,
     public_set(tmp_path / "run" / "set.bp", **{name: value})
     (page,) = hydragnn.import_public(tmp_path / "run", tmp_path / "out").models
     assert any(words in note for note in page.notes)
+
+
+def sets_of_branches(branches: int) -> dict[str, Any]:
+    """Return samples with atomic numbers, charge and forces in x, and the number of their branch."""
+    sets = {"trainset": samples(24), "valset": samples(12, seed=1), "testset": samples(12, seed=2)}
+    for some in sets.values():
+        for number, sample in enumerate(some):
+            assert isinstance(sample, dict)
+            sample["x"] = np.concatenate([sample["x"], 0 * sample["x"], sample["forces"].astype("f4")], axis=1)
+            sample["dataset_name"] = np.array([[number % branches]])
+    return sets
+
+
+def test_a_file_of_one_branch_predicts_as_that_branch_of_the_whole(tmp_path: Path) -> None:
+    heads = of_branches(3)
+    for name in ("whole.pk", "N_branch2.pk"):
+        write_model(tmp_path / name, name, output_heads=heads)
+    hydragnn.import_public(tmp_path / "whole.pk", tmp_path / "of_whole")
+    hydragnn.import_public(tmp_path / "N_branch2.pk", tmp_path / "alone")
+    structures = [molecule("H2O"), bulk("Cu", cubic=True)]
+    runs = [tmp_path / "of_whole" / f"whole.pk-branch{number}" for number in (1, 2)]
+    other, expected, own = (hydragnn.load(run).predict(structures) for run in (*runs, tmp_path / "alone"))
+    for name in ("energy_per_atom", "forces"):
+        assert np.array_equal(own[name]["mean"], expected[name]["mean"])
+        assert not np.allclose(other[name]["mean"], expected[name]["mean"])
+
+
+def test_each_branch_has_the_graphs_of_its_number(tmp_path: Path) -> None:
+    for number in range(3):
+        write_model(tmp_path / "run", f"N_branch{number}.pk", output_heads=of_branches(3))
+    write_pickles(tmp_path / "run" / "set.pickle", sets_of_branches(2))
+    page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    assert [bool(one.test) for one in page.models] == [True, True, False] and not page.ensemble
+    assert page.data.count("24 graphs of") == 2 and "none of its graphs is of branch 2" in page.data
+    for number, file in enumerate(("data.h5", "data2.h5")):
+        energies = [one["y"] for some in sets_of_branches(2).values() for one in some[number::2]]
+        stored = open_store(tmp_path / "out" / file).column("energy_per_atom").values
+        assert stored == pytest.approx(np.concatenate(energies))
+
+
+def test_energies_are_total_where_the_set_holds_what_was_taken_off(tmp_path: Path) -> None:
+    energies = np.arange(1.0, 119)
+    variables = {"enable_interatomic_potential": True, "output_dim": [1], "output_type": ["node"], "energy_weight": 1.0}
+    models = []
+    for name, notes in {"plain": {}, "total": {"energy_linear_regression_coeff": energies}}.items():
+        write_model(tmp_path / name, mpnn_type="SchNet", num_gaussians=4, num_filters=8, **variables)
+        public_set(tmp_path / name / "set.bp", **notes)
+        page = hydragnn.import_public(tmp_path / name, tmp_path / f"of_{name}")
+        models.append((page.models[0], hydragnn.load(tmp_path / f"of_{name}").predict([molecule("CH4")])))
+    (plain, less), (total, more) = models
+    assert more["energy"]["mean"] - less["energy"]["mean"] == pytest.approx(energies[5] + 4 * energies[0])
+    assert np.array_equal(more["forces"]["mean"], less["forces"]["mean"])
+    assert total.test["energy"]["mae"] == pytest.approx(plain.test["energy"]["mae"], rel=1e-5)
+    assert any("energies are total" in note for note in total.notes)
+    record = hydragnn.train(tmp_path / "of_total" / "tune.toml", tmp_path / "tuned", overrides=["train.epochs=1"])
+    errors = record.start["forgetting"]["errors"]
+    assert errors["energy/mae"]["before"] == pytest.approx(total.test["energy"]["mae"], rel=1e-6)
+
+
+def test_raw_files_that_a_configuration_names_are_read_with_their_scales(real_data: Path, tmp_path: Path) -> None:
+    features = {
+        "node_features": {"name": ["x", "x2", "x3"], "dim": [1, 1, 1], "column_index": [0, 6, 7]},
+        "graph_features": {"name": ["sum"], "dim": [1], "column_index": [0]},
+    }
+    raw = {"format": "unit_test", "path": {part: f"raw/{part} files" for part in ("train", "validate", "test")}}
+    variables = {"output_names": ["sum", "x3"], "output_index": [0, 2], "output_dim": [1, 1]}
+    folder = tmp_path / "a run"
+    write_model(folder, mpnn_type="GIN", output_dim=[1, 1])
+    config = json.loads((folder / "config.json").read_text())
+    config["Dataset"] = {"name": "some", **features, **raw}
+    config["NeuralNetwork"]["Variables_of_interest"] |= variables
+    (folder / "config.json").write_text(json.dumps(config))
+    files = sorted((real_data / "hydragnn" / "raw" / "unit_test").glob("*.txt"))[:30]
+    files = sorted(files, key=lambda file: float(file.read_text().split()[0]))  # training has not the largest
+    for number, file in enumerate(files):
+        part = folder / raw["path"][("train", "validate", "test")[3 * number // len(files)]]
+        part.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, part)
+    page = hydragnn.import_public(folder, tmp_path / "out")
+    (model,) = page.models
+    assert set(model.test) == {"sum", "x3"} and f"{len(files)} graphs of" in page.data
+    store = open_store(tmp_path / "out" / "data.h5")
+    first = [float(file.read_text().split()[0]) for file in files]
+    assert sorted(store.column("sum").values.tolist()) == pytest.approx(sorted(first), rel=1e-5)
+    verdicts = {one.number: one.verdict for one in model.findings}
+    assert verdicts[18] == "suffered"
 
 
 def test_models_are_trained_further(tmp_path: Path) -> None:
