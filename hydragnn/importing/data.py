@@ -33,7 +33,7 @@ BOUNDS = ("minmax_node_feature", "minmax_graph_feature")
 
 
 def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Sequence[int]]:
-    """Return a model as its data have it, their store, and its graphs there.
+    """Return a model as its data have it, their store, and its graphs.
 
     InputError where the data lack a variable, or nothing tells which graphs are of a branch.
     """
@@ -102,11 +102,11 @@ def _unit(lengths: Tensor, column: Tensor) -> float:
 def _with_references(
     attributes: Mapping[str, Any], batch: GraphBatch, reading: Reading, settings: FrozenSettings
 ) -> Reading:
-    """Return a reading whose energies are total: the set holds what was taken off."""
+    """Return total energies, where the set holds those of elements."""
     numbers = next((one for one in reading.inputs if one.field.name == ATOMIC_NUMBERS), None)
     energies = attributes.get(REFERENCES)
-    known = isinstance(energies, list) and len(energies) == CLASSES - 1 and all(map(math.isfinite, energies))
-    if not (known and numbers and settings.interatomic):
+    usable = isinstance(energies, list) and len(energies) == CLASSES - 1 and all(map(math.isfinite, energies))
+    if not (usable and numbers and settings.interatomic):
         return reading
     present = {*_values(batch, numbers).round().flatten().tolist()}  # others without a number were in no fit
     by_element = {z: float(one) for z, one in enumerate(energies or (), 1) if one or z in present}

@@ -87,15 +87,15 @@ def _config(folder: Path) -> Mapping[str, Any]:
     """Return the configuration beside a checkpoint, or one folder up or down."""
     others = [*sorted(folder.glob("*/config.json")), *sorted(folder.glob("*.json"))]
     for places in ([folder / "config.json"], [folder.parent / "config.json"], others):
-        found = {place: read_json(place) for place in places if place.is_file()}
-        known = {
+        tables = {place: read_json(place) for place in places if place.is_file()}
+        configs = {
             place: one
-            for place, one in found.items()
+            for place, one in tables.items()
             if isinstance(one, dict) and isinstance(one.get("NeuralNetwork"), dict)
         }
-        if any(one != next(iter(known.values())) for one in known.values()):
-            raise InputError(f"{' and '.join(map(str, known))} differ; name that of {folder} config.json")
-        for place, value in known.items():
+        if any(one != next(iter(configs.values())) for one in configs.values()):
+            raise InputError(f"{' and '.join(map(str, configs))} differ; name that of {folder} config.json")
+        for place, value in configs.items():
             if not isinstance(value["NeuralNetwork"].get("Architecture"), dict):
                 raise InputError(f"{place} has no NeuralNetwork.Architecture; copy it again")
             return value
@@ -103,7 +103,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def find_data(model: ModelFiles) -> Path | None:
-    """Return the set of graphs beside a model, or its raw files; None without."""
+    """Return the set of a model, or its raw files; None without."""
     dataset = model.config.get("Dataset", {})
     dataset = dataset if isinstance(dataset, dict) else {}
     names = [*_paths(dataset), *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]

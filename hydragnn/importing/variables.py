@@ -89,23 +89,23 @@ class Source:
             result.append(variable(name, "node", 1, key="x", first=column, span=span))
         return result
 
-    def outputs(self, taken: Iterable[str] = ()) -> list[Variable]:
-        """Return what it predicts, under names that are not taken."""
+    def outputs(self, used: Iterable[str] = ()) -> list[Variable]:
+        """Return what it predicts, under unused names."""
         if self.potential:
             keys = ("energy_weight", "energy_peratom_weight", "force_weight")
             energy, per_atom, force = (float(self.architecture.get(key) or 0) for key in keys)
-            found = [variable("energy", "graph", 1, weight=max(energy, per_atom) or 1.0)]
-            found.append(variable("forces", "node", 3, weight=force or 1.0))
+            result = [variable("energy", "graph", 1, weight=max(energy, per_atom) or 1.0)]
+            result.append(variable("forces", "node", 3, weight=force or 1.0))
         else:
             rows = self.named["outputs"] if self.named else self.listed["type"]
             weights = [abs(float(one)) for one in self.architecture.get("task_weights") or [1.0] * len(rows)]
             if len(weights) != len(rows):
                 raise InputError(f"{self.where} has {len(rows)} outputs and {len(weights)} task_weights; copy it again")
             if self.named:
-                found = [variable(v["name"], v["level"], v["dim"], weight=w) for v, w in zip(rows, weights)]
+                result = [variable(v["name"], v["level"], v["dim"], weight=w) for v, w in zip(rows, weights)]
             else:
-                found = self._columns(weights)
-        return _distinct(found, [*taken, ATOMIC_NUMBERS, LENGTHS, ENCODING])
+                result = self._columns(weights)
+        return _distinct(result, [*used, ATOMIC_NUMBERS, LENGTHS, ENCODING])
 
     def _columns(self, weights: Sequence[float]) -> list[Variable]:
         """Return outputs that are columns of ``x`` and ``y``."""
@@ -119,11 +119,11 @@ class Source:
         result = []
         for place, row in enumerate(zip(levels, indices, widths, labels, weights, strict=True)):
             level, index, dim, name, weight = row
-            known = dict(enumerate(features[level][1]))
-            if not known:  # the least that is said: widths of outputs, and columns that are inputs
-                known = dict.fromkeys(self.listed["input_node_features"], 1) if level == "node" else {}
-                known |= {one: wide for one, wide, on in zip(indices, widths, levels) if on == level}
-            first = sum(known[one] for one in range(index)) if all(one in known for one in range(index)) else None
+            wide_by = dict(enumerate(features[level][1]))
+            if not wide_by:  # the least that is said: widths of outputs, and columns that are inputs
+                wide_by = dict.fromkeys(self.listed["input_node_features"], 1) if level == "node" else {}
+                wide_by |= {one: wide for one, wide, on in zip(indices, widths, levels) if on == level}
+            first = sum(wide_by[one] for one in range(index)) if all(one in wide_by for one in range(index)) else None
             span = self._span("y", place, level, index, dim)
             key = "x" if level == "node" else "y"
             result.append(variable(name, level, dim, key=key, first=first, span=span, weight=weight))
@@ -147,9 +147,9 @@ def _parts(name: str, dim: int) -> list[str]:
     return [name] if dim == 1 else [f"{name}_{part}" for part in range(dim)]
 
 
-def _distinct(outputs: Sequence[Variable], taken: Iterable[str]) -> list[Variable]:
+def _distinct(outputs: Sequence[Variable], used: Iterable[str]) -> list[Variable]:
     """Return outputs with a number behind names that repeat."""
-    names, result = {*taken}, []
+    names, result = {*used}, []
     for one in outputs:
         numbered = (f"{one.field.name}_{number}" for number in count(2))
         name = next(name for name in chain([one.field.name], numbered) if name not in names)
