@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class StoreWriter:
         self._engine: PartWriter | None = None
         self._alone = ExitStack()
         if part is None:
-            self._alone.enter_context(only_maker(path))
+            self._alone.enter_context(alone_in_folder(path, "makes"))
         with self._alone:
             _prepare(path, self.name, alone=part is None)
             self._alone = self._alone.pop_all()
@@ -277,11 +277,6 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
             raise PermissionError(13, os.strerror(13))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
-
-
-def only_maker(path: Path) -> AbstractContextManager[None]:
-    """Let nobody else make a store at ``path``; Busy where somebody does."""
-    return alone_in_folder(path, "makes")
 
 
 def clear_unfinished(path: Path, *, folder: bool = False) -> None:

@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
-from hydragnn.base.allocator import keep_memory
+from hydragnn.base.environment import environment
 from hydragnn.base.errors import InputError, Interrupted, SaidByFirst, print_note
 from hydragnn.base.files import write_json
-from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.places import is_store, model_folder, source_paths
 from hydragnn.datasets import BatchSettings
 from hydragnn.datasets.build import one_thread
-from hydragnn.distributed import this_launch, threads_are_chosen
+from hydragnn.distributed import this_launch
 from hydragnn.distributed.finishing import Late, finish_together, once
 from hydragnn.distributed.graph_ranks import DONE, FAILED, GraphGroup, join_graph_group
-from hydragnn.distributed.group import Group, join_leaders, join_parent, worker_group
+from hydragnn.distributed.group import Group, join_leaders, worker_group
 from hydragnn.ensemble.members.plan import chunks_of, default_budget, device_limits
 from hydragnn.ensemble.prediction.job import Inputs, PredictionJob, branch_for, check_same
 from hydragnn.ensemble.prediction.reporting import (
@@ -85,13 +83,13 @@ def predict_to_file(
         graph_ranks=check_graph_ranks(graph_ranks, workers),
     )
     with (
-        contextlib.nullcontext() if threads_are_chosen() else one_thread(),
+        contextlib.nullcontext() if environment().get("OMP_NUM_THREADS") else one_thread(),
         interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
     ):
         try:
             if graph_ranks > 1:
                 return predict_in_groups(job, check, quiet=quiet)
-            with worker_group(workers, _predict_as_child, job, allowed_code()) as group:
+            with worker_group(workers, _predict_as_child, job) as group:
                 return predict_with(group, job, check, quiet=quiet)
         except KeyboardInterrupt as error:
             raise Interrupted(f"finished work is kept in {job.parts.folder}; add --resume to continue") from error
@@ -281,17 +279,11 @@ def work_through(
         group.note("done", worker.account())
 
 
-def _predict_as_child(
-    rank: int, size: int, threads: int, store: str, job: PredictionJob, allowed: Sequence[str]
-) -> None:
+def _predict_as_child(group: Group, job: PredictionJob) -> None:
     """Predict as a local worker."""
-    allow_code(allowed)
-    keep_memory()
-    torch.set_num_threads(threads)
-    silent = contextlib.suppress(KeyboardInterrupt, SaidByFirst)
     try:
-        with silent, interruptible(signal.SIGINT, signal.SIGHUP) as check, join_parent(rank, size, store) as group:
+        with contextlib.suppress(SaidByFirst), interruptible(signal.SIGINT, signal.SIGHUP) as check, group:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the process that started this one
             predict_with(group, job, check)
     except InputError as error:  # the others do its work, or meet the same
-        print(f"worker {rank} ended: {error}", file=sys.stderr, flush=True)
+        print(f"worker {group.rank} ended: {error}", file=sys.stderr, flush=True)

@@ -15,7 +15,6 @@ from hydragnn.distributed.launch import (
     leave,
     leave_launch,
     this_launch,
-    threads_are_chosen,
 )
 
 if TYPE_CHECKING:

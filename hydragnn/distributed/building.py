@@ -16,17 +16,16 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError, SaidByFirst
-from hydragnn.base.imports import allow_code, allowed_code
+from hydragnn.base.files import alone_in_folder
 from hydragnn.base.machine import Workers
 from hydragnn.datasets.build import fields_of, groups_of, makers_of, no_graphs, one_thread, store_writer
 from hydragnn.datasets.sources.base import BuildSettings, Make, made
 from hydragnn.datasets.sources.labels import parted_settings
 from hydragnn.datasets.tools import refuse_useless
-from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
+from hydragnn.datasets.writer import clear_unfinished, finish_store
 from hydragnn.distributed.finishing import Late, finish_together, once
-from hydragnn.distributed.group import Group, join_group, join_parent, worker_group
+from hydragnn.distributed.group import Group, join_group, worker_group
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import field_from_json
 
@@ -269,7 +268,7 @@ def build_together(group: Group, read: Read, out: Path, progress: Progress | Non
 @contextmanager
 def reserved(out: Path) -> Iterator[None]:
     """Reserve the place of a store; leave nothing where the block fails."""
-    with only_maker(out):
+    with alone_in_folder(out, "makes"):
         clear_unfinished(out)
         try:
             yield
@@ -314,15 +313,10 @@ def build_with_workers(settings: BuildSettings, out: Path, workers: int, progres
     Python's rule for scripts that start processes holds: call it under ``if __name__ == "__main__":``.
     """
     remedy = 'take fewer workers, and call this in a program under if __name__ == "__main__":'
-    with reserved(out), one_thread(), worker_group(workers, _build_as_child, settings, out, allowed_code()) as group:
+    with reserved(out), one_thread(), worker_group(workers, _build_as_child, settings, out) as group:
         build_together(group, lambda: settings, out, progress, remedy)
 
 
-def _build_as_child(
-    rank: int, size: int, threads: int, store: str, settings: BuildSettings, out: Path, allowed: Sequence[str]
-) -> None:
-    """Build as a local worker."""
-    allow_code(allowed)
-    keep_memory()
-    with suppress(KeyboardInterrupt, SaidByFirst), join_parent(rank, size, store) as group:
+def _build_as_child(group: Group, settings: BuildSettings, out: Path) -> None:
+    with group:
         build_together(group, lambda: settings, out)

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from hydragnn.base.allocator import keep_memory
 from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.base.forked import workers_context
+from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.distributed.launch import Launch, abandon, machine_name, this_launch
 from hydragnn.distributed.meeting import ServedStore, file_store, meet
 from hydragnn.distributed.ranks import own_gpu
@@ -94,7 +96,7 @@ class Group:
         return opening
 
     def take(self, queue: str, count: int) -> int | None:
-        """Return the next of ``count`` positions of a queue; None at its end."""
+        """Return the next of a queue's ``count`` positions; None at its end."""
         position = int(self.store.add(f"queue {queue}", 1)) - 1
         if position >= count:
             return None
@@ -122,10 +124,6 @@ class Group:
         if self.rank and self.store.check(["failure"]):
             raise SaidByFirst(f"rank 0 ended: {self.store.get('failure').decode()}")
         return bool(self.store.check([f"signal {word}"]))
-
-    def is_last_at(self, word: str) -> bool:
-        """Count this rank at ``word``."""
-        return bool(self.store.add(f"ranks at {word}", 1) == self.size)
 
     def note(self, name: str, value: Any) -> None:
         """Leave a note of this rank, in place of an earlier one."""
@@ -253,7 +251,7 @@ def join_leaders(store: dist.Store, launch: Launch, graph_ranks: int) -> Group:
 
 
 def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Group:
-    """Join ranks of a launcher, or start local workers."""
+    """Join ranks of a launcher, or start local workers, which ``work``."""
     if workers == 1 or this_launch().size > 1:
         return join_group()
 
@@ -265,8 +263,8 @@ def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Gr
         with tempfile.TemporaryDirectory(prefix="hydragnn-ranks-", ignore_cleanup_errors=True) as place:
             store = file_store(f"{place}/store")
             for rank in range(1, workers):
-                own = (rank, workers, threads, f"{place}/store", *arguments)
-                processes.append(context.Process(target=work, args=own, daemon=True))
+                own = (rank, workers, threads, f"{place}/store", allowed_code(), work, arguments)
+                processes.append(context.Process(target=work_as_child, args=own, daemon=True))
                 with sigint_blocked():
                     processes[-1].start()
                 # known to be dead also where it ends before it meets the others
@@ -281,6 +279,23 @@ def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> Gr
                     process.join()
 
     return Group(0, workers, start)
+
+
+def work_as_child(
+    rank: int,
+    size: int,
+    threads: int,
+    store: str,
+    allowed: Sequence[str],
+    work: Callable[..., None],
+    arguments: Sequence[Any],
+) -> None:
+    """Work as a local worker."""
+    allow_code(allowed)
+    keep_memory()
+    torch.set_num_threads(threads)
+    with suppress(KeyboardInterrupt, SaidByFirst):
+        work(join_parent(rank, size, store), *arguments)
 
 
 def join_parent(rank: int, size: int, store: str) -> Group:

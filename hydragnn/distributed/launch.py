@@ -211,11 +211,6 @@ def leave_launch() -> None:
     change_environment(dict.fromkeys(environment().keys() - environment_alone().keys()))
 
 
-def threads_are_chosen() -> bool:
-    """Return True where the number of threads was chosen."""
-    return bool(environment().get("OMP_NUM_THREADS"))
-
-
 def unique_name() -> str:
     """Return a name that no other process on any machine has."""
     return f"{host_name()}-{os.getpid()}"

@@ -6,6 +6,7 @@ shared memory outlives the rank that filled it, but not its node.
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, pairwise
 
@@ -214,7 +215,8 @@ def kept_by_ranks(
             alive()
 
     _on_all(fill, ranks)
-    memory.close_descriptor()
+    with suppress(OSError):
+        os.close(memory.descriptor)  # all ranks have mapped the memory
     flags = ranks.numbers(*(name in written for name in specs))
     held = [any(flags[rank][place] for rank in order) for place in range(len(specs))]
     always = {*array_specs(store.dim, fields)} - {"edge_shifts", "cell", "periodic"}

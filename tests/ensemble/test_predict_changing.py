@@ -53,18 +53,17 @@ def test_replacements_are_refused(predict: Predict, what: str, tmp_path: Path, m
 
 
 def test_a_local_worker_that_finds_something_else_says_so_in_a_line(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ensemble: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = PredictionJob(model=ensemble, sources=(stored,), out=tmp_path / "out.h5")
     opening = {"fresh": True, "finished": [], "ensemble": "another digest", "source": "", "error": ""}
     FileStore(str(tmp_path / "store"), -1).set("opening", json.dumps(opening))
-    monkeypatch.setattr(predict_module, "keep_memory", lambda: None)
-    predict_module._predict_as_child(1, 2, torch.get_num_threads(), str(tmp_path / "store"), job, ())
+    predict_module._predict_as_child(group.join_parent(1, 2, str(tmp_path / "store")), job)
     said = f"worker 1 ended: {ensemble} was replaced while the prediction began; nothing was predicted of it here: start it again"
     assert capsys.readouterr().err.splitlines() == [said]
     opening["error"] = "no such format"  # of the first process, which prints it
     FileStore(str(tmp_path / "another"), -1).set("opening", json.dumps(opening))
-    predict_module._predict_as_child(1, 2, torch.get_num_threads(), str(tmp_path / "another"), job, ())
+    predict_module._predict_as_child(group.join_parent(1, 2, str(tmp_path / "another")), job)
     assert not capsys.readouterr().err
 
 

@@ -15,8 +15,8 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
+from hydragnn.base.files import alone_in_folder
 from hydragnn.datasets import check_store, open_store
-from hydragnn.datasets.writer import only_maker
 from hydragnn.scripts import api
 from tests.forked import ends_of_ranks
 from tests.scripts.dying import GRAPHS as SLOW_GRAPHS
@@ -104,7 +104,7 @@ def test_an_error_in_the_part_of_one_rank_is_said_once_and_leaves_no_store(sourc
 
 def test_ranks_are_refused_once_where_a_store_is_or_will_be_and_with_workers(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "frames.h5"
-    with only_maker(out):
+    with alone_in_folder(out, "makes"):
         assert_all_are_refused_once(steps(2, source, "--out", out), "another process makes")
     assert_all_are_refused_once(steps(2, source, "--out", out, "--workers", 2), "leave --workers out")
     assert not any(tmp_path.iterdir())
