@@ -322,10 +322,7 @@ class LaunchQueue:
 
 
 def write_folder(task: Task, config: dict[str, Any] | None, facts: Mapping[str, Any]) -> None:
-    """Write the files that an attempt reads first.
-
-    InputError where a link leads elsewhere.
-    """
+    """Write what an attempt reads first; InputError where a link leads elsewhere."""
     for place in (task.folder.parent, task.folder):
         check_no_link(place)
     for name in ("log.txt", "heartbeat"):

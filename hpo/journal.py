@@ -19,11 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import msgspec
+import numpy as np
+
 from hydragnn import __version__
 from hydragnn.base.errors import Busy, InputError, TakenOver
 from hydragnn.base.files import digest, flush_directory, knows_locks, lock_file, open_regular
 from hydragnn.hpo.lines import CLAIM, FORMAT, TORN, Counted, LineChain, check_format, damage, encode_line
-from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, decode_event, event_to_json
+from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, decode_event
 from hydragnn.hpo.scheduling.state import Changes, State
 
 NAME = "journal.jsonl"
@@ -203,8 +206,8 @@ class Journal:
             )
 
     def _encode(self, number: int, entry: Entry) -> bytes:
-        value = {"time": entry.time, **event_to_json(entry.event), "line": number, "session": self._session}
-        value["then"] = entry.then
+        event = msgspec.to_builtins(entry.event, enc_hook=np.generic.item)
+        value = {"time": entry.time, **event, "line": number, "session": self._session, "then": entry.then}
         if isinstance(entry.event, Opened):
             value |= {"format": FORMAT, "program": __version__}
         return encode_line(value)

@@ -26,10 +26,11 @@ from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.able import check_model
 from hydragnn.hpo.space.parameters import place_of
 from hydragnn.hpo.space.points import Point, Space, check_conditions, ends_of
-from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
+from hydragnn.hpo.stores import check_stores, fingerprints_of, places_of, without_places
 from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
+from hydragnn.runs.folder import write_places
 from hydragnn.runs.plan import check_own_code
 
 OWN = ("version", "enqueued", "stores", "left_out")
@@ -145,10 +146,7 @@ def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:
 
 
 def _classes_of(settings: CampaignSettings, branch: BranchSettings) -> list[str]:
-    """Return a branch's categorical targets.
-
-    InputError where its store lacks a field.
-    """
+    """Return a branch's categorical targets; InputError where its store lacks a field."""
     fields = {field.name: field for field in open_store(branch.data.store).fields()}
     missing = [name for name in [*branch.targets, *(branch.data.inputs or [])] if name not in fields]
     if missing:
@@ -180,10 +178,7 @@ def plan_of(settings: CampaignSettings) -> Plan:
 
 
 def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
-    """Return the plan for a launcher.
-
-    InputError where a trial needs more nodes.
-    """
+    """Return the plan for a launcher; InputError where trials need more nodes."""
     plan = plan_of(settings)
     if isinstance(launcher, AllocationLauncher):
         plan = replace(plan, sizes=launcher.sizes)
@@ -264,7 +259,10 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json`` and the stores' paths; needs the journal's lock."""
     if is_begun(out):
-        follow_stores(settings, open_campaign(out), out)
+        places = dict(places_of(settings))
+        if places != dict(places_of(open_campaign(out))):  # stores have moved: all trials read them there
+            for config in sorted(out.glob("trials/*/config.json")):
+                write_places(config.parent, places)
     own = {"version": VERSION, "enqueued": enqueued, "stores": fingerprints_of(settings)}
     default = {} if settings.left_out is None else {"left_out": dict(settings.left_out)}
     write_sealed(out / NAME, {**settings.to_json(), **own, **default})

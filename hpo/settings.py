@@ -55,10 +55,7 @@ class CampaignSettings:
 
 
 def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettings:
-    """Return the campaign of a TOML file and assignments.
-
-    Relative paths count from the file.
-    """
+    """Return the campaign of a TOML file; paths count from its folder."""
     return campaign_settings(with_overrides(read_toml(path), assignments), path)
 
 

@@ -8,7 +8,6 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.places import StorePlace, stores_from_json, text_of
 from hydragnn.datasets import open_store
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.runs.folder import write_places
 
 
 def places_of(settings: CampaignSettings) -> list[tuple[str, StorePlace]]:
@@ -37,14 +36,6 @@ def check_stores(now: CampaignSettings, saved: CampaignSettings, fingerprints: M
                 f"{now.source}: the store {text_of(place)} holds other graphs than the one{was} with which the campaign in {out} began; give "
                 "that store or a copy of it, or begin in another folder"
             )
-
-
-def follow_stores(settings: CampaignSettings, saved: CampaignSettings, out: Path) -> None:
-    """Write the present paths of stores into all trials."""
-    places = dict(places_of(settings))
-    if places != dict(places_of(saved)):
-        for config in sorted(out.glob("trials/*/config.json")):
-            write_places(config.parent, places)
 
 
 def without_places(settings: CampaignSettings) -> dict[str, Any]:

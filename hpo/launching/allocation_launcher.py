@@ -18,8 +18,8 @@ from hydragnn.distributed.launch import environment_alone
 from hydragnn.hpo.launching.allocation import Allocation, Node
 from hydragnn.hpo.launching.attempts import Attempts
 from hydragnn.hpo.launching.descriptors import PipeSelector
-from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_steps
-from hydragnn.hpo.launching.launcher import MARK, Exit, Launcher, Report, Revoked, Task
+from hydragnn.hpo.launching.job_step import BURST, STEP_RATE, STEPS_AT_ONCE, TokenBucket, end_process, end_steps
+from hydragnn.hpo.launching.launcher import MARK, Exit, Launcher, Report, Revoked, Task, is_ours
 from hydragnn.hpo.launching.sites import Site
 from hydragnn.hpo.launching.watchdog import SchedulerWatch
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
@@ -95,10 +95,19 @@ class AllocationLauncher(Launcher, ABC):
         return self._allocation.deadline
 
     def recover(self, campaign: str, identities: Iterable[Identity]) -> None:
-        """End the steps of a dead controller of the campaign."""
+        """End the steps of a dead controller of the campaign.
+
+        Those on lost nodes cannot answer, and are fenced. Steps that are not named for the campaign are nobody's to end.
+        """
         self._environment[MARK] = campaign
-        unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
-        end_steps(self._site, campaign, unique.values())
+        jobs: dict[str, set[str]] = {}
+        for one in {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}.values():
+            if is_ours(one, campaign):
+                end_process(one)
+            if one.get("job") and campaign and str(one.get("step")).startswith(f"{campaign}-"):
+                jobs.setdefault(str(one["job"]), set()).add(str(one["step"]))
+        for job, names in jobs.items():
+            end_steps(self._site, job, names)
 
     def start(self, task: Task) -> None:
         """Create the attempt's process; ``poll`` reports a failure."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydragnn.hpo.launching.launcher import Begun, Exit, Task
 from hydragnn.hpo.launching.verdict import is_complete
-from hydragnn.hpo.launching.watchdog import SchedulerWatch
+from hydragnn.hpo.launching.watchdog import Clock, SchedulerWatch
 from hydragnn.hpo.scheduling.events import Identity, node_of
 
 FILES = 16  # records read side by side, because those of a shared file system take their time
@@ -17,8 +17,6 @@ LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
 STALLS = 5  # consecutive stalls that are excused
 OPERATIONS_A_SECOND = 45.0  # of the file system, for the heartbeats of a whole campaign
 OPERATIONS_OF_A_BEAT = 10.0  # with its checks and the record's part
-
-Clock = Callable[[], float]
 
 
 def seconds_between_beats(runs: int, patience: float) -> float:
@@ -30,15 +28,6 @@ def seconds_between_beats(runs: int, patience: float) -> float:
     ([1, 20, 111, 150], 2091)
     """
     return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
-
-
-def is_plausible(recent: int, watched: int) -> bool:
-    """Return True where at least as many runs show life as not.
-
-    >>> is_plausible(3, 6), is_plausible(2, 6), is_plausible(0, 1)
-    (True, False, False)
-    """
-    return 2 * recent >= watched
 
 
 class LastSigns:
@@ -99,7 +88,7 @@ class LastSigns:
 
         ``recent`` of ``watched`` runs showed life in the latter half of the patience. Those that stay silent for ``STALLS`` patiences in a row hang after all.
         """
-        plausible = is_plausible(recent, watched)
+        plausible = 2 * recent >= watched  # at least as many show life as do not
         if plausible or watched == 1 or self._stalls >= STALLS:
             self._stalls = 0 if plausible else self._stalls
             return False

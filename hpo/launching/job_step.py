@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import IO, ClassVar
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.launching.allocation import Run, output_of
-from hydragnn.hpo.launching.launcher import MARK, identity_of, is_alive, is_ours
+from hydragnn.hpo.launching.allocation import output_of
+from hydragnn.hpo.launching.launcher import MARK, identity_of, is_alive
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.scheduling.events import Identity
 
@@ -145,28 +145,12 @@ class StepProcess:
             self._helpers.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
 
 
-def end_steps(site: Site, campaign: str, identities: Iterable[Identity], run: Run = output_of) -> None:
-    """End the steps of a dead controller of the campaign.
-
-    Those on lost nodes cannot answer, and are fenced.
-
-    Steps that are not named for the campaign are nobody's to end, whatever the identities say.
-    """
-    jobs: dict[str, set[str]] = {}
-    for identity in identities:
-        if is_ours(identity, campaign):
-            end_process(identity)
-        if identity.get("job") and campaign and str(identity.get("step")).startswith(f"{campaign}-"):
-            jobs.setdefault(str(identity["job"]), set()).add(str(identity["step"]))
-    for job, names in jobs.items():
-        _end_named(site, job, names, run)
-
-
-def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
+def end_steps(site: Site, job: str, names: set[str]) -> None:
+    """End the steps of a job that have these names."""
     command, deadline = site.steps(job), time.monotonic() + GONE_WAIT
     while command is not None and time.monotonic() < deadline:
         try:
-            rows = [line.split(maxsplit=1) for line in run(command).splitlines()]
+            rows = [line.split(maxsplit=1) for line in output_of(command).splitlines()]
         except InputError as error:
             if site.job_over(str(error)):
                 return  # and its steps with it
@@ -176,15 +160,12 @@ def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
         if not numbers:
             return
         with suppress(InputError):  # it may have ended in between
-            run(site.end(numbers))
+            output_of(site.end(numbers))
         time.sleep(PAUSE)
 
 
 def end_process(identity: Identity, signals: Sequence[tuple[signal.Signals, float]] = ENDING) -> None:
-    """Signal a process while it is the very same, and wait.
-
-    SIGKILL goes to its group.
-    """
+    """Signal a process while it is the same; SIGKILL its group."""
     for kind, patience in signals:
         deadline = time.monotonic() + patience
         if is_alive(identity):

@@ -90,10 +90,7 @@ class Launcher(Protocol):
         """End attempts of a dead controller, before anything new starts."""
 
     def start(self, task: Task) -> None:
-        """Create the attempt's process, which waits; ``poll`` reports it.
-
-        Never blocks long.
-        """
+        """Create the attempt's waiting process without blocking; ``poll`` reports it."""
 
     def go(self, task: Task) -> None:
         """Let an attempt work that the journal has."""
@@ -112,10 +109,7 @@ class Launcher(Protocol):
 
 
 MARK = "HYDRAGNN_CAMPAIGN"
-"""Variable that marks processes of a campaign.
-
-Names of job steps begin with its value.
-"""
+"""Variable that marks processes of a campaign, and begins names of steps."""
 
 
 def identity_of(pid: int) -> Identity:

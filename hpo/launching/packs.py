@@ -387,10 +387,7 @@ class PackLauncher(AllocationLauncher):
 
 
 def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path | None) -> Pack:
-    """Return a pack's job step at its gate.
-
-    OSError where it cannot start.
-    """
+    """Return a pack's job step at its gate; OSError where none starts."""
     with open_log(log) if log else Path(os.devnull).open("wb") as file:
         log_from = file.tell()
         process = StepProcess(site, step, subprocess.PIPE, environment, file)

@@ -41,10 +41,7 @@ class AttemptProgress:
         clock: Callable[[], float] = time.monotonic,
         beat_seconds: float = SECONDS_BETWEEN_BEATS,
     ) -> None:
-        """Read folders by ``folder_of`` in the threads of ``files``.
-
-        A heartbeat is up to ``beat_seconds`` old.
-        """
+        """Read folders in threads of ``files``; heartbeats are ``beat_seconds`` old at most."""
         self._folder_of, self._files, self._clock = folder_of, files, clock
         self._first_look = max(FIRST_LOOK, BEATS_BEFORE * beat_seconds)
         self._due: list[tuple[float, float, int, int]] = []

@@ -117,10 +117,7 @@ class SchedulerWatch:
         self.states: NodeStates = {}
         """States of nodes; without those that were never reported."""
         self.over = ""
-        """Ending of the allocation; empty while it runs.
-
-        Two reads must agree, some seconds apart.
-        """
+        """Ending of the allocation, by two reads some seconds apart; else empty."""
 
     @property
     def answering(self) -> bool:

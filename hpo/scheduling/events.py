@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from hydragnn.base.errors import InputError
@@ -211,16 +210,6 @@ def node_of(slot: str) -> str:
     ('n7', 'n7')
     """
     return slot.partition("/")[0]
-
-
-def event_to_json(event: Event) -> dict[str, Any]:
-    """The event as a JSON object.
-
-    >>> event_to_json(Exhausted(trial=3))
-    {'event': 'exhausted', 'trial': 3}
-    """
-    value: dict[str, Any] = msgspec.to_builtins(event, enc_hook=np.generic.item)
-    return value
 
 
 def decode_event(data: bytes) -> Event:

@@ -4,7 +4,6 @@ A node that was part of a machine fault is probed before it is used again. At th
 stays out for ``QUARANTINE``. What one bad node explains is not held against the others that worked with it.
 """
 
-import math
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -170,11 +169,6 @@ def reopen_nodes(state: State, now: float) -> list[Action]:
 def all_out(state: State) -> bool:
     """True where every node is in quarantine."""
     return bool(state.nodes) and state.health.counts["quarantined"] == len(state.nodes)
-
-
-def next_visit(state: State) -> float:
-    """Return when a node is due by the clock."""
-    return min((node.until for node in state.health.values() if node.status != "pool"), default=math.inf)
 
 
 def _start_probe(state: State, name: str, now: float) -> Probe:

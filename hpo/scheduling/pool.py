@@ -88,10 +88,7 @@ class Pool:
             self._gone.add(slot)
 
     def changes(self, slots: Iterable[str], *, whole: bool) -> dict[str, object]:
-        """Return the changes since ``begin`` as plain JSON.
-
-        ``slots``: all that can have left, in order.
-        """
+        """Return changes since ``begin`` as JSON; ``slots`` can have left, in order."""
         gone = [slot for slot in slots if slot in self._gone]
         came = [[seat, self.at[seat]] for seat in range(self._tail, self.tail) if seat in self.at]
         ends = {"head": self.head, "tail": self.tail}

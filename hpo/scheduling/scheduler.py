@@ -320,7 +320,8 @@ def _cancel_overdue(state: State, now: float) -> list[Action]:
 
 
 def _next_due(state: State, now: float) -> float:
-    visit, limit = min(health.next_visit(state), trouble.next_look(state, now)), state.plan.timeout
+    visits = (node.until for node in state.health.values() if node.status != "pool")
+    visit, limit = min([trouble.next_look(state, now), *visits]), state.plan.timeout
     begun = (trial.started for trial in state.running if not trial.cancelled)
     return visit if limit is None else min(visit, min(begun, default=math.inf) + limit)
 

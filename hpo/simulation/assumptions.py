@@ -92,10 +92,7 @@ class Assumptions(Settings):
     """From the start of an attempt on such a node to its failure."""
 
     notice_seconds: float = Field(default=30.0, ge=0)
-    """Time from a node's failure to its step's end.
-
-    Measured on Slurm: 25 to 33 s.
-    """
+    """Time from a node's failure to its step's end; Slurm: 25-33 s."""
 
     suspect_known: float = Field(default=0.8, ge=0, le=1)
     """Probability that the failing node is named."""

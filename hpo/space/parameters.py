@@ -80,7 +80,7 @@ class Choices(_Parameter):
     @field_validator("choices")
     @classmethod
     def _distinct(cls, choices: list[Choice]) -> list[Choice]:
-        """Return the choices, of equal numbers such as 1 and 1.0 the first."""
+        """Return the choices, of equal numbers (1 and 1.0) the first."""
         if len({json.dumps(choice) for choice in choices}) < len(choices):
             raise ValueError(f"choices = {choices} names a value twice; keep one")
         first: dict[str, Choice] = {}

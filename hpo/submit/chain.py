@@ -15,13 +15,13 @@ from hydragnn.base.imports import allow_code, allowed_code
 from hydragnn.base.limits import check_readable
 from hydragnn.base.machine import Workers
 from hydragnn.base.places import paths_of
-from hydragnn.base.settings import Settings, read_toml, with_overrides
+from hydragnn.base.settings import Settings
 from hydragnn.base.shown import Shown
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun
-from hydragnn.hpo.settings import CampaignSettings, campaign_settings
+from hydragnn.hpo.settings import CampaignSettings, read_campaign
 from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.stores import places_of
 from hydragnn.hpo.submit.script import Job, batch_of, job_script, lead_seconds, submit_script
@@ -94,7 +94,7 @@ def submit_campaign(
     InputError for a file without [job], anything that the search itself would refuse, and what the scheduler refuses.
     """
     check_readable(source)  # its jobs read it again
-    settings = as_begun(campaign_settings(with_overrides(read_toml(source), overrides), source), out)
+    settings = as_begun(read_campaign(source, overrides), out)
     job_settings = _job_settings(settings)
     space = space_of(settings.search.space, settings.source)
     check_campaign(settings, space, begun=is_begun(out))
@@ -125,7 +125,7 @@ def successor(out: Path, serial: int, id: str) -> Submission | None:
     chain = read_chain(out)
     allow_code(chain.allow_code)
     source = Path(chain.source)
-    settings = as_begun(campaign_settings(with_overrides(read_toml(source), chain.overrides), source), out)
+    settings = as_begun(read_campaign(source, chain.overrides), out)
     is_last = serial - chain.first + 1 >= _job_settings(settings).chain
     if serial != len(chain.jobs) or is_last or _is_spent(settings, out):
         return None
@@ -133,7 +133,7 @@ def successor(out: Path, serial: int, id: str) -> Submission | None:
 
 
 def minutes_of(settings: CampaignSettings) -> int:
-    """Return the walltime of every job; InputError where [job] asks for too little."""
+    """Return the walltime of jobs; InputError where [job] asks for too little."""
     job = _job_settings(settings)
     shortest = 2 * lead_seconds(settings.search.grace_seconds) / 60
     if job.hours * 60 < shortest:
@@ -156,7 +156,12 @@ def _is_spent(settings: CampaignSettings, out: Path) -> bool:
 def _submit(
     settings: CampaignSettings, chain: JobChain, out: Path, *, predecessor: str | None, dry_run: bool
 ) -> Submission:
-    """Submit the next job."""
+    """Submit the next job; InputError where several stores are to be copied."""
+    stores = [path for _, place in places_of(settings) for path in paths_of(place)]
+    if len(stores) > 1 and _job_settings(settings).stage_data:
+        raise InputError(
+            f"{settings.source}: job.stage_data copies one store to the nodes, and there are {len(stores)}; leave it out"
+        )
     minutes, serial, job_settings = minutes_of(settings), len(chain.jobs) + 1, _job_settings(settings)
     overrides = [word for assignment in chain.overrides for word in ("--set", assignment)]
     workers = [] if chain.workers is None else ["--workers", str(chain.workers)]
@@ -171,7 +176,7 @@ def _submit(
         arguments=[chain.source, "--out", str(out.resolve()), "--resume", *workers, *overrides, *allowed],
         directory=Path(chain.directory),
         python=chain.python,
-        store=_store_to_stage(settings, job_settings),
+        store=stores[0],
     )
     text, id = job_script(job), None
     if not dry_run:
@@ -180,19 +185,6 @@ def _submit(
         entry = SubmittedJob(serial=serial, id=id)
         write_sealed(out.resolve() / NAME, chain.model_copy(update={"jobs": [*chain.jobs, entry]}).to_json())
     return Submission(id=id, script=job.script, log=job.log, text=text, hours=minutes / 60)
-
-
-def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
-    """Return the store that a job may copy to its nodes.
-
-    InputError where there are several and they are to be copied.
-    """
-    stores = [path for _, place in places_of(settings) for path in paths_of(place)]
-    if len(stores) > 1 and job.stage_data:
-        raise InputError(
-            f"{settings.source}: job.stage_data copies one store to the nodes, and there are {len(stores)}; leave it out"
-        )
-    return stores[0]
 
 
 def read_chain(out: Path) -> JobChain:
