@@ -85,14 +85,8 @@ def no_graphs(settings: BuildSettings) -> InputError:
     return InputError(f"{', '.join(settings.files)}: no graphs in there; check the files and the index")
 
 
-def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
-    """Yield the graphs of a source, scaled, with encodings and levels."""
-    for make in makers_of(settings):
-        yield make()
-
-
 def makers_of(settings: BuildSettings) -> Iterator[Make]:
-    """Yield a maker for each graph, so that failures stay separate."""
+    """Yield a maker per graph of a source; failures stay separate."""
     transform_function(settings.transform)  # one sentence instead of one for every graph
     source, labels = parted_settings(settings)
     for number, make in enumerate(source.makers()):

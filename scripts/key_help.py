@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from hydragnn.base.errors import InputError, nearest
-from hydragnn.base.settings import Settings
+from hydragnn.base.settings import Settings, settings_in
 
 EVERY_KIND = "[model], every kind"
 
@@ -173,13 +173,6 @@ def meanings_of(settings: type[Settings]) -> dict[str, str]:
     return {
         name: " ".join(text.split()) for name, text in (meanings | described).items() if name in settings.model_fields
     }
-
-
-def settings_in(annotation: Any) -> list[type[Settings]]:
-    """Return the settings classes that occur in an annotation."""
-    if inspect.isclass(annotation) and issubclass(annotation, Settings):
-        return [annotation]
-    return [cls for argument in get_args(annotation) for cls in settings_in(argument)]
 
 
 def _type_text(field: FieldInfo) -> str:

@@ -365,7 +365,7 @@ def _message(problem: Any) -> str:
 
 
 def _meant_key(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> str:
-    """Return what to do about an unknown key; other sections may have it."""
+    """Return the remedy for an unknown key; other sections may have it."""
     key, valid = str(location[-1]), _keys_at(cls, location[:-1], value)
     if not valid:
         return "remove it"
@@ -395,7 +395,7 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
         value = _inside(value, part)
         for candidate in candidates:
             if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
-                classes = _settings_in(candidate.model_fields[part].annotation)
+                classes = settings_in(candidate.model_fields[part].annotation)
                 following += [settings.class_for(value) for settings in classes]
             elif _tag(candidate) == part:
                 following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
@@ -419,8 +419,8 @@ def _tag(candidate: Any) -> Any:
     return None if kind is None else kind.default
 
 
-def _settings_in(annotation: Any) -> list[Any]:
-    """All settings classes mentioned in a type annotation."""
+def settings_in(annotation: Any) -> list[type[Settings]]:
+    """Return the settings classes that occur in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    return [classes for argument in getattr(annotation, "__args__", ()) for classes in _settings_in(argument)]
+    return [cls for argument in get_args(annotation) for cls in settings_in(argument)]

@@ -19,7 +19,7 @@ from ase.io.formats import open_with_compression
 from hydragnn.base import imports
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Make, OwnBuild, build_store, open_store, read_build_settings, store_info
-from hydragnn.datasets.build import graphs_of, makers_of
+from hydragnn.datasets.build import makers_of
 from hydragnn.datasets.manifest import transform_of
 from hydragnn.datasets.merging import append_store, merge_stores
 from hydragnn.datasets.sources.base import made_together
@@ -250,10 +250,10 @@ def test_meshes_have_nodal_fields_and_labels_and_a_store_says_how_others_become_
     meshio.Mesh(2 * points, cells, point_data={"T": 5 + np.arange(4.0)}).write(tmp_path / "new[1].vtu")
     settings = settings_of_rule(rule, tmp_path / "new[1].vtu", "the store")
     needed = {"temperature", *widths}
-    (graph,) = graphs_of(for_prediction(settings, needed))
+    (graph,) = (make() for make in makers_of(for_prediction(settings, needed)))
     assert graph["temperature"].tolist() == [10, 12, 14, 16] and set(graph.fields) == needed
     with pytest.raises(InputError, match="no energy for the graph field energy"):
-        [*graphs_of(settings)]
+        [make() for make in makers_of(settings)]
 
 
 class Bomb:
@@ -504,7 +504,7 @@ def test_transforms_are_refused_that_differ_or_cannot_act(tmp_path: Path, monkey
     for call, *arguments in calls:
         refuses(f"their transforms are none and {own}", call, *arguments)
     files = for_prediction(read_build_settings(ase_table(charge, ENERGY, transform=own), tmp_path / "B.toml"), ())
-    assert next(graphs_of(files))["charge"].tolist() == [2.0], "no energy is needed, but the charge"
+    assert next(makers_of(files))()["charge"].tolist() == [2.0], "no energy is needed, but the charge"
     rule, parts = open_store(b).attributes, [{"build": {"kind": "ase"}}, {"by": "me"}]
     assert transform_of({"merged": [{"merged": [rule, {}]}, {}]}) == transform_of({"transform": own}) == own
     assert transform_of({"merged": parts}) == "" and transform_of({"merged": parts[1:], "transform": "a word"}) is None

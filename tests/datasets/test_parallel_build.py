@@ -25,7 +25,7 @@ from ase.io import write
 from hydragnn.base.errors import Busy, InputError
 from hydragnn.base.files import alone_in_folder, knows_locks, lock_file, unlock_file
 from hydragnn.datasets import StoreWriter, build_store, check_store, open_store, read_build_settings
-from hydragnn.datasets.build import fields_of, graphs_of
+from hydragnn.datasets.build import fields_of, makers_of
 from hydragnn.datasets.sources.base import BuildSettings
 from hydragnn.datasets.sources.fields import FieldSettings
 from hydragnn.distributed import building
@@ -139,7 +139,7 @@ def test_blocks_follow_each_other_and_grow_with_what_lies_before() -> None:
 
 def test_nobody_else_makes_a_store_where_one_is_being_made(settings: BuildSettings, tmp_path: Path) -> None:
     out = tmp_path / "frames.h5"
-    first = next(graphs_of(settings))
+    first = next(makers_of(settings))()
     with StoreWriter(out, fields_of(settings, first), dim=first.dim) as writer:
         writer.write(first)
         for build in (build_store, partial(build_with_workers, workers=2)):

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from hydragnn.base.settings import Settings
+from hydragnn.base.settings import Settings, settings_in
 from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets.sources.registry import sources
 from hydragnn.hpo import SearchSettings
 from hydragnn.hpo.job import JobSettings
-from hydragnn.scripts.key_help import explained, keys_of, sections, settings_in
+from hydragnn.scripts.key_help import explained, keys_of, sections
 
 
 def _tables(*roots: type[Settings]) -> Iterator[type[Settings]]:
