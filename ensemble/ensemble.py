@@ -34,7 +34,6 @@ from hydragnn.ensemble.members.member import (
     load_run,
     optional_inputs,
     shared_inputs,
-    summary_of,
 )
 from hydragnn.ensemble.members.plan import chunks_of, default_budget
 from hydragnn.ensemble.members.screening import (
@@ -267,10 +266,7 @@ class Ensemble(Shown):
 
     @property
     def structures(self) -> Structures:
-        """Return the rule that makes graphs of atoms.
-
-        InputError where training graphs were not atoms.
-        """
+        """Return the rule for graphs of atoms; InputError if training had none."""
         return structures_for(self.members, self.manifest)
 
     @property
@@ -448,17 +444,18 @@ class Ensemble(Shown):
 
 
 def ensemble_of(members: Sequence[Member]) -> Ensemble:
-    """Return members as an ensemble without calibration.
-
-    InputError where they do not share targets and data.
-    """
+    """Return an uncalibrated ensemble; InputError unless members share targets and data."""
     check_members(members)
-    entries = tuple(
-        MemberEntry(name=m.name, folder=f"members/{i}", weight=m.weight, checksums={}, summary=summary_of(m.record))
-        for i, m in enumerate(members)
-    )
+    entries = []
+    for number, member in enumerate(members):
+        record = member.record
+        names = ("status", "seed", "epochs", "parameters", "config_hash", "data_hash")
+        facts = {name: getattr(record, name) for name in names}
+        summary = {**facts, "best": dict(record.best), "graphs_per_second": record.cost.graphs_per_second}
+        place = {"name": member.name, "folder": f"members/{number}"}
+        entries.append(MemberEntry(**place, weight=member.weight, checksums={}, summary=summary))
     manifest = Manifest(
-        members=entries,
+        members=tuple(entries),
         targets=members[0].targets,
         inputs=tuple(shared_inputs(members).values()),
         dim=members[0].model.description.dim,

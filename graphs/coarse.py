@@ -124,23 +124,13 @@ class Finer:
     """Cell vectors that each edge leads through; None where no graph is periodic. In a graph that is, clusters are pairs of neighbours, or single nodes."""
 
 
-def levels_by_clusters(finer: Finer, count: int) -> tuple[Level, ...]:
-    """The first ``count`` levels, each made of the last.
+def next_level(finer: Finer) -> tuple[Level, Finer]:
+    """Return the first level, and the graph that later levels coarsen.
 
     Clusters are joined where any edge joins nodes of theirs, by one edge in each direction that there is, or, where there are kinds of
     edges, by one of every kind that there is; in periodic graphs by one for every image. Its vector leads from middle to middle, scaled so
     that the longest edge of each graph stays as long as it was, within the cutoff of a radial basis.
     """
-    levels: list[Level] = []
-    with torch.no_grad():
-        for _ in range(count):
-            level, finer = next_level(finer)
-            levels.append(level)
-    return tuple(levels)
-
-
-def next_level(finer: Finer) -> tuple[Level, Finer]:
-    """Return the first level, and the graph that later levels coarsen."""
     parent, owner = numbered(finer.clusters[:, 0], finer.owner)
     order = torch.sort(parent, stable=True).indices
     members = torch.bincount(parent, minlength=owner.shape[0])

@@ -52,7 +52,12 @@ def cut_nodes(
         return torch.from_numpy(whole).index_select(0, batch.owner("node"))
     if partition is not None and batch.num_nodes >= FEW * parts:
         return torch.from_numpy(partition(adjacency(batch), costs.numpy(), parts).astype(np.int64))
-    order = curve_order(batch) if batch.dim else breadth_first_order(batch)
+    if batch.dim:
+        order = curve_order(batch)
+    else:  # breadth first, of Cuthill and McKee 1969, doi:10.1145/800195.805928, reversed
+        from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+        order = torch.from_numpy(reverse_cuthill_mckee(adjacency(batch), symmetric_mode=True).astype(np.int64))
     before = costs[order].cumsum(0) - costs[order]  # [nodes], the cost of the nodes before each
     result = torch.empty_like(costs)
     result[order] = before * parts // max(1, int(costs.sum()))
@@ -84,16 +89,6 @@ def adjacency(batch: GraphBatch) -> Any:
     both.setdiag(0)
     both.eliminate_zeros()
     return both
-
-
-def breadth_first_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:
-    """Return the nodes in breadth-first order.
-
-    Cuthill and McKee 1969, doi:10.1145/800195.805928, reversed.
-    """
-    from scipy.sparse.csgraph import reverse_cuthill_mckee
-
-    return torch.from_numpy(reverse_cuthill_mckee(adjacency(batch), symmetric_mode=True).astype(np.int64))
 
 
 def curve_order(batch: GraphBatch) -> Int[Tensor, " nodes"]:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
-from hydragnn.graphs.coarse import Finer, Level, Levels, levels_by_clusters, next_level
+from hydragnn.graphs.coarse import Finer, Level, Levels, next_level
 from hydragnn.graphs.field import Field, Location
 from hydragnn.graphs.joining import concatenate, unbatch
 
@@ -83,9 +83,12 @@ def levels_of(batch: GraphBatch, count: int, kinds: Sequence[str] = ()) -> tuple
     """
     levels, fields = batch._derived.get(LEVELS), frozenset({CLUSTERS, *kinds})
     if levels is None or levels.fields != fields or len(levels.levels) < count:
-        finest = replace(finest_of(batch, kinds), clusters=batch.nodes[CLUSTERS])
-        levels = Levels(levels=levels_by_clusters(finest, count), fields=fields)
-        batch._derived[LEVELS] = levels
+        finer, made = replace(finest_of(batch, kinds), clusters=batch.nodes[CLUSTERS]), list[Level]()
+        with torch.no_grad():
+            for _ in range(count):
+                level, finer = next_level(finer)
+                made.append(level)
+        batch._derived[LEVELS] = levels = Levels(levels=tuple(made), fields=fields)
     return levels.levels[:count]
 
 

@@ -93,18 +93,6 @@ def graph_problems(
     return dict(sorted(by_graph.items()))
 
 
-def without_label(field: Field) -> str:
-    """Return the advice for a graph that lacks the field.
-
-    >>> without_label(Field(name="energy", on="graph"))
-    'where it has no energy, leave the value out (in a BUILD.toml the field is optional = true, in Python neither fields nor graphs have it)'
-    """
-    return (
-        f"where it has no {field.name}, leave the value out (in a BUILD.toml the field is optional = true, in Python neither "
-        f"fields nor {ITEMS[field.on]} have it)"
-    )
-
-
 def with_missing_labels(field: Field) -> str:
     """Return the advice for a graph with missing labels."""
     if field.role != "target":

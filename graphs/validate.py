@@ -11,7 +11,7 @@ from torch import Tensor
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import MISSING_CLASS, Field, Location, is_labelled
-from hydragnn.graphs.problems import ITEMS, cell_problem, field_problems, graph_problems, not_finite, without_label
+from hydragnn.graphs.problems import ITEMS, cell_problem, field_problems, graph_problems, not_finite
 from hydragnn.graphs.topology import Topology
 
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
@@ -231,7 +231,8 @@ def _declared(fields: Iterable[Field], raw_values: Mapping[Location, Mapping[str
         if field.name not in raw_values[field.on]:
             raise InputError(
                 f"{name}: field {field.name} is declared but missing; pass {ITEMS[field.on]}={{'{field.name}': ...}}, or "
-                f"{without_label(field)}"
+                f"where it has no {field.name}, leave the value out (in a BUILD.toml the field is optional = true, in Python "
+                f"neither fields nor {ITEMS[field.on]} have it)"
             )
         declared[field.name] = field
     for location, values in raw_values.items():

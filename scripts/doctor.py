@@ -49,10 +49,11 @@ def installation() -> Installation:
     import torch
 
     commands, machine = {"slurm": "srun", "pbs": "qsub", "flux": "flux"}, this_machine()
+    backends = [n for n in ("gloo", "nccl", "mpi", "ucc") if getattr(torch.distributed, f"is_{n}_available", bool)()]
     schedulers = [name for name, command in commands.items() if which(command)]
     return Installation(
         hydragnn=__version__,
-        torch=f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {_backends(torch)}",
+        torch=f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {', '.join(backends) or 'none'}",
         gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
         compiled_kernels=_compiled_kernels(),
         triton=_version_of("triton"),
@@ -71,12 +72,6 @@ def _version_of(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _backends(torch: Any) -> str:
-    distributed = torch.distributed
-    present = [n for n in ("gloo", "nccl", "mpi", "ucc") if getattr(distributed, f"is_{n}_available", bool)()]
-    return ", ".join(present) or "none"
 
 
 def _mpi() -> str:

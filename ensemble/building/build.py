@@ -19,7 +19,6 @@ from hydragnn.base.files import (
     check_utf8,
     empty_folders_removed,
     file_errors,
-    is_free,
     kind_of_folder,
     lock_file,
     rename_all,
@@ -194,7 +193,7 @@ def check_finished(run: Path) -> None:
 def check_out(out: Path) -> None:
     """Raise InputError where ``out`` exists and is no empty folder."""
     check_utf8(out)
-    if not is_free(out):
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         kind = kind_of_folder(out)
         raise InputError(f"{out} exists already{kind and f' and is {kind}'}; choose another --out or delete it")
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -250,10 +249,7 @@ def finished_outcome(
 
 
 def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
-    """Return the final states of every node.
-
-    MemoryError or RuntimeError where a graph is too large.
-    """
+    """Return final states of every node; MemoryError or RuntimeError for large graphs."""
     try:
         return member.model.states(batch).cpu()
     except (MemoryError, RuntimeError) as error:
@@ -281,10 +277,3 @@ def join_outcomes(outcomes: Sequence[MemberOutcome]) -> MemberOutcome:
 def is_lack_of_memory(error: BaseException) -> bool:
     """Return True where a smaller batch may help."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def summary_of(record: RunRecord) -> dict[str, Any]:
-    """Return the facts of a member's run for the manifest."""
-    names = ("status", "seed", "epochs", "parameters", "config_hash", "data_hash")
-    facts = {name: getattr(record, name) for name in names}
-    return {**facts, "best": dict(record.best), "graphs_per_second": record.cost.graphs_per_second}

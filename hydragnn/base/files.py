@@ -220,11 +220,6 @@ def file_errors(what: str, remedy: str) -> Iterator[None]:
         raise InputError(f"{what}: {error.strerror or error}; {remedy}") from error
 
 
-def is_free(path: Path) -> bool:
-    """Return True where there is nothing at ``path``, or an empty folder."""
-    return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
-
-
 @contextlib.contextmanager
 def empty_folders_removed(path: Path) -> Iterator[None]:
     """Remove new folders on the way to a path that stay empty."""

@@ -6,7 +6,6 @@ The memory has no name in any file system: the kernel frees it when the last ran
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,11 +112,6 @@ class SharedMemory:
         """
         if length:
             os.posix_fallocate(self.descriptor, start, length)
-
-    def close_descriptor(self) -> None:
-        """Close the descriptor, once all ranks have mapped the memory."""
-        with suppress(OSError):
-            os.close(self.descriptor)
 
 
 def write_graphs(flat: FlatGraphs, first: int, layout: SharedLayout, memory: SharedMemory) -> set[str]:

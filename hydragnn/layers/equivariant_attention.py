@@ -84,7 +84,10 @@ class EquivariantAttention(nn.Module):
         increments = {0: self.network((read / total).flatten(1))}
         for number, degree in enumerate(self.outputs):
             axes = self.axes(pairs)[degree]  # [pairs, 2 degree + 1]
-            read = read_along(along[number], weights[1 + number], axes, pairs)  # [nodes, 2 degree + 1, heads, width]
+            # senders times axes of their pairs; [nodes, 2 degree + 1, heads, width]
+            each = (axes.unsqueeze(2) * weights[1 + number].unsqueeze(1)).flatten(1).unsqueeze(-1)
+            spread = along[number].unsqueeze(1).expand(-1, axes.shape[1], -1, -1).flatten(1, 2)
+            read = gather_multiply_sum(spread, each, pairs.topology).unflatten(1, (axes.shape[1], -1))
             if degree in self.common:
                 moved = self.moved[str(degree)](states[degree]).unflatten(-1, (self.heads, -1))
                 weight = weights[1 + len(self.outputs) + self.common.index(degree)].unsqueeze(-1)
@@ -133,18 +136,6 @@ class EquivariantAttention(nn.Module):
             "network": LayerSplit(takes=(("gather",),)),
             "outs.*": LayerSplit(weights="rows"),
         }
-
-
-def read_along(
-    values: Float[Tensor, "nodes heads width"],
-    weights: Float[Tensor, "pairs heads"],
-    axes: Float[Tensor, "pairs components"],
-    pairs: MessageGraph,
-) -> Float[Tensor, "nodes components heads width"]:
-    """Return the weighted sum of senders times axes of the pair."""
-    each = (axes.unsqueeze(2) * weights.unsqueeze(1)).flatten(1).unsqueeze(-1)  # [pairs, components heads, 1]
-    spread = values.unsqueeze(1).expand(-1, axes.shape[1], -1, -1).flatten(1, 2)  # [nodes, components heads, width]
-    return gather_multiply_sum(spread, each, pairs.topology).unflatten(1, (axes.shape[1], -1))
 
 
 def bounded(states: Float[Tensor, "nodes components channels"]) -> Float[Tensor, "nodes components channels"]:

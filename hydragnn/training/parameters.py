@@ -157,8 +157,9 @@ class FlatParameters:
             self.leaves = [[leaf] for leaf in self.gathered.leaves]
         else:
             for parameter, position in zip(self.parameters, positions):
-                self.vector[position : position + parameter.numel()] = parameter.detach().flatten()
-            self._make_views()
+                at, shape = slice(position, position + parameter.numel()), parameter.shape
+                self.vector[at] = parameter.detach().flatten()
+                parameter.data, parameter.grad = self.vector[at].view(shape), self.gradient[at].view(shape)
             self.leaves = [self.parameters[block.first : block.last] for block in self.blocks]
         self.trained = [leaf for block in self.leaves for leaf in block if leaf.requires_grad]
         parts = [block.share(copies.number, copies.count) if copies else block.share(0, 1) for block in self.blocks]
@@ -325,12 +326,6 @@ class FlatParameters:
     def best(self) -> AbstractContextManager[None]:
         """Use the best weights so far in the block."""
         return self._swap_in(self.best_vector)
-
-    def _make_views(self) -> None:
-        for parameter, (_, shape, start) in zip(self.parameters, self.layout):
-            rows = slice(start, start + parameter.numel())
-            parameter.data = self.vector[rows].view(shape)
-            parameter.grad = self.gradient[rows].view(shape)
 
     def state(self) -> dict[str, Tensor]:
         """Return this rank's tensors by name, for checkpoints; not to be changed."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import LONG as LONG_ROW
-from hydragnn.kernels.triton.tiles import architecture_of, tile_of, tile_shape
+from hydragnn.kernels.triton.tiles import TILES, architecture_of, tile_shape
 
 LONG = LONG_ROW
 """A row of more edges is summed by several programs."""
@@ -80,7 +80,7 @@ def _constants(
 ) -> tuple[dict[str, Any], int]:
     import triton.language as tl
 
-    tile = tile_of(group, architecture)
+    tile = next(tile for prefix, tile in TILES[group].items() if architecture.startswith(prefix))
     edges, wide = tile_shape(tile, channels, 2 * axes if double else axes)
     options = {
         "VEC": vector,

@@ -41,11 +41,6 @@ def tile_shape(tile: Tile, channels: int, axes: int) -> tuple[int, int]:
     return max(2, min(64, 1 << max(1, tile.numbers // (wide * axes)).bit_length() - 1)), wide
 
 
-def tile_of(group: str, architecture: str) -> Tile:
-    """Return the tile of a group of kernels on an architecture."""
-    return next(tile for prefix, tile in TILES[group].items() if architecture.startswith(prefix))
-
-
 def cache_folder() -> Path:
     """Return Triton's folder of compiled kernels: TRITON_CACHE_DIR, or one at home."""
     from triton import knobs
