@@ -88,10 +88,7 @@ class TrainingCallback(Settings, ABC):
         """Begin or go on; called before the first step of a segment."""
 
     def epoch(self, run: RunView) -> Values | None:
-        """See an epoch; the numbers returned become curves of the run.
-
-        StopTraining ends the run here.
-        """
+        """See an epoch; numbers become curves, and StopTraining ends the run."""
         return None
 
     def rung(self, run: RunView) -> None:

@@ -161,10 +161,7 @@ def append_store(
 
 @check_arguments
 def store_info(store: Annotated["Path | str | GraphStore", Path, typer.Argument()]) -> "StoreInfo":
-    """Return a store's fields with units, sizes, attributes and backend.
-
-    InputError without a store.
-    """
+    """Return a store's fields, sizes, attributes and backend; InputError without a store."""
     place = as_path(getattr(store, "path", store))
     check_store(place)
     from hydragnn.datasets import store_info as info

@@ -154,10 +154,7 @@ def search(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit: only print the batch script.")] = False,
     device: Device = "",
 ) -> None:
-    """Search for good configurations, with early stopping of trials.
-
-    Everything is journalled and resumable.
-    """
+    """Search for good configurations, with early stopping, journalled and resumable."""
     if not (submit or dry_run):
         _tell_new(values["out"], values["out"], values["resume"])
         status = api.search(**values)

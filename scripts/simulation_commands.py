@@ -421,10 +421,7 @@ def label(
 
 
 def labelled(atoms: Any, results: dict[str, Any], name: str) -> Any:
-    """Return a structure with these labels and its own texts and integers.
-
-    Older labels are neither.
-    """
+    """Return a structure with these labels alone, its own texts and integers."""
     import numpy as np
     from ase import Atoms
     from ase.calculators.singlepoint import SinglePointCalculator

@@ -108,7 +108,7 @@ def about(subject: str) -> Iterator[None]:
 
 
 def words_of(error: BaseException) -> str:
-    """Return an error as one line; those of other programs with their kind."""
+    """Return an error as one line, of other programs with its kind."""
     return " ".join((str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}").split())
 
 

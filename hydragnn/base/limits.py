@@ -75,7 +75,7 @@ def most_of(size: int) -> int:
 
 
 def check_claim(path: Path, claim: int) -> None:
-    """Raise InputError where the content of a file claims to be very large."""
+    """Raise InputError where the content of a file claims to be large."""
     if claim > most_of(size := path.stat().st_size):
         raise InputError(
             f"{path} has {size:,} bytes and would take {claim:,} or more when it is read, more than {RATIO} times as many; "

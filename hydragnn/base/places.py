@@ -179,7 +179,7 @@ def check_source(path: Path) -> None:
 
 
 def check_kind(folder: Path, *kinds: str) -> str:
-    """Return the kind of a folder; InputError where it is none of ``kinds``."""
+    """Return the kind of a folder; InputError unless one of ``kinds``."""
     check_exists(folder)
     kind = kind_of_folder(folder)
     if kind not in kinds:

@@ -1,4 +1,4 @@
-"""Texts of users as terminals, spreadsheets and notebooks show them: nothing in them acts."""
+"""Texts of users in terminals, spreadsheets and notebooks: nothing in them acts."""
 
 import re
 from collections.abc import Mapping

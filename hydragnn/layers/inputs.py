@@ -51,7 +51,7 @@ class ClassEmbedding(nn.Module):
 class NodeInputs(nn.Module):
     """First states of all nodes.
 
-    First states of all nodes: h_i = o + sum_c T_c[class c of i] + sum_c T_c[class c of its graph] + network(numbers of i, numbers of its graph).
+    h_i = o + sum_c T_c[class c of i] + sum_c T_c[class c of its graph] + network(numbers of i, numbers of its graph).
 
     o is one learned state, from which every node starts that has no input; T_c is a learned table of a categorical field.
     """

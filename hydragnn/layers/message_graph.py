@@ -1,4 +1,4 @@
-"""Batch of graphs as layers see it, with lazy geometry, and its coarser levels."""
+"""Batch of graphs as layers see it: lazy geometry and coarser levels."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

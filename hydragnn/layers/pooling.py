@@ -35,10 +35,9 @@ class WayBack(nn.Module):
 
 
 class GraphUNet(nn.Module):
-    """Layers, each on one level of the graph.
+    """Layers, each on one level: down to the coarsest and back.
 
-    A network's layers, each on one level of the graph: down to the coarsest and back (Gao and Ji 2019, arXiv:1905.05178, section 3.3).
-
+    As Gao and Ji 2019 (arXiv:1905.05178, section 3.3).
     Going down a cluster has the mean state of its nodes; coming back, ``WayBack``. Deviates from the paper: clusters are given with the
     graph and not learned, means stand for the nodes instead of a few of them, and states are added where they come back to.
     """

@@ -222,8 +222,7 @@ RADIAL = {
 class RadialFeatures(nn.Module):
     """Radial basis and edge inputs of every edge, with the envelope.
 
-    [basis(r), 1, edge inputs] of every edge, and its envelope u(r), kept apart: layers multiply messages or filters with it.
-
+    [basis(r), 1, edge inputs] and u(r), kept apart: layers multiply messages or filters with it.
     The constant takes the place of a bias, so that linear filters times u end at the cutoff as a whole. With a ``transform`` the basis sees transformed
     lengths; the envelope never does.
     """

@@ -54,8 +54,7 @@ def shares_of_nodes(scores: Float[Tensor, "nodes 1"], graph: MessageGraph) -> Fl
 class GatedVectors(nn.Module):
     """Two gated layers on scalars and vectors.
 
-    Two gated layers, (s, v) -> (silu(s'), v') -> v'': vectors that turn with the graph (Schuett et al. 2021, arXiv:2102.03150, figure 3).
-
+    (s, v) -> (silu(s'), v') -> v'': vectors that turn with the graph (Schuett et al. 2021, arXiv:2102.03150, figure 3).
     Deviates from the paper: the width between the layers is that of the head.
     """
 

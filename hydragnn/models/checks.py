@@ -67,7 +67,7 @@ def limits_of(description: ModelDescription, use: Use) -> Iterator[tuple[str, st
 
 
 def check_use(description: ModelDescription, use: Use, remedy: str) -> None:
-    """Raise InputError that names the first part that does not allow a use."""
+    """Raise InputError that names the first part against a use."""
     for part, reason in limits_of(description, use):
         if reason:
             raise InputError(f"{part} {reason}, so that {REFUSALS[use]}; {remedy}")

@@ -45,10 +45,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
-        """Return the negative log-likelihood, without constants.
-
-        With ``divisor``, that of value over divisor.
-        """
+        """Return the negative log-likelihood of value over ``divisor``, without constants."""
 
     @abstractmethod
     def denormalise(self, mean: Tensor, std: Tensor) -> "Distribution":

@@ -141,10 +141,7 @@ def load_graph_model(folder: Path | str, branch: str = "") -> tuple[GraphModel, 
 
 
 def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, Tensor], path: Path) -> None:
-    """Raise InputError where sizes exceed the number of weights.
-
-    Nothing is allocated before.
-    """
+    """Raise InputError where sizes exceed the weights, before anything is allocated."""
     count = sum(value.numel() for value in weights.values())
     largest = max(_whole_numbers([_with_known_keys(description) for description in descriptions]), default=0)
     if largest > count:

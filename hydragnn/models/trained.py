@@ -82,10 +82,7 @@ class TrainedModel:
         }, states
 
     def states(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
-        """Return the final states of all nodes, unscaled.
-
-        InputError where the batch lacks an input.
-        """
+        """Return final states of all nodes, unscaled; InputError without an input."""
         inputs, model = self.normalised(self.seen(batch)).to(self.device), self.executor.model.eval()
         with torch.no_grad():
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]

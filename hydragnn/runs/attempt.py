@@ -47,7 +47,7 @@ class RunAttempt:
 
     @property
     def aside(self) -> Path:
-        """The folder in which an attempt with a number writes what it then renames."""
+        """Folder in which a numbered attempt writes what it then renames."""
         return self.folder / f".attempt-{self.name}.tmp"
 
     def check(self) -> Path | None:

@@ -279,10 +279,7 @@ PLACES = {
 def predicted(
     state: TrainState, data: RunData, mesh: Mesh, graphs: Any, branch: str
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return predictions and labels by field, in its unit ``[items, *shape]``.
-
-    ``graphs`` as of ``RunView.predict``.
-    """
+    """Return predictions and labels of ``RunView.predict``: ``[items, *shape]`` by field."""
     if mesh.shares_model or mesh.size("graph") > 1:
         raise InputError("callbacks cannot predict where ranks share weights or graphs; let all ranks be copies")
     names = [one.name for one in data.branches]

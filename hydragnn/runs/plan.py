@@ -37,7 +37,7 @@ Stores = GraphStore | Mapping[str, GraphStore]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DescribedBranch:
-    """A data set of a run and its model, before any graph is read."""
+    """Data set of a run and its model, before graphs are read."""
 
     settings: BranchSettings
     store: GraphStore

@@ -291,10 +291,7 @@ class Baselines:
 
 
 def linear_from_json(value: Mapping[str, Any], fields: Mapping[str, Field]) -> Baselines:
-    """Return linear predictors of ``to_json``.
-
-    KeyError, TypeError or ValueError on anything else.
-    """
+    """Return predictors of ``to_json``; KeyError, TypeError or ValueError on anything else."""
 
     def predictor(own: Mapping[str, Any]) -> Linear:
         arrays = {name: np.array(own[name], dtype=np.float64) for name in ("mean", "scale", "intercept")}
