@@ -9,7 +9,7 @@ from hydragnn.base.places import check_exists
 
 NAME = "campaign.json"
 SAMPLER_LOG = "sampler.log"
-VERSION = 3
+VERSION = 4
 
 
 def campaign_table(out: Path) -> dict[str, Any]:
@@ -21,6 +21,8 @@ def campaign_table(out: Path) -> dict[str, Any]:
     saved = read_sealed(path)
     if not isinstance(saved, dict) or not isinstance(saved.get("version"), int) or "enqueued" not in saved:
         raise InputError(f"{path} is not a campaign's; check the path")
-    check_version(saved["version"], path, oldest=VERSION, newest=VERSION)
+    check_version(saved["version"], path, oldest=3, newest=VERSION)
+    if saved["version"] == 3 and not saved.get("runs"):  # of 0.2.0, where forces had the common default
+        saved["train"] = {"learning_rate": 1e-3, **saved.get("train", {})}
     saved.pop("together_because", None)  # of 0.2.0, where trials could share a process
     return saved

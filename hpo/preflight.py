@@ -245,11 +245,13 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
 
     A default space is the one that the campaign began with, whatever it is by now, and a sampler that was the default then goes on.
     """
-    search = settings.search
+    search, train = settings.search, settings.base.get("train", {})
     names = ["sampler"] if search.sampler == "auto" else []
-    if not is_begun(out) or not (names or settings.left_out is not None):
+    if not is_begun(out):
         return settings
     begun = open_campaign(out)
+    if isinstance(train, dict) and begun.base.get("train", {}).get("learning_rate") == 1e-3:  # the default of 0.2.0
+        settings = replace(settings, base={**settings.base, "train": {"learning_rate": 1e-3, **train}})
     if settings.left_out is not None and begun.left_out is not None:
         names.append("space")
         settings = replace(settings, left_out=begun.left_out)

@@ -11,7 +11,7 @@ from hydragnn.architectures import ModelSettings
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.files import digest, read_json
 from hydragnn.base.places import paths_of
-from hydragnn.base.settings import ActsWith, Settings, refuse_idle
+from hydragnn.base.settings import ActsWith, Settings, is_given, refuse_idle
 from hydragnn.callbacks import AnyCallback, check_callbacks
 from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
@@ -40,7 +40,7 @@ class TrainSettings(Settings):
     """AdamW, or SGD with Nesterov momentum 0.9."""
 
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Peak learning rate."""
+    """Peak learning rate. Absent, AdamW trains energies with forces at 3e-3, unless there is a [start]; a resumed run keeps its own."""
 
     weight_decay: float = Field(default=1e-5, ge=0)
     """Decoupled weight decay (AdamW) or L2 (SGD)."""
@@ -133,6 +133,15 @@ def _has_stages(config: "AnyConfig") -> bool:
     return any(head.derivatives and getattr(head, "stage_two_factor", 1.0) != 1.0 for head in heads)
 
 
+def _set_default_rate(config: "AnyConfig") -> None:
+    """Set the default learning rate of energies with forces, without a start."""
+    train, heads = config.train, [head for branch in config.branches for head in branch.heads]
+    is_set = is_given(train, "learning_rate") or train.optimizer != "adamw" or getattr(config, "start", None)
+    if not is_set and any("forces" in head.derivatives for head in heads):
+        own = TrainSettings.model_construct(train.model_fields_set, **{**dict(train), "learning_rate": 3e-3})
+        object.__setattr__(config, "train", own)  # frozen, and the user's own section stays as it is
+
+
 ON_STAGES = {
     "train.stage_two": ActsWith(
         words="on energy heads with forces or stress, and a stage_two_factor other than 1",
@@ -172,6 +181,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
         check_heads(self.heads)
+        _set_default_rate(self)
         return self
 
     @property
@@ -232,6 +242,7 @@ class BranchedConfig(Settings):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"branches: two are named {twice[0]}; give each a name of its own")
+        _set_default_rate(self)
         return self
 
     @property
@@ -279,6 +290,14 @@ def stored_config(path: Path | str) -> AnyConfig:
     """Return the run of a ``config.json``; InputError if missing or damaged."""
     path = Path(path)
     return parse_config(read_json(path), str(path))
+
+
+def with_begun_rate(config: AnyConfig, path: Path) -> AnyConfig:
+    """Return a configuration that states no learning rate with that of ``path``."""
+    if is_given(config, "train.learning_rate") or not path.is_file():
+        return config
+    rate = stored_config(path).train.learning_rate
+    return config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": rate})})
 
 
 def config_from_table(table: dict[str, Any], path: Path, *, stored: bool = False) -> AnyConfig:

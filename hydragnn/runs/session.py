@@ -12,7 +12,7 @@ import torch
 from hydragnn.base.errors import InputError, Interrupted, as_note
 from hydragnn.base.machine import bytes_of
 from hydragnn.callbacks import TrainingCallback
-from hydragnn.config import AnyConfig, RunConfig
+from hydragnn.config import AnyConfig, RunConfig, with_begun_rate
 from hydragnn.distributed.ranks import Ranks, bind_near, cores_given_back, join_ranks, own_gpu
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.models import GraphModel, load_graph_model
@@ -83,6 +83,7 @@ def train(
     out = Path(out)
     if isinstance(config, RunConfig) and config.start is not None:
         config = config.model_copy(update={"start": with_digest(config.start)})
+    config = with_begun_rate(config, out / "config.json") if resume else config
     if until is not None and until < 1:
         raise InputError(f"a segment until epoch {until} has nothing to train; use 1 or more")
     if micro_batches < 1:

@@ -6,6 +6,7 @@ its checkpoints and models were left out.
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hydragnn.base.files import digest
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.journal import courses, replay
 from hydragnn.hpo.lines import encode_line
-from hydragnn.hpo.preflight import open_campaign
+from hydragnn.hpo.preflight import as_begun, open_campaign
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status import campaign_status
 
@@ -69,6 +70,22 @@ def test_a_campaign_whose_trials_shared_a_process_is_read(tmp_path: Path, number
     (folder / "campaign.json").write_text(json.dumps(table))
     assert campaign_status(folder).trials["finished"] == 2
     assert open_campaign(folder).to_json() == open_campaign(HERE / "campaign-v2").to_json()
+
+
+@pytest.mark.parametrize(("stated", "rate"), [({}, 1e-3), ({"learning_rate": 2e-3}, 2e-3)], ids=["absent", "stated"])
+def test_a_campaign_of_0_2_0_keeps_the_default_rate_of_then(
+    tmp_path: Path, stated: dict[str, float], rate: float
+) -> None:
+    folder = shutil.copytree(HERE / "campaign-v2", tmp_path / "c")
+    table = json.loads((folder / "campaign.json").read_text())
+    del table["checksum"], table["train"]["learning_rate"]
+    table["train"] |= stated
+    (folder / "campaign.json").write_text(json.dumps(table))
+    begun = open_campaign(folder)
+    assert begun.base["train"]["learning_rate"] == rate
+    anew = {**begun.base, "train": {key: value for key, value in begun.base["train"].items() if key != "learning_rate"}}
+    kept = as_begun(replace(begun, base=anew), folder).base["train"]
+    assert kept.get("learning_rate") == (None if stated else rate)
 
 
 def test_a_campaign_is_read_whole() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.settings import plain_table, read_toml, with_overrides
-from hydragnn.config import RunConfig, TrainSettings, config_from_table
+from hydragnn.config import RunConfig, TrainSettings, config_from_table, parse_config
 
 HEADS = [{"kind": "scalar", "field": "energy"}]
 GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": HEADS}
@@ -72,6 +72,40 @@ def test_the_resolved_configuration_reads_back_as_itself() -> None:
     config = RunConfig.parse(GOOD)
     assert RunConfig.parse(config.to_json()) == config
     assert RunConfig.parse(config.to_json()).hash == config.hash
+
+
+ENERGY: dict[str, Any] = {"kind": "energy", "field": "energy"}
+FORCES = {**ENERGY, "forces": "forces"}
+
+
+@pytest.mark.parametrize(
+    ("heads", "train", "rate"),
+    [
+        ([FORCES], {}, 3e-3),
+        ([HEADS[0] | {"field": "charge"}, FORCES], {"epochs": 3}, 3e-3),
+        ([ENERGY], {}, 1e-3),
+        ([{**ENERGY, "stress": "stress"}], {}, 1e-3),
+        (HEADS, {}, 1e-3),
+        ([FORCES], {"optimizer": "sgd"}, 1e-3),
+        ([FORCES], {"learning_rate": 1e-3}, 1e-3),
+        ([ENERGY], {"learning_rate": 3e-3}, 3e-3),
+    ],
+)
+def test_the_default_rate_is_that_of_the_heads_and_stands_in_the_configuration(
+    heads: list[dict[str, Any]], train: dict[str, Any], rate: float
+) -> None:
+    section = TrainSettings.parse(train)
+    for own in (train, section):
+        config = RunConfig.parse({**GOOD, "heads": heads, "train": own})
+        assert config.train.learning_rate == config.to_json()["train"]["learning_rate"] == rate
+        assert RunConfig.parse(config.to_json()) == config
+    assert section == TrainSettings.parse(train)
+    branches = [
+        {"name": "a", "data": GOOD["data"], "heads": HEADS},
+        {"name": "b", "data": GOOD["data"], "heads": heads},
+    ]
+    both = parse_config({"model": GOOD["model"], "branches": branches, "train": train})
+    assert both.train.learning_rate == both.of_branch("a").train.learning_rate == rate
 
 
 def test_a_relative_store_counts_from_the_folder_of_the_file(tmp_path: Path) -> None:

@@ -199,6 +199,20 @@ def test_a_diverged_run_goes_on_with_a_lower_rate(trained: Trained) -> None:
     assert "continued" in record._repr_html_()
 
 
+@pytest.mark.parametrize(("stated", "rate"), [({}, 1e-3), ({"learning_rate": 2e-3}, 2e-3)], ids=["absent", "stated"])
+def test_a_resumed_run_keeps_its_rate_unless_one_is_stated(
+    stated: dict[str, float], rate: float, trained: Trained, tmp_path: Path
+) -> None:
+    options = {"train__schedule": "constant", "train__epochs": 2}
+    trained("run", make_config(**options, train__learning_rate=1e-3), until=1)  # the default of 0.2.0
+    table = make_config(**options).to_json()
+    del table["train"]["learning_rate"]
+    config = RunConfig.parse({**table, "train": {**table["train"], **stated}})
+    record = trained("run", config, resume=True)
+    assert record.curves["learning_rate"] == [1e-3, rate] and record.config["train"]["learning_rate"] == rate
+    assert len(record.continued) == len(stated)
+
+
 CHARGE = {"kind": "scalar", "field": "charge", "hidden_dims": [8]}
 
 
