@@ -3,11 +3,14 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
@@ -22,6 +25,14 @@ from hydragnn.hpo.trial_configs import problem_of
 SHARE = 4
 """One of so many trials may come from earlier campaigns."""
 
+OBJECTIVE = re.compile(r"objective(_\d+)?")
+"""Columns of results, one for each objective."""
+PUBLIC = {
+    "model.kind": ("mpnn_type", "model_type"),
+    "model.num_layers": ("num_conv_layers",),
+    "batch.max_graphs": ("batch_size",),
+}
+"""Names of parameters in searches of the public HydraGNN."""
 
 OnNote = Callable[[str], None]
 
@@ -112,7 +123,10 @@ def warm_source(path: Path, space: Space) -> WarmSource:
     elif path.suffix == ".csv" and path.is_file():
         scored = _from_deephyper(path, space, source)
     else:
-        raise InputError(f"search.warm_start: {path} is neither a campaign's folder nor a CSV file; check the path")
+        raise InputError(
+            f"search.warm_start: {path} is neither a campaign's folder nor a CSV file; check the path, or import "
+            "trials of the public HydraGNN (hydragnn import), which writes results.csv"
+        )
     for _, example, values in sorted(scored, key=lambda one: one[0]):
         if is_point(space, values):
             source.points.append(values)
@@ -142,37 +156,52 @@ def _from_campaign(folder: Path, source: WarmSource) -> Scored:
     return scored
 
 
-def _from_deephyper(path: Path, space: Space, source: WarmSource) -> Scored:
-    """Return the rows of DeepHyper's results, which maximise ``objective``."""
+def results(path: Path) -> list[tuple[float | None, dict[str, str]]]:
+    """Return the rows of DeepHyper's results with scores to be minimised; None for failures.
+
+    DeepHyper maximises. Of several objectives the score is the sum of the ranks, so that a row that another beats in all comes after it.
+    """
     check_readable(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file, restval="")
+            rows, names = list(reader), [name for name in reader.fieldnames or () if OBJECTIVE.fullmatch(name)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"search.warm_start: cannot read {path}: {error}; give CSV in UTF-8") from error
-    if not rows or "objective" not in rows[0]:
+    if not rows or not names:
         raise InputError(f"search.warm_start: {path} has no column objective; is it DeepHyper's results.csv?")
-    columns = {path_: column for path_ in space.parameters if (column := _column(path_, list(rows[0]), space))}
+    values = np.array([[_number(row[name]) for name in names] for row in rows], dtype=float)  # NaN for None
+    good = np.isfinite(values).all(axis=1)
+    ranks = [np.unique(-column, return_inverse=True)[1] for column in values[good].T]
+    scores = iter(np.sum(ranks, axis=0).tolist())
+    return [(float(next(scores)) if is_good else None, row) for is_good, row in zip(good, rows)]
+
+
+def _from_deephyper(path: Path, space: Space, source: WarmSource) -> Scored:
+    """Return the configurations of DeepHyper's results."""
+    rows = results(path)
+    header = list(rows[0][1])
+    columns = {path_: column for path_ in space.parameters if (column := _column(path_, header, space))}
     source.total = len(rows)
     scored: Scored = []
-    for line, row in enumerate(rows, start=2):
-        score = _number(row["objective"])
+    for line, (score, row) in enumerate(rows, start=2):
         if score is None:
-            source.leave("without a result", f"line {line}: objective {row['objective']!r}")
+            words = ", ".join(f"{name} {row[name]!r}" for name in header if name and OBJECTIVE.fullmatch(name))
+            source.leave("without a result", f"line {line}: {words}")
             continue
         values = space.point(partial(_cell, row, columns))
         wrong = [f"{name} = {row.get(columns.get(name, ''), '')!r}" for name, value in values.items() if value is None]
         example = f"line {line}: {', '.join(wrong)}"
-        scored.append((-score, example, {name: value for name, value in values.items() if value is not None}))
+        scored.append((score, example, {name: value for name, value in values.items() if value is not None}))
     return scored
 
 
 def _column(path: str, columns: list[str], space: Space) -> str | None:
-    """Return the column of a parameter: its path or last word."""
+    """Return the column of a parameter: its path, last word or public name."""
     last = path.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in space.parameters) == 1
-    names = [f"p:{path}", *([f"p:{last}"] if alone else [])]
-    return next((name for name in names if name in columns), None)
+    names = [path, *([last] if alone else []), *PUBLIC.get(path, ())]
+    return next((f"p:{name}" for name in names if f"p:{name}" in columns), None)
 
 
 def _cell(row: dict[str, str], columns: dict[str, str], path: str, parameter: Parameter) -> Any:
@@ -181,6 +210,7 @@ def _cell(row: dict[str, str], columns: dict[str, str], path: str, parameter: Pa
         return None
     text = row[columns[path]]
     if isinstance(parameter, Choices):
+        text = text if columns[path][2:] not in PUBLIC["model.kind"] else {"GAT": "gatv2"}.get(text, text.lower())
         exact = (c for c in parameter.choices if text in (str(c), json.dumps(c)))
         return next(exact, next((c for c in parameter.choices if is_number(c) and c == _number(text)), None))
     number = _number(text)

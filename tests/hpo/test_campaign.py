@@ -246,6 +246,38 @@ def test_whole_numbers_that_a_spreadsheet_wrote_with_a_point_are_the_same_choice
     assert source.reasons == {"outside the search space": ["line 4: train.shuffle = '1'"]}  # a number is no truth value
 
 
+RESULTS: dict[str, tuple[str, list[int] | str]] = {
+    "several objectives": ("objective_0,objective_1\n16,-1.0,-5.0\n17,-3.0,-3.0\n18,-2.0,-1.0\n19,-1.0,-2.0\n20,F,-1.0", [18, 19, 16, 17]),
+    "a row cut off": ("objective\n16,-1.0\n17", [16]),
+    "a row with more": ("objective\n16,-1.0\n17,-0.5,2,3", [17, 16]),
+    "an infinite objective": ("objective\n16,-inf\n17,-9.0", [17]),
+    "no objective": ("loss\n16,1.0", "has no column objective"),
+    "no rows": ("objective", "has no column objective"),
+    "failures alone": ("objective_0,objective_1\n16,F,F", "line 2: objective_0 'F', objective_1 'F'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_ordered_or_say_what_they_lack(name: str, tmp_path: Path) -> None:
+    text, expected = RESULTS[name]
+    (tmp_path / "results.csv").write_text(f"p:hidden_dim,{text}\n")
+    space = space_of({"model.hidden_dim": IntRange(low=8, high=64)})
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            warm_source(tmp_path / "results.csv", space)
+    else:
+        assert [point["model.hidden_dim"] for point in warm_source(tmp_path / "results.csv", space).points] == expected
+
+
+def test_searches_of_the_public_hydragnn_have_other_names(tmp_path: Path) -> None:
+    space = space_of({"model.kind": Choices(choices=["egnn", "gatv2"]), "model.num_layers": IntRange(low=1, high=6)})
+    for name in ("mpnn_type", "model_type"):
+        (tmp_path / "results.csv").write_text(f"p:{name},p:num_conv_layers,objective\nEGNN,2,-1\nGAT,3,-2\nMACE,3,-1\n")
+        source = warm_source(tmp_path / "results.csv", space)
+        assert [[*point.values()] for point in source.points] == [["egnn", 2], ["gatv2", 3]]
+        assert source.reasons == {"outside the search space": ["line 4: model.kind = 'MACE'"]}
+
+
 def test_importance_finds_the_parameter_that_matters(search: Search, tmp_path: Path) -> None:
     space = {
         "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},
