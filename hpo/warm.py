@@ -157,20 +157,20 @@ def _from_campaign(folder: Path, source: WarmSource) -> Scored:
 
 
 def results(path: Path) -> list[tuple[float | None, dict[str, str]]]:
-    """Return the rows of DeepHyper's results with scores to be minimised; None for failures.
+    """Return the rows of DeepHyper's results with scores to be minimised.
 
-    DeepHyper maximises. Of several objectives the score is the sum of the ranks, so that a row that another beats in all comes after it.
+    None for failures. Of several objectives the score is the sum of the ranks, so that a row that another beats in all comes after it.
     """
     check_readable(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
+            reader = csv.DictReader(file, restkey="", restval="")
             rows, names = list(reader), [name for name in reader.fieldnames or () if OBJECTIVE.fullmatch(name)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"search.warm_start: cannot read {path}: {error}; give CSV in UTF-8") from error
     if not rows or not names:
         raise InputError(f"search.warm_start: {path} has no column objective; is it DeepHyper's results.csv?")
-    values = np.array([[_number(row[name]) for name in names] for row in rows], dtype=float)  # NaN for None
+    values = np.array([[number_in(row[name]) for name in names] for row in rows], dtype=float)  # NaN for None
     good = np.isfinite(values).all(axis=1)
     ranks = [np.unique(-column, return_inverse=True)[1] for column in values[good].T]
     scores = iter(np.sum(ranks, axis=0).tolist())
@@ -186,7 +186,7 @@ def _from_deephyper(path: Path, space: Space, source: WarmSource) -> Scored:
     scored: Scored = []
     for line, (score, row) in enumerate(rows, start=2):
         if score is None:
-            words = ", ".join(f"{name} {row[name]!r}" for name in header if name and OBJECTIVE.fullmatch(name))
+            words = ", ".join(f"{name} {row[name]!r}" for name in header if OBJECTIVE.fullmatch(name))
             source.leave("without a result", f"line {line}: {words}")
             continue
         values = space.point(partial(_cell, row, columns))
@@ -197,7 +197,7 @@ def _from_deephyper(path: Path, space: Space, source: WarmSource) -> Scored:
 
 
 def _column(path: str, columns: list[str], space: Space) -> str | None:
-    """Return the column of a parameter: its path, last word or public name."""
+    """Return the column of a parameter."""
     last = path.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in space.parameters) == 1
     names = [path, *([last] if alone else []), *PUBLIC.get(path, ())]
@@ -212,14 +212,15 @@ def _cell(row: dict[str, str], columns: dict[str, str], path: str, parameter: Pa
     if isinstance(parameter, Choices):
         text = text if columns[path][2:] not in PUBLIC["model.kind"] else {"GAT": "gatv2"}.get(text, text.lower())
         exact = (c for c in parameter.choices if text in (str(c), json.dumps(c)))
-        return next(exact, next((c for c in parameter.choices if is_number(c) and c == _number(text)), None))
-    number = _number(text)
+        return next(exact, next((c for c in parameter.choices if is_number(c) and c == number_in(text)), None))
+    number = number_in(text)
     if number is None or not contains(parameter, number):
         return None
     return int(number) if isinstance(parameter, IntRange) else number
 
 
-def _number(text: str) -> float | None:
+def number_in(text: str) -> float | None:
+    """Return a finite number; None for other texts."""
     try:
         number = float(text)
     except ValueError:

@@ -177,15 +177,20 @@ def import_public(
     out: Annotated[
         Path | str | None, Path | None, typer.Option("--out", help="Where runs go; NAME-imported here if absent.")
     ] = None,
+    *,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=1, help="Trials of a search, those of the lowest loss.", show_default="all"),
+    ] = None,
 ) -> "Import":
     """Import models of the public HydraGNN as runs.
 
-    Several with data beside them become a calibrated ensemble in ``OUT/ensemble``. InputError where no model can be read: nothing is written then.
+    Of a search, ``top_k`` takes the trials with the lowest validation loss. Several with data beside them become a calibrated ensemble in ``OUT/ensemble``. InputError where no model can be read: nothing is written then.
     """
     from hydragnn.importing.page import import_folder
 
     place = as_path(source)
-    return import_folder(place, as_path(out) if out else Path(f"{place.resolve().stem}-imported"))
+    return import_folder(place, as_path(out) if out else Path(f"{place.resolve().stem}-imported"), top_k)
 
 
 @check_arguments
@@ -591,10 +596,12 @@ def report(
 
     Data, search, members, parity, calibration, worst cases, how to reproduce. InputError where other graphs are in ``store``.
     """
-    check_kind(as_path(source), *MADE_BY)
+    place = as_path(source)
+    place = own if ((own := place / "ensemble") / "import.json").is_file() else place  # of imported runs
+    check_kind(place, *MADE_BY)
     from hydragnn.scripts.report import write_report
 
-    return write_report(as_path(source), as_path(out) if out else None, store=as_path(store) if store else None)
+    return write_report(place, as_path(out) if out else None, store=as_path(store) if store else None)
 
 
 @check_arguments

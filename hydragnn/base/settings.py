@@ -424,3 +424,16 @@ def settings_in(annotation: Any) -> list[type[Settings]]:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [cls for argument in get_args(annotation) for cls in settings_in(argument)]
+
+
+def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return all plain values of a nested table by dotted path.
+
+    >>> leaves({"heads": [{"weight": 1.0}], "seed": 0})
+    [('heads.0.weight', 1.0), ('seed', 0)]
+    """
+    if isinstance(value, Mapping):
+        return [leaf for key, item in value.items() for leaf in leaves(item, f"{path}.{key}" if path else str(key))]
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return [leaf for number, item in enumerate(value) for leaf in leaves(item, f"{path}.{number}")]
+    return [(path, value)]

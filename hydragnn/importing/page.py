@@ -6,8 +6,10 @@ from dataclasses import field as member
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from hydragnn.base.errors import InputError
-from hydragnn.base.files import rename_all, write_atomically
+from hydragnn.base.files import read_json, rename_all, write_atomically, write_json
 from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
@@ -18,6 +20,7 @@ from hydragnn.importing.diagnosis import Finding, diagnose
 from hydragnn.importing.evidence import case_of
 from hydragnn.importing.finding import find_data, find_models
 from hydragnn.importing.runs import TUNE, Imported, imported_models, parts_of, write_run, write_tuning
+from hydragnn.importing.trials import RESULTS, best, losses_of, results_text
 from hydragnn.training.evaluate import Metrics
 
 WRITERS = {
@@ -28,6 +31,8 @@ WRITERS = {
     "variables": "pull request 527",
 }
 """Versions by generation; some leave the same files."""
+STORED = "import.json"
+"""File with the page, in a run or ensemble."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +51,31 @@ class Page:
     notes: Sequence[str]
     findings: Sequence[Finding] = ()
 
+    @property
+    def writer(self) -> str:
+        """Return what it is, and the version that wrote it."""
+        return f"{self.kind}, written by {WRITERS.get(self.generation, self.generation)} of the public HydraGNN"
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield names and values of what is known."""
+        yield "evidence", "; ".join(self.evidence)
+        yield "reads", ", ".join(self.inputs)
+        yield "predicts", ", ".join(self.outputs)
+        for name, errors in self.test.items():
+            pairs = [f"{key} {value:.6g}" for key in ("mae", "rmse") if (value := errors[key]) is not None]
+            yield f"test part, {name}", ", ".join(pairs)
+        yield from (("note", note) for note in self.notes)
+        for one in self.findings:
+            if one.verdict == "suffered":
+                yield f"suffered {one.number}", "; ".join(filter(None, (f"{one.name}: {one.evidence}", one.size)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Import(Shown):
     """Runs that were written, what they are, and what to do next."""
 
     out: Path
+    source: str
     models: Sequence[Page]
     ensemble: str = ""
     data: str = ""
@@ -68,41 +92,36 @@ class Import(Shown):
     def lines(self) -> Iterator[str]:
         """Yield the page as text."""
         for one in self.models:
-            yield f"{one.run or self.out.name}: {one.kind}, written by {WRITERS.get(one.generation, one.generation)} of the public HydraGNN"
-            yield from (f"  evidence: {sentence}" for sentence in one.evidence)
-            yield f"  reads {', '.join(one.inputs)}; predicts {', '.join(one.outputs)}"
-            for name, errors in one.test.items():
-                yield f"  test part, {name}: " + ", ".join(
-                    f"{key} {errors[key]:.6g}" for key in ("mae", "rmse") if errors[key] is not None
-                )
-            yield from (f"  note: {note}" for note in one.notes)
-            yield from verdicts(one.findings)
+            yield f"{one.run or self.out.name}: {one.writer}"
+            yield from (f"  {name}: {value}" for name, value in one.facts())
+            for verdict in ("cannot be told", "not suffered"):
+                if numbers := [str(own.number) for own in one.findings if own.verdict == verdict]:
+                    yield f"  {verdict}: {', '.join(numbers)} (docs/silent-failures.md; all evidence with --json)"
         yield from (f"note: {sentence}" for sentence in self.left_out)
         yield f"data: {self.data}"
         yield from (f"next: {command}" for command in self.next)
 
 
-def verdicts(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the failures that were suffered, and numbers of the others."""
-    for one in findings:
-        if one.verdict == "suffered":
-            yield f"  suffered {one.number}, {one.name}: {one.evidence}{f'; {one.size}' if one.size else ''}"
-    for verdict in ("cannot be told", "not suffered"):
-        numbers = [str(one.number) for one in findings if one.verdict == verdict]
-        if numbers:
-            yield f"  {verdict}: {', '.join(numbers)} (docs/silent-failures.md; all evidence with --json)"
+def read_page(folder: Path) -> Import | None:
+    """Return the page of an import; None for others."""
+    place = folder / STORED
+    try:
+        return pydantic.TypeAdapter(Import).validate_python(read_json(place)) if place.exists() else None
+    except pydantic.ValidationError as error:
+        raise InputError(f"{place} is damaged ({error.errors()[0]['msg']}); import again, or remove it") from error
 
 
-def import_folder(path: Path, out: Path) -> Import:
+def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
     """Write models as runs, and several as an ensemble.
 
-    InputError, with nothing written, where no model can be read.
+    All, or the ``top_k`` of a search. InputError, with nothing written, where no model can be read.
     """
     check_out(out)
     if path.suffix == ".json":
         return _import_configuration(path, out)
-    models, failures = list[Imported](), list[InputError]()
-    for files in find_models(path):
+    models, failures, checkpoints = list[Imported](), list[InputError](), find_models(path)
+    losses = losses_of(checkpoints, path)
+    for files in checkpoints if top_k is None else best(checkpoints, losses, top_k):
         try:
             models += imported_models(files)
         except InputError as error:
@@ -114,6 +133,7 @@ def import_folder(path: Path, out: Path) -> Import:
         alone = len(models) == 1
         for model, name in zip(models, names):
             model, store = _with_data(model, making, stores)
+            stores += [store] if store not in stores else []
             run = making if alone else making / name
             errors = write_run(model, store.path, run, out)
             write_tuning(model, store.path, run)
@@ -121,17 +141,24 @@ def import_folder(path: Path, out: Path) -> Import:
             page = _page(model, "" if alone else name, errors, store)
             pages.append(replace(page, findings=diagnose(case)))
         ensemble = "" if alone else _ensemble(making, names, stores, failures)
+        if trials := results_text(losses):
+            write_atomically(making / RESULTS, trials)
+        result = Import(
+            out=out,
+            source=str(path.resolve()),
+            models=pages,
+            ensemble=ensemble,
+            data="; ".join(f"{out / one.path.name}: {one.words}" if one.path else one.words for one in stores),
+            left_out=[str(error) for error in failures],
+            next=[*_next(out, pages, ensemble, bool(trials))],
+        )
+        for page in pages:
+            write_json(making / page.run / STORED, replace(result, models=[page]).to_json())
+        if ensemble:
+            write_json(making / ensemble / STORED, result.to_json())
         (making / LOCK).unlink(missing_ok=True)
         rename_all({making: out})
-    words = "; ".join(f"{out / one.path.name}: {one.words}" if one.path else one.words for one in stores)
-    return Import(
-        out=out,
-        models=pages,
-        ensemble=ensemble,
-        data=words,
-        left_out=[str(error) for error in failures],
-        next=[*_next(out, pages, ensemble)],
-    )
+    return result
 
 
 def _import_configuration(path: Path, out: Path) -> Import:
@@ -147,7 +174,14 @@ def _import_configuration(path: Path, out: Path) -> Import:
         f"hydragnn data build {out / 'build.toml'} --out {store}",
         f"hydragnn train {out / 'run.toml'} --out RUN",
     ]
-    return Import(out=out, models=(), data="a configuration names them", left_out=files.notes, next=commands)
+    return Import(
+        out=out,
+        source=str(path.resolve()),
+        models=(),
+        data="a configuration names them",
+        left_out=files.notes,
+        next=commands,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +199,7 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
     """Return a model as its data have it, and their store."""
     place = find_data(model.files)
     if place is None:
-        return model, _noted(stores, Store(words="none beside the checkpoint, so that nothing is measured"))
+        return model, Store(words="none beside the checkpoint, so that nothing is measured")
     try:
         own, source, graphs = with_data(model, place)
         number = own.branch if own.branches > 1 else -1
@@ -175,9 +209,9 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
         path = making / f"data{len(stores) + 1 if stores else ''}.h5"
         write_data(source, graphs, own, path)
         notes = tuple(_scales(source, own))
-        return own, _noted(stores, Store(words=f"{len(graphs)} graphs of {place}", key=key, path=path, notes=notes))
+        return own, Store(words=f"{len(graphs)} graphs of {place}", key=key, path=path, notes=notes)
     except InputError as error:
-        return model, _noted(stores, Store(words=f"{place} is left out: {error}"))
+        return model, Store(words=f"{place} is left out: {error}")
 
 
 def _scales(source: GraphStore, model: Imported) -> Iterator[str]:
@@ -194,12 +228,6 @@ def _scales(source: GraphStore, model: Imported) -> Iterator[str]:
         yield "no file tells the writer's parts of these raw files, which were drawn anew in every run: nothing is measured"
     if scaled and not any(one.span for one in model.reading.variables):
         yield f"the set was scaled ({', '.join(scaled)}), which config.json does not undo: values are in the scaled units"
-
-
-def _noted(stores: list[Store], store: Store) -> Store:
-    if store not in stores:
-        stores.append(store)
-    return store
 
 
 def _page(model: Imported, run: str, errors: Metrics, store: Store) -> Page:
@@ -235,10 +263,11 @@ def _ensemble(making: Path, names: Sequence[str], stores: Sequence[Store], failu
     return "ensemble"
 
 
-def _next(out: Path, pages: Sequence[Page], ensemble: str) -> Iterator[str]:
+def _next(out: Path, pages: Sequence[Page], ensemble: str, trials: bool) -> Iterator[str]:
     """Yield commands that go on from here."""
     model = out / (ensemble or pages[0].run)
     yield f"hydragnn predict {model} STRUCTURES.xyz --out predictions.h5"
-    if ensemble:
-        yield f"hydragnn report {model}"
+    yield f"hydragnn report {model}"
     yield f"hydragnn train {out / pages[0].run / TUNE} --out TUNED"
+    if trials:
+        yield f"hydragnn search CAMPAIGN.toml --set 'search.warm_start=[\"{out.resolve() / RESULTS}\"]' --out CAMPAIGN"

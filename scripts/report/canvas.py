@@ -255,26 +255,13 @@ class Table:
 
 
 def table_of(items: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], caption: str, **looks: Any) -> Table:
-    """Return a table with a row per item; ``columns`` has headers and cells.
+    """Return a table with a row per item and ``columns`` of cells.
 
     >>> table_of([1, 2], {"number": str, "twice": lambda number: str(2 * number)}, "").rows
     [('1', '2'), ('2', '4')]
     """
     rows = [tuple(cell(item) for cell in columns.values()) for item in items]
     return Table(header=tuple(columns), rows=rows, caption=caption, **looks)
-
-
-def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Return all plain values of a nested table by dotted path.
-
-    >>> leaves({"heads": [{"weight": 1.0}], "seed": 0})
-    [('heads.0.weight', 1.0), ('seed', 0)]
-    """
-    if isinstance(value, Mapping):
-        return [leaf for key, item in value.items() for leaf in leaves(item, f"{path}.{key}" if path else str(key))]
-    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        return [leaf for number, item in enumerate(value) for leaf in leaves(item, f"{path}.{number}")]
-    return [(path, value)]
 
 
 @dataclass(frozen=True, slots=True)

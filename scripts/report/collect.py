@@ -17,6 +17,7 @@ from hydragnn.ensemble.building.evaluation import evaluation_from_json
 from hydragnn.ensemble.domain import Domain
 from hydragnn.ensemble.manifest import manifest_from_json
 from hydragnn.hpo import campaign_history, campaign_records, parameter_importance
+from hydragnn.importing.page import read_page
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.data_facts import data_facts, part_graphs, run_rows, units_of_branches, with_store
 from hydragnn.scripts.report.facts import Campaign, ClassPoints, Data, Facts, Points, Values
@@ -68,6 +69,7 @@ def collect(source: Path, *, store: Path | None = None) -> Facts:
         resolved=resolved,
         stores=_stores(whole),
         run=run,
+        origin=read_page(source),
         campaign=searched,
         data=data,
         data_problem=problem,

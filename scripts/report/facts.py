@@ -18,6 +18,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.texts import NAME
 from hydragnn.hpo import CampaignHistory, TrialHistory
 from hydragnn.hpo.objective import THROUGHPUT
+from hydragnn.importing.page import Import
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.words import join
 
@@ -301,6 +302,8 @@ class Facts:
     """The branch that an ensemble predicts; empty without branches, and where all are shown."""
     stores: Mapping[str, str] = member(default_factory=dict)
     """The store of every branch; empty without branches."""
+    origin: Import | None = None
+    """Page of its import; None for what was trained here."""
     data: Data | None = None
     data_problem: str = ""
     graphs: PartGraphs | None = None

@@ -17,7 +17,7 @@ from hydragnn.base.files import check_page_target, write_atomically
 from hydragnn.base.places import text_of
 from hydragnn.base.shown import visible
 from hydragnn.ensemble import Manifest, TargetEvaluation
-from hydragnn.scripts.report import data, errors, node_time, search, training, uncertainty, where
+from hydragnn.scripts.report import data, errors, node_time, origin, search, training, uncertainty, where
 from hydragnn.scripts.report.collect import collect, ensemble_facts
 from hydragnn.scripts.report.facts import Facts, best_baseline, better_baseline, error, is_categorical, metric, ratio
 from hydragnn.scripts.report.verdict import THRESHOLDS, verdict
@@ -28,6 +28,7 @@ FOLDER = Path(__file__).parent
 REPORT = " – HydraGNN Ensemble</title>".encode()
 """End of the title of every report."""
 CHAPTERS = (
+    origin.chapter,
     *(data.task_chapter, data.chapter, search.chapter, node_time.chapter, training.chapter, training.members_chapter),
     *(errors.chapter, where.chapter, uncertainty.chapter, uncertainty.domain_chapter),
     errors.worst_chapter,
@@ -83,6 +84,8 @@ def reproduction(facts: Facts) -> dict[str, Any]:
 
 
 def _commands(facts: Facts, name: str) -> list[str]:
+    if facts.origin is not None:
+        return [f"hydragnn import {shlex.quote(facts.origin.source)} --out IMPORTED"]
     lines = [f"hydragnn train {name} --out RUN"] if facts.run is not None else []
     lines += [f"hydragnn search {name} --out CAMPAIGN"] if facts.campaign is not None else []
     if facts.manifest is not None:

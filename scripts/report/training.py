@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 
+from hydragnn.base.settings import leaves
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
-from hydragnn.scripts.report.canvas import Figure, Section, Table, leaves, table_of
+from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import Facts, error, is_categorical
 from hydragnn.scripts.report.words import duration, join, measured, plain_number, short, text, thousands, with_unit
 from hydragnn.training.baselines import BASELINES

@@ -21,6 +21,7 @@ from hydragnn.scripts.report.facts import (
     model_scores,
     ratio,
 )
+from hydragnn.scripts.report.origin import failures_of
 from hydragnn.scripts.report.words import join, per_node, plain_number, with_unit
 from hydragnn.training.baselines import BASELINES
 
@@ -292,6 +293,8 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
             "These are validation errors, which chose the model, so they flatter it a little; "
             + ("the test part has not been looked at yet." if untouched else "there is no test part.")
         )
+    if facts.origin is not None and (numbers := failures_of(facts.origin)):
+        yield f"Its files suffered known failures of the public HydraGNN ({numbers}): see Import."
     if manifest is None:
         yield "A single model says nothing about its own uncertainty; an ensemble does."
     elif len(manifest.members) < 3:

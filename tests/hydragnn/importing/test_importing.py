@@ -8,6 +8,7 @@ import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.joining import concatenate
 from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.hpo.space.parameters import Choices, IntRange
+from hydragnn.hpo.space.points import space_of
+from hydragnn.hpo.warm import warm_source
 from hydragnn.importing.finding import find_models
-from hydragnn.importing.page import import_folder
+from hydragnn.importing.page import import_folder, read_page
 from hydragnn.importing.runs import imported_models, write_run
 from hydragnn.importing.variables import Variable
 from hydragnn.models import load_model
@@ -183,7 +187,7 @@ def test_structures_are_predicted_alone_and_by_a_tuned_model(tmp_path: Path) -> 
     write_model(tmp_path / "run")
     page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
     assert [one.generation for one in page.models] == ["v5.0"]
-    assert "predicts energy_per_atom, forces" in "\n".join(page.lines())
+    assert "predicts: energy_per_atom, forces" in "\n".join(page.lines())
     model = hydragnn.load(tmp_path / "out")
     predictions = model.predict([molecule("H2O"), bulk("Cu", cubic=True)])
     assert predictions["energy_per_atom"]["mean"].shape == (2,) and predictions["forces"]["mean"].shape == (7, 3)
@@ -276,6 +280,13 @@ def test_several_checkpoints_with_data_are_a_calibrated_ensemble(tmp_path: Path)
     page = hydragnn.import_public(tmp_path / "runs", tmp_path / "out")
     assert [one.run for one in page.models] == ["m0", "m1", "m2"] and page.ensemble == "ensemble" and not page.left_out
     assert all(set(one.test) == {"energy_per_atom", "forces"} for one in page.models)
+    stored = {name: read_page(tmp_path / "out" / name) for name in ("ensemble", "m1")}
+    assert [*stored["ensemble"].lines()] == [*page.lines()] and [one.run for one in stored["m1"].models] == ["m1"]
+    report = hydragnn.report(tmp_path / "out")
+    text = report.read_text()
+    assert report.parent.name == "ensemble" and f"hydragnn import {tmp_path / 'runs'} --out" in text
+    for value in (value for one in page.models for _, value in one.facts()):
+        assert escape(value, quote=False) in text
     loaded = hydragnn.load(tmp_path / "out" / "ensemble")
     predictions = loaded.predict([molecule("H2O"), molecule("CH4")])
     assert (predictions["energy_per_atom"]["std"] > 0).all()
@@ -396,6 +407,57 @@ def test_models_are_trained_further(tmp_path: Path) -> None:
     record = hydragnn.train(tmp_path / "out" / "tune.toml", tmp_path / "tuned", overrides=["train.epochs=1"])
     errors = record.start["forgetting"]["errors"]
     assert errors["forces/mae"]["before"] == pytest.approx(page.models[0].test["forces"]["mae"], rel=1e-6)
+
+
+def test_pages_of_others_are_no_page_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    assert read_page(tmp_path) is None
+    (tmp_path / "import.json").write_text('{"out": 3}')
+    with pytest.raises(InputError, match=r"import.json is damaged .*; import again, or remove it"):
+        read_page(tmp_path)
+
+
+def event(loss: float) -> bytes:
+    """Return an entry of an event file."""
+    return b"\x12\x17\n\x15\n\x0evalidate error\x15" + np.float32(loss).tobytes() + b"\n\x0atest error\x15\0\0\0\0"
+
+
+LOGS: dict[str, tuple[list[dict[str, bytes]], int | str]] = {
+    "event files": ([{"events.out.tfevents.1": event(one) + event(9.0)} for one in (3.0, 1.0, 2.0)], 1),
+    "a log": ([{"run.log": b"0: Epoch: 01, Train Loss: 9, Val Loss: %g, Test\n" % one} for one in (3.0, 1e-7, 2.0)], 1),
+    "a loss that is none": ([{"run.log": b"Val Loss: nan"}, {"run.log": b"Val Loss: 2.5"}, {}], 1),
+    "the events before the log": ([{"events.out.tfevents.1": event(1.0), "run.log": b"Val Loss: 7"}, {"run.log": b"Val Loss: 2"}, {}], 0),
+    "results": ([{"../results.csv": b"p:hidden_dim,objective,job_id\n8,-3,0\n8,-2,1\n8,F,2\n"}, {}, {"run.log": b"Val Loss: 0"}], 1),
+    "results of another search": ([{"../results.csv": b"p:hidden_dim,objective,job_id\n9,-3,0\n9,-2,1\n"}, {}, {"run.log": b"Val Loss: 1"}], 2),
+    "results of another program": ([{"../results.csv": b"\xff\xfe"}, {"run.log": b"Val Loss: 1"}, {}], 1),
+    "nothing": ([{}, {"run.log": b""}, {"events.out.tfevents.1": b"\0"}], "top-k = 1 exceeds the 0 of 3 models"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_best_trials_of_a_search_are_imported(name: str, tmp_path: Path) -> None:
+    logs, expected = LOGS[name]
+    for number, files in enumerate(logs):
+        write_model(tmp_path / "logs" / f"gfm_0.{number}", seed=number)
+        for file, content in files.items():
+            (tmp_path / "logs" / f"gfm_0.{number}" / file).write_bytes(content)
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            hydragnn.import_public(tmp_path / "logs", tmp_path / "out", top_k=1)
+    else:
+        page = hydragnn.import_public(tmp_path / "logs", tmp_path / "out", top_k=1)
+        assert [Path(one.file).parent.name for one in page.models] == [f"gfm_0.{expected}"]
+
+
+def test_trials_are_a_warm_start(tmp_path: Path) -> None:
+    for number, width in enumerate((6, 8, 10)):
+        folder = write_model(tmp_path / "logs" / f"gfm_0.{number}", hidden_dim=width).parent
+        (folder / "run.log").write_text(f"Val Loss: {abs(width - 9.5)}")
+    page = hydragnn.import_public(tmp_path / "logs", tmp_path / "out", top_k=2)
+    assert [one.run for one in page.models] == ["gfm_0.2", "gfm_0.1"]
+    assert "search.warm_start" in page.next[-1]
+    space = space_of({"model.hidden_dim": IntRange(low=4, high=16), "model.kind": Choices(choices=["gin", "egnn"])})
+    points = warm_source(tmp_path / "out" / "results.csv", space).points
+    assert points == [{"model.hidden_dim": width, "model.kind": "gin"} for width in (10, 8, 6)]
 
 
 def test_a_configuration_alone_becomes_files(tmp_path: Path) -> None:

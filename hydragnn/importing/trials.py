@@ -1,0 +1,91 @@
+"""Trials of a search with the public HydraGNN."""
+
+import csv
+import io
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydragnn.base.errors import InputError
+from hydragnn.base.limits import check_readable
+from hydragnn.base.settings import leaves
+from hydragnn.hpo.warm import number_in, results
+from hydragnn.importing.configuration import import_configuration
+from hydragnn.importing.finding import ModelFiles
+
+RESULTS = "results.csv"
+EVENT = re.compile(rb"\x0evalidate error\x15(.{4})", re.DOTALL)
+"""Validation loss in an event file of TensorBoard, in single precision."""
+LINE = re.compile(rb"Val Loss: ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
+MOST = 2**28
+"""Bytes of a log that are read."""
+
+
+def losses_of(models: Sequence[ModelFiles], path: Path) -> dict[Path, float]:
+    """Return what a search minimised, by checkpoint.
+
+    Of ``results.csv``, else of the logs beside checkpoints.
+    """
+    for place in [*path.glob(RESULTS), *sorted(path.glob(f"*/{RESULTS}"))] if path.is_dir() else []:
+        try:
+            rows = {row.get("job_id"): (score, row) for score, row in results(place) if score is not None}
+        except InputError:  # of another program
+            continue
+        trials = [(one, rows.get(re.split(r"\D", one.checkpoint.parent.name)[-1])) for one in models]
+        if own := {one.checkpoint: row[0] for one, row in trials if row and _agree(row[1], one)}:
+            return own
+    logs = {one.checkpoint: [*_logged(one.checkpoint.parent)] for one in models}
+    return {checkpoint: min(values) for checkpoint, values in logs.items() if values}
+
+
+def _agree(row: Mapping[str, str], model: ModelFiles) -> bool:
+    """Return True where a row has the settings of a model."""
+    try:
+        network = model.config["NeuralNetwork"]
+    except InputError:
+        return False
+    known = {**network["Architecture"], **network.get("Training", {}).get("Optimizer", {})}
+    pairs = [(known[name[2:]], text) for name, text in row.items() if name[2:] in known and text]
+    return all(str(value) == text or value == number_in(text) for value, text in pairs)
+
+
+def _logged(folder: Path) -> Iterator[float]:
+    """Yield the validation losses of all epochs."""
+    for file in [*folder.glob("events.out.tfevents.*"), *folder.glob("run.log")]:
+        check_readable(file)
+        with file.open("rb") as log:
+            content = log.read(MOST)
+        values = [struct.unpack("<f", own)[0] for own in EVENT.findall(content)] or map(float, LINE.findall(content))
+        yield from filter(math.isfinite, values)
+
+
+def best(models: Sequence[ModelFiles], losses: Mapping[Path, float], top_k: int) -> list[ModelFiles]:
+    """Return the models with the lowest losses; InputError where fewer have one."""
+    if top_k > len(losses):
+        raise InputError(
+            f"top-k = {top_k} exceeds the {len(losses)} of {len(models)} models whose validation loss a file states "
+            "(results.csv, or events.out.tfevents.* or run.log beside the checkpoint); lower it"
+        )
+    return sorted((one for one in models if one.checkpoint in losses), key=lambda one: losses[one.checkpoint])[:top_k]
+
+
+def results_text(losses: Mapping[Path, float]) -> str:
+    """Return trials as DeepHyper writes them, by our names of parameters."""
+    rows = list[dict[str, Any]]()
+    for number, (checkpoint, loss) in enumerate(losses.items()):
+        try:
+            run = import_configuration(checkpoint.parent / "config.json").run
+        except InputError:
+            continue
+        values = leaves({key: run[key] for key in ("batch", "model", "heads", "train")})
+        texts = {f"p:{name}": value if isinstance(value, str) else json.dumps(value) for name, value in values}
+        rows.append({**texts, "objective": -loss, "job_id": number})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*dict.fromkeys(name for row in rows for name in row)])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue() if len(rows) > 1 else ""
