@@ -10,7 +10,7 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.importing.finding import FORMATS
-from hydragnn.importing.variables import LOSSES, Source, Variable, variable
+from hydragnn.importing.variables import LOSSES, Source, Variable, complete, variable
 
 Table = dict[str, Any]
 
@@ -75,13 +75,9 @@ def import_configuration(path: Path, files: Sequence[str] = (), store: str = "da
     if source.kind not in KINDS:
         raise InputError(f"{path}: mpnn_type is {source.kind}, none of {', '.join(KINDS)}; check the configuration")
     notes: list[str] = []
-    try:
+    with complete(f"{path} is damaged"):
         build, targets = _build(source, files, notes)
         run = _run(source, build, targets, store, notes)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: {type(error).__name__}: {error}; check the configuration") from error
     return ImportedConfiguration(run=run, build=build, notes=tuple(dict.fromkeys(notes)))
 
 

@@ -20,7 +20,7 @@ from hydragnn.importing.configuration import raw_files
 from hydragnn.importing.finding import SETS, folder_of_raw
 from hydragnn.importing.model import LENGTHS
 from hydragnn.importing.runs import Imported
-from hydragnn.importing.variables import CLASSES, Reading, Source, Variable, reading_of
+from hydragnn.importing.variables import CLASSES, Reading, Source, Variable, complete, reading_of
 
 BLOCK = 2048
 """Graphs that are read at once."""
@@ -57,7 +57,9 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
 def _open_raw(source: Source, root: Path | None) -> GraphStore:
     """Return raw files of a configuration, whose paths count from a folder."""
     assert root is not None
-    settings: Any = read_build_settings({"kind": "hydragnn", **raw_files(source, [])}, root / "BUILD.toml")
+    with complete("config.json does not say how raw files are read"):
+        table = raw_files(source, [])
+    settings: Any = read_build_settings({"kind": "hydragnn", **table}, root / "BUILD.toml")
     (store,) = settings.stores
     return store
 

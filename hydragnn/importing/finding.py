@@ -109,7 +109,7 @@ def find_data(model: ModelFiles) -> Path | None:
     names = [*_paths(dataset), *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]
     for root in _roots(model):
         for name in names:
-            if (root / name).is_dir() and name.endswith(SETS):
+            if name.endswith(SETS) and _has_files(root / name):
                 return root / name
         near = [one for one in [*root.glob("*"), *root.glob("dataset/*")] if one.suffix in SETS and one.is_dir()]
         if len(near) == 1 and root.resolve().is_relative_to(model.root.resolve()):
@@ -124,7 +124,14 @@ def folder_of_raw(model: ModelFiles) -> Path | None:
     if not isinstance(dataset, dict) or dataset.get("format") not in FORMATS or "node_features" not in dataset:
         return None
     places = _paths(dataset)
-    return next((one for one in _roots(model) if places and all((one / name).is_dir() for name in places)), None)
+    return next((one for one in _roots(model) if places and all(_has_files(one / name) for name in places)), None)
+
+
+def _has_files(path: Path) -> bool:
+    try:
+        return any(path.iterdir())
+    except (OSError, ValueError):  # no folder, or no path
+        return False
 
 
 def _roots(model: ModelFiles) -> list[Path]:

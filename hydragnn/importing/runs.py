@@ -21,7 +21,7 @@ from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
 from hydragnn.importing.finding import ModelFiles
 from hydragnn.importing.model import ENCODING, KIND, OUTPUT
-from hydragnn.importing.variables import LOSSES, Reading, Source, Variable, reading_of
+from hydragnn.importing.variables import LOSSES, Reading, Source, Variable, complete, reading_of
 from hydragnn.models import GraphModel, TrainedModel, build_from_description, make_description, save_model
 from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
@@ -52,16 +52,15 @@ def imported_models(files: ModelFiles) -> list[Imported]:
     """Return the models of a checkpoint, one for each branch."""
     weights, _ = read_checkpoint(files.checkpoint)
     try:
-        return _models(files, weights)
+        with complete("config.json is damaged"):
+            return _models(files, weights)
     except InputError as error:
         raise InputError(f"{files.checkpoint}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"config.json of {files.checkpoint} is damaged ({error!r}); copy it again") from error
 
 
 def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
+    source = Source(files.config, Path("config.json"))
     settings = FrozenSettings.from_config(files.config, weights)
-    source = Source(files.config, files.checkpoint)
     reading = reading_of(source, settings)
     dtype = torch.float64 if any(one.dtype == torch.float64 for one in weights.values()) else torch.float32
     numbers = sorted(int(name.removeprefix("branch-")) for name in settings.graph_heads) or [0]
@@ -111,7 +110,7 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
         "edge_lengths": reading.edge_lengths,
         "images": reading.images,
     }
-    training = model.source.training
+    training, optimizer = model.source.training, model.source.section("NeuralNetwork", "Training", "Optimizer")
     store = home / ("data.h5" if data is None else data.name)
     config = {
         "data": {"store": str(store.resolve()), "inputs": [one.field.name for one in reading.inputs]},
@@ -121,7 +120,7 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
         "heads": [*_heads(model)],
         "train": {
             "epochs": training.get("num_epoch") or 1,
-            "learning_rate": (training.get("Optimizer") or {}).get("learning_rate") or 1e-3,
+            "learning_rate": optimizer.get("learning_rate") or 1e-3,
             "precision": "fp64" if dtype == torch.float64 else "fp32",
         },
     }

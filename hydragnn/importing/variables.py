@@ -1,7 +1,9 @@
 """Inputs and outputs that a configuration of the public HydraGNN names."""
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
@@ -14,7 +16,11 @@ from hydragnn.importing.model import ENCODING, LENGTHS
 
 NUMBERS = re.compile(r"(atomic_?num(ber)?s?|num_?of_?protons|protons?|z)", re.IGNORECASE)
 """Names of columns that are atomic numbers."""
+TEXT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|true|false|nan|inf", re.IGNORECASE)
+"""Numbers and truth values as texts."""
 CLASSES = 119
+WITH_FORCES = ("PNAPlus", "SchNet", "DimeNet", "EGNN", "PAINN", "PNAEq", "MACE")
+"""Kinds that depend on positions."""
 LOSSES = {"mse": "mse", "mae": "mae", "rmse": "mse", "smooth_l1": "huber", "GaussianNLLLoss": "nll"}
 Span = tuple[float, float]
 
@@ -45,6 +51,17 @@ def variable(name: str, on: Location, dim: int, *, key: str = "", weight: float 
     return Variable(field=field, key=key or name, weight=weight, **more)
 
 
+@contextmanager
+def complete(otherwise: str) -> Iterator[None]:
+    """Raise InputError for keys that lack, or hold something else."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{otherwise} ({type(error).__name__}: {error}); copy it again") from error
+
+
 class Source:
     """Sections of a configuration, of whichever generation."""
 
@@ -58,6 +75,9 @@ class Source:
         self.potential = bool(
             self.architecture.get("enable_interatomic_potential") or self.training.get("compute_grad_energy")
         )
+        for key, value in (*self.architecture.items(), *self.training.items()):
+            if isinstance(value, str) and TEXT.fullmatch(value):
+                raise InputError(f'{where}: {key} = "{value}" is a text; write it without quotes')
         self.kind = str(self.architecture.get("mpnn_type") or self.architecture.get("model_type"))
         self.loss = str(self.training.get("loss_function_type") or "mse")
 
@@ -83,7 +103,7 @@ class Source:
         names, dims = self._features("node")
         columns = [(name, number) for number, (name, dim) in enumerate(zip(names, dims)) for name in _parts(name, dim)]
         result = []
-        for place, column in enumerate(self.listed["input_node_features"]):
+        for place, column in enumerate(_from_zero(self.listed["input_node_features"])):
             name, feature = columns[column] if column < len(columns) else (f"x_{column}", column)
             span = self._span("x", place, "node", feature, 1)
             result.append(variable(name, "node", 1, key="x", first=column, span=span))
@@ -109,7 +129,7 @@ class Source:
 
     def _columns(self, weights: Sequence[float]) -> list[Variable]:
         """Return outputs that are columns of ``x`` and ``y``."""
-        levels, indices = self.listed["type"], self.listed["output_index"]
+        levels, indices = self.listed["type"], _from_zero(self.listed["output_index"])
         features = {level: self._features(level) for level in ("node", "graph")}
         pairs = [*zip(levels, indices, strict=True)]
         widths = self.listed.get("output_dim") or [(*features[on][1][i : i + 1], 1)[0] for on, i in pairs]
@@ -140,7 +160,15 @@ class Source:
         """Return the smallest and largest value of a scaled feature."""
         own, low_high = self.listed.get(f"{key}_minmax"), self.listed.get(f"minmax_{level}_feature")
         pair = own[place] if own else [ends[feature] for ends in low_high or ()]
+        if pair and not (math.isfinite(float(pair[0])) and math.isfinite(float(pair[1]))):
+            raise ValueError(f"{pair} of feature {feature} are not finite")
         return [(float(pair[0]), float(pair[1]))] * width if pair else ()
+
+
+def _from_zero(numbers: Sequence[int]) -> Sequence[int]:
+    if any(one < 0 for one in numbers):
+        raise ValueError(f"{numbers} count from the end")
+    return numbers
 
 
 def _parts(name: str, dim: int) -> list[str]:
@@ -183,13 +211,13 @@ class Reading:
 
 def reading_of(source: Source, settings: FrozenSettings) -> Reading:
     """Return what a configuration says; InputError where it contradicts itself."""
-    try:
+    with complete("config.json does not say what x and y hold"):
         inputs = [one for one in source.inputs() if one.field.on == "node"]
         outputs = source.outputs([one.field.name for one in inputs])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"config.json does not say what x and y hold ({error!r}); copy it again") from error
+    if settings.radius is not None and not 0 < settings.radius < math.inf:
+        raise InputError(f"config.json: radius = {settings.radius} is no distance; copy it again")
+    if settings.interatomic and settings.kind not in WITH_FORCES:
+        raise InputError(f"config.json: {settings.kind} does not depend on positions, so it cannot give forces")
     levels = [(one.field.on, one.field.width) for one in outputs]
     if not settings.interatomic and levels != [(one.level, one.dim) for one in settings.heads]:
         raise InputError(

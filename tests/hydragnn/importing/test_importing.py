@@ -8,7 +8,9 @@ import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from html import escape
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,63 @@ def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         import_folder(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+ODD: dict[str, tuple[str, Any, str]] = {
+    "a text for a number": ("NeuralNetwork.Architecture.radius", "3.0", 'radius = "3.0" is a text'),
+    "a text for a truth": ("NeuralNetwork.Architecture.enable_interatomic_potential", "false", "without quotes"),
+    "no distance": ("NeuralNetwork.Architecture.radius", -1, "is no distance"),
+    "forces without positions": (
+        "NeuralNetwork.Architecture.enable_interatomic_potential",
+        True,
+        "GIN does not depend on",
+    ),
+    "one weight of two": ("NeuralNetwork.Architecture.task_weights", [1.0], "2 outputs and 1 task_weights"),
+    "a column from the end": ("NeuralNetwork.Variables_of_interest.output_index", [0, -1], "count from the end"),
+    "an unknown level": ("NeuralNetwork.Variables_of_interest.type", ["graph", "edge"], "what x and y hold"),
+    "a scale that is none": ("NeuralNetwork.Variables_of_interest.y_minmax", [[0, float("nan")]] * 2, "not finite"),
+    "a list for a section": ("NeuralNetwork.Training", [1], "Training is no section"),
+    "a text for a section": ("NeuralNetwork.Training.Optimizer", "Adam", "Optimizer is no section"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_values_are_refused(name: str, tmp_path: Path) -> None:
+    place, value, words = ODD[name]
+    write_model(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    *sections, key = place.split(".")
+    reduce(getitem, sections, config)[key] = value
+    file.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=words):
+        import_folder(tmp_path / "run", tmp_path / "out")
+    assert {one.name for one in tmp_path.iterdir()} == {"run"}
+
+
+LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
+    "a path that none can be": ({"path": {"total": "a" * 5000}}, "none beside"),
+    "an empty folder": ({"path": {"total": "empty"}}, "none beside"),
+    "no columns": ({}, "does not say how raw files are read"),
+    "no path but a text": ({"path": "raw"}, "path is no section"),
+    "no numbers": ({"column_index": [0, 1, 2]}, "lacks a column"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_raw_files_that_cannot_be_read_are_left_out(name: str, tmp_path: Path) -> None:
+    changes, words = LEFT_OUT[name]
+    write_model(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    config["Dataset"] |= {"format": "LSMS", "path": {"total": "raw"}, **changes}
+    for level in ("node_features", "graph_features"):
+        config["Dataset"][level] |= changes
+    file.write_text(json.dumps(config))
+    (tmp_path / "run" / "empty").mkdir()
+    (tmp_path / "run" / "raw").mkdir()
+    (tmp_path / "run" / "raw" / "a.txt").write_text("no number\n")
+    assert words in import_folder(tmp_path / "run", tmp_path / "out").data
 
 
 PLACES: dict[str, tuple[list[str], str, list[str]]] = {
