@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.adios import DTYPES
-from hydragnn.datasets.formats.public_columns import Columns, Piece, by_part
+from hydragnn.datasets.formats.public_columns import EDGES, Columns
 from hydragnn.datasets.formats.reservation import state_of
 
 SECONDS, BYTES = 20, 1 << 30
 """Time and memory of a trial, and those of its files more: damaged files hang or end ADIOS2."""
+OTHER = "V1"
+"""Dtype in place of those that are not read."""
 FILE_RATE = 1e8
 """Bytes a second that a slow file system reads."""
-
-MINMAX = "minmax_"
-"""Begin of names of attributes with smallest and largest values."""
 
 
 class BpColumns(Columns):
@@ -40,75 +39,104 @@ class BpColumns(Columns):
         if not is_trial and not _opens(path):
             raise InputError(self._broken)
         try:
-            self._file: Any = adios2.FileReader(str(path))
+            self._adios = adios2.Adios()
+            io = self._adios.declare_io("read")
+            io.set_parameters({"OpenTimeoutSecs": "1"})  # for which files that were cut off are waited for
+            self._file: Any = adios2.FileReader(io, str(path))
             self._state = [state_of(file) for file in self._data]
             attributes = {name: self._file.read_attribute(name) for name in self._file.available_attributes()}
             variables = self._file.available_variables()
-            self._types = {name: str(one["Type"]) for name, one in variables.items()}
+            self._types = {name: np.dtype(DTYPES.get(one["Type"], OTHER)) for name, one in variables.items()}
             self._shapes = {
                 name: tuple(map(int, filter(None, one["Shape"].replace(" ", "").split(","))))
                 for name, one in variables.items()
             }
+            self._axes: dict[str, tuple[int, bool]] = {}
             self._check_bytes(path)
-            super().__init__(path, self._pieces_of(attributes))
+            found = {name: int(one) for name, one in attributes.items() if name.endswith("/ndata")}
+            labels = {name.removesuffix("/ndata"): graphs for name, graphs in found.items()}
+            super().__init__(path, labels, {name: one for name, one in attributes.items() if "/" not in name})
+            self._add_keys(attributes)
         except InputError:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError, OSError, AttributeError) as error:
             raise InputError(self._broken) from error
-        self.attributes = {name: _plain(name, value) for name, value in attributes.items() if "/" not in name}
 
     def __reduce__(self) -> tuple[type["BpColumns"], tuple[Path]]:
         return BpColumns, (self.path,)
 
     def _check_bytes(self, path: Path) -> None:
         """Raise InputError for too few bytes, for which ADIOS2 would wait."""
-        claim = sum(
-            math.prod(shape) * np.dtype(DTYPES.get(self._types[name], "u1")).itemsize
-            for name, shape in self._shapes.items()
-        )
+        claim = sum(math.prod(shape) * self._types[name].itemsize for name, shape in self._shapes.items())
         present = sum(file.stat().st_size for file in self._data)
         if claim > present:
             raise InputError(f"{path} claims {claim:,} bytes and has {present:,}; it was cut off, so copy it again")
 
-    def _pieces_of(self, attributes: Mapping[str, Any]) -> Iterator[Piece]:
-        """Yield the keys of every label; InputError where counts contradict arrays."""
-        known: list[NDArray[np.int64]] = []
-        labels = [name.removesuffix("/ndata") for name in attributes if name.endswith("/ndata")]
-        for label in sorted(labels, key=by_part):
-            graphs = int(attributes[f"{label}/ndata"])
-            for key in sorted({*np.atleast_1d(attributes[f"{label}/keys"]).tolist()}):
-                name = f"{label}/{key}"
-                axis, shape = int(attributes[f"{name}/variable_dim"]), self._shapes[name]
-                counts, starts = (self._index(f"{name}/variable_{which}", graphs) for which in ("count", "offset"))
-                stops = np.cumsum(counts)
-                if not 0 <= axis < len(shape) or (counts < 0).any() or (starts != stops - counts).any():
-                    raise InputError(f"{self._broken}: offsets of {name} are not the sums of its counts")
-                if int(stops[-1]) != shape[axis]:
-                    raise InputError(
-                        f"{self._broken}: counts of {name} are {stops[-1]} in all, and it has {shape[axis]}"
-                    )
-                counts = next((one for one in known if np.array_equal(one, counts)), counts)
-                known.append(counts)  # most keys have one of few columns of counts, which is kept once
-                dtype = np.dtype(DTYPES.get(self._types[name], object))
-                yield Piece(label=label, key=str(key), axis=axis, shape=shape, dtype=dtype, counts=counts)
+    def _add_keys(self, attributes: Mapping[str, Any]) -> None:
+        """Add every key; InputError where counts contradict arrays."""
+        keys = {label: {*np.atleast_1d(attributes[f"{label}/keys"]).tolist()} for label in self.labels}
+        for key in sorted({key for some in keys.values() for key in some}):
+            labels = [label for label in self.labels if key in keys[label]]
+            axes = [int(attributes[f"{label}/{key}/variable_dim"]) for label in labels]
+            axis = max(int(key == EDGES and len(self._shapes[f"{labels[0]}/{key}"]) > 1), *axes)
+            forms = [self._form(f"{label}/{key}", own, axis, self.labels[label]) for label, own in zip(labels, axes)]
+            (dtype, shape), *others = {(self._types[f"{label}/{key}"], form[1]) for label, form in zip(labels, forms)}
+            if len(labels) < len(self.labels):
+                self.left_out[key] = "not in every part"
+            elif others or axis > 1 or dtype == OTHER or shape is None:
+                self.left_out[key] = "of several dtypes or shapes, or of those that are not read"
+            else:
+                self._axes |= {f"{label}/{key}": (own, own < axis) for label, own in zip(labels, axes)}
+                self.add(key, np.concatenate([counts for counts, _ in forms]), shape, dtype)
+
+    def _form(self, name: str, own: int, axis: int, graphs: int) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
+        """Return rows of each graph along ``axis``, and their shape; None for several."""
+        counts, starts = (self._index(f"{name}/variable_{which}", graphs) for which in ("count", "offset"))
+        shape = self._shapes[name]
+        if not 0 <= own < len(shape) or (counts < 0).any() or (starts != np.cumsum(counts) - counts).any():
+            raise InputError(f"{self._broken}: offsets of {name} are not the sums of its counts")
+        if (total := int(counts.sum())) != shape[own]:
+            raise InputError(f"{self._broken}: counts of {name} are {total} in all, and it has {shape[own]}")
+        if own == axis:
+            return counts, (*shape[:axis], *shape[axis + 1 :])
+        alike = len(shape) > 1 and (counts == counts[0]).all()
+        return (np.full(graphs, shape[1]), (int(counts[0]), *shape[2:])) if alike else (counts, None)
 
     def _index(self, name: str, graphs: int) -> NDArray[np.int64]:
-        if self._shapes[name] != (graphs,) or self._types[name] != "int64_t" or graphs < 1:
+        if self._shapes[name] != (graphs,) or self._types[name] != np.int64:
             raise InputError(f"{self._broken}: {name} is not one whole number for each of {graphs} graphs")
         values: NDArray[np.int64] = self._file.read(name)
         return values
 
-    def slab(self, piece: Piece, start: int, stop: int) -> Array:
-        """Return a run of an array; InputError for changed files."""
-        name, shape = f"{piece.label}/{piece.key}", piece.shape
-        out = np.empty((*shape[: piece.axis], stop - start, *shape[piece.axis + 1 :]), dtype=piece.dtype)
+    def rows(self, key: str, first: int, last: int) -> Array:
+        """Return rows of graphs ``first`` to ``last``; InputError for changed files."""
+        row, bounds = self.shapes[key], self.offsets[key]
+        runs, skip = [np.zeros((0, *row), dtype=self.dtypes[key])], 0
+        for label, graphs in self.labels.items():
+            name, start, stop = f"{label}/{key}", max(first - skip, 0), min(last - skip, graphs)
+            if stop > start:
+                axis, lies_across = self._axes[name]
+                begin, end = (bounds[[skip + start, skip + stop]] - bounds[skip]).tolist()
+                if lies_across:  # samples of one shape, end to end along another axis than rows
+                    slab = self._slab(name, axis, start * row[0], stop * row[0])
+                    slab = slab.reshape(stop - start, row[0], *slab.shape[1:]).swapaxes(1, 2)
+                    runs.append(slab.reshape(end - begin, *row))
+                else:
+                    runs.append(np.moveaxis(self._slab(name, axis, begin, end), axis, 0))
+            skip += graphs
+        return np.ascontiguousarray(np.concatenate(runs))
+
+    def _slab(self, name: str, axis: int, start: int, stop: int) -> Array:
+        """Return a run of an array along its axis."""
+        shape = self._shapes[name]
+        out = np.empty((*shape[:axis], stop - start, *shape[axis + 1 :]), dtype=self._types[name])
         try:
             if self._state != [state_of(file) for file in self._data]:  # reading beyond an end would end the process
                 raise OSError("the set was changed while it was read")
-            for place in np.ndindex(shape[: piece.axis]) if stop > start else ():  # ADIOS2 reads all in between, too
-                begin = [*place, start, *(0 for _ in shape[piece.axis + 1 :])]
-                size = [*(1 for _ in place), *out.shape[piece.axis :]]
-                out[place] = self._file.read(name, start=begin, count=size).reshape(out.shape[piece.axis :])
+            for place in np.ndindex(shape[:axis]) if out.size else ():  # ADIOS2 reads all in between, too
+                begin = [*place, start, *(0 for _ in shape[axis + 1 :])]
+                size = [*(1 for _ in place), *out.shape[axis:]]
+                out[place] = self._file.read(name, start=begin, count=size).reshape(out.shape[axis:])
         except (RuntimeError, ValueError, OSError) as error:
             raise InputError(f"{self.path}: {name} cannot be read; copy the set again") from error
         return out
@@ -141,10 +169,3 @@ def _opens(path: Path) -> bool:
         os.kill(child, signal.SIGKILL)
         ended = os.waitpid(child, 0)
     return ended[1] == 0
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Return an attribute as JSON has it."""
-    if isinstance(value, np.ndarray) and name.startswith(MINMAX) and value.size % 2 == 0:
-        return value.reshape(2, -1).tolist()
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -1,7 +1,6 @@
 """Samples of the public HydraGNN end to end, by key."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +14,29 @@ LABELS = ("trainset", "valset", "testset")
 """Labels in the order of the parts of a split."""
 
 EDGES = "edge_index"
+MINMAX = "minmax_"
+"""Begin of names of attributes with smallest and largest values."""
 
 
-def by_part(label: str) -> tuple[int, str]:
-    """Return what labels are sorted by.
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Return labels: those of a split first.
 
-    >>> sorted(["extra", "testset", "trainset"], key=by_part)
+    >>> in_order(["extra", "testset", "trainset"])
     ['trainset', 'testset', 'extra']
     """
-    return (LABELS.index(label) if label in LABELS else len(LABELS), label)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Piece:
-    """Array of a key: samples of one label along ``axis``."""
-
-    label: str
-    key: str
-    axis: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    counts: NDArray[np.int64]
-    """Extent of every sample along the axis."""
-    values: Array | None = None
-    """The array, where it is in memory."""
+    return sorted(labels, key=lambda label: (LABELS.index(label) if label in LABELS else len(LABELS), label))
 
 
 class Columns:
-    """Keys of all labels, with the rows of every graph."""
+    """Keys of all samples, with the rows of every graph."""
 
-    def __init__(self, path: Path, pieces: Iterable[Piece]) -> None:
-        """Take pieces in the order of labels; InputError without any."""
+    def __init__(self, path: Path, labels: Mapping[str, int], attributes: Mapping[str, Any]) -> None:
+        """Take the number of graphs by label; InputError without any."""
         self.path = path
-        self.attributes: dict[str, Any] = {}
-        by_key: dict[str, list[Piece]] = {}
-        self.labels: dict[str, int] = {}
-        """Graphs by label."""
-        for piece in pieces:
-            by_key.setdefault(piece.key, []).append(piece)
-            self.labels[piece.label] = len(piece.counts)
+        self.labels = {label: labels[label] for label in in_order(labels) if labels[label]}
         if not self.labels:
             raise InputError(f"{path} has no samples; copy it again, or check where it comes from")
+        self.attributes = {name: as_json(name, value) for name, value in attributes.items()}
         self.offsets: dict[str, NDArray[np.int64]] = {}
         """First row of every graph, by key, and the end."""
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -63,92 +44,45 @@ class Columns:
         self.dtypes: dict[str, np.dtype[Any]] = {}
         self.left_out: dict[str, str] = {}
         """Keys that are not read, and why."""
-        self._pieces: dict[str, list[tuple[Piece, bool]]] = {}
-        for key, some in by_key.items():
-            if reason := self._add(key, some):
-                self.left_out[key] = reason
+        self._arrays: dict[str, Array] = {}
 
     def __len__(self) -> int:
         return sum(self.labels.values())
 
-    def _add(self, key: str, pieces: Sequence[Piece]) -> str:
-        """Take a key; return why not."""
-        axis = max(int(key.startswith(EDGES)), *(piece.axis for piece in pieces))
-        lone = {(piece.dtype, _row_shape(piece, axis)) for piece in pieces}
-        if {piece.label for piece in pieces} != {*self.labels}:
-            return "not in every part"
-        if len(lone) > 1 or axis > 1 or pieces[0].dtype == object or any(-1 in shape for _, shape in lone):
-            return "of several dtypes or shapes, or of those that are not read"
-        counts = [np.full(len(p.counts), p.shape[1]) if p.axis < axis else p.counts for p in pieces]
-        offsets = offsets_of(np.concatenate(counts))
+    def add(self, key: str, counts: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Add a key by the rows of every graph."""
+        offsets = offsets_of(np.asarray(counts))
         # most keys have one of few columns of offsets, which is kept once
         self.offsets[key] = next((one for one in self.offsets.values() if np.array_equal(one, offsets)), offsets)
-        ((self.dtypes[key], self.shapes[key]),) = lone
-        self._pieces[key] = [(replace(piece, counts=piece.counts[:1].copy()), piece.axis < axis) for piece in pieces]
-        return ""
+        self.shapes[key], self.dtypes[key] = shape, dtype
 
     def rows(self, key: str, first: int, last: int) -> Array:
         """Return rows of graphs ``first`` to ``last``, end to end."""
-        runs, skip = [np.zeros((0, *self.shapes[key]), dtype=self.dtypes[key])], 0
-        for piece, lies_across in self._pieces[key]:
-            count, bounds = self.labels[piece.label], self.offsets[key]
-            start, stop = (min(max(graph - skip, 0), count) for graph in (first, last))
-            if lies_across and stop > start:  # all samples of this label have one shape, and lie along another axis
-                width = int(piece.counts[0])
-                slab = self.slab(piece, start * width, stop * width).reshape(-1, width, *piece.shape[1:])
-                runs.append(slab.swapaxes(1, 2).reshape(-1, *self.shapes[key]))
-            elif stop > start:
-                begin, end = (int(bounds[skip + graph] - bounds[skip]) for graph in (start, stop))
-                runs.append(np.moveaxis(self.slab(piece, begin, end), piece.axis, 0))
-            skip += count
-        return np.ascontiguousarray(np.concatenate(runs))
+        return self._arrays[key][slice(*self.offsets[key][[first, last]].tolist())]
 
     def count(self, key: str) -> int | None:
         """Return the rows of each graph; None where they differ."""
         counts = np.diff(self.offsets[key])
         return int(counts[0]) if (counts == counts[0]).all() else None
 
-    def slab(self, piece: Piece, start: int, stop: int) -> Array:
-        """Return a run of an array along its axis."""
-        assert piece.values is not None
-        return np.take(piece.values, range(start, stop), axis=piece.axis)
-
-
-def _row_shape(piece: Piece, axis: int) -> tuple[int, ...]:
-    """Return the shape of a row along another axis than a sample's."""
-    if piece.axis < axis:
-        return (int(piece.counts[0]), *piece.shape[2:]) if (piece.counts == piece.counts[0]).all() else (-1,)
-    return (*piece.shape[:axis], *piece.shape[axis + 1 :])
-
 
 def record_columns(path: Path, records: Mapping[str, Sequence[Mapping[str, Any]]], notes: dict[str, Any]) -> Columns:
     """Return arrays, numbers and texts of samples by label."""
-    other: dict[str, str] = {}
-    columns = Columns(path, _pieces(records, other))
-    columns.attributes, columns.left_out = notes, columns.left_out | other
+    columns = Columns(path, {label: len(some) for label, some in records.items()}, notes)
+    samples = [{key: _array(value) for key, value in one.items()} for label in columns.labels for one in records[label]]
+    for key in sorted({key for one in samples for key in one}):
+        arrays = [array for one in samples if (array := one.get(key)) is not None]
+        if len(arrays) < len(samples) or len({(array.ndim, array.dtype) for array in arrays}) > 1:
+            columns.left_out[key] = "not in every sample, or of several kinds"
+            continue
+        axes = np.flatnonzero(np.ptp([array.shape for array in arrays], axis=0)).tolist()
+        if len(axes) > 1:
+            columns.left_out[key] = "of shapes that differ along several axes"
+            continue
+        axis = axes[0] if axes else int(key == EDGES and arrays[0].ndim > 1)
+        whole = columns._arrays[key] = np.concatenate([np.moveaxis(array, axis, 0) for array in arrays])
+        columns.add(key, [array.shape[axis] for array in arrays], whole.shape[1:], whole.dtype)
     return columns
-
-
-def _pieces(records: Mapping[str, Sequence[Mapping[str, Any]]], other: dict[str, str]) -> Iterator[Piece]:
-    for label in sorted(records, key=by_part):
-        samples = [{key: _array(value) for key, value in sample.items()} for sample in records[label]]
-        for key in sorted({key for sample in samples for key in sample}):
-            arrays = [array for sample in samples if (array := sample.get(key)) is not None]
-            ranks, dtypes = {array.ndim for array in arrays}, {array.dtype for array in arrays}
-            if len(arrays) < len(samples) or len(ranks) > 1 or len(dtypes) > 1:
-                other[key] = "not in every sample, or of several kinds"
-                continue
-            sizes = np.array([array.shape for array in arrays])
-            axes = np.flatnonzero(np.ptp(sizes, axis=0)).tolist()
-            if len(axes) > 1:
-                other[key] = "of shapes that differ along several axes"
-                continue
-            axis = (axes or [0])[0]
-            values = np.concatenate(arrays, axis=axis)
-            counts = sizes[:, axis].astype(np.int64)
-            yield Piece(
-                label=label, key=key, axis=axis, shape=values.shape, dtype=values.dtype, counts=counts, values=values
-            )
 
 
 def _array(value: Any) -> Array | None:
@@ -157,3 +91,10 @@ def _array(value: Any) -> Array | None:
         return np.frombuffer(value.encode(), dtype=np.uint8)
     array = np.atleast_1d(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
     return array if array is not None and array.dtype.kind in "fiub" else None
+
+
+def as_json(name: str, value: Any) -> Any:
+    """Return an attribute as JSON has it; smallest above largest values."""
+    if isinstance(value, np.ndarray) and name.startswith(MINMAX) and value.size % 2 == 0:
+        value = value.reshape(2, -1)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

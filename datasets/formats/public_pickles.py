@@ -1,13 +1,12 @@
 """Pickled samples of the public HydraGNN, read without running their code."""
 
 import io
-import math
 import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,50 +21,71 @@ class Sample:
     """Attributes of a ``Data``, or of a storage in it."""
 
     def __setstate__(self, state: Any) -> None:
-        if not isinstance(state, dict):
-            raise TypeError("attributes that are no table")
         self.__dict__.update(state)
+
+
+class Numbers(np.ndarray):
+    """Array whose dtype is one of numbers."""
+
+    def __setstate__(self, state: Any) -> None:
+        version, shape, dtype, *content = state
+        super().__setstate__((version, shape, np.dtype(dtype.char).newbyteorder(dtype.byteorder), *content))
+
+
+def _numbers(*_: Any) -> Array:
+    return Numbers.__new__(Numbers, (0,), "b")
+
+
+def _dtype(name: Any, *_: Any) -> np.dtype[Any]:
+    dtype = np.dtype(name, copy=True)
+    if dtype.kind not in "fiub":
+        raise TypeError(f"numbers of dtype {dtype}")
+    return dtype
+
+
+def _scalar(dtype: np.dtype[Any], content: bytes) -> Any:
+    return np.frombuffer(content, np.dtype(dtype.char).newbyteorder(dtype.byteorder), count=1)[0]
 
 
 def _storage(content: bytes) -> Any:
     """Return the numbers of a storage, which torch reads as weights alone."""
     import torch
 
+    if content[:2] == b"PK":  # which might unpack to anything
+        raise ValueError("a storage in an archive")
     storage = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     return torch.tensor([], dtype=storage.dtype).set_(storage)
 
 
 def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any) -> Array:
     """Return a tensor; ValueError where it is larger than its storage."""
-    if math.prod(shape) > max(1, storage.numel()):
+    if np.prod(shape, dtype=object) > max(1, storage.numel()):
         raise ValueError("a tensor beyond its storage")
     tensor: Array = storage.as_strided(tuple(shape), tuple(strides), offset).numpy().copy()
     return tensor
-
-
-def _scalar(dtype: Any, content: bytes) -> Any:
-    return np.frombuffer(content, dtype=np.dtype(dtype), count=1)[0]
 
 
 def _same(value: Any, *_: Any) -> Any:
     return value
 
 
-NUMPY = {"_reconstruct": lambda *_: np.ndarray((0,), "b"), "scalar": _scalar}
 ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("numpy", "dtype"): np.dtype,
+    ("numpy", "dtype"): _dtype,
     ("numpy", "ndarray"): _same,
     ("torch", "Size"): tuple,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_parameter"): _same,
     ("torch.storage", "_load_from_bytes"): _storage,
-    **{(f"numpy.{core}.multiarray", name): one for core in ("core", "_core") for name, one in NUMPY.items()},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _numbers for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
 }
 """Stand-ins for functions and classes in files; others are refused."""
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # in Python, whose memo takes no more than what is there
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
+
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in; UnpicklingError for another name."""
         if module.startswith("torch_geometric.data.") and re.fullmatch(
@@ -76,13 +96,22 @@ class _Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return ALLOWED[module, name]
 
+    def set_state(self) -> None:
+        """Give an object its state; AttributeError for functions and classes."""
+        state = self.stack.pop()
+        self.stack[-1].__setstate__(state)
+
+    dispatch[pickle.BUILD[0]] = set_state
+    del dispatch[pickle.BYTEARRAY8[0]]  # which allocates what it claims
+
 
 def objects_in(path: Path) -> list[Any]:
     """Return the objects of a file; InputError for other kinds."""
-    objects, content = [], io.BytesIO(path.read_bytes())
+    objects = []
     try:
-        while content.tell() < len(content.getbuffer()):
-            objects.append(_Unpickler(content).load())
+        with path.open("rb") as file:
+            while file.peek(1):
+                objects.append(_Unpickler(file).load())
     except Exception as error:  # whatever a damaged pickle raises
         raise InputError(
             f"{path} is damaged, or holds more than tensors, arrays and Data of torch_geometric, and code from files is not run: "
@@ -98,19 +127,16 @@ def samples_in(folder: Path) -> tuple[dict[str, list[Mapping[str, Any]]], dict[s
     for meta in sorted(folder.glob(f"*{META}")):
         label, head = meta.name.removesuffix(META), objects_in(meta)
         number = re.compile(rf"{re.escape(label)}-(\d+)\.pkl")
-        files = sorted(
-            (int(match[1]), file) for file in folder.rglob("*.pkl") if (match := number.fullmatch(file.name))
-        )
+        files = {int(match[1]): file for file in folder.rglob("*.pkl") if (match := number.fullmatch(file.name))}
         count = next((one for one in head if type(one) is int), None)
-        if count != len(files) or any(number != place for place, (number, _) in enumerate(files)):
+        if count != len(files) or {*files} != {*range(len(files))}:
             raise InputError(f"{meta} counts {count} samples, and {len(files)} are beside it; copy the folder again")
-        samples[label] = [_values(file) for _, file in files]
-        notes |= {key: value for one in head if isinstance(one, dict) for key, value in one.items()}
+        samples[label] = [_values(files[place]) for place in range(len(files))]
         notes |= dict(zip(("minmax_node_feature", "minmax_graph_feature"), head))
+        notes |= {str(key): value for one in head if isinstance(one, dict) for key, value in one.items()}
     if not samples:
         raise InputError(f"{folder} has no file that ends with {META}; name a folder of such files")
-    lists = {str(key): one.tolist() if isinstance(one, np.ndarray) else one for key, one in notes.items()}
-    return samples, {key: one for key, one in lists.items() if isinstance(one, int | float | str | list)}
+    return samples, {key: one for key, one in notes.items() if isinstance(one, int | float | str | np.ndarray)}
 
 
 def _values(path: Path) -> dict[str, Any]:
