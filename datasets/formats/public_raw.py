@@ -68,13 +68,22 @@ def with_edges(sample: Mapping[str, Array], cutoff: float, most: int | None, nam
     return {**sample, "edge_index": np.stack([senders, receivers]), "edge_attr": lengths}
 
 
-def scale_features(samples: list[dict[str, Array]], key: str, widths: Sequence[int], notes: dict[str, Any]) -> None:
-    """Bring features to 0 to 1, and note their bounds."""
-    bounds, kind = [], {"x": "node", "y": "graph"}[key]
+def scale_lengths(samples: Sequence[dict[str, Array]]) -> float:
+    """Divide distances by the longest of all, and return it."""
+    longest = max(float(one["edge_attr"].max(initial=0)) for one in samples) or 1.0
+    for one in samples:
+        one["edge_attr"] /= np.float32(longest)
+    return longest
+
+
+def scale_features(samples: Sequence[dict[str, Array]], key: str, features: Columns) -> Any:
+    """Bring features to 0 to 1; return the smallest and the largest of each."""
+    widths = [len(one) for one in features] or [1] * samples[0][key].shape[-1]
+    bounds = []
     for first, width in zip(np.cumsum([0, *widths[:-1]]).tolist(), widths):
         values: list[NDArray[Any]] = [one[key][..., first : first + width] for one in samples]
         low, high = (pick([pick(value) for value in values]) for pick in (np.min, np.max))
         for value in values:
             value[...] = (value - low) / (high - low) if high > low else 0.0
         bounds.append((float(low), float(high)))
-    notes[f"minmax_{kind}_feature"] = np.array(bounds).T.tolist()
+    return np.array(bounds).T

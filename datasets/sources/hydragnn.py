@@ -6,20 +6,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.places import is_public
-from hydragnn.datasets.formats.public_columns import record_columns
+from hydragnn.datasets.formats.public_columns import MINMAX, record_columns
 from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.table_files import find_files
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Location, columns_of
+from hydragnn.graphs.field import Location, columns_of, is_labelled
+from hydragnn.graphs.pyg import without_zeros
 from hydragnn.graphs.texts import NAME
+from hydragnn.graphs.validate import field_values
 
 RAW = {"lsms": ".txt", "cfg": ".cfg", "xyz": ".xyz"}
 """Ends of raw files by format."""
@@ -67,8 +68,10 @@ class HydragnnBuild(BuildSettings):
     def _check(self) -> "HydragnnBuild":
         if (self.format in RAW) != (self.cutoff is not None):
             raise ValueError("raw files have no edges: give format and cutoff together, and neither for bp and pickle")
-        if self.format == "lsms" and not self.node_features:
-            raise ValueError("node_features name the columns of the files; give them")
+        if (self.format == "lsms") != bool(self.node_features):
+            raise ValueError("node_features name the columns of lsms files; give them for these alone")
+        if self.charge_rule and sum(map(len, self.node_features)) < 2:
+            raise ValueError("charge_rule takes the first column of node_features from the second; name two")
         if self.file_parts is not None and len(self.file_parts) != len(self.files):
             raise ValueError("file_parts holds a part for each entry of files; give equally many")
         return self
@@ -78,8 +81,9 @@ class HydragnnBuild(BuildSettings):
         """Return sets, or one of all raw files."""
         if self.format in RAW:
             return [self._raw()]
-        paths = find_files(self.files)
-        places = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
+        places = dict.fromkeys(
+            path if path.is_dir() or path.suffix == ".bp" else path.parent for path in find_files(self.files)
+        )
         if absent := [place for place in places if not is_public(place)]:
             raise InputError(
                 f"{absent[0]}: neither a .bp set nor a folder with a -meta.pkl; name the format of raw files"
@@ -88,35 +92,35 @@ class HydragnnBuild(BuildSettings):
 
     def _raw(self) -> PublicStore:
         """Return the raw files with edges and scales."""
-        from hydragnn.datasets.formats import public_raw as raw
+        from hydragnn.datasets.formats.public_raw import scale_features, scale_lengths
 
         samples: dict[str, list[dict[str, Any]]] = {}
-        notes: dict[str, Any] = {}
-        for number, pattern in enumerate(self.files):
-            label = self.file_parts[number] if self.file_parts else "total"
-            for path in (one for one in find_files([pattern]) if one.suffix == RAW[str(self.format)]):
-                if self.format == "lsms":
-                    sample = raw.lsms_sample(path, self.node_features, self.graph_features)
-                else:
-                    sample = raw.ase_sample(path)
-                if self.charge_rule:
-                    sample["x"][:, 1:2] -= sample["x"][:, :1]
-                for key, columns in self.per_node.items():
-                    sample[key][..., columns] /= len(sample["x"])
-                sample = raw.with_edges(sample, float(self.cutoff or 0), self.max_neighbours, path.name)
-                samples.setdefault(label, []).append({**sample, "name": path.name})
+        for pattern, label in zip(self.files, self.file_parts or ["total"] * len(self.files)):
+            paths = [path for path in find_files([pattern]) if path.suffix == RAW[str(self.format)]]
+            samples.setdefault(label, []).extend(map(self._sample, paths))
         every = [one for some in samples.values() for one in some]
         if not every:
             raise InputError(f"{', '.join(self.files)}: no file ends with {RAW[str(self.format)]}; check format")
-        if self.scaling:
-            for key, features in (("x", self.node_features), ("y", self.graph_features)):
-                if all(key in one for one in every):
-                    widths = [len(one) for one in features] or [1] * every[0][key].shape[-1]
-                    raw.scale_features(every, key, widths, notes)
-        notes["edge_attr_unit"] = max(float(one["edge_attr"].max(initial=0)) for one in every) or 1.0
-        for one in every:
-            one["edge_attr"] /= np.float32(notes["edge_attr_unit"])
+        notes: dict[str, Any] = {"edge_attr_unit": scale_lengths(every)}
+        for key, name, features in (("x", "node", self.node_features), ("y", "graph", self.graph_features)):
+            if self.scaling and all(key in one for one in every):
+                notes[f"{MINMAX}{name}_feature"] = scale_features(every, key, features)
         return PublicStore(record_columns(Path(self.files[0]), samples, notes), self.heads)
+
+    def _sample(self, path: Path) -> dict[str, Any]:
+        """Return a raw file with its edges."""
+        from hydragnn.datasets.formats.public_raw import ase_sample, lsms_sample, with_edges
+
+        is_lsms = self.format == "lsms"
+        sample = lsms_sample(path, self.node_features, self.graph_features) if is_lsms else ase_sample(path)
+        if self.charge_rule:
+            sample["x"][:, 1] -= sample["x"][:, 0]
+        for key, columns in self.per_node.items():
+            try:
+                sample[key][..., columns] /= len(sample["x"])
+            except (KeyError, IndexError) as error:
+                raise InputError(f"{path} has no columns {columns} of {key}; correct per_node") from error
+        return {**with_edges(sample, float(self.cutoff or 0), self.max_neighbours, path.name), "name": path.name}
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph; InputError for an unreadable file."""
@@ -130,33 +134,32 @@ class HydragnnBuild(BuildSettings):
     def graphs_of(self, store: PublicStore, numbers: Sequence[int]) -> GraphBatch:
         """Return graphs of a store with the declared fields."""
         batch = store.read(numbers)
-        if self.name_key and self.name_key not in batch.texts:
-            raise InputError(f"{store.path} has no text {self.name_key}; {nearest(self.name_key, [*batch.texts])}")
+        for key in (key for key in self.text_keys if key not in batch.texts):
+            raise InputError(f"{store.path} has no text {key}; {nearest(key, [*batch.texts])}")
         batch = batch.with_texts({NAME: batch.texts[self.name_key]}) if self.name_key else batch
         if not self.fields:
             return batch
-        values = {}
+        batch, values, masks = without_zeros(batch), {}, {}
         for field in self.fields:
-            absent = [key for key in field.keys if key not in batch.fields or batch.fields[key].on != field.on]
-            if absent and field.optional:
-                continue
-            if absent:
-                hint = nearest(absent[0], [key for key, own in batch.fields.items() if own.on == field.on])
-                raise InputError(f"{store.path}: {absent[0]} is no key of {field.on}s; {hint}")
-            arrays = [batch[key] for key in field.keys]
+            where, own = f"{store.path}, {field.name}", [key for key, one in batch.fields.items() if one.on == field.on]
+            if absent := [key for key in field.keys if key not in own]:
+                if field.optional:
+                    continue
+                raise InputError(f"{store.path}: {absent[0]} is no key of {field.on}s; {nearest(absent[0], own)}")
+            items = batch.num_items(field.on)
+            arrays = [batch[key].reshape(items, -1) for key in field.keys]
             if field.column is not None:
-                arrays = [
-                    columns_of(one.reshape(len(one), -1), field.column, f"{store.path}, {field.name}") for one in arrays
-                ]
-            value = arrays[0] if len(arrays) == 1 else torch.cat([one.reshape(len(one), -1) for one in arrays], dim=1)
-            if field.classes and bool((value != value.round()).any()):
-                raise InputError(
-                    f"{store.path}: {field.name} has values that are no classes; leave out classes and dtype"
-                )
-            values[field.name] = value.reshape(len(value), *field.shape).to(field.field.torch_dtype)
+                arrays = [columns_of(one, field.column, where).reshape(items, -1) for one in arrays]
+            value = torch.cat(arrays, dim=1)
+            if field.classes and bool((value == value.round()).all()):
+                value = value.to(torch.int64)
+            value = value.reshape(items, *field.shape) if value.shape[1] == field.field.width else value
+            values[field.name] = field_values(value, field.field, items, str(store.path), field.optional)
+            if not bool(is_labelled(values[field.name], field.field).all()):
+                masks[field.name] = torch.ones(len(batch), dtype=torch.bool)
         declared = [field.field for field in self.fields if field.name in values]
         bare = batch.with_fields(drop=[name for name in batch.fields if name != "part" or "part" in values])
-        return bare.with_fields(values, fields=declared)
+        return bare.with_fields(values, fields=declared, masks=masks)
 
 
 @dataclass(frozen=True, slots=True)
