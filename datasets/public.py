@@ -35,7 +35,14 @@ Origin = tuple[Field, str, int | None]
 """Field, its key, and of a packed ``y`` the number of a head."""
 
 SHIFTS, Y, Y_LOC, LABEL = "edge_shifts", "y", "y_loc", "label"
-GEOMETRIC = (*POSITIONS, *CELLS, *PERIODIC, SHIFTS, EDGES)
+GEOMETRY: dict[str, tuple[Location, int]] = {
+    EDGES: ("edge", 2),
+    SHIFTS: ("edge", 3),
+    **dict.fromkeys(POSITIONS, ("node", 3)),
+    **dict.fromkeys(CELLS, ("graph", 9)),
+    **dict.fromkeys(PERIODIC, ("graph", 3)),
+}
+"""Place and size of keys that are geometry."""
 TARGETS = (Y, "energy", "energy_per_atom", "forces")
 INPUTS = ("x", "edge_attr", "graph_attr", ATOMIC_NUMBERS)
 OF_GRAPHS = (*TARGETS[:3], "graph_attr", "natoms", "chemical_composition")
@@ -53,16 +60,13 @@ class PublicStore(Access, GraphStore):
     def __init__(self, columns: Columns, heads: Sequence[Location] | None = None) -> None:
         """Take columns; ``heads`` are the places of parts of ``y``."""
         self.columns, self.path, self.paths, self._heads = columns, columns.path, (columns.path,), heads
-        for key in (key for key in GEOMETRIC if key in columns.left_out):
-            raise InputError(
-                f"{self.path}: {key} is {columns.left_out[key]}, and without it edges would be others; write it for every sample alike"
-            )
         nodes = next((key for key in (*POSITIONS, "x", ATOMIC_NUMBERS) if key in columns.offsets), None)
         if nodes is None:
             raise InputError(f"{self.path} has neither pos nor x, so no nodes; check where it comes from")
-        self.has_positions, self._nodes = nodes in POSITIONS, columns.offsets[nodes]
+        self._has_positions, self._nodes = nodes in POSITIONS, columns.offsets[nodes]
         self._edges = columns.offsets.get(EDGES, np.zeros(len(columns) + 1, dtype=np.int64))
-        self._check_shapes()
+        for key in GEOMETRY:
+            self._check_geometry(key)
         count = self._y_loc.shape[1] - 1 if {Y, Y_LOC} <= columns.offsets.keys() else 0
         if heads is not None and len(heads) != count:
             raise InputError(f"{self.path}: heads name {len(heads)} places, and y has {count} heads with a y_loc")
@@ -93,7 +97,7 @@ class PublicStore(Access, GraphStore):
     @property
     def dim(self) -> int:
         """Spatial dimension of positions."""
-        return 3 if self.has_positions else 0
+        return 3 if self._has_positions else 0
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -123,7 +127,7 @@ class PublicStore(Access, GraphStore):
     @cached_property
     def texts(self) -> Mapping[str, Texts]:
         """Names, labels, and what the set holds as bytes."""
-        keys = [key for key, dtype in self.columns.dtypes.items() if dtype == np.uint8 and key not in GEOMETRIC]
+        keys = [key for key, dtype in self.columns.dtypes.items() if dtype == np.uint8 and key not in GEOMETRY]
         return {
             key: Texts.unread(partial(self._texts_of, key), len(self)) for key in dict.fromkeys((NAME, LABEL, *keys))
         }
@@ -169,26 +173,22 @@ class PublicStore(Access, GraphStore):
             return Column(values=batch[name].numpy(), present=batch.present(name).numpy())
         return Column(values=values, present=np.ones(runs[0][1] - start, dtype=np.bool_))
 
-    def _check_shapes(self) -> None:
-        """Raise InputError for geometry that would be read wrongly."""
-        columns, edges = self.columns, self._edges
-        for keys, offsets, sizes in (
-            (POSITIONS, self._nodes, (3,)),
-            ((SHIFTS,), edges, (3,)),
-            ((EDGES,), edges, (2,)),
-            (CELLS, None, (9,)),
-            (PERIODIC, None, (1, 3)),
-        ):
-            for key in (key for key in keys if key in columns.offsets):
-                alike = offsets is None or np.array_equal(columns.offsets[key], offsets)
-                rows = columns.count(key) or 0 if offsets is None else int(alike)
-                kinds = "iu" if key == EDGES else "iufb"
-                if rows * math.prod(columns.shapes[key]) not in sizes or columns.dtypes[key].kind not in kinds:
-                    raise InputError(
-                        f"{self.path}: {key} has another shape or dtype than sets of that package; write it again"
-                    )
-                if key != EDGES and not self.has_positions:
-                    raise InputError(f"{self.path} has {key} and no pos; write both, or neither")
+    def _check_geometry(self, key: str) -> None:
+        """Raise InputError for geometry that would be ignored or read wrongly."""
+        columns, (on, size) = self.columns, GEOMETRY[key]
+        if key in columns.left_out:
+            raise InputError(
+                f"{self.path}: {key} is {columns.left_out[key]}, and without it edges would be others; write it for every sample alike"
+            )
+        if key not in columns.offsets:
+            return
+        offsets = self._nodes if on == "node" else self._edges
+        rows = columns.count(key) if on == "graph" else int(np.array_equal(columns.offsets[key], offsets))
+        kinds, fits = "iu" if key == EDGES else "iufb", (rows or 0) * math.prod(columns.shapes[key]) == size
+        if not fits or columns.dtypes[key].kind not in kinds or (key != EDGES and not self._has_positions):
+            raise InputError(
+                f"{self.path}: {key} has another shape or dtype than sets of that package, or no pos beside it; write it again"
+            )
 
     def _check_images(self, batch: GraphBatch) -> None:
         """Raise InputError where images are nearer than edges without shifts."""
@@ -234,8 +234,7 @@ class PublicStore(Access, GraphStore):
         if "cell" in arrays:
             arrays["cell"] = arrays["cell"].reshape(graphs, 3, 3)
         if "periodic" in arrays:
-            flags = arrays["periodic"].reshape(graphs, -1) != 0
-            arrays["periodic"] = np.broadcast_to(flags, (graphs, 3)).copy()
+            arrays["periodic"] = arrays["periodic"].reshape(graphs, 3) != 0
         elif "cell" in arrays and SHIFTS in arrays:
             crossed = np.einsum("ei,eij->ej", arrays[SHIFTS], np.linalg.pinv(arrays["cell"])[owner])
             arrays["periodic"] = np.zeros((graphs, 3), dtype=np.bool_)
@@ -248,18 +247,16 @@ class PublicStore(Access, GraphStore):
         if {*columns.labels} <= {*LABELS}:
             yield PART, LABEL, None
         for key in sorted(columns.offsets):
-            if key in GEOMETRIC or columns.dtypes[key] == np.uint8 or (key == Y_LOC and Y in columns.offsets):
+            if key in GEOMETRY or columns.dtypes[key] == np.uint8 or (key == Y_LOC and Y in columns.offsets):
                 continue
             if key == Y and Y_LOC in columns.offsets:
                 yield from self._heads_of_y()
                 continue
-            on = self._location(key)
-            rows = (columns.count(key),) if on == "graph" else ()
+            on, rows = self._location(key), columns.count(key)
             try:
-                if None in rows or key in (PART.name, LABEL):
-                    raise InputError("a name or rows of something else")
-                yield self._field(key, on, (*rows, *columns.shapes[key])), key, None
-            except InputError:
+                assert key not in (PART.name, LABEL, NAME) and (on != "graph" or rows is not None)
+                yield self._field(key, on, (rows if on == "graph" else 1, *columns.shapes[key])), key, None
+            except (InputError, AssertionError):
                 columns.left_out[key] = "no usable name, or rows of neither nodes, edges nor graphs"
 
     def _location(self, key: str) -> Location:
@@ -306,21 +303,19 @@ class PublicStore(Access, GraphStore):
 
     def _heads_of_y(self) -> Iterator[Origin]:
         """Yield a field for each head of a packed ``y``."""
-        lengths, nodes = np.diff(self._y_loc), np.diff(self._nodes)
-        for head, counts in enumerate(lengths.T):
-            alike, ratio = bool((counts == counts[0]).all()), int(counts[0] // max(nodes[0], 1))
-            of_nodes = ratio > 0 and (counts == ratio * nodes).all()
-            if of_nodes and alike and self._heads is None:
+        nodes = np.diff(self._nodes)
+        for head, counts in enumerate(np.diff(self._y_loc).T):
+            ratio, widths = int(counts[0] // max(nodes[0], 1)), dict[Location, int]()
+            if ratio and (counts == ratio * nodes).all():
+                widths["node"] = ratio
+            if (counts == counts[0]).all():
+                widths["graph"] = int(counts[0])
+            on = self._heads[head] if self._heads is not None else "node" if "node" in widths else "graph"
+            if on not in widths or (self._heads is None and len(widths) > 1):
                 raise InputError(
-                    f"{self.path}: head {head} of y may be of nodes or of graphs, all of one size; say heads"
+                    f"{self.path}: head {head} of y, of lengths {counts[:3].tolist()}, may lie on {' or '.join(widths) or 'nothing'}; say heads"
                 )
-            on: Location = self._heads[head] if self._heads is not None else "node" if of_nodes else "graph"
-            if not (of_nodes if on == "node" else alike):
-                raise InputError(
-                    f"{self.path}: head {head} of y is none of {on}s; its lengths begin {counts[:3].tolist()}"
-                )
-            width = ratio if on == "node" else int(counts[0])
-            yield self._field(Y, on, (width,), f"{Y}_{head}"), Y, head
+            yield self._field(Y, on, (widths[on],), f"{Y}_{head}"), Y, head
 
 
 def _numbers_of(runs: Runs) -> NDArray[np.int64]:

@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import signal
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -48,13 +47,15 @@ class BpColumns(Columns):
             variables = self._file.available_variables()
             self._types = {name: np.dtype(DTYPES.get(one["Type"], OTHER)) for name, one in variables.items()}
             self._shapes = {
-                name: tuple(map(int, filter(None, one["Shape"].replace(" ", "").split(","))))
-                for name, one in variables.items()
+                name: tuple(map(int, filter(None, one["Shape"].split(",")))) for name, one in variables.items()
             }
             self._axes: dict[str, tuple[int, bool]] = {}
-            self._check_bytes(path)
-            found = {name: int(one) for name, one in attributes.items() if name.endswith("/ndata")}
-            labels = {name.removesuffix("/ndata"): graphs for name, graphs in found.items()}
+            sizes = {name: math.prod(max(size, 1) for size in shape) for name, shape in self._shapes.items()}
+            claim = sum(size * self._types[name].itemsize for name, size in sizes.items())
+            present = sum(file.stat().st_size for file in self._data)
+            if claim > present:  # for which ADIOS2 would wait
+                raise InputError(f"{path} claims {claim:,} bytes and has {present:,}; it was cut off, so copy it again")
+            labels = {name[:-6]: int(one) for name, one in attributes.items() if name.endswith("/ndata")}
             super().__init__(path, labels, {name: one for name, one in attributes.items() if "/" not in name})
             self._add_keys(attributes)
         except InputError:
@@ -65,13 +66,6 @@ class BpColumns(Columns):
     def __reduce__(self) -> tuple[type["BpColumns"], tuple[Path]]:
         return BpColumns, (self.path,)
 
-    def _check_bytes(self, path: Path) -> None:
-        """Raise InputError for too few bytes, for which ADIOS2 would wait."""
-        claim = sum(math.prod(shape) * self._types[name].itemsize for name, shape in self._shapes.items())
-        present = sum(file.stat().st_size for file in self._data)
-        if claim > present:
-            raise InputError(f"{path} claims {claim:,} bytes and has {present:,}; it was cut off, so copy it again")
-
     def _add_keys(self, attributes: Mapping[str, Any]) -> None:
         """Add every key; InputError where counts contradict arrays."""
         keys = {label: {*np.atleast_1d(attributes[f"{label}/keys"]).tolist()} for label in self.labels}
@@ -81,32 +75,27 @@ class BpColumns(Columns):
             axis = max(int(key == EDGES and len(self._shapes[f"{labels[0]}/{key}"]) > 1), *axes)
             forms = [self._form(f"{label}/{key}", own, axis, self.labels[label]) for label, own in zip(labels, axes)]
             (dtype, shape), *others = {(self._types[f"{label}/{key}"], form[1]) for label, form in zip(labels, forms)}
-            if len(labels) < len(self.labels):
-                self.left_out[key] = "not in every part"
-            elif others or axis > 1 or dtype == OTHER or shape is None:
-                self.left_out[key] = "of several dtypes or shapes, or of those that are not read"
+            if len(labels) < len(self.labels) or others or axis > 1 or dtype == OTHER or shape is None:
+                self.left_out[key] = "not in every part with one dtype and shape that are read"
             else:
                 self._axes |= {f"{label}/{key}": (own, own < axis) for label, own in zip(labels, axes)}
                 self.add(key, np.concatenate([counts for counts, _ in forms]), shape, dtype)
 
     def _form(self, name: str, own: int, axis: int, graphs: int) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
         """Return rows of each graph along ``axis``, and their shape; None for several."""
-        counts, starts = (self._index(f"{name}/variable_{which}", graphs) for which in ("count", "offset"))
-        shape = self._shapes[name]
-        if not 0 <= own < len(shape) or (counts < 0).any() or (starts != np.cumsum(counts) - counts).any():
-            raise InputError(f"{self._broken}: offsets of {name} are not the sums of its counts")
-        if (total := int(counts.sum())) != shape[own]:
-            raise InputError(f"{self._broken}: counts of {name} are {total} in all, and it has {shape[own]}")
+        shape, indices = self._shapes[name], [f"{name}/variable_{which}" for which in ("count", "offset")]
+        for index in indices:
+            if self._shapes[index] != (graphs,) or self._types[index] != np.int64:
+                raise InputError(f"{self._broken}: {index} is not one whole number for each of {graphs} graphs")
+        counts, starts = map(self._file.read, indices)
+        extent = shape[own] if 0 <= own < len(shape) else -1
+        fit = (counts >= 0) & (counts <= extent) & (starts == np.cumsum(counts) - counts)
+        if not fit.all() or counts.sum() != extent:
+            raise InputError(f"{self._broken}: counts and offsets of {name} are not those of its shape {shape}")
         if own == axis:
             return counts, (*shape[:axis], *shape[axis + 1 :])
         alike = len(shape) > 1 and (counts == counts[0]).all()
         return (np.full(graphs, shape[1]), (int(counts[0]), *shape[2:])) if alike else (counts, None)
-
-    def _index(self, name: str, graphs: int) -> NDArray[np.int64]:
-        if self._shapes[name] != (graphs,) or self._types[name] != np.int64:
-            raise InputError(f"{self._broken}: {name} is not one whole number for each of {graphs} graphs")
-        values: NDArray[np.int64] = self._file.read(name)
-        return values
 
     def rows(self, key: str, first: int, last: int) -> Array:
         """Return rows of graphs ``first`` to ``last``; InputError for changed files."""
@@ -146,26 +135,22 @@ def _opens(path: Path) -> bool:
     """Return True where a child process can open a set and read its ends."""
     files = sum(file.stat().st_size for file in path.glob("*"))
     child = os.fork()
-    if child == 0:
-        try:
-            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            with suppress(ValueError):  # where less is allowed anyway
-                resource.setrlimit(resource.RLIMIT_AS, (size + files + BYTES, resource.RLIM_INFINITY))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            faulthandler.disable()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            with suppress(InputError):  # which the parent raises
-                columns = BpColumns(path, is_trial=True)
-                for key in columns.offsets:
-                    columns.rows(key, 0, 1)
-                    columns.rows(key, len(columns) - 1, len(columns))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    stop = time.monotonic() + SECONDS + files / FILE_RATE
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < stop:
-        time.sleep(0.001)
-    if ended[0] == 0:
-        os.kill(child, signal.SIGKILL)
-        ended = os.waitpid(child, 0)
-    return ended[1] == 0
+    if child:
+        return os.waitpid(child, 0)[1] == 0
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(SECONDS + int(files / FILE_RATE))
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        with suppress(ValueError):  # where less is allowed anyway
+            resource.setrlimit(resource.RLIMIT_AS, (size + files + BYTES, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faulthandler.disable()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with suppress(InputError):  # which the parent raises
+            columns = BpColumns(path, is_trial=True)
+            for key in columns.offsets:
+                columns.rows(key, 0, 1)
+                columns.rows(key, len(columns) - 1, len(columns))
+        os._exit(0)
+    finally:
+        os._exit(1)

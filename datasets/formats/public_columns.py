@@ -1,6 +1,6 @@
 """Samples of the public HydraGNN end to end, by key."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,14 @@ MINMAX = "minmax_"
 """Begin of names of attributes with smallest and largest values."""
 
 
-def in_order(labels: Iterable[str]) -> list[str]:
-    """Return labels: those of a split first.
-
-    >>> in_order(["extra", "testset", "trainset"])
-    ['trainset', 'testset', 'extra']
-    """
-    return sorted(labels, key=lambda label: (LABELS.index(label) if label in LABELS else len(LABELS), label))
-
-
 class Columns:
     """Keys of all samples, with the rows of every graph."""
 
     def __init__(self, path: Path, labels: Mapping[str, int], attributes: Mapping[str, Any]) -> None:
         """Take the number of graphs by label; InputError without any."""
         self.path = path
-        self.labels = {label: labels[label] for label in in_order(labels) if labels[label]}
+        order = (*LABELS, *sorted({*labels} - {*LABELS}))
+        self.labels = {label: labels[label] for label in order if labels.get(label)}
         if not self.labels:
             raise InputError(f"{path} has no samples; copy it again, or check where it comes from")
         self.attributes = {name: as_json(name, value) for name, value in attributes.items()}
@@ -72,12 +64,10 @@ def record_columns(path: Path, records: Mapping[str, Sequence[Mapping[str, Any]]
     samples = [{key: _array(value) for key, value in one.items()} for label in columns.labels for one in records[label]]
     for key in sorted({key for one in samples for key in one}):
         arrays = [array for one in samples if (array := one.get(key)) is not None]
-        if len(arrays) < len(samples) or len({(array.ndim, array.dtype) for array in arrays}) > 1:
-            columns.left_out[key] = "not in every sample, or of several kinds"
-            continue
-        axes = np.flatnonzero(np.ptp([array.shape for array in arrays], axis=0)).tolist()
-        if len(axes) > 1:
-            columns.left_out[key] = "of shapes that differ along several axes"
+        alike = len(arrays) == len(samples) and len({(array.ndim, array.dtype) for array in arrays}) == 1
+        axes = np.flatnonzero(np.ptp([array.shape for array in arrays], axis=0)).tolist() if alike else []
+        if not alike or len(axes) > 1:
+            columns.left_out[key] = "not in every sample with one dtype and shape but for its rows"
             continue
         axis = axes[0] if axes else int(key == EDGES and arrays[0].ndim > 1)
         whole = columns._arrays[key] = np.concatenate([np.moveaxis(array, axis, 0) for array in arrays])

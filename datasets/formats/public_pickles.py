@@ -24,27 +24,12 @@ class Sample:
         self.__dict__.update(state)
 
 
-class Numbers(np.ndarray):
-    """Array whose dtype is one of numbers."""
-
-    def __setstate__(self, state: Any) -> None:
-        version, shape, dtype, *content = state
-        super().__setstate__((version, shape, np.dtype(dtype.char).newbyteorder(dtype.byteorder), *content))
-
-
-def _numbers(*_: Any) -> Array:
-    return Numbers.__new__(Numbers, (0,), "b")
-
-
 def _dtype(name: Any, *_: Any) -> np.dtype[Any]:
-    dtype = np.dtype(name, copy=True)
+    """Return a dtype of numbers, which no state changes."""
+    dtype = np.dtype(name)
     if dtype.kind not in "fiub":
         raise TypeError(f"numbers of dtype {dtype}")
     return dtype
-
-
-def _scalar(dtype: np.dtype[Any], content: bytes) -> Any:
-    return np.frombuffer(content, np.dtype(dtype.char).newbyteorder(dtype.byteorder), count=1)[0]
 
 
 def _storage(content: bytes) -> Any:
@@ -69,18 +54,22 @@ def _same(value: Any, *_: Any) -> Any:
     return value
 
 
-ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("numpy", "dtype"): _dtype,
-    ("numpy", "ndarray"): _same,
-    ("torch", "Size"): tuple,
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch._utils", "_rebuild_parameter"): _same,
-    ("torch.storage", "_load_from_bytes"): _storage,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _numbers for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+DATA = re.compile(r"torch_geometric\.data\.\w+\.(Data|Data(Edge|Tensor)Attr|[A-Za-z]*Storage)")
+NUMPY: dict[str, Callable[..., Any]] = {
+    "_reconstruct": lambda *_: np.ndarray((0,), "b"),
+    "scalar": lambda dtype, content: np.frombuffer(content, dtype, count=1)[0],
 }
-"""Stand-ins for functions and classes in files; others are refused."""
+STAND_INS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": OrderedDict,
+    "numpy.dtype": _dtype,
+    "numpy.ndarray": _same,
+    "torch.Size": tuple,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _same,
+    "torch.storage._load_from_bytes": _storage,
+    **{f"numpy.{core}.multiarray.{name}": one for core in ("core", "_core") for name, one in NUMPY.items()},
+}
+"""Functions and classes in place of those that files name; others are refused."""
 
 
 class _Unpickler(pickle._Unpickler):  # in Python, whose memo takes no more than what is there
@@ -88,18 +77,18 @@ class _Unpickler(pickle._Unpickler):  # in Python, whose memo takes no more than
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in; UnpicklingError for another name."""
-        if module.startswith("torch_geometric.data.") and re.fullmatch(
-            "Data|Data(Edge|Tensor)Attr|[A-Za-z]*Storage", name
-        ):
-            return Sample
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return ALLOWED[module, name]
+        full = f"{module}.{name}"
+        if not DATA.fullmatch(full) and full not in STAND_INS:
+            raise pickle.UnpicklingError(f"it names {full}")
+        return STAND_INS.get(full, Sample)
 
     def set_state(self) -> None:
         """Give an object its state; AttributeError for functions and classes."""
         state = self.stack.pop()
-        self.stack[-1].__setstate__(state)
+        if not isinstance(self.stack[-1], np.dtype):
+            self.stack[-1].__setstate__(state)
+        elif state[1] == ">":
+            raise TypeError("numbers in another order of bytes")
 
     dispatch[pickle.BUILD[0]] = set_state
     del dispatch[pickle.BYTEARRAY8[0]]  # which allocates what it claims
@@ -127,11 +116,12 @@ def samples_in(folder: Path) -> tuple[dict[str, list[Mapping[str, Any]]], dict[s
     for meta in sorted(folder.glob(f"*{META}")):
         label, head = meta.name.removesuffix(META), objects_in(meta)
         number = re.compile(rf"{re.escape(label)}-(\d+)\.pkl")
-        files = {int(match[1]): file for file in folder.rglob("*.pkl") if (match := number.fullmatch(file.name))}
+        found = ((number.fullmatch(file.name), file) for file in folder.rglob("*.pkl"))
+        files = sorted((int(match[1]), file) for match, file in found if match)
         count = next((one for one in head if type(one) is int), None)
-        if count != len(files) or {*files} != {*range(len(files))}:
+        if count != len(files) or any(number != place for place, (number, _) in enumerate(files)):
             raise InputError(f"{meta} counts {count} samples, and {len(files)} are beside it; copy the folder again")
-        samples[label] = [_values(files[place]) for place in range(len(files))]
+        samples[label] = [_values(file) for _, file in files]
         notes |= dict(zip(("minmax_node_feature", "minmax_graph_feature"), head))
         notes |= {str(key): value for one in head if isinstance(one, dict) for key, value in one.items()}
     if not samples:

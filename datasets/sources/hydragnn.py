@@ -1,21 +1,25 @@
 """Files of the public HydraGNN: ``.bp`` sets, pickled folders, and raw texts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from ase.io import read
 from pydantic import Field as Setting
 from pydantic import model_validator
 
-from hydragnn.base.errors import InputError, nearest
+from hydragnn.base.errors import InputError, nearest, words_of
 from hydragnn.base.places import is_public
+from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.public_columns import MINMAX, record_columns
 from hydragnn.datasets.public import PublicStore
 from hydragnn.datasets.sources.base import BuildSettings, Make, MakerOfMany
 from hydragnn.datasets.sources.table_files import find_files
+from hydragnn.graphs.atomic import neighbour_list
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location, columns_of, is_labelled
 from hydragnn.graphs.pyg import without_zeros
@@ -24,6 +28,10 @@ from hydragnn.graphs.validate import field_values
 
 RAW = {"lsms": ".txt", "cfg": ".cfg", "xyz": ".xyz"}
 """Ends of raw files by format."""
+BESIDE = {".cfg": ".bulk", ".xyz": "_energy.txt"}
+"""Ends of the files beside a structure that begin with its graph feature."""
+AUXILIARY = ("c_peratom", "fx", "fy", "fz")
+"""Columns of a CFG file that are node features."""
 
 
 class HydragnnBuild(BuildSettings):
@@ -80,52 +88,66 @@ class HydragnnBuild(BuildSettings):
     def stores(self) -> list[PublicStore]:
         """Return sets, or one of all raw files."""
         if self.format in RAW:
-            return [self._raw()]
-        places = dict.fromkeys(
-            path if path.is_dir() or path.suffix == ".bp" else path.parent for path in find_files(self.files)
-        )
-        if absent := [place for place in places if not is_public(place)]:
-            raise InputError(
-                f"{absent[0]}: neither a .bp set nor a folder with a -meta.pkl; name the format of raw files"
-            )
+            return [self._raw_store(RAW[self.format])]
+        paths = find_files(self.files)
+        places = dict.fromkeys(path if path.is_dir() or path.suffix == ".bp" else path.parent for path in paths)
+        for place in (place for place in places if not is_public(place)):
+            raise InputError(f"{place}: neither a .bp set nor a folder with a -meta.pkl; name the format of raw files")
         return [PublicStore.at(place, self.heads) for place in places]
 
-    def _raw(self) -> PublicStore:
+    def _raw_store(self, suffix: str) -> PublicStore:
         """Return the raw files with edges and scales."""
-        from hydragnn.datasets.formats.public_raw import scale_features, scale_lengths
-
         samples: dict[str, list[dict[str, Any]]] = {}
         for pattern, label in zip(self.files, self.file_parts or ["total"] * len(self.files)):
-            paths = [path for path in find_files([pattern]) if path.suffix == RAW[str(self.format)]]
+            paths = [path for path in find_files([pattern]) if path.suffix == suffix]
             samples.setdefault(label, []).extend(map(self._sample, paths))
         every = [one for some in samples.values() for one in some]
         if not every:
-            raise InputError(f"{', '.join(self.files)}: no file ends with {RAW[str(self.format)]}; check format")
-        notes: dict[str, Any] = {"edge_attr_unit": scale_lengths(every)}
+            raise InputError(f"{', '.join(self.files)}: no file ends with {suffix}; check format")
+        longest = max(float(one["edge_attr"].max(initial=0)) for one in every) or 1.0
+        for one in every:
+            one["edge_attr"] /= np.float32(longest)
+        notes: dict[str, Any] = {"edge_attr_unit": longest}
         for key, name, features in (("x", "node", self.node_features), ("y", "graph", self.graph_features)):
             if self.scaling and all(key in one for one in every):
-                notes[f"{MINMAX}{name}_feature"] = scale_features(every, key, features)
+                widths = [len(one) for one in features] or [1] * every[0][key].shape[-1]
+                notes[f"{MINMAX}{name}_feature"] = _scale_features([one[key] for one in every], widths)
         return PublicStore(record_columns(Path(self.files[0]), samples, notes), self.heads)
 
     def _sample(self, path: Path) -> dict[str, Any]:
-        """Return a raw file with its edges."""
-        from hydragnn.datasets.formats.public_raw import ase_sample, lsms_sample, with_edges
-
-        is_lsms = self.format == "lsms"
-        sample = lsms_sample(path, self.node_features, self.graph_features) if is_lsms else ase_sample(path)
-        if self.charge_rule:
-            sample["x"][:, 1] -= sample["x"][:, 0]
-        for key, columns in self.per_node.items():
-            try:
+        """Return a raw file with its edges; InputError where it lacks something."""
+        try:
+            sample = self._lsms_sample(path) if self.format == "lsms" else _ase_sample(path)
+            if self.charge_rule:
+                sample["x"][:, 1] -= sample["x"][:, 0]
+            for key, columns in self.per_node.items():
                 sample[key][..., columns] /= len(sample["x"])
-            except (KeyError, IndexError) as error:
-                raise InputError(f"{path} has no columns {columns} of {key}; correct per_node") from error
-        return {**with_edges(sample, float(self.cutoff or 0), self.max_neighbours, path.name), "name": path.name}
+        except Exception as error:  # whatever a reader of ASE raises
+            raise InputError(
+                f"{path} lacks a column, a number or a file beside it ({words_of(error)}); check format, node_features and per_node"
+            ) from error
+        pos, most = sample["pos"].astype(np.float64), self.max_neighbours
+        places = np.eye(3), np.zeros(3, dtype=bool), float(self.cutoff or 0), most
+        senders, receivers, _ = neighbour_list(pos, *places, name=path.name)
+        lengths = np.linalg.norm(pos[receivers] - pos[senders], axis=1, keepdims=True).astype(np.float32)
+        return {**sample, "edge_index": np.stack([senders, receivers]), "edge_attr": lengths, "name": path.name}
+
+    def _lsms_sample(self, path: Path) -> dict[str, Array]:
+        """Return a text of LSMS: graph features, then a line per atom."""
+        first, *lines = path.read_text().splitlines()
+        rows, head = [line.split() for line in lines if line.strip()], first.split()
+        texts = {
+            "x": [[row[column] for some in self.node_features for column in some] for row in rows],
+            "y": [head[column] for some in self.graph_features for column in some],
+            "pos": [row[2:5] for row in rows],
+        }
+        return {key: np.array(some, dtype=np.float32) for key, some in texts.items()}
 
     def makers(self) -> Iterator[Make]:
         """Yield a maker for each graph; InputError for an unreadable file."""
         for store in self.stores:
-            yield from (_Maker(self, store, number, int(count)) for number, count in enumerate(store.sizes().nodes))
+            graphs = partial(self.graphs_of, store)
+            yield from (_Maker(graphs, number, int(count)) for number, count in enumerate(store.sizes().nodes))
 
     def notes(self) -> Mapping[str, Any]:
         """Return global attributes of the sets, of several those of the last."""
@@ -141,14 +163,15 @@ class HydragnnBuild(BuildSettings):
             return batch
         batch, values, masks = without_zeros(batch), {}, {}
         for field in self.fields:
-            where, own = f"{store.path}, {field.name}", [key for key, one in batch.fields.items() if one.on == field.on]
-            if absent := [key for key in field.keys if key not in own]:
-                if field.optional:
-                    continue
+            items, own = batch.num_items(field.on), [key for key, one in batch.fields.items() if one.on == field.on]
+            absent = [key for key in field.keys if key not in own]
+            if absent and not field.optional:
                 raise InputError(f"{store.path}: {absent[0]} is no key of {field.on}s; {nearest(absent[0], own)}")
-            items = batch.num_items(field.on)
+            if absent:
+                continue
             arrays = [batch[key].reshape(items, -1) for key in field.keys]
             if field.column is not None:
+                where = f"{store.path}, {field.name}"
                 arrays = [columns_of(one, field.column, where).reshape(items, -1) for one in arrays]
             value = torch.cat(arrays, dim=1)
             if field.classes and bool((value == value.round()).all()):
@@ -166,8 +189,7 @@ class HydragnnBuild(BuildSettings):
 class _Maker(MakerOfMany):
     """Maker of a graph of a set."""
 
-    source: HydragnnBuild
-    store: PublicStore
+    graphs: Callable[[Sequence[int]], GraphBatch]
     number: int
     nodes: int
 
@@ -177,12 +199,36 @@ class _Maker(MakerOfMany):
 
     def __call__(self) -> GraphBatch:
         """Return the graph."""
-        return self.source.graphs_of(self.store, [self.number])
+        return self.graphs([self.number])
 
     @classmethod
     def together(cls, makers: Sequence["_Maker"]) -> GraphBatch | None:
         """Return graphs of one store as one batch."""
-        first = makers[0]
-        if any(one.store is not first.store for one in makers):
-            return None
-        return first.source.graphs_of(first.store, [one.number for one in makers])
+        first, alike = makers[0], all(one.graphs is makers[0].graphs for one in makers)
+        return first.graphs([one.number for one in makers]) if alike else None
+
+
+def _ase_sample(path: Path) -> dict[str, Array]:
+    """Return a CFG or XYZ file with the graph feature beside it."""
+    atoms: Any = read(path, format=path.suffix[1:])
+    columns = [atoms.numbers]
+    if path.suffix == ".cfg":
+        columns += [atoms.get_masses(), *(atoms.arrays[name] for name in AUXILIARY)]
+    sample = {"x": np.stack(columns, axis=1), "pos": atoms.positions, "cell": atoms.cell.array}
+    other = path.with_name(path.stem + BESIDE[path.suffix])
+    if path.suffix == ".xyz" or other.exists():
+        sample["y"] = np.array([float(other.read_text().split()[0])])
+    numbers = {key: np.asarray(one, dtype=np.float32) for key, one in sample.items()}
+    return {**numbers, "pbc": np.zeros(3, dtype=np.int32)}
+
+
+def _scale_features(arrays: Sequence[Array], widths: Sequence[int]) -> Array:
+    """Bring features to 0 to 1; return the smallest and the largest of each."""
+    bounds = []
+    for first, width in zip(np.cumsum([0, *widths[:-1]]).tolist(), widths):
+        values = [one[..., first : first + width] for one in arrays]
+        low, high = (pick([pick(value) for value in values]) for pick in (np.min, np.max))
+        for value in values:
+            value[...] = (value - low) / (high - low) if high > low else 0.0
+        bounds.append((float(low), float(high)))
+    return np.array(bounds).T

@@ -156,8 +156,21 @@ def test_raw_files_are_read_with_their_scales(
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no cutoff": ({**UNIT, "cutoff": None}, "give format and cutoff together"),
     "no columns": ({**UNIT, "node_features": []}, "node_features name the columns"),
-    "a column that there is not": ({**UNIT, "node_features": [[20]]}, "lacks a column"),
-    "another format": ({**UNIT, "format": "cfg"}, "no file ends with .cfg"),
+    "columns of no text": ({**UNIT, "format": "xyz"}, "node_features name the columns"),
+    "one column of charges": ({**UNIT, "node_features": [[0]]}, "name two"),
+    "a column of no y": ({**UNIT, "per_node": {"y": [3]}}, "IndexError"),
+    "two columns for a number": (
+        {"files": ["set.bp"], "fields": [{"name": "forces", "on": "node"}]},
+        r"shape .3, 3. is not .3,.; reshape it",
+    ),
+    "a missing label": (
+        {"files": ["set.bp"], "fields": [{"name": "energy", "on": "graph", "role": "target"}]},
+        "nan in row 0",
+    ),
+    "no text": ({"files": ["set.bp"], "texts": ["smile"]}, "did you mean smiles"),
+    "a file": ({"files": ["file.bp"]}, "file.bp: neither"),
+    "a column that there is not": ({**UNIT, "node_features": [[0], [20]]}, "lacks a column"),
+    "another format": ({"files": ["unit_test"], "format": "cfg", "cutoff": 2.0}, "no file ends with .cfg"),
     "too few parts": ({**UNIT, "file_parts": []}, "a part for each entry"),
     "a field without key": (
         {"files": ["set.bp"], "fields": [{"name": "mass", "on": "node"}]},
@@ -173,5 +186,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_wrong_settings_are_refused(tmp_path: Path, table: dict[str, Any], words: str) -> None:
     (tmp_path / "unit_test").mkdir()
     (tmp_path / "unit_test" / "output0.txt").write_text("1.0 2.0\n1 0 0 0 0 1 2 3\n")
-    write_bp(tmp_path / "set.bp", {"trainset": samples(2)}, {})
+    first, second = samples(2)
+    write_bp(tmp_path / "set.bp", {"trainset": [first, second | {"energy": np.full(1, np.nan, dtype="f4")}]}, {})
+    (tmp_path / "file.bp").write_text("no folder")
     refuses(words, store_of, tmp_path, tmp_path / "out.h5", **table)
+
+
+def test_missing_labels_stay_missing_in_declared_fields(tmp_path: Path) -> None:
+    some = [one | {"energy": one["energy"] * (np.nan if place == 1 else 1)} for place, one in enumerate(samples(4))]
+    write_bp(tmp_path / "set.bp", {"trainset": some}, {})
+    field = {"name": "E", "key": "energy", "on": "graph", "role": "target", "optional": True}
+    column = store_of(tmp_path, tmp_path / "out.h5", files=["set.bp"], fields=[field]).column("E")
+    assert column.present.tolist() == [True, False, True, True] and (column.values != 0).tolist() == [*column.present]
