@@ -74,6 +74,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 class _Unpickler(pickle._Unpickler):  # in Python, whose memo takes no more than what is there
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
+    stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in; UnpicklingError for another name."""

@@ -98,7 +98,7 @@ class HydragnnBuild(BuildSettings):
     def _raw_store(self, suffix: str) -> PublicStore:
         """Return the raw files with edges and scales."""
         samples: dict[str, list[dict[str, Any]]] = {}
-        for pattern, label in zip(self.files, self.file_parts or ["total"] * len(self.files)):
+        for pattern, label in zip(self.files, list[str](self.file_parts or []) or ["total"] * len(self.files)):
             paths = [path for path in find_files([pattern]) if path.suffix == suffix]
             samples.setdefault(label, []).extend(map(self._sample, paths))
         every = [one for some in samples.values() for one in some]
