@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.base.places import INDEX
 from hydragnn.datasets.access import Access
 from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, flat_graphs, offsets_of
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
@@ -36,9 +37,9 @@ Origin = tuple[Field, str, int | None]
 
 SHIFTS, Y, Y_LOC, LABEL = "edge_shifts", "y", "y_loc", "label"
 GEOMETRY: dict[str, tuple[Location, int]] = {
+    **dict.fromkeys(POSITIONS, ("node", 3)),
     EDGES: ("edge", 2),
     SHIFTS: ("edge", 3),
-    **dict.fromkeys(POSITIONS, ("node", 3)),
     **dict.fromkeys(CELLS, ("graph", 9)),
     **dict.fromkeys(PERIODIC, ("graph", 3)),
 }
@@ -62,7 +63,9 @@ class PublicStore(Access, GraphStore):
         self.columns, self.path, self.paths, self._heads = columns, columns.path, (columns.path,), heads
         nodes = next((key for key in (*POSITIONS, "x", ATOMIC_NUMBERS) if key in columns.offsets), None)
         if nodes is None:
-            raise InputError(f"{self.path} has neither pos nor x, so no nodes; check where it comes from")
+            raise InputError(
+                f"{self.path} has neither pos nor x in every sample, so no nodes; check where it comes from"
+            )
         self._has_positions, self._nodes = nodes in POSITIONS, columns.offsets[nodes]
         self._edges = columns.offsets.get(EDGES, np.zeros(len(columns) + 1, dtype=np.int64))
         for key in GEOMETRY:
@@ -74,9 +77,9 @@ class PublicStore(Access, GraphStore):
 
     @classmethod
     def at(cls, path: Path, heads: Sequence[Location] | None = None) -> "PublicStore":
-        """Open a ``.bp`` set, or a folder of pickled samples."""
+        """Open a set of ADIOS2, or a folder of pickled samples."""
         check_readable(path)
-        if path.suffix == ".bp":
+        if (path / INDEX).is_file():
             from hydragnn.datasets.formats.public_bp import BpColumns
 
             return cls(BpColumns(path), heads)
@@ -296,7 +299,7 @@ class PublicStore(Access, GraphStore):
     def _y_loc(self) -> NDArray[np.int64]:
         """Bounds of the heads in the packed ``y`` of every graph."""
         bounds, lengths = self.columns.rows(Y_LOC, 0, len(self)).astype(np.int64), np.diff(self.columns.offsets[Y])
-        bounds = bounds.reshape(len(self), -1 if self.columns.count(Y_LOC) and bounds.size else 0)
+        bounds = bounds.reshape(len(self), -1) if self.columns.count(Y_LOC) else np.ones((1, 1), dtype=np.int64)
         if (np.diff(bounds) < 0).any() or (bounds[:, :1] != 0).any() or (bounds[:, -1:] != lengths[:, None]).any():
             raise InputError(f"{self.path}: y_loc does not bound the numbers of y; write the set again")
         return bounds

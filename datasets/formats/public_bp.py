@@ -50,8 +50,10 @@ class BpColumns(Columns):
                 name: tuple(map(int, filter(None, one["Shape"].split(",")))) for name, one in variables.items()
             }
             self._axes: dict[str, tuple[int, bool]] = {}
-            sizes = {name: math.prod(max(size, 1) for size in shape) for name, shape in self._shapes.items()}
-            claim = sum(size * self._types[name].itemsize for name, size in sizes.items())
+            claim = sum(math.prod(shape) * self._types[name].itemsize for name, shape in self._shapes.items())
+            claim = max(
+                claim, *(size for shape in self._shapes.values() for size in shape)
+            )  # rows without numbers, too
             present = sum(file.stat().st_size for file in self._data)
             if claim > present:  # for which ADIOS2 would wait
                 raise InputError(f"{path} claims {claim:,} bytes and has {present:,}; it was cut off, so copy it again")

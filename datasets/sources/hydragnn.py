@@ -13,7 +13,7 @@ from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.base.errors import InputError, nearest, words_of
-from hydragnn.base.places import is_public
+from hydragnn.base.places import check_store, is_public
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.formats.public_columns import MINMAX, record_columns
 from hydragnn.datasets.public import PublicStore
@@ -92,6 +92,8 @@ class HydragnnBuild(BuildSettings):
         paths = find_files(self.files)
         places = dict.fromkeys(path if path.is_dir() or path.suffix == ".bp" else path.parent for path in paths)
         for place in (place for place in places if not is_public(place)):
+            if place.is_file():
+                check_store(place)
             raise InputError(f"{place}: neither a .bp set nor a folder with a -meta.pkl; name the format of raw files")
         return [PublicStore.at(place, self.heads) for place in places]
 

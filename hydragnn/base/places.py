@@ -19,6 +19,9 @@ from hydragnn.base.limits import status_of
 MANIFEST = "manifest.json"
 """File that makes a folder a store."""
 
+INDEX = "md.idx"
+"""File that makes a folder a set of ADIOS2."""
+
 StorePlace = Path | tuple[Path, ...]
 """A store, or several that are one."""
 
@@ -128,7 +131,7 @@ def is_public(folder: Path) -> bool:
     """Return True for a set of the public HydraGNN: ADIOS2, or pickled samples."""
     if (folder / MANIFEST).exists():
         return False
-    return (folder.suffix == ".bp" and (folder / "md.idx").is_file()) or any(folder.glob("*-meta.pkl"))
+    return (folder / INDEX).is_file() or any(folder.glob("*-meta.pkl"))
 
 
 def check_store(folder: Path) -> None:
@@ -137,7 +140,9 @@ def check_store(folder: Path) -> None:
     if is_public(folder):
         return
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a store; make one with: hydragnn data build")
+        old = f'of BP3, an old format of ADIOS2, rewrite it by its tool: adios2_reorganize {folder} NEW.bp BPFile "" BP5 ""'
+        move = f"if {old}" if folder.suffix == ".bp" else "make one with: hydragnn data build"
+        raise InputError(f"{folder} is a file, not a store; {move}")
     if not (folder / MANIFEST).exists():
         if any(folder.glob("*part-*")):
             raise InputError(f"{folder} has no {MANIFEST}: the writer did not finish; run it again")

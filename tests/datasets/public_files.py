@@ -37,14 +37,14 @@ def samples(count: int, *, alike: bool = False, seed: int = 0) -> list[Sample]:
 
 
 def write_bp(path: Path, sets: Mapping[str, Sequence[Sample]], notes: Mapping[str, Any], **changes: Any) -> Path:
-    """Write a set as the public HydraGNN does; ``changes`` put other values for variables by name, dots for slashes."""
+    """Write a set as the public HydraGNN does; ``changes`` put other values for variables and attributes by name."""
     with adios2.Stream(str(path), "w") as stream:
         stream.begin_step()
         for label, some in sets.items():
             if not some:
                 continue
-            stream.write_attribute(f"{label}/ndata", np.array(len(some)))
-            stream.write_attribute(f"{label}/keys", list(some[0]))
+            stream.write_attribute(f"{label}/ndata", np.array(changes.get(f"{label}/ndata", len(some))))
+            stream.write_attribute(f"{label}/keys", [*some[0], *changes.get(f"{label}/keys", [])])
             for key in sorted(some[0]):
                 values = [one[key] for one in some]
                 arrays = [np.frombuffer(v.encode(), dtype="u1") if isinstance(v, str) else v for v in values]

@@ -1,6 +1,6 @@
 """Sets that the public HydraGNN wrote: read, converted, trained on, and refused."""
 
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,42 +80,6 @@ def test_damaged_sets_are_refused_in_a_sentence(real_data: Path, tmp_path: Path,
     assert not [*tmp_path.iterdir()]
 
 
-BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "offsets that lie": ({"trainset/x/variable_offset": [0, 1, 2, 3, 4, 5, 6, 7]}, "counts and offsets of trainset/x"),
-    "counts past the end": (
-        {"trainset/x/variable_count": [3, 4, 5, 3, 4, 5, 3, 99]},
-        "trainset/x are not those of its shape .31, 1.",
-    ),
-    "negative counts": ({"trainset/x/variable_count": [-3] * 8}, "counts and offsets of trainset/x"),
-    "fewer counts than samples": ({"trainset/x/variable_count": [3]}, "one whole number for each of 8 graphs"),
-    "counts that are no whole numbers": ({"trainset/x/variable_count": [0.5] * 8}, "one whole number for each"),
-    "an axis that there is not": ({"trainset/x/dim": 7}, "counts and offsets of trainset/x"),
-    "other counts than nodes": (
-        {"trainset/edge_index": np.full((2, 94), 10**6)},
-        "is out of range; the graph has 3 nodes",
-    ),
-    "a negative node": ({"trainset/edge_index": np.full((2, 94), -1)}, "is out of range; the graph has 3 nodes"),
-    "10 GB in a header": ({"trainset/x/shape": [2_500_000_000, 1]}, "claims 10,000,0.* bytes"),
-    "numbers that are none": ({"trainset/pos": np.full((31, 3), np.nan, dtype="f4")}, "positions"),
-}
-
-
-@pytest.mark.parametrize(("changes", "words"), BROKEN.values(), ids=BROKEN)
-def test_sets_that_contradict_themselves_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    path = write_bp(tmp_path / "set.bp", {"trainset": samples(8)}, {}, **{k: np.array(v) for k, v in changes.items()})
-    refuses(words, convert_store, path, tmp_path / "copy.h5")
-    assert [*tmp_path.iterdir()] == [path]
-
-
-@pytest.mark.parametrize(
-    ("file", "left"), [("data.0", 0.9), ("data.0", 0.0), ("md.0", 0.5), ("md.idx", 0.5), ("mmd.0", 0.5)]
-)
-def test_sets_that_were_cut_off_are_refused(tmp_path: Path, file: str, left: float) -> None:
-    path = write_bp(tmp_path / "set.bp", {"trainset": samples(8)}, {})
-    os.truncate(path / file, int((path / file).stat().st_size * left))
-    refuses("copy it again", open_store, path)
-
-
 SETS: dict[str, dict[str, Any]] = {
     "three parts": {"trainset": samples(8), "valset": samples(3, seed=1), "testset": samples(2, seed=2)},
     "one size": {"trainset": samples(8, alike=True), "valset": samples(2, alike=True, seed=1)},
@@ -143,6 +107,45 @@ def test_every_layout_is_read(tmp_path: Path, sets: dict[str, Any]) -> None:
     for place, (_, sample) in enumerate(reversed(everything)):
         arrays = {k: np.frombuffer(v.encode(), dtype=np.uint8) if isinstance(v, str) else v for k, v in sample.items()}
         check_sample(batch.select([place]), arrays)
+
+
+@pytest.mark.parametrize("name", ["set.bp/", "link", "link.bp", "copy"])
+def test_sets_are_known_by_their_index(tmp_path: Path, name: str) -> None:
+    path = write_bp(tmp_path / "set.bp", {"trainset": samples(2)}, {})
+    for link in ("link", "link.bp"):
+        (tmp_path / link).symlink_to(path)
+    shutil.copytree(path, tmp_path / "copy")
+    assert len(open_store(f"{tmp_path}/{name}")) == 2
+
+
+def packed(sample: Any, places: int = 4) -> Any:
+    nodes = len(sample["x"])
+    y = np.concatenate([sample["y"], sample["x"][:, 0], sample["forces"].reshape(-1)])[:, None]
+    return {**sample, "y": y, "y_loc": np.array([[0, 1, 1 + nodes, 1 + 4 * nodes][:places]])}
+
+
+def test_packed_heads_are_fields_of_their_own(tmp_path: Path) -> None:
+    some = [packed(one) for one in samples(4)]
+    batch = open_store(write_bp(tmp_path / "set.bp", {"trainset": some}, {})).read([2, 0])
+    assert batch["y_0"].tolist() == [some[place]["y"][0, 0] for place in (2, 0)]
+    assert batch["y_1"].tolist() == [x for place in (2, 0) for x in some[place]["x"][:, 0]]
+    assert (batch["y_2"].numpy() == np.concatenate([some[place]["forces"] for place in (2, 0)])).all()
+
+
+PACKED: dict[str, tuple[Any, str]] = {
+    "bounds that lie": (
+        lambda one, _: packed(one) | {"y_loc": packed(one)["y_loc"] + 1},
+        "does not bound the numbers of y",
+    ),
+    "bounds of several numbers": (lambda one, number: packed(one, 3 + number % 2), "does not bound the numbers of y"),
+    "nodes or graphs": (lambda one, _: packed(samples(1)[0]), "may lie on node or graph; say heads"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), PACKED.values(), ids=PACKED)
+def test_packed_heads_that_are_unclear_are_refused(tmp_path: Path, change: Any, words: str) -> None:
+    some = [change(one, number) for number, one in enumerate(samples(4))]
+    refuses(words, open_store, write_bp(tmp_path / "set.bp", {"trainset": some}, {}))
 
 
 LACKING = {
