@@ -119,15 +119,15 @@ class BpColumns(Columns):
 
     def _slab(self, name: str, axis: int, start: int, stop: int) -> Array:
         """Return a run of an array along its axis."""
-        shape = self._shapes[name]
+        shape, variable = self._shapes[name], self._file.inquire_variable(name)
         out = np.empty((*shape[:axis], stop - start, *shape[axis + 1 :]), dtype=self._types[name])
         try:
             if self._state != [state_of(file) for file in self._data]:  # reading beyond an end would end the process
                 raise OSError("the set was changed while it was read")
             for place in np.ndindex(shape[:axis]) if out.size else ():  # ADIOS2 reads all in between, too
                 begin = [*place, start, *(0 for _ in shape[axis + 1 :])]
-                size = [*(1 for _ in place), *out.shape[axis:]]
-                out[place] = self._file.read(name, start=begin, count=size).reshape(out.shape[axis:])
+                variable.set_selection([begin, [*(1 for _ in place), *out.shape[axis:]]])
+                self._file.engine.get(variable, out[place])
         except (RuntimeError, ValueError, OSError) as error:
             raise InputError(f"{self.path}: {name} cannot be read; copy the set again") from error
         return out
