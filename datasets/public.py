@@ -20,6 +20,7 @@ from hydragnn.datasets.arrays import Array, FlatGraphs, array_name, flat_graphs,
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.formats.memory import check_fields, checked_indices
 from hydragnn.datasets.formats.public_columns import EDGES, LABELS, Columns, record_columns
+from hydragnn.datasets.formats.public_pickles import samples_in
 from hydragnn.datasets.gather import GAP, gather
 from hydragnn.datasets.store import Column, GraphStore, Numbers, Sizes
 from hydragnn.graphs.batch import GraphBatch
@@ -83,8 +84,6 @@ class PublicStore(Access, GraphStore):
             from hydragnn.datasets.formats.public_bp import BpColumns
 
             return cls(BpColumns(path), heads)
-        from hydragnn.datasets.formats.public_pickles import samples_in
-
         return cls(record_columns(path, *samples_in(path)), heads)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -180,9 +179,7 @@ class PublicStore(Access, GraphStore):
         """Raise InputError for geometry that would be ignored or read wrongly."""
         columns, (on, size) = self.columns, GEOMETRY[key]
         if key in columns.left_out:
-            raise InputError(
-                f"{self.path}: {key} is {columns.left_out[key]}, and without it edges would be others; write it for every sample alike"
-            )
+            raise InputError(f"{self.path}: {key} is {columns.left_out[key]}; write it for all alike, as edges need it")
         if key not in columns.offsets:
             return
         offsets = self._nodes if on == "node" else self._edges
@@ -190,7 +187,7 @@ class PublicStore(Access, GraphStore):
         kinds, fits = "iu" if key == EDGES else "iufb", (rows or 0) * math.prod(columns.shapes[key]) == size
         if not fits or columns.dtypes[key].kind not in kinds or (key != EDGES and not self._has_positions):
             raise InputError(
-                f"{self.path}: {key} has another shape or dtype than sets of that package, or no pos beside it; write it again"
+                f"{self.path}: {key} has another shape or dtype there, or no pos beside it; write it again"
             )
 
     def _check_images(self, batch: GraphBatch) -> None:

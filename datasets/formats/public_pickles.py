@@ -1,6 +1,7 @@
 """Pickled samples of the public HydraGNN, read without running their code."""
 
 import io
+import math
 import pickle
 import re
 from collections import OrderedDict
@@ -11,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hydragnn.base.errors import InputError, words_of
-from hydragnn.datasets.arrays import Array
 
 META = "-meta.pkl"
 """End of the file that counts the samples of a label."""
@@ -42,12 +42,11 @@ def _storage(content: bytes) -> Any:
     return torch.tensor([], dtype=storage.dtype).set_(storage)
 
 
-def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any) -> Array:
+def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any) -> Any:
     """Return a tensor; ValueError where it is larger than its storage."""
-    if np.prod(shape, dtype=object) > max(1, storage.numel()):
+    if math.prod(shape) > max(1, storage.numel()):
         raise ValueError("a tensor beyond its storage")
-    tensor: Array = storage.as_strided(tuple(shape), tuple(strides), offset).numpy().copy()
-    return tensor
+    return storage.as_strided(tuple(shape), tuple(strides), offset).numpy().copy()
 
 
 def _same(value: Any, *_: Any) -> Any:
