@@ -28,6 +28,7 @@ from hydragnn.hpo.launching.descriptors import WakeupPipe
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
 from hydragnn.hpo.launching.progress import AttemptProgress
 from hydragnn.hpo.launching.verdict import verdict
+from hydragnn.hpo.objective import goals_of
 from hydragnn.hpo.sampling.proposals import Proposals
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -91,7 +92,8 @@ class Controller:
         self.state = replay(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
         self._bell = WakeupPipe()
-        self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files)
+        objectives = len(goals_of(settings.search.objective))
+        self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files, objectives)
         self._proposals = Proposals(
             settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG, self._bell.wake
         )

@@ -11,9 +11,11 @@ from hydragnn.base.machine import Workers
 from hydragnn.config import parse_config
 from hydragnn.hpo.campaign import run_search
 from hydragnn.hpo.controller import OnEvent, trial_folder
+from hydragnn.hpo.fronts import ranked
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.launcher import Launcher
+from hydragnn.hpo.objective import bounds_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.search_settings import SearchSettings
 from hydragnn.hpo.settings import CampaignSettings, GivenRun
@@ -97,8 +99,10 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
 
 def best_runs(campaign: Path) -> list[Path]:
     """Return the runs that came furthest; InputError without a campaign."""
-    open_campaign(campaign)
     candidates = [trial for trial in replay(campaign / JOURNAL).trials.values() if trial.results]
     candidates = [trial for trial in candidates if trial.status not in ("failed", "lost")]
-    ranked = sorted(candidates, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
-    return [trial_folder(campaign, trial.number) for trial in ranked]
+    best = sorted(candidates, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
+    if bounds := bounds_of(open_campaign(campaign).search.objective):
+        levels = [[one for one in best if len(one.results) == level] for level in {len(one.results): 0 for one in best}]
+        best = [some[index] for some in levels for index in ranked([one.values_at(-1) for one in some], bounds)]
+    return [trial_folder(campaign, trial.number) for trial in best]

@@ -1,4 +1,4 @@
-"""Objective: one number from a run record, which is minimised."""
+"""Objectives: numbers from a run record, which are minimised."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -6,17 +6,62 @@ from dataclasses import replace
 
 from hydragnn.base.errors import InputError, words_of
 from hydragnn.base.imports import REFERENCE, function_named
+from hydragnn.base.settings import Settings
+from hydragnn.hpo.fronts import Bounds
 from hydragnn.record import RunRecord
 
-Objective = str | dict[str, float]
-"""A curve, weights per field of normalised errors, or ``package.module:function``."""
+Quantity = str | dict[str, float]
+"""A curve, a cost, weights per field of normalised errors, or ``package.module:function``."""
 
+
+class Goal(Settings):
+    """One of several objectives."""
+
+    of: Quantity
+    """Quantity that is minimised, as an objective alone."""
+
+    at_most: float | None = None
+    """Trials with a larger value count after all others, and are not chosen."""
+
+
+Objective = Quantity | list[Quantity | Goal]
+"""One quantity, or several, of which each may have a bound."""
+
+COSTS = {
+    "cost/ms_per_graph": lambda record: record.cost.ms_per_graph,
+    "cost/memory_mb": lambda record: record.cost.peak_memory_mb,
+    "cost/parameters": lambda record: float(record.parameters),
+}
+"""Costs of a record that are objectives."""
 
 THROUGHPUT = "throughput"
 """Objective of a search for fast layouts: seconds per graph of training, all ranks together."""
 
 
-def objective_value(record: RunRecord, objective: Objective, epochs: int | None = None) -> float | None:
+def goals_of(objective: Objective) -> list[Goal]:
+    """Return the objectives with their bounds."""
+    every = objective if isinstance(objective, list) else [objective]
+    return [one if isinstance(one, Goal) else Goal(of=one) for one in every]
+
+
+def bounds_of(objective: Objective) -> Bounds:
+    """Return the bounds of several objectives; empty for one."""
+    return tuple(goal.at_most for goal in goals_of(objective)) if isinstance(objective, list) else ()
+
+
+def quantity_text(quantity: Quantity) -> str:
+    """Return a quantity in words: ``relative error (energy 1, forces 2)``."""
+    if isinstance(quantity, str):
+        return "seconds per graph" if quantity == THROUGHPUT else quantity
+    return "relative error (" + ", ".join(f"{field} {weight:g}" for field, weight in quantity.items()) + ")"
+
+
+def objective_values(record: RunRecord, objective: Objective, epochs: int | None = None) -> list[float | None]:
+    """Return the value of every objective after ``epochs`` epochs; None where it is missing."""
+    return [objective_value(record, goal.of, epochs) for goal in goals_of(objective)]
+
+
+def objective_value(record: RunRecord, objective: Quantity, epochs: int | None = None) -> float | None:
     """The objective of the model kept after ``epochs`` epochs (all if None), so of the epoch with the lowest
     ``valid/loss`` so far; None where it is missing or not finite.
 
@@ -28,6 +73,8 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
     if objective == THROUGHPUT:
         speed = record.cost.graphs_per_second
         return 1.0 / speed if speed > 0 else None
+    if isinstance(objective, str) and objective in COSTS:
+        return COSTS[objective](record) or None
     if isinstance(objective, str) and REFERENCE.fullmatch(objective):
         return _own_value(record, objective, epochs)
     epoch = _best_epoch(record.curves, epochs)
@@ -53,10 +100,17 @@ def check_objective(
     classes: Collection[str] = frozenset(),
     added: Sequence[str] = (),
 ) -> None:
-    """Raise InputError where the objective names a field without a prediction.
+    """Raise InputError where an objective names a field without a prediction.
 
     ``added`` are curves of callbacks.
     """
+    for goal in goals_of(objective):
+        _check_quantity(goal.of, targets, source, classes, added)
+
+
+def _check_quantity(
+    objective: Quantity, targets: Sequence[str], source: str, classes: Collection[str], added: Sequence[str]
+) -> None:
     if isinstance(objective, str) and REFERENCE.fullmatch(objective):
         function_named(objective, where=f"{source}: search.objective = {objective!r}", noun="number of a record")
         return
@@ -64,6 +118,7 @@ def check_objective(
     valid = [
         "valid/loss",
         THROUGHPUT,
+        *COSTS,
         *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field]),
         *added,
     ]

@@ -19,7 +19,7 @@ from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table
 from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
-from hydragnn.hpo.objective import check_objective
+from hydragnn.hpo.objective import bounds_of, check_objective
 from hydragnn.hpo.sampling.sampler import learns
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
@@ -167,6 +167,7 @@ def plan_of(settings: CampaignSettings) -> Plan:
         rungs=(*search.rungs, epochs),
         reduction=search.reduction,
         finalists=search.finalists,
+        bounds=bounds_of(search.objective),
         retries=search.retries,
         max_seconds=None if search.max_hours is None else search.max_hours * 3600,
         max_node_seconds=None if search.max_node_hours is None else search.max_node_hours * 3600,

@@ -1,5 +1,7 @@
 """Results of a campaign: records, histories, importances."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ import numpy as np
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.controller import trial_folder
+from hydragnn.hpo.fronts import Bounds, front_of, ranked
+from hydragnn.hpo.objective import bounds_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.state import TrialStatus
@@ -39,11 +43,18 @@ class TrialHistory:
     """Objective by epochs, for every rung passed."""
     value: float | None
     """Objective at the last rung passed."""
+    others: tuple[float, ...]
+    """Further objectives there, where there are several."""
     attempts: int
     failure: str | None
     folder: Path
     speed: float
     """Graphs of training per second in the first segment; 0 where unknown."""
+
+    @property
+    def objectives(self) -> tuple[float, ...]:
+        """Return all objectives at the last rung passed."""
+        return (math.inf if self.value is None else self.value, *self.others)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +87,20 @@ def finished_runs(out: Path | str) -> list[Path]:
     trials = [trial for trial in campaign_history(out).trials if trial.status == "finished"]
     if not trials:
         raise InputError(f"no trial of {out} is trained to its end yet; continue the search with --resume")
-    return [trial.folder for trial in sorted(trials, key=lambda trial: (trial.value or 0.0, trial.number))]
+    return [trial.folder for trial in best_first(trials, bounds_of(open_campaign(out).search.objective))]
+
+
+def best_first(trials: Sequence[TrialHistory], bounds: Bounds) -> list[TrialHistory]:
+    """Return trials with results, ordered by one objective or by fronts."""
+    if not bounds:
+        return sorted(trials, key=lambda trial: (trial.value or 0.0, trial.number))
+    return [trials[index] for index in ranked([trial.objectives for trial in trials], bounds)]
+
+
+def front_trials(trials: Sequence[TrialHistory], bounds: Bounds) -> list[TrialHistory]:
+    """Return the finished trials within bounds that none dominates, by the first objective."""
+    finished = [trial for trial in trials if trial.status == "finished"]
+    return [finished[index] for index in front_of([trial.objectives for trial in finished], bounds)]
 
 
 def campaign_history(out: Path | str) -> CampaignHistory:
@@ -94,6 +118,7 @@ def campaign_history(out: Path | str) -> CampaignHistory:
             origin=trial.origin,
             rungs=dict(zip(state.plan.rungs, trial.results)),
             value=trial.value,
+            others=trial.values_at(-1)[1:] if trial.results else (),
             attempts=trial.attempt,
             failure=trial.reason,
             folder=trial_folder(out, number),

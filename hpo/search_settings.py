@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from hydragnn.base.errors import InputError
 from hydragnn.base.settings import ActsWith, Settings
 from hydragnn.hpo.launching.sites import check_site
+from hydragnn.hpo.objective import Objective, goals_of
 from hydragnn.hpo.space.parameters import Parameter, parsed_parameter
 
 DEFAULT = "default"
@@ -51,7 +52,7 @@ class SearchSettings(Settings):
     """Configurations to try, those that fail included."""
 
     sampler: str = "auto"
-    """auto: gp where 64 trials or more can run at once, otherwise tpe; tpe: Parzen estimators; gp: Gaussian process;
+    """auto: gp where 64 trials or more can run at once and for several objectives, otherwise tpe; tpe: Parzen estimators; gp: Gaussian process; nsga2: a genetic algorithm;
     qmc: scrambled Sobol points; random: independent draws; or one that an installed package announces."""
 
     seed: int = Field(default=0, ge=0)
@@ -61,9 +62,10 @@ class SearchSettings(Settings):
     """Trials at once on this machine, or so many times ``trials_per_device``; each rank of a trial has one thread and, where there
     are GPUs, one GPU. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
 
-    objective: str | dict[str, float] = "valid/loss"
+    objective: Objective = "valid/loss"
     """Quantity that is minimised: ``valid/loss``, ``throughput`` (seconds per graph of training), one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
-    absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``."""
+    absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``. A list has several, costs among them (``cost/ms_per_graph``,
+    ``cost/memory_mb``, ``cost/parameters``), each alone or with a bound: ``{of = "cost/ms_per_graph", at_most = 2.0}``."""
 
     layout_trials: int = Field(default=0, ge=0)
     """Number of first trials that differ in ``space.parallel`` only, with the middle of all other ranges; the layout that trained the most graphs
@@ -134,10 +136,16 @@ class SearchSettings(Settings):
             raise ValueError(
                 f"layout_trials = {self.layout_trials}: needs space.parallel, more trials than that, and no warm_start"
             )
-        if isinstance(self.objective, dict) and not any(weight > 0 for weight in self.objective.values()):
-            raise ValueError("objective: no field has a positive weight; give at least one")
-        if isinstance(self.objective, dict) and min(self.objective.values()) < 0:
-            raise ValueError("objective: a negative weight rewards errors; use weights of 0 or more")
+        quantities = [goal.of for goal in goals_of(self.objective)]
+        if isinstance(self.objective, list) and len(quantities) < 2:
+            raise ValueError("objective: a list has two objectives or more; give the only one by itself")
+        for one in (one for one in quantities if isinstance(one, dict)):
+            if not any(weight > 0 for weight in one.values()):
+                raise ValueError("objective: no field has a positive weight; give at least one")
+            if min(one.values()) < 0:
+                raise ValueError("objective: a negative weight rewards errors; use weights of 0 or more")
+        if twice := next((one for one in quantities if quantities.count(one) > 1), None):
+            raise ValueError(f"objective: {twice} is given twice; give every objective once")
         return self
 
     @property
@@ -179,16 +187,16 @@ def with_layouts(space: Mapping[str, Any]) -> dict[str, Any]:
     return {**{path: value for path, value in space.items() if path != "parallel"}, **sizes}
 
 
-def sampler_for(sampler: str, width: int) -> str:
-    """Return the sampler for a number of attempts at once.
+def sampler_for(sampler: str, width: int, objectives: int = 1) -> str:
+    """Return the sampler for a number of attempts at once, and of objectives.
 
     >>> sampler_for("auto", 63), sampler_for("auto", 64), sampler_for("qmc", 64)
     ('tpe', 'gp', 'qmc')
     """
-    return ("gp" if width >= WIDE else "tpe") if sampler == "auto" else sampler
+    return ("gp" if width >= WIDE or objectives > 1 else "tpe") if sampler == "auto" else sampler
 
 
-def sampler_text(sampler: str, widths: Sequence[int]) -> str:
+def sampler_text(sampler: str, widths: Sequence[int], objectives: int = 1) -> str:
     """Return the samplers of a campaign, and why, as text.
 
     >>> sampler_text("auto", [4, 100, 128]).partition(" (")[0]
@@ -196,6 +204,8 @@ def sampler_text(sampler: str, widths: Sequence[int]) -> str:
     """
     if sampler != "auto":
         return sampler
+    if objectives > 1:
+        return f"gp, since there are {objectives} objectives"
     rule = f'"auto" is gp where {WIDE} trials or more can run at once, otherwise tpe'
     if not widths:
         return f"not chosen yet: {rule}"

@@ -40,7 +40,7 @@ OUTCOMES = {
 class StudyLog:
     """Writer of ``optuna.log``, made afresh by every controller."""
 
-    def __init__(self, path: Path, space: Space, state: State, files: Executor) -> None:
+    def __init__(self, path: Path, space: Space, state: State, files: Executor, objectives: int = 1) -> None:
         """``files`` writes, beside everything else."""
         self._space, self._files = space, files
         self._flushing: Future[None] | None = None
@@ -53,7 +53,8 @@ class StudyLog:
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created"
         name = path.parent.resolve().name
-        self._study = self._storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], name)
+        directions = [optuna.study.StudyDirection.MINIMIZE] * objectives
+        self._study = self._storage.create_new_study(directions, name)
         optuna.logging.set_verbosity(verbosity)
         self._lines.flush()
 
@@ -114,7 +115,7 @@ class StudyLog:
             return
         if trial.reason is not None:
             self._storage.set_trial_user_attr(trial_id, "failure", trial.reason)
-        values = None if trial.value is None or outcome == TrialState.FAIL else [trial.value]
+        values = None if trial.value is None or outcome == TrialState.FAIL else [*trial.values_at(-1)]
         self._storage.set_trial_state_values(trial_id, outcome, values)
 
     def _template(self, trial: Trial) -> FrozenTrial:

@@ -14,6 +14,7 @@ from hydragnn.base.settings import REMOVED, with_value
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.datasets import open_store
 from hydragnn.distributed.mesh import check_layout
+from hydragnn.hpo.objective import goals_of
 from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space.able import check_model, known_keys
@@ -229,7 +230,8 @@ def _check_paths(settings: CampaignSettings, space: Space, begun: bool) -> None:
                 "the architecture; search settings of train, batch or start instead"
             )
         section, *_, last = path.split(".")
-        if settings.search.objective == "valid/loss" and section == "heads" and last not in NETWORK:
+        of_loss = any(goal.of == "valid/loss" for goal in goals_of(settings.search.objective))
+        if of_loss and section == "heads" and last not in NETWORK:
             raise InputError(
                 f'{settings.source}: search.space."{whole}" changes what valid/loss means, so that trials cannot be '
                 'compared by it; set objective to a metric such as "valid/energy/mae" or to weights per field'

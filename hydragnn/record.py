@@ -43,6 +43,8 @@ class Cost:
     """The most memory that one process held, in MB."""
     graphs_per_second: float = 0.0
     """Graphs of training per second of wall time, all ranks together."""
+    ms_per_graph: float = 0.0
+    """Milliseconds that one rank takes to predict a graph, in the fastest validation; 0 where unknown."""
     ranks: int = 1
     nodes: int = 1
 

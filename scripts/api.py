@@ -397,6 +397,16 @@ def build_ensemble(
         int | None,
         typer.Option("--top-k", min=1, help="Number of members of a campaign; given runs are all.", show_default="5"),
     ] = None,
+    from_front: Annotated[
+        bool, typer.Option("--from-front", help="Members are trials of the front of several objectives.")
+    ] = False,
+    at_most: Annotated[
+        Sequence[str],
+        list[str] | None,
+        typer.Option(
+            "--at-most", metavar="OBJECTIVE=NUMBER", help="With --from-front: a bound, such as cost/ms_per_graph=2."
+        ),
+    ] = (),
     train: Annotated[
         bool,
         typer.Option("--train", help="Train the chosen configurations anew to the full budget, as one balanced job."),
@@ -427,7 +437,8 @@ def build_ensemble(
 ) -> "Evaluation":
     """Build a calibrated ensemble from a campaign or from finished runs.
 
-    Gives its evaluation. Of a campaign ``top_k`` (5) best trials are chosen; with ``train``, ``final_seeds`` or
+    Gives its evaluation. Of a campaign ``top_k`` (5) best trials are chosen, or with ``from_front`` those of the front of several
+    objectives, all or ``top_k``, within bounds such as ``"cost/ms_per_graph=2"`` (``at_most``); with ``train``, ``final_seeds`` or
     ``epochs`` they are first trained anew, all at once. Given runs all become members, and none of
     these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
     Validation graphs set weights of members per field; ``false_alarms`` is about the domain (docs/domain.md). With ``store``, where the
@@ -441,7 +452,7 @@ def build_ensemble(
     from hydragnn.ensemble.building.build import check_out
     from hydragnn.hpo import campaign_records
     from hydragnn.runs.folder import name_store
-    from hydragnn.scripts.ensembles import campaign_or_runs, members_of
+    from hydragnn.scripts.ensembles import bounds_from, campaign_or_runs, members_of
 
     check_references(baselines)
     campaign = campaign_or_runs(sources)
@@ -450,6 +461,7 @@ def build_ensemble(
         runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
         name_store(runs, as_path(store), branch)
     training: Table = {"train": train, "seeds": final_seeds, "epochs": epochs, "workers": workers}
+    training |= {"from_front": from_front, "at_most": bounds_from(at_most)}
     choice = members_of(campaign, as_path(out), top_k, quiet, **training)
     return ensemble_of_runs(
         choice.folders,

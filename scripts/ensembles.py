@@ -1,16 +1,20 @@
 """Sources of ``hydragnn ensemble``, and the final training of a campaign's best."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime
+from hydragnn.base.errors import InputError, Interrupted, OutOfWalltime, nearest
 from hydragnn.base.machine import Workers
 from hydragnn.base.places import check_kind
 from hydragnn.ensemble.building.build import check_finished
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final, trial_folder
+from hydragnn.hpo.objective import bounds_of, goals_of, quantity_text
 from hydragnn.hpo.preflight import open_campaign
+from hydragnn.hpo.records import campaign_history, front_trials
 
 
 def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
@@ -46,6 +50,59 @@ class Choice:
     """Facts of the choice, for the ensemble's manifest."""
 
 
+def bounds_from(texts: Sequence[str]) -> dict[str, float]:
+    """Return bounds by objective; InputError for a text without a number.
+
+    >>> bounds_from(["cost/ms_per_graph=2"])
+    {'cost/ms_per_graph': 2.0}
+    """
+    bounds = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            bounds[name] = float(number)
+        except ValueError:
+            bounds[name] = math.nan
+        if not name or math.isnan(bounds[name]):
+            raise InputError(f"--at-most {text!r} is no bound; give OBJECTIVE=NUMBER, such as cost/ms_per_graph=2")
+    return bounds
+
+
+def front_of_campaign(campaign: Path, top_k: int | None, at_most: Mapping[str, float]) -> Choice:
+    """Return the trials of a front within bounds; of ``top_k`` those with the lowest first objective."""
+    history = campaign_history(campaign)
+    objective = history.settings.search.objective
+    names, bounds = [quantity_text(goal.of) for goal in goals_of(objective)], list(bounds_of(objective))
+    if not bounds:
+        raise InputError(
+            f"{campaign} has one objective ({names[0]}), and no front; leave --from-front and --at-most out"
+        )
+    for name, bound in at_most.items():
+        if name not in names:
+            raise InputError(f"--at-most {name}: {campaign} has no such objective; {nearest(name, names)}")
+        bounds[names.index(name)] = bound
+    front = front_trials(history.trials, tuple(bounds))
+    if not front or len(front) < (top_k or 1):
+        words = (
+            ", ".join(f"{name} = {bound:g}" for name, bound in zip(names, bounds) if bound is not None) or "no bound"
+        )
+        raise InputError(
+            f"the front of {campaign} has {len(front)} finished trials with {words}, fewer than {top_k or 1}; widen the bound, or let more trials finish"
+        )
+    front = front[:top_k]
+    selection = {
+        "method": "front",
+        "by": ", ".join(names),
+        "at_most": {name: bound for name, bound in zip(names, bounds) if bound is not None},
+        "k": len(front),
+        "chosen": [trial.folder.name for trial in front],
+        "campaign": campaign.resolve().name,
+    }
+    return Choice(
+        folders=[trial.folder for trial in front], weights=[1.0 / len(front)] * len(front), selection=selection
+    )
+
+
 def best_trials(campaign: Path, top_k: int, *, finished: bool = True) -> Choice:
     """Return the best trials of a campaign; only ``finished`` ones by default."""
     ranked = finished_runs(campaign) if finished else best_runs(campaign)
@@ -76,12 +133,21 @@ def members_of(
     seeds: int,
     epochs: int | None,
     workers: Workers | None,
+    from_front: bool = False,
+    at_most: Mapping[str, float] = MappingProxyType({}),
 ) -> Choice:
     """Return the best trials, trained anew if asked, or the given runs; InputError for options without meaning.
 
     ``seeds`` are runs of every configuration: 0 is one, and none without ``train`` or ``epochs``.
     """
-    options = {"--top-k": top_k, "--train": train, "--final-seeds": seeds, "--epochs": epochs, "--workers": workers}
+    options: dict[str, Any] = {
+        "--top-k": top_k,
+        "--train": train,
+        "--final-seeds": seeds,
+        "--epochs": epochs,
+        "--workers": workers,
+    }
+    options |= {"--from-front": from_front, "--at-most": at_most}
     if top_k is not None and top_k < 1:
         raise InputError(f"top-k = {top_k} chooses no trial; write 1 or more")
     if isinstance(campaign, list):
@@ -91,6 +157,14 @@ def members_of(
                 "instead of its runs"
             )
         return Choice(folders=campaign)
+    if at_most and not from_front:
+        raise InputError("--at-most bounds the trials of a front; add --from-front")
+    if from_front and (train or seeds or epochs):
+        raise InputError(
+            "--from-front takes finished trials as they are; leave --train, --final-seeds and --epochs out"
+        )
+    if from_front:
+        return front_of_campaign(campaign, top_k, at_most)
     if train or seeds or epochs:
         return trained_trials(campaign, out, top_k or 5, max(1, seeds), epochs, workers, quiet)
     if workers is not None:

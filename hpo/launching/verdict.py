@@ -9,7 +9,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular, read_json
 from hydragnn.config import parse_config
 from hydragnn.hpo.launching.launcher import Exit, Task
-from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.hpo.objective import Objective, goals_of, objective_values, quantity_text
 from hydragnn.hpo.scheduling.events import Failed, Reached
 from hydragnn.record import FailureKind, RunRecord, read_record
 from hydragnn.runs.checkpoint import latest_checkpoint
@@ -48,14 +48,17 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         return _failure(end, record.failure.kind, record.failure.message)
     if not _is_complete(record, task):
         return _without_result(end, record)
-    value = objective_value(record, objective, task.until)
-    if value is None:
-        return _failure(end, "diverged", f"the objective is not a number up to epoch {task.until}")
+    value, *others = objective_values(record, objective, task.until)
+    if value is None or None in others:
+        goal = goals_of(objective)[0 if value is None else 1 + others.index(None)]
+        name = f"objective {quantity_text(goal.of)}" if others else "objective"
+        return _failure(end, "diverged", f"the {name} is not a number up to epoch {task.until}")
     return Reached(
         trial=task.trial,
         attempt=task.attempt,
         epochs=record.epochs,
         value=value,
+        others=tuple(one for one in others if one is not None),
         over=record.status in OVER,
         seconds=record.cost.seconds,
         memory_mb=record.cost.peak_memory_mb,

@@ -6,7 +6,8 @@ results, as a quantile of the normal distribution, so that neither the objective
 the maximum of the posterior (Rasmussen and Williams 2006, sections 4.2, 5.4). A request takes the candidate with the lowest
 mean - kappa deviation, with a kappa of its own from an exponential distribution (Egele et al. 2023, arXiv:2207.00479): some
 refine what is good, others look where nobody was. What runs narrows the deviation around itself and leaves the mean
-(Desautels et al. 2014, JMLR 15).
+(Desautels et al. 2014, JMLR 15). Of several objectives, every request has weights of its own, for the largest weighted
+objective (Knowles 2006, doi:10.1109/TEVC.2005.851274).
 """
 
 import math
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from hydragnn.hpo.sampling.sampler import History, RandomSampler, Sampler
+from hydragnn.hpo.fronts import Bounds, front_of, violation
+from hydragnn.hpo.sampling.sampler import History, RandomSampler, Sampler, foreseen
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, fractions_of, point_key, random_point, value_at
@@ -47,6 +49,15 @@ FOCUSED = 0.2
 """Share of the requests that look at one choice only, drawn at random, so that none is given up after a few bad results."""
 
 LEAST_NOISE = 1e-6
+
+MIXTURES = 16
+"""Weights of several objectives that one answer draws."""
+
+SUM = 0.05
+"""Weight of the sum of objectives beside the largest."""
+
+LEAST_PART = 1e-3
+"""Least share of an objective in a direction."""
 
 
 class Coordinates:
@@ -143,28 +154,59 @@ def normal_scores(trials: Sequence[Trial]) -> Matrix:
     values = [trial.results[-1] if trial.results else math.inf for trial in trials]
     keys = [(t.status == "failed", -len(t.results), math.inf if math.isnan(v) else v) for t, v in zip(trials, values)]
     places = {key: place for place, key in enumerate(sorted(set(keys)))}
-    scores = np.asarray(ndtri((rankdata([places[key] for key in keys]) - 0.5) / len(keys)))
+    return _quantiles([places[key] for key in keys])
+
+
+def _quantiles(values: ArrayLike) -> Matrix:
+    ranks = rankdata(values)
+    scores = np.asarray(ndtri((ranks - 0.5) / len(ranks)))
     return np.asarray(scores / (scores.std() or 1.0))
+
+
+def mixed_scores(trials: Sequence[Trial], bounds: Bounds, generator: np.random.Generator) -> Matrix:
+    """Return scores of trials, as ``[trials, mixtures]``; one mixture for one objective.
+
+    Objectives go from 0 to 1 along the front; a mixture is the largest of them by weights that point to a part of the front.
+    The first has equal weights. Trials beyond a bound come after others, and those that failed, last.
+    """
+    if len(bounds) < 2:
+        return normal_scores(trials)[:, None]
+    values = foreseen(trials)
+    known = [trial.number for trial in trials if trial.number in values and trial.status != "failed"]
+    front = np.array(
+        [values[known[index]] for index in front_of([values[n] for n in known], bounds)] or [*values.values()]
+    )
+    width = np.ptp(front, axis=0)
+    worst = (math.inf,) * len(bounds)
+    rows = np.array([values[t.number] if t.number in known else worst for t in trials])  # [trials, objectives]
+    over = np.array([violation(row, bounds) for row in rows.tolist()])
+    scaled = (rows - front.min(0)) / np.where(width > 0, width, 1.0)
+    parts = np.concatenate([np.ones((1, len(bounds))), generator.dirichlet(np.ones(len(bounds)), MIXTURES - 1)])
+    weighted = scaled / np.maximum(parts, LEAST_PART)[:, None]  # [mixtures, trials, objectives]
+    mixtures = [one.max(1) + SUM * one.sum(1) for one in weighted]
+    return np.stack([_quantiles(np.lexsort((one, over)).argsort()) for one in mixtures], axis=1)
 
 
 class Outlook:
     """Posterior of a campaign, fitted once for many requests."""
 
-    def __init__(self, space: Space, trials: Sequence[Trial], generator: np.random.Generator) -> None:
+    def __init__(
+        self, space: Space, trials: Sequence[Trial], generator: np.random.Generator, bounds: Bounds = ()
+    ) -> None:
         """``trials``: with results, failed, or still without."""
         self._space, self._coordinates = space, Coordinates(space)
         finished = [trial for trial in trials if trial.results or trial.status == "failed"]
         observed = self._coordinates.of([trial.values for trial in finished])
-        scores = normal_scores(finished)
-        few = _some(scores)
-        self._kernel = likely_kernel(observed[few], scores[few], self._coordinates.parameter_of)
+        scores = mixed_scores(finished, bounds, generator)
+        few = _some(scores[:, 0])
+        self._kernel = likely_kernel(observed[few], scores[few, 0], self._coordinates.parameter_of)
         open_points = [trial.values for trial in trials if not trial.results and trial.status != "failed"]
         self._known = np.concatenate([observed, self._coordinates.of(open_points)]) * self._kernel.scales
         covariance = self._kernel.between(self._known, self._known)
         covariance[np.diag_indices_from(covariance)] += self._kernel.noise
         self._factor = cholesky(covariance, lower=True, check_finite=False)
         half = (self._factor[: len(observed), : len(observed)], True)
-        self._explained = cho_solve(half, scores, check_finite=False)  # what runs says nothing of the mean
+        self._explained: Matrix = cho_solve(half, scores, check_finite=False)  # what runs says nothing of the mean
         self._choices = self._coordinates.choices
         parents = [finished[index].values for index in self._leaders(observed)]
         points, rows = self._candidates(parents, generator)
@@ -180,7 +222,9 @@ class Outlook:
 
     def ranked(self, generator: np.random.Generator) -> list[Point]:
         """Return the free candidates, the most promising first."""
-        bounds = self._means - generator.exponential(KAPPA) * np.sqrt(self._variances)
+        mixtures = self._means.shape[1]
+        means = self._means[:, generator.integers(mixtures) if mixtures > 1 else 0]
+        bounds = means - generator.exponential(KAPPA) * np.sqrt(self._variances)
         focused, choice = generator.random() < FOCUSED, generator.choice(self._choices) if len(self._choices) else None
         of_choice = self._rows[:, choice] > 0 if focused and choice is not None else self._free
         order = np.lexsort((bounds, ~of_choice))  # those of the choice first
@@ -204,16 +248,18 @@ class Outlook:
 
     def _leaders(self, rows: Matrix) -> list[int]:
         """Return the rows with the lowest means, overall and per choice."""
-        order = np.argsort(self._mean(rows), kind="stable")
-        of_choices = (order[rows[order, column] > 0][:1] for column in self._choices)
-        return list(dict.fromkeys([*order[:PARENTS].tolist(), *(int(index) for few in of_choices for index in few)]))
+        orders = np.argsort(self._mean(rows), axis=0, kind="stable")
+        each = -(-PARENTS // orders.shape[1])
+        best = [*orders[:each].flatten().tolist()]
+        of_choices = (orders[rows[orders[:, 0], column] > 0, 0][:1] for column in self._choices)
+        return list(dict.fromkeys([*best, *(int(index) for few in of_choices for index in few)]))
 
     def _candidates(self, parents: Sequence[Point], generator: np.random.Generator) -> tuple[list[Point], Matrix]:
         """Return random points, points near good ones, and their rows."""
         drawn = [random_point(self._space, generator) for _ in range(CANDIDATES)]
         drawn += self._changed(parents, CANDIDATES, (-2.0, -0.5), generator)
         rows = self._coordinates.of(drawn)
-        order = np.argsort(self._mean(rows), kind="stable")
+        order = np.argsort(self._mean(rows).min(1), kind="stable")
         others = generator.permutation(len(drawn))[: CANDIDATES // 2]
         selection = list(dict.fromkeys([*order[:CANDIDATES].tolist(), *others.tolist()]))
         near = self._changed([drawn[index] for index in self._leaders(rows)], CANDIDATES, (-2.3, -0.8), generator)
@@ -265,7 +311,8 @@ class GaussianProcess(Sampler):
 
     def _learn(self, history: History, number: int) -> None:
         if self._learned is None or history.trials[: len(self._learned)] != self._learned:
-            self._outlook = Outlook(history.space, history.trials, history.generator(number, 0))
+            generator = history.generator(number, 0)
+            self._outlook = Outlook(history.space, history.trials, generator, history.bounds)
         else:
             for trial in history.trials[len(self._learned) :]:
                 self._outlook.expect(trial.values)

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.imports import REFERENCE, announced_classes, class_named
+from hydragnn.hpo.fronts import Bounds
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import PARALLEL, sampler_for
@@ -49,6 +50,8 @@ class History:
     trials: tuple[Trial, ...] = ()
     """Ordered by number; empty before there are ``startup`` results."""
     rungs: tuple[int, ...] = ()
+    bounds: Bounds = ()
+    """Bounds of several objectives; empty where there is one."""
     width: int = 1
     """Number of attempts that can run at once."""
     draw: int = 0
@@ -64,6 +67,23 @@ class History:
         """Return a seed for a trial and a draw."""
         parts = (self.seed, number, self.draw if draw is None else draw)
         return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
+
+
+def foreseen(trials: Sequence[Trial]) -> dict[int, tuple[float, ...]]:
+    """Return all objectives by trial as expected at the highest rung passed.
+
+    A trial that rests lower gets the median change of those that went on, so that what went on does not look better for that alone.
+    """
+    passed = [np.array([trial.values_at(level) for level in range(len(trial.results))]) for trial in trials]
+    changes = [
+        np.median([values[level] - values[level - 1] for values in passed if len(values) > level], axis=0)
+        for level in range(1, max(map(len, passed), default=0))
+    ]
+    return {
+        trial.number: tuple((values[-1] + sum(changes[len(values) - 1 :])).tolist())
+        for trial, values in zip(trials, passed)
+        if len(values)
+    }
 
 
 class Sampler(ABC):
@@ -113,6 +133,7 @@ class SobolSampler(Sampler):
 
 SAMPLERS: dict[str, type[Sampler] | str] = {
     "tpe": "hydragnn.hpo.sampling.tpe:ParzenEstimators",
+    "nsga2": "hydragnn.hpo.sampling.tpe:Genetic",
     "gp": "hydragnn.hpo.sampling.gaussian:GaussianProcess",
     "qmc": SobolSampler,
     "random": RandomSampler,
@@ -162,7 +183,9 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     search, startup = settings.search, num_random(settings)
     first = [state.trials[number] for number in range(search.layout_trials) if number in state.trials]
     layout = fastest_layout(first)
-    history = History(space=space, seed=search.seed, startup=startup, rungs=state.plan.rungs, layout=layout)
+    history = History(
+        space=space, seed=search.seed, startup=startup, rungs=state.plan.rungs, bounds=state.plan.bounds, layout=layout
+    )
     results = len(state.rungs[0].reached) if state.rungs else 0
     if not learns(search.sampler) or results < startup:
         return history
@@ -188,11 +211,11 @@ def at_stage(settings: CampaignSettings, history: History, number: int) -> Histo
     if number >= first:
         return replace(history, trials=tuple(trial for trial in history.trials if trial.number >= first))
     timed = [
-        structs.replace(trial, results=(1.0 / trial.speed,) if trial.speed else ())
+        structs.replace(trial, results=(1.0 / trial.speed,) if trial.speed else (), others=())
         for trial in history.trials
         if trial.number < first
     ]
-    return replace(history, trials=tuple(timed))
+    return replace(history, trials=tuple(timed), bounds=())
 
 
 def settled(settings: CampaignSettings, history: History, point: Point, number: int) -> Point:
@@ -232,7 +255,7 @@ def proposals(
 
     For each, those before it are trials without a result.
     """
-    sampler = sampler_class(sampler_for(settings.search.sampler, history.width))()
+    sampler = sampler_class(sampler_for(settings.search.sampler, history.width, len(history.bounds)))()
     used, points = set(excluded), list[Point]()
     for number in range(first, first + count):
         now = at_stage(settings, history, number)

@@ -1,4 +1,4 @@
-"""Tree-structured Parzen estimators, by Optuna."""
+"""Tree-structured Parzen estimators and a genetic algorithm, by Optuna."""
 
 import warnings
 from collections.abc import Container, Iterable
@@ -10,10 +10,13 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from hydragnn.hpo.sampling.optuna_trials import Distributions, distribution, distributions, optuna_value
-from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler
+from hydragnn.hpo.sampling.sampler import DRAWS, History, Sampler, foreseen
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.space.parameters import Choices, Parameter
 from hydragnn.hpo.space.points import Point, Space, near_point
+
+POPULATION = 20
+"""Trials of a generation."""
 
 VALUED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of trials with a value."""
@@ -22,9 +25,12 @@ VALUED = (TrialState.COMPLETE, TrialState.PRUNED)
 class ParzenEstimators(Sampler):
     """Joint tree-structured Parzen estimators (Bergstra et al. 2011).
 
-    The study of a history is kept while trials are only added to it, as they are within one answer. A point that cannot be used
+    Of several objectives those of Ozaki et al. (2022, doi:10.1613/jair.1.13188). The study of a history is kept while trials are only added to it, as they are within one answer. A point that cannot be used
     gives way to one near it, since estimators that have converged give the same few points at every draw.
     """
+
+    knows_rungs = True
+    """True where results at a rung differ from those at the end, of one objective."""
 
     def __init__(self) -> None:
         self._begin()
@@ -41,18 +47,21 @@ class ParzenEstimators(Sampler):
         self._learn(history)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
-            self._study.sampler = optuna.samplers.TPESampler(
-                seed=history.seed_of(number), n_startup_trials=history.startup, multivariate=True, constant_liar=True
-            )
+            self._study.sampler = self._sampler(history, history.seed_of(number))
         return _suggest(history.space, self._study, self._asked, self._groups)
 
-    def _begin(self, space: Space | None = None) -> None:
+    def _sampler(self, history: History, seed: int) -> optuna.samplers.BaseSampler:
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=history.startup, multivariate=True, constant_liar=True
+        )
+
+    def _begin(self, space: Space | None = None, objectives: int = 1) -> None:
         self._learned: tuple[Trial, ...] = ()
         self._allowed = distributions(space) if space is not None else {}
         self._memory = Memory()
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" at every request otherwise
-        self._study = optuna.create_study(storage=self._memory)
+        self._study = optuna.create_study(storage=self._memory, directions=["minimize"] * objectives)
         optuna.logging.set_verbosity(verbosity)
         self._study.ask()
         self._asked = self._memory.get_trial(0)
@@ -60,7 +69,8 @@ class ParzenEstimators(Sampler):
 
     def _learn(self, history: History) -> None:
         if not self._learned or history.trials[: len(self._learned)] != self._learned:
-            self._begin(history.space)
+            self._begin(history.space, max(1, len(history.bounds)))
+            self._foreseen = foreseen(history.trials) if len(history.bounds) > 1 else {}
         new = [self._trial_of(history, trial) for trial in history.trials[len(self._learned) :]]
         self._memory.trials += new
         self._learned = history.trials
@@ -70,10 +80,13 @@ class ParzenEstimators(Sampler):
     def _trial_of(self, history: History, trial: Trial) -> FrozenTrial:
         """Return a trial for the estimators, without checks and copies.
 
-        One that ran out of memory is a result that violates a constraint, so that the like of it becomes improbable.
+        One that ran out of memory or exceeds a bound violates a constraint, so that the like of it becomes improbable.
         """
+        values = trial.values_at(-1) if trial.results else None
+        if values and len(history.bounds) > 1:
+            values = self._foreseen[trial.number]
         broken = trial.status == "failed" and trial.failure is not None and trial.failure.kind == "out_of_memory"
-        if trial.status == "finished":
+        if trial.status == "finished" or (values and not (self.knows_rungs and len(history.bounds) < 2)):
             state = TrialState.COMPLETE
         elif trial.status in ("failed", "lost") and not broken:
             state = TrialState.FAIL
@@ -82,16 +95,37 @@ class ParzenEstimators(Sampler):
         return FrozenTrial(
             number=trial.number + 1,  # the trial that is asked for has 0
             state=state,
-            value=trial.value if state in VALUED else None,
+            value=None,
+            values=values if state in VALUED else None,
             datetime_start=None,
             datetime_complete=None,
             params={path: optuna_value(history.space.parameters[path], v) for path, v in trial.values.items()},
             distributions={path: self._allowed[path] for path in trial.values},
             user_attrs={},
-            system_attrs={"constraints:memory": 1.0} if broken else {},
+            system_attrs={
+                **({"constraints:memory": 1.0} if broken else {}),
+                **{
+                    f"constraints:{place}": (one - bound) / (abs(bound) or 1.0)
+                    for place, (one, bound) in enumerate(zip(values or (), history.bounds))
+                    if bound is not None
+                },
+            },
             intermediate_values=dict(zip(history.rungs, trial.results)),
             trial_id=trial.number + 1,
         )
+
+
+class Genetic(ParzenEstimators):
+    """NSGA-II (Deb et al. 2002), of one objective or several."""
+
+    knows_rungs = False
+
+    def _sampler(self, history: History, seed: int) -> optuna.samplers.BaseSampler:
+        size, key = POPULATION, optuna.samplers.NSGAIISampler._get_generation_key()
+        valued = [trial for trial in self._memory.trials if trial.state == TrialState.COMPLETE]
+        for place, trial in enumerate(valued):
+            trial.system_attrs[key] = place // size
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=size)
 
 
 class Memory(InMemoryStorage):

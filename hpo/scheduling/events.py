@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from hydragnn.base.errors import InputError
+from hydragnn.hpo.fronts import Bounds
 from hydragnn.record import FailureKind
 
 Origin = Literal["sampler", "warm start", "stand-in"]
@@ -41,6 +42,8 @@ class Plan:
     """Speed of a slot of each node beside the fastest, from 0 to 1; empty where all are alike."""
     grace: float = 10.0
     """Seconds that attempts need to save themselves; the campaign leaves so long before the end of a budget."""
+    bounds: Bounds = ()
+    """Bounds of several objectives; empty where there is one."""
     moves: bool = False
     """Slow attempts go on elsewhere; there are nodes to go to."""
 
@@ -103,6 +106,8 @@ class Reached(Happening, frozen=True, kw_only=True):
     attempt: int
     epochs: int
     value: float
+    others: tuple[float, ...] = ()
+    """Further objectives, where there are several."""
     over: bool = False
     seconds: float = 0.0
     """Training time of the trial so far, all segments together."""

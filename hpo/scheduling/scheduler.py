@@ -184,6 +184,7 @@ def _on_reached(state: State, event: Reached, now: float) -> list[Action]:
         trial,
         status="finished" if over else "paused",
         results=(*trial.results, event.value),
+        others=(*trial.others, event.others) if event.others else (),
         epochs=event.epochs,
         passed=event.epochs,
         seconds=event.seconds,

@@ -20,6 +20,7 @@ from msgspec.structs import asdict as members_of
 from msgspec.structs import replace
 
 from hydragnn.base.errors import InputError
+from hydragnn.hpo.fronts import Bounds, ranked, violation
 from hydragnn.hpo.scheduling.events import Ending, Event, Failed, Opened, Origin, Plan, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
 from hydragnn.hpo.scheduling.pool import FreeChange, Pool
@@ -43,7 +44,9 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     values: dict[str, Any] = field(default_factory=dict)
     origin: Origin = "sampler"
     results: tuple[float, ...] = ()
-    """The objective at every rung passed."""
+    """The objective at every rung passed; the first of several."""
+    others: tuple[tuple[float, ...], ...] = ()
+    """Further objectives at every rung passed."""
     epochs: int = 0
     """Epochs that a next attempt need not do again."""
     passed: int = 0
@@ -87,6 +90,10 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def value(self) -> float | None:
         """The objective at the last rung passed; None before the first."""
         return self.results[-1] if self.results else None
+
+    def values_at(self, level: int) -> tuple[float, ...]:
+        """Return all objectives at a rung passed; -1 is the last."""
+        return (self.results[level], *(self.others[level] if self.others else ()))
 
     @property
     def reason(self) -> str | None:
@@ -132,22 +139,47 @@ class Trouble(Struct, frozen=True, kw_only=True):
 
 
 RankingEntry = tuple[float, int]
-"""(value, trial), so that entries sort best first."""
+"""(value, trial), or (place, trial) where there are several objectives, so that entries sort best first."""
 
 
 @dataclass(slots=True)
 class Rung:
     """Trials that reached a rung, and those that rest there."""
 
+    bounds: Bounds = ()
+    """Bounds of several objectives; empty where there is one."""
     reached: list[RankingEntry] = dataclass_field(default_factory=list)
     paused: list[RankingEntry] = dataclass_field(default_factory=list)
+    values: dict[int, tuple[float, ...]] = dataclass_field(default_factory=dict)
+    """Objectives by trial, where there are several."""
 
-    def leave(self, entry: RankingEntry) -> None:
+    def reach(self, number: int, values: tuple[float, ...]) -> None:
+        """Add a trial with its objectives."""
+        if not self.bounds:
+            insort(self.reached, (values[0], number))
+            return
+        self.values[number] = values
+        numbers, resting = [*self.values], {number for _, number in self.paused}
+        order = [numbers[index] for index in ranked([*self.values.values()], self.bounds)]
+        self.reached = [(float(place), one) for place, one in enumerate(order)]
+        self.paused = [entry for entry in self.reached if entry[1] in resting]
+
+    def rest(self, number: int, value: float) -> None:
+        """Let a trial rest here."""
+        insort(self.paused, self._entry(number, value))
+
+    def leave(self, number: int, value: float) -> None:
         """Remove a resting trial; ValueError where it does not rest."""
+        entry = self._entry(number, value)
         at = bisect_left(self.paused, entry)
         if self.paused[at : at + 1] != [entry]:
-            raise ValueError(f"trial {entry[1]} does not rest at this rung")
+            raise ValueError(f"trial {number} does not rest at this rung")
         del self.paused[at]
+
+    def _entry(self, number: int, value: float) -> RankingEntry:
+        if not self.bounds:
+            return value, number
+        return next((entry for entry in self.reached if entry[1] == number), (math.inf, number))
 
     def promotable(self, reduction: int) -> int:
         """Return how many resting trials are of the best ``1 / reduction``.
@@ -283,7 +315,7 @@ class State(Struct, kw_only=True, eq=False):
         """Take the plan and the slots of a new controller."""
         self.set(plan=plan, slots=slots, nodes=nodes_of(slots))
         if not self.rungs:
-            self.rungs = [Rung() for _ in plan.rungs]
+            self.rungs = [Rung(plan.bounds) for _ in plan.rungs]
 
     def put_trial(self, trial: Trial) -> None:
         """Add or replace a trial; indexes and rungs follow."""
@@ -296,7 +328,7 @@ class State(Struct, kw_only=True, eq=False):
             self.active[number] = trial.attempt
         if previous is None or previous.results is not trial.results:
             for level in range(0 if previous is None else len(previous.results), len(trial.results)):
-                insort(self.rungs[level].reached, (trial.results[level], number))
+                self.rungs[level].reach(number, trial.values_at(level))
 
     def drop_trial(self, number: int) -> None:
         """Remove a trial that has no results; KeyError where there is none."""
@@ -310,13 +342,13 @@ class State(Struct, kw_only=True, eq=False):
             if previous.status == "running":
                 del self.active[previous.number]
             elif previous.status == "paused":
-                self.rungs[len(previous.results) - 1].leave((previous.results[-1], previous.number))
+                self.rungs[len(previous.results) - 1].leave(previous.number, previous.results[-1])
         if current is not None:
             self.counts[current.status] += 1
             if current.status == "running":
                 self.active[current.number] = current.attempt
             elif current.status == "paused":
-                insort(self.rungs[len(current.results) - 1].paused, (current.results[-1], current.number))
+                self.rungs[len(current.results) - 1].rest(current.number, current.results[-1])
 
     def put_node(self, name: str, node: NodeEntry | None) -> None:
         """Replace the health of a node; None: it is healthy."""
@@ -553,12 +585,16 @@ def _leader(state: State, trial: Trial) -> int:
     """Return the best trial after one has a new value."""
     if state.leader is None:
         return trial.number
-    best, value = state.trials[state.leader].results[-1], trial.results[-1]
+    bounds = state.plan.bounds
+
+    def key(one: Trial, level: int = -1) -> tuple[float, float, int]:
+        return violation(one.values_at(level), bounds), one.results[level], one.number
+
     if state.leader != trial.number:
-        return min((best, state.leader), (value, trial.number))[1]
-    if len(trial.results) < 2 or value <= trial.results[-2]:
+        return min(key(state.trials[state.leader]), key(trial))[-1]
+    if len(trial.results) < 2 or key(trial) <= key(trial, -2):
         return trial.number
-    return min((other.results[-1], number) for number, other in state.trials.items() if other.results)[1]
+    return min(key(other) for other in state.trials.values() if other.results)[-1]
 
 
 def segment(state: State, trial: Trial) -> float | None:

@@ -10,11 +10,13 @@ from typing import Any
 from hydragnn.base.shown import Shown
 from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.folder import NAME, campaign_table
+from hydragnn.hpo.fronts import front_of
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import apply_changes, entry_of, no_garbage_collection, read_lines
 from hydragnn.hpo.lines import LineChain
+from hydragnn.hpo.objective import goals_of, quantity_text
 from hydragnn.hpo.scheduling.events import node_of
-from hydragnn.hpo.scheduling.scheduler import State
+from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.state import attempts_at_once
 from hydragnn.hpo.search_settings import sampler_text, search_settings
 from hydragnn.hpo.space.parameters import place_of
@@ -59,12 +61,14 @@ class RungStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The trial that leads."""
+    """The trial that leads, by the first of several objectives within all bounds."""
 
     trial: int
     value: float
     values: Point
     """Its configuration by path."""
+    others: tuple[float, ...] = ()
+    """Further objectives, where there are several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +153,10 @@ class CampaignStatus(Shown):
     """Sampler of the other trials, and why it was chosen."""
     rungs: tuple[RungStatus, ...]
     best: Best | None
+    objectives: tuple[str, ...] = ()
+    """Names of several objectives; empty where there is one."""
+    front: tuple[Best, ...] = ()
+    """Finished trials within bounds that none dominates, by the first objective."""
     nodes: NodeCounts
     goodput: float | None
     """Useful share of the allocated node-hours; running attempts count."""
@@ -178,6 +186,8 @@ class Follower:
         table = campaign_table(folder)
         search = search_settings(table.get("search", {}), str(folder / NAME))
         self._sampler, self._estimates = search.sampler, Estimates(space_of(search.space))
+        goals = goals_of(search.objective)
+        self._objectives = tuple(quantity_text(goal.of) for goal in goals) if len(goals) > 1 else ()
         self.builder = TimelineBuilder()
         """Timeline so far."""
         self._chain, self._last = LineChain(folder / JOURNAL), 0.0
@@ -198,7 +208,9 @@ class Follower:
     def sampler(self) -> str:
         """Sampler of the search, and why it was chosen."""
         plan, sessions = self.builder.state.plan, self.builder.sessions
-        return sampler_text(self._sampler, [attempts_at_once(plan, session.slots) for session in sessions])
+        return sampler_text(
+            self._sampler, [attempts_at_once(plan, session.slots) for session in sessions], max(1, len(plan.bounds))
+        )
 
     def status(self) -> CampaignStatus:
         """Return the status as far as the journal was read."""
@@ -209,6 +221,7 @@ class Follower:
             return replace(
                 status_of(self.builder, self._folder, self._last, silence),
                 sampler=self.sampler,
+                objectives=self._objectives,
                 costs=Costs(measured=self._estimates.measured, error=law.error if law else None, scaling=model.scaling),
             )
 
@@ -228,11 +241,17 @@ def status_of(builder: TimelineBuilder, folder: Path, last: float, silence: floa
         trials={status: state.count(status) for status in TRIALS},
         stand_ins=sum(trial.origin == "stand-in" for trial in state.trials.values()),
         rungs=tuple(
-            RungStatus(epochs=epochs, reached=len(rung.reached), best=value, trial=number)
-            for epochs, rung in zip(state.plan.rungs, state.rungs)
-            for value, number in [rung.reached[0] if rung.reached else (None, None)]
+            RungStatus(
+                epochs=epochs,
+                reached=len(rung.reached),
+                best=None if number is None else state.trials[number].results[level],
+                trial=number,
+            )
+            for level, (epochs, rung) in enumerate(zip(state.plan.rungs, state.rungs))
+            for number in [rung.reached[0][1] if rung.reached else None]
         ),
-        best=None if best is None else Best(trial=best.number, value=best.results[-1], values=best.values),
+        best=None if best is None else _best(best),
+        front=front(state),
         nodes=node_counts(state),
         goodput=hours.goodput,
         node_hours=hours,
@@ -241,6 +260,18 @@ def status_of(builder: TimelineBuilder, folder: Path, last: float, silence: floa
         budgets=_budgets(state, seconds, last),
         forecast=forecast(state, last),
     )
+
+
+def _best(trial: Trial) -> Best:
+    value, *others = trial.values_at(-1)
+    return Best(trial=trial.number, value=value, values=trial.values, others=tuple(others))
+
+
+def front(state: State) -> tuple[Best, ...]:
+    """Return the front of finished trials; empty where there is one objective."""
+    bounds = state.plan.bounds
+    finished = [trial for trial in state.trials.values() if trial.status == "finished"] if bounds else []
+    return tuple(_best(finished[index]) for index in front_of([trial.values_at(-1) for trial in finished], bounds))
 
 
 def campaign_status(folder: Path | str) -> CampaignStatus:

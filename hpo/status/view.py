@@ -21,6 +21,7 @@ from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reac
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status.facts import (
     ENDINGS,
+    Best,
     CampaignStatus,
     Costs,
     Follower,
@@ -31,6 +32,9 @@ from hydragnn.hpo.status.facts import (
 )
 from hydragnn.hpo.status.timeline import USES, FaultRow, TimelineBuilder, local_nodes, short
 from hydragnn.record import read_record
+
+FRONT = 8
+"""Trials of a front that a status names."""
 
 ROWS = 12
 """Running trials shown at once."""
@@ -202,10 +206,17 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "status": [state],
         "trials": [_trials_text(status)],
         "best": [
-            f"trial {best.trial}: {best.value:.4g} ({values_line(best.values)})"
+            f"trial {best.trial}: {_numbers(best)} ({values_line(best.values)})"
             if best is not None
             else "no result yet"
         ],
+        "front": [
+            f"{', '.join(status.objectives)}: {len(status.front)} trial(s)",
+            *(f"trial {one.trial}: {_numbers(one)} ({values_line(one.values)})" for one in status.front[:FRONT]),
+            *([f"and {len(status.front) - FRONT} more (hydragnn report)"] if len(status.front) > FRONT else []),
+        ]
+        if status.objectives
+        else [],
         "sampler": sampler,
         "rungs": [
             f"epoch {rung.epochs}: {rung.reached} reached it"
@@ -228,12 +239,20 @@ def status_line(status: CampaignStatus) -> str:
     parts = [
         f"{duration_text(status.seconds)}: {WORDS[status.status]}",
         f"trials {_trials_text(status)}",
-        "no result yet" if status.best is None else f"best {status.best.value:.4g} (trial {status.best.trial})",
+        "no result yet" if status.best is None else f"best {_numbers(status.best)} (trial {status.best.trial})",
         status.nodes.text,
         "" if status.goodput is None else f"goodput {100 * status.goodput:.0f} %",
         _forecast_text(status),
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _numbers(best: Best) -> str:
+    return _words((best.value, *best.others))
+
+
+def _words(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
 
 
 def _trials_text(status: CampaignStatus) -> str:
@@ -310,7 +329,7 @@ def event_line(state: State, event: Event) -> str:
         case Reached():
             trial = state.trials[event.trial]
             word = "finished" if trial.status == "finished" else "reached a rung"
-            return f"trial {event.trial} {word} at epoch {event.epochs}: {event.value:.4g}"
+            return f"trial {event.trial} {word} at epoch {event.epochs}: {_words((event.value, *event.others))}"
         case Failed():
             trial = state.trials[event.trial]
             if state.ending and event.kind == "preempted" and trial.status == "waiting":

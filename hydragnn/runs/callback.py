@@ -52,6 +52,7 @@ class Stopwatch:
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.steps = self.graphs = 0
         self.training_seconds, self.step_start = 0.0, time.perf_counter()
+        self.ms_per_graph = earlier.ms_per_graph
 
     def begin_steps(self) -> None:
         """Steps begin now, after validation and checkpoints."""
@@ -66,6 +67,12 @@ class Stopwatch:
         self.graphs += graphs
         self.training_seconds += now - self.step_start
         self.step_start = now
+
+    def count_validation(self, graphs: int) -> None:
+        """A validation of so many graphs, over all ranks, ended now."""
+        if graphs:
+            own = 1000.0 * (time.perf_counter() - self.step_start) * self.ranks.size / graphs
+            self.ms_per_graph = min(own, self.ms_per_graph or own)
 
     @property
     def graphs_per_second(self) -> float:
@@ -84,6 +91,7 @@ class Stopwatch:
             cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
             peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
             graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,
+            ms_per_graph=self.ms_per_graph,
             ranks=self.ranks.size,
             nodes=self.ranks.nodes,
         )
@@ -147,6 +155,7 @@ class RunCallback:
 
     def on_validated(self, state: TrainState, values: Values) -> Values:
         """Return the callbacks' numbers; where one fails, save and raise."""
+        self.stopwatch.count_validation(self.record.parts.get("valid", 0))
         try:
             return self.call("epoch", state, values)
         except InputError:

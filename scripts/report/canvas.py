@@ -32,6 +32,9 @@ COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit
 PAGE = 900  # pixels: the width of a desktop's text; on a phone one scrolls sideways
 Draw = Callable[[Axes], None]
 
+TIP = "tip:"
+"""Begin of an artist's gid whose rest shows under the pointer."""
+
 STYLE = dict(mpl.rc_params_from_file(Path(__file__).parent / "drawings.mplstyle", use_default_template=False))
 
 
@@ -95,12 +98,15 @@ def with_theme(svg: str, name: str, title: str) -> str:
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag.endswith(("}metadata", "}title"))]:
             parent.remove(child)
+    tips: dict[ET.Element, str] = {}
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-        if element.tag == "g":
-            attributes.pop("id", None)  # nothing refers to groups
+        if element.tag == "g" and (words := attributes.pop("id", "")).startswith(TIP):
+            tips[element] = words.removeprefix(TIP)
         element.attrib = {key: _themed(key, value, name) for key, value in attributes.items()}
+    for element, words in tips.items():
+        ET.SubElement(element, "title").text = words
     looks = "figure column" if float(size.split()[2]) == COLUMN else "figure"
     root.attrib = {"viewBox": size, "role": "img", "aria-label": title, "class": looks}
     label = ET.Element("title")

@@ -17,7 +17,8 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.texts import NAME
 from hydragnn.hpo import CampaignHistory, TrialHistory
-from hydragnn.hpo.objective import THROUGHPUT
+from hydragnn.hpo.fronts import Bounds, violation
+from hydragnn.hpo.objective import bounds_of, goals_of, quantity_text
 from hydragnn.importing.page import Import
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.words import join
@@ -192,11 +193,18 @@ class Campaign:
 
     @property
     def objective(self) -> str:
-        """Return the objective in words: ``relative error (energy 1, forces 2)``."""
-        objective = self.history.settings.search.objective
-        if isinstance(objective, str):
-            return "seconds per graph" if objective == THROUGHPUT else objective
-        return "relative error (" + ", ".join(f"{field} {weight:g}" for field, weight in objective.items()) + ")"
+        """Return the objective, the first of several, in words."""
+        return self.objectives[0]
+
+    @property
+    def objectives(self) -> list[str]:
+        """Return all objectives in words: ``relative error (energy 1, forces 2)``."""
+        return [quantity_text(goal.of) for goal in goals_of(self.history.settings.search.objective)]
+
+    @property
+    def bounds(self) -> Bounds:
+        """Return the bounds of several objectives; empty for one."""
+        return bounds_of(self.history.settings.search.objective)
 
     @property
     def measure(self) -> str:
@@ -211,14 +219,14 @@ class Campaign:
 
     @property
     def ranked(self) -> list[TrialHistory]:
-        """Return the trials with an objective, best first."""
+        """Return the trials with an objective, best first, those within bounds before others."""
         scores = self.scores
         trials = [trial for trial in self.history.trials if trial.number in scores]
-        return sorted(trials, key=lambda trial: scores[trial.number])
+        return sorted(trials, key=lambda one: (violation(one.objectives, self.bounds), scores[one.number]))
 
     @property
     def best(self) -> TrialHistory | None:
-        """Return the trial with the smallest objective."""
+        """Return the trial with the smallest objective within bounds."""
         return next(iter(self.ranked), None)
 
     @property

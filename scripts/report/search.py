@@ -12,13 +12,14 @@ from matplotlib.collections import LineCollection
 
 from hydragnn.base.errors import InputError
 from hydragnn.hpo import TrialHistory
-from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.hpo.objective import Quantity, goals_of, objective_value
 from hydragnn.hpo.search_settings import PARALLEL
 from hydragnn.hpo.status.facts import TRIALS, counts_text
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
+from hydragnn.scripts.report.front import front, front_table, objective_of, volume
 from hydragnn.scripts.report.training import curve
 from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, shorten, text
 
@@ -46,8 +47,14 @@ def chapter(facts: Facts) -> Section | None:
         "search",
         "Search",
         lead,
-        [history(campaign), importance(campaign), learning_curves(campaign)],
-        [architectures, layouts_table(campaign), trials_table(campaign), failures_table(campaign)],
+        [history(campaign), front(campaign), volume(campaign), importance(campaign), learning_curves(campaign)],
+        [
+            front_table(campaign),
+            architectures,
+            layouts_table(campaign),
+            trials_table(campaign),
+            failures_table(campaign),
+        ],
     )
 
 
@@ -165,6 +172,7 @@ def trials_table(campaign: Campaign) -> Table:
         {
             "trial": lambda trial: str(trial.number),
             campaign.measure: lambda trial: measured(scores[trial.number]),
+            **{name: partial(objective_of, place) for place, name in enumerate(campaign.objectives) if place},
             "status": lambda trial: TRIALS[trial.status],
             "epochs": of_record(lambda record: str(record.epochs)),
             "time": of_record(lambda record: duration(record.cost.seconds)),
@@ -236,7 +244,7 @@ def seconds_of(record: RunRecord, processor: bool) -> float:
     return record.cost.cpu_seconds if processor else record.cost.seconds
 
 
-def objective_within(record: RunRecord | None, objective: Objective, seconds: float, processor: bool) -> float:
+def objective_within(record: RunRecord | None, objective: Quantity, seconds: float, processor: bool) -> float:
     """Return the objective after so many seconds; infinite before the first epoch."""
     if record is None or record.epochs < 1 or seconds_of(record, processor) <= 0:
         return math.inf
@@ -260,7 +268,8 @@ def compared_architectures(campaign: Campaign, shortest: float | None, processor
 
     ``shortest`` is the least time of a complete training.
     """
-    objective, scores, records = campaign.history.settings.search.objective, campaign.scores, campaign.records
+    objective, scores = goals_of(campaign.history.settings.search.objective)[0].of, campaign.scores
+    records = campaign.records
     by_kind: dict[str, list[TrialHistory]] = {}
     for trial in campaign.history.trials:
         model = records[trial.number].config.get("model", {}) if trial.number in records else {}

@@ -54,10 +54,10 @@ def driver(table: dict[str, Any], tmp_path: Path) -> Callable[..., Forked]:
         workers: int,
         pause: float,
         largest_file: int = 0,
-        sampler: str = "random",
         without: dict[str, str] | None = None,
+        **search: Any,
     ) -> Any:
-        table["search"]["sampler"] = sampler
+        table["search"] |= {"sampler": "random", **search}
         settings = environment(pause, "")
         words = [str(script), json.dumps(table), json.dumps(settings), str(out), str(workers), str(largest_file)]
         variables = {**os.environ, "PYTHONPATH": settings["PYTHONPATH"]}
@@ -76,11 +76,17 @@ def lines_of(journal: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_controller_killed_again_and_again_loses_nothing(search: Search, driver: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"sampler": "tpe"}, {"objective": ["valid/loss", {"of": "cost/parameters", "at_most": 9000.0}]}]
+)
+def test_a_controller_killed_again_and_again_loses_nothing(
+    search: Search, driver: Any, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    asked = {"sampler": "auto", **asked}
     out = tmp_path / "killed"
     for more in (0, 7):
         before = lines_of(out / "journal.jsonl")
-        process = driver(out, 1, pause=0.15, sampler="tpe")
+        process = driver(out, 1, pause=0.15, **asked)
         while lines_of(out / "journal.jsonl") < before + more:
             time.sleep(0.01)
             assert process.poll() is None, "the search ended before it was killed"
@@ -90,10 +96,10 @@ def test_a_controller_killed_again_and_again_loses_nothing(search: Search, drive
         assert process.wait() == -signal.SIGKILL
         _, alive = psutil.wait_procs(attempts, timeout=PATIENCE)
         assert not alive, "an attempt outlived its controller"
-    result = search(out, resume=True, sampler="tpe")
+    result = search(out, resume=True, **asked)
     assert result.status == "finished"
     assert [number for number, _, _ in campaign_records(out)] == list(range(9))
-    search("undisturbed", sampler="tpe")
+    search("undisturbed", **asked)
     assert course(out) == course(tmp_path / "undisturbed")
     assert weights_of(out) == weights_of(tmp_path / "undisturbed")
 

@@ -88,7 +88,7 @@ def test_the_same_history_gives_the_same_configurations_and_no_other_seed_does(s
     assert len({point_key(values) for values in once}) == 6
 
 
-@pytest.mark.parametrize("sampler", list(filter(learns, SAMPLERS)))
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_a_model_based_sampler_finds_better_points_than_chance(settings: Any, sampler: str) -> None:
     learned = asked(settings(sampler=sampler, space=SPACE, trials=15), 15)
     chance = asked(settings(sampler="random", space=SPACE, trials=15), 15)
@@ -323,7 +323,7 @@ def test_mean_and_deviation_are_those_of_scikit_learn_also_after_requests_of_the
     done, everyone = [t.values for t in trials[:40]], [t.values for t in trials] + expected
     means = regressor(done, normal_scores(trials[:40])).predict(rows)
     _, deviations = regressor(everyone, np.zeros(len(everyone))).predict(rows, return_std=True)
-    assert outlook._means == pytest.approx(means, abs=1e-8)
+    assert outlook._means[:, 0] == pytest.approx(means, abs=1e-8)
     assert np.sqrt(outlook._variances) == pytest.approx(deviations, abs=1e-6)
 
 

@@ -118,6 +118,7 @@ def write(
         status=status,
         attempt=attempt,
         epochs=epochs,
+        parameters=100 * width,
         curves={"valid/loss": curve, **errors},
         trivial={"valid/moment/mae": 10.0},
         failure=failure,

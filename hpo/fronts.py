@@ -1,0 +1,121 @@
+"""Order of points by several objectives: fronts and spread.
+
+All objectives are minimised. Points within all bounds come before others, as constrained domination has it; among them decide the
+front, then the distance to neighbours, which is infinite at the ends of a front (Deb et al. 2002, doi:10.1109/4235.996017).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Bounds = tuple[float | None, ...]
+"""Largest value of every objective that is allowed; None without a bound."""
+
+Values = Sequence[float]
+
+
+def violation(values: Values, bounds: Bounds) -> float:
+    """Return by how much values exceed their bounds, in shares of these.
+
+    >>> violation((3.0, 1.0), (2.0, None))
+    0.5
+    """
+    over = (0.0 if bound is None else max(0.0, one - bound) / (abs(bound) or 1.0) for one, bound in zip(values, bounds))
+    return sum(over, 0.0)
+
+
+def front_numbers(points: Sequence[Values]) -> list[int]:
+    """Return the front of every point; 0 for those that none dominates.
+
+    >>> front_numbers([(1.0, 2.0), (2.0, 1.0), (2.0, 3.0)])
+    [0, 0, 1]
+    """
+    fronts: list[list[Values]] = []
+    numbers = [0] * len(points)
+    for index in sorted(range(len(points)), key=lambda one: tuple(points[one])):
+        point, low, high = points[index], 0, len(fronts)
+        while low < high:  # the first front without a point that dominates it
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if _is_dominated(point, fronts[middle]) else (low, middle)
+        if low == len(fronts):
+            fronts.append([])
+        fronts[low].append(point)
+        numbers[index] = low
+    return numbers
+
+
+def _is_dominated(point: Values, front: Sequence[Values]) -> bool:
+    """Return True where a point of a front, added in order, dominates."""
+    if len(point) == 2:  # the second objective falls along a front
+        return front[-1][1] <= point[1] and tuple(front[-1]) != tuple(point)
+    others = np.asarray(front)
+    return bool(((others <= point).all(1) & (others < point).any(1)).any())
+
+
+def distances(points: ArrayLike) -> NDArray[np.float64]:
+    """Return each point's distance to its neighbours on a front; infinite at ends."""
+    rows = np.asarray(points, dtype=float)
+    sums = np.zeros(len(rows))
+    for column in rows.T:
+        order = np.argsort(column, kind="stable")
+        width = column[order[-1]] - column[order[0]]
+        if width > 0:
+            gaps = column[order][2:] - column[order][:-2]
+            sums[order[1:-1]] += gaps / width
+            sums[order[[0, -1]]] = math.inf
+    return sums
+
+
+def ranked(points: Sequence[Values], bounds: Bounds) -> list[int]:
+    """Return the places of points, the best first; of equal ones, that with the lower first objective.
+
+    >>> ranked([(1.0, 9.0), (2.0, 2.0), (9.0, 1.0), (3.0, 3.0)], (None, None))
+    [0, 2, 1, 3]
+    """
+    excess = [violation(point, bounds) for point in points]
+    within = [index for index, one in enumerate(excess) if one == 0]
+    numbers = front_numbers([points[index] for index in within])
+    keys: dict[int, tuple[float, float]] = {}
+    for number in set(numbers):
+        front = [index for index, own in zip(within, numbers) if own == number]
+        far = distances([points[index] for index in front])
+        keys |= {index: (float(number), -float(distance)) for index, distance in zip(front, far)}
+    return sorted(
+        range(len(points)), key=lambda one: (excess[one], *keys.get(one, (0.0, 0.0)), tuple(points[one]), one)
+    )
+
+
+def front_of(points: Sequence[Values], bounds: Bounds) -> list[int]:
+    """Return the points within bounds that none dominates, by the first objective."""
+    within = [index for index, point in enumerate(points) if violation(point, bounds) == 0]
+    numbers = front_numbers([points[index] for index in within])
+    front = [index for index, number in zip(within, numbers) if number == 0]
+    return sorted(front, key=lambda one: (tuple(points[one]), one))
+
+
+def hypervolume(points: Sequence[Values], reference: Values) -> float:
+    """Return the volume between points and a reference that they dominate.
+
+    >>> hypervolume([(1.0, 2.0), (2.0, 1.0)], (3.0, 3.0))
+    3.0
+    """
+    inside = [point for point in points if all(one < end for one, end in zip(point, reference))]
+    if not inside or len(reference) == 1:
+        return max((reference[0] - point[0] for point in inside), default=0.0)
+    volume, steps = 0.0, sorted({point[-1] for point in inside})
+    for low, high in zip(steps, [*steps[1:], reference[-1]]):  # slices of the last objective
+        slab = [point[:-1] for point in inside if point[-1] <= low]
+        volume += (high - low) * hypervolume(slab, reference[:-1])
+    return volume
+
+
+def knee(points: Sequence[Values]) -> int:
+    """Return the point of a front that is farthest below the line between its ends.
+
+    Objectives are scaled to their range on the front; of more than two, the sum of all is smallest there.
+    """
+    rows = np.asarray(points, dtype=float)
+    width = np.ptp(rows, axis=0)
+    return int(np.argmin(((rows - rows.min(0)) / np.where(width > 0, width, 1.0)).sum(1)))

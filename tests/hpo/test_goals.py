@@ -1,0 +1,219 @@
+"""Searches with several objectives: fronts, rungs, samplers, results and ensembles."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from campaigns import Search
+from clockwork import after
+
+from hydragnn.base.errors import InputError
+from hydragnn.hpo import campaign_history, finished_runs
+from hydragnn.hpo.fronts import distances, front_numbers, front_of, hypervolume, knee, ranked, violation
+from hydragnn.hpo.launching.launcher import Exit, Task
+from hydragnn.hpo.launching.verdict import verdict
+from hydragnn.hpo.sampling.sampler import History, foreseen, proposals
+from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached, Start
+from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.space.points import Point, is_point, point_key, space_of
+from hydragnn.hpo.status.facts import campaign_status
+from hydragnn.record import Failure, RunRecord, write_record
+from hydragnn.scripts.ensembles import members_of
+
+GOALS: list[Any] = ["valid/loss", {"of": "cost/parameters", "at_most": 6000.0}]
+UNIT = {"type": "float", "low": 0.0, "high": 1.0}
+
+
+def dominates(a: Any, b: Any) -> bool:
+    return all(x <= y for x, y in zip(a, b)) and any(x < y for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+def test_fronts_are_those_of_the_definition(objectives: int) -> None:
+    draw = np.random.default_rng(objectives)
+    points = [tuple(map(float, row)) for row in draw.integers(0, 6, (60, objectives))]  # many are equal
+    numbers, rest, number = front_numbers(points), list(range(60)), 0
+    while rest:
+        front = [one for one in rest if not any(dominates(points[other], points[one]) for other in rest)]
+        assert {numbers[one] for one in front} == {number}
+        rest, number = [one for one in rest if one not in front], number + 1
+
+
+def test_a_front_keeps_its_ends_then_what_has_room_then_what_exceeds_bounds() -> None:
+    points = [(1.0, 9.0), (5.0, 5.0), (5.1, 4.9), (8.0, 2.0), (9.0, 1.0), (0.5, 20.0), (0.4, 30.0), (9.5, 9.5)]
+    order = ranked(points, (None, 10.0))
+    assert order[:2] == [0, 4] and order[-3:] == [7, 5, 6]
+    assert order.index(3) < order.index(2)
+    assert front_of(points, (None, 10.0)) == [0, 1, 2, 3, 4]
+    assert front_of(points, (0.1, None)) == []
+    assert violation((0.5, 20.0), (None, 10.0)) == 1.0
+    assert distances([(1.0, 1.0)]).tolist() == [0.0], "alone, and all equal"
+    assert knee([(0.0, 10.0), (1.0, 1.0), (10.0, 0.0)]) == 1
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3])
+def test_the_hypervolume_is_the_share_of_random_points_that_are_dominated(objectives: int) -> None:
+    draw = np.random.default_rng(5)
+    points = draw.random((8, objectives))
+    samples = draw.random((200_000, objectives))
+    share = np.mean([(points <= one).all(1).any() for one in samples[:20_000]])
+    volume = hypervolume([tuple(map(float, row)) for row in points], (1.0,) * objectives)
+    assert volume == pytest.approx(share, abs=0.01)
+    assert hypervolume([(2.0,) * objectives], (1.0,) * objectives) == 0.0
+
+
+def test_a_rung_lets_fronts_through_and_a_bound_is_no_penalty() -> None:
+    results = [(1.0, 9.0), (9.0, 1.0), (0.1, 99.0), (5.0, 5.0), (6.0, 6.0), (7.0, 7.0)]
+    state = State()
+    plan = Plan(trials=6, rungs=(1, 2), reduction=2, bounds=(None, 50.0))
+    after(state, 0.0, Opened(plan=plan, slots=("p",)))
+    begun = []
+    for number, (value, other) in enumerate(results):
+        actions = after(state, 0.0, Proposed(trial=number, values={"x": number}))
+        while starts := [action for action in actions if isinstance(action, Start) and action.trial != number]:
+            begun.append(starts[0].trial)
+            actions = after(state, 0.0, second(starts[0], results))
+        actions = after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=value, others=(other,)))
+        while starts := [action for action in actions if isinstance(action, Start)]:
+            begun.append(starts[0].trial)
+            actions = after(state, 0.0, second(starts[0], results))
+    assert sorted(begun) == [0, 1, 3], "the front; the best by one objective exceeds its bound"
+    assert state.best is not None and state.best.number == 0
+
+
+def second(start: Start, results: list[tuple[float, float]]) -> Reached:
+    value, other = results[start.trial]
+    return Reached(trial=start.trial, attempt=start.attempt, epochs=2, value=value, others=(other,))
+
+
+def test_trials_at_a_lower_rung_count_as_if_they_had_gone_on() -> None:
+    trials = [
+        Trial(number=0, results=(4.0, 2.0), others=((1.0,), (1.0,))),
+        Trial(number=1, results=(6.0, 3.0), others=((5.0,), (5.0,))),
+        Trial(number=2, results=(9.0,), others=((7.0,),)),
+        Trial(number=3),
+    ]
+    assert foreseen(trials) == {0: (2.0, 1.0), 1: (3.0, 5.0), 2: (6.5, 7.0)}
+
+
+def searched(settings: Any, sampler: str, count: int, seed: int = 0, bounds: Any = (None, None)) -> list[Point]:
+    """Points of a sampler that minimises two distances in three numbers, of which one trial fails."""
+    space = {f"model.{name}": UNIT for name in "abc"}
+    campaign = settings(sampler=sampler, space=space, seed=seed, trials=count)
+    history = History(space=space_of(campaign.search.space), seed=seed, startup=8, rungs=(1,), bounds=bounds)
+    trials: list[Trial] = []
+    for number in range(count):
+        trained = tuple(trials) if len(trials) >= 8 else ()
+        history = History(space=history.space, seed=seed, startup=8, rungs=(1,), bounds=bounds, trials=trained)
+        (point,) = proposals(campaign, history, number, 1, {point_key(trial.values) for trial in trials})
+        assert is_point(history.space, point)
+        value, other = both(point)
+        failed = {"status": "failed", "failure": Failure(kind="out_of_memory", message="full")}
+        ended = {"status": "finished", "results": (value,), "others": ((other,),)}
+        trials.append(Trial(number=number, values=point, **(failed if number == 5 else ended)))  # type: ignore[arg-type]
+    return [trial.values for trial in trials]
+
+
+def both(point: Point) -> tuple[float, float]:
+    row = np.array(list(point.values()))
+    return float(((row - 0.3) ** 2).sum()), float(((row - [0.7, 0.3, 0.3]) ** 2).sum())
+
+
+@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 40), ("gp", 40), ("nsga2", 120)])
+def test_samplers_find_a_larger_front_than_chance_and_the_same_again(
+    settings: Any, sampler: str, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydragnn.hpo.sampling.sampler.problem_of", lambda *_: "")
+    volumes: dict[str, list[float]] = {}
+    for seed in range(2):
+        for name in (sampler, "random"):
+            points = searched(settings, name, trials, seed)
+            volumes.setdefault(name, []).append(hypervolume([both(point) for point in points], (0.3, 0.3)))
+    assert sum(volumes[sampler]) > sum(volumes["random"])
+    assert searched(settings, sampler, 12) == searched(settings, sampler, 12)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_samplers_look_within_bounds(settings: Any, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydragnn.hpo.sampling.sampler.problem_of", lambda *_: "")
+    points = searched(settings, sampler, 40, bounds=(None, 0.05))
+    late = [both(point)[1] <= 0.05 for point in points[20:]]
+    assert sum(late) > 2 * sum(both(point)[1] <= 0.05 for point in searched(settings, "random", 40)[20:])
+
+
+@pytest.mark.parametrize(
+    ("member", "words"),
+    [
+        ({"parameters": 0}, "objective cost/parameters is not a number"),
+        ({"curves": {"valid/loss": [None]}}, "objective valid/loss is not a number"),
+    ],
+)
+def test_one_objective_without_a_number_fails_by_name(tmp_path: Path, member: dict[str, Any], words: str) -> None:
+    whole: dict[str, Any] = {"parameters": 7, "curves": {"valid/loss": [1.0]}, "epochs": 1, "status": "paused"}
+    write_record(RunRecord(config={}, config_hash="h", data_hash="", seed=0, **{**whole, **member}), tmp_path)
+    end = Exit(task=Task(trial=0, attempt=0, until=1, folder=tmp_path, slots=("p",)), code=0)
+    outcome = verdict(end, "h", ["valid/loss", "cost/parameters"])
+    assert words in outcome.message  # type: ignore[union-attr]
+
+
+def test_a_campaign_shows_its_front_and_an_ensemble_takes_it(search: Search, tmp_path: Path) -> None:
+    result = search("c", objective=GOALS, trials=12)
+    history = campaign_history(tmp_path / "c")
+    finished = [trial for trial in history.trials if trial.status == "finished"]
+    within = [trial for trial in finished if trial.others[0] <= 6000]
+    front = [one.trial for one in result.front]
+    expected = [t.number for t in within if not any(dominates(o.objectives, t.objectives) for o in within)]
+    assert sorted(front) == expected and front
+    assert result.best is not None and result.best.trial == front[0]
+    assert result.objectives == ("valid/loss", "cost/parameters")
+    assert finished_runs(tmp_path / "c")[0].name == history.trials[front[0]].folder.name
+    assert campaign_status(tmp_path / "c").front == result.front
+    log = [json.loads(line) for line in (tmp_path / "c" / "optuna.log").read_text().splitlines()]
+    assert log[0]["directions"] == [1, 1] and any(line.get("values") and len(line["values"]) == 2 for line in log)
+    choice = chosen(tmp_path / "c", None)
+    assert [int(folder.name) for folder in choice.folders] == front
+    bound = max(one.others[0] for one in result.front) - 1
+    assert len(chosen(tmp_path / "c", None, {"cost/parameters": bound}).folders) == len(front) - 1
+
+
+def chosen(campaign: Path, top_k: int | None, at_most: Any = None, from_front: bool = True, **more: Any) -> Any:
+    options = {"train": False, "seeds": 0, "epochs": None, "workers": None, **more}
+    return members_of(campaign, campaign / "e", top_k, True, from_front=from_front, at_most=at_most or {}, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"at_most": {"cost/price": 1.0}}, "has no such objective; .*cost/parameters"),
+        ({"at_most": {"cost/parameters": 1.0}}, r"has 0 finished trials with cost/parameters = 1"),
+        ({"top_k": 99}, "fewer than 99"),
+        ({"at_most": {"cost/parameters": 1.0}, "from_front": False}, "add --from-front"),
+        ({"train": True}, "--from-front takes finished trials as they are"),
+    ],
+)
+def test_what_no_front_can_give_is_refused(
+    search: Search, tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    search("c", objective=["valid/loss", "cost/parameters"], trials=4)
+    with pytest.raises(InputError, match=words):
+        chosen(tmp_path / "c", **{"top_k": None, **arguments})
+
+
+def test_one_objective_has_no_front(search: Search, tmp_path: Path) -> None:
+    assert search("c", trials=2).front == ()
+    with pytest.raises(InputError, match="has one objective"):
+        chosen(tmp_path / "c", None)
+
+
+def test_a_bound_that_nothing_meets_ends_with_the_nearest(search: Search, tmp_path: Path) -> None:
+    result = search("c", objective=["valid/loss", {"of": "cost/parameters", "at_most": 1.0}], trials=6)
+    assert result.status == "finished" and result.front == ()
+    least = min(trial.others[0] for trial in campaign_history(tmp_path / "c").trials)
+    assert result.best is not None and result.best.others == (least,)
+
+
+def test_a_constant_objective_changes_nothing(search: Search, tmp_path: Path) -> None:
+    result = search("c", objective=["valid/loss", "throughput"], trials=8, sampler="gp")
+    assert result.status == "finished" and len(result.front) == 1
