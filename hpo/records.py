@@ -43,7 +43,7 @@ class TrialHistory:
     """Objective by epochs, for every rung passed."""
     value: float | None
     """Objective at the last rung passed."""
-    others: tuple[float, ...]
+    others: tuple[float, ...] = ()
     """Further objectives there, where there are several."""
     attempts: int
     failure: str | None

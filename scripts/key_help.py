@@ -79,6 +79,8 @@ def sections() -> Iterator[KeySection]:
         yield section(f'[[heads]] kind = "{kind}"', "heads", head)
     yield section("[[branches]]", "branches", BranchSettings, frozenset({"data", "split", "heads"}))
     yield section("[search]", "search", SearchSettings)
+    for goal in settings_in(SearchSettings.model_fields["objective"].annotation):
+        yield section("search.objective, each of several", "search.objective", goal)
     for parameter in settings_in(SearchSettings.model_fields["space"].annotation):
         title = f'[search.space."KEY"] type = "{parameter.model_fields["type"].default}"'
         yield section(title, "search.space", parameter, frozenset({"type"}))

@@ -98,6 +98,7 @@ def test_a_paused_run_goes_on_with_what_may_change_and_refuses_the_rest(trained:
     second = record.cost
     assert second.seconds > first.seconds > 0 and second.cpu_seconds > first.cpu_seconds > 0
     assert second.peak_memory_mb >= first.peak_memory_mb > 0 and second.graphs_per_second > 0
+    assert first.ms_per_graph >= second.ms_per_graph > 0, "of the fastest validation"
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["000002-000000", "000003-000000", "latest.json"]  # the last two
     write_json(tmp_path / "run" / "attempt.json", {})
