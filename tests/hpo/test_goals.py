@@ -1,6 +1,7 @@
 """Searches with several objectives: fronts, rungs, samplers, results and ensembles."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from hydragnn.hpo.space.points import Point, is_point, point_key, space_of
 from hydragnn.hpo.status.facts import campaign_status
 from hydragnn.record import Failure, RunRecord, write_record
 from hydragnn.scripts.ensembles import members_of
+from hydragnn.scripts.report.facts import Campaign
+from hydragnn.scripts.report.front import front, front_table, volume
 
 GOALS: list[Any] = ["valid/loss", {"of": "cost/parameters", "at_most": 6000.0}]
 UNIT = {"type": "float", "low": 0.0, "high": 1.0}
@@ -163,19 +166,37 @@ def test_a_campaign_shows_its_front_and_an_ensemble_takes_it(search: Search, tmp
     history = campaign_history(tmp_path / "c")
     finished = [trial for trial in history.trials if trial.status == "finished"]
     within = [trial for trial in finished if trial.others[0] <= 6000]
-    front = [one.trial for one in result.front]
+    shown = [one.trial for one in result.front]
     expected = [t.number for t in within if not any(dominates(o.objectives, t.objectives) for o in within)]
-    assert sorted(front) == expected and front
-    assert result.best is not None and result.best.trial == front[0]
+    assert sorted(shown) == expected and shown
+    assert result.best is not None and result.best.trial == shown[0]
     assert result.objectives == ("valid/loss", "cost/parameters")
-    assert finished_runs(tmp_path / "c")[0].name == history.trials[front[0]].folder.name
+    assert finished_runs(tmp_path / "c")[0].name == history.trials[shown[0]].folder.name
     assert campaign_status(tmp_path / "c").front == result.front
     log = [json.loads(line) for line in (tmp_path / "c" / "optuna.log").read_text().splitlines()]
     assert log[0]["directions"] == [1, 1] and any(line.get("values") and len(line["values"]) == 2 for line in log)
     choice = chosen(tmp_path / "c", None)
-    assert [int(folder.name) for folder in choice.folders] == front
+    assert [int(folder.name) for folder in choice.folders] == shown
     bound = max(one.others[0] for one in result.front) - 1
-    assert len(chosen(tmp_path / "c", None, {"cost/parameters": bound}).folders) == len(front) - 1
+    assert len(chosen(tmp_path / "c", None, {"cost/parameters": bound}).folders) == len(shown) - 1
+
+
+def test_the_report_draws_the_front(search: Search, tmp_path: Path) -> None:
+    result = search("c", objective=GOALS, trials=12)
+    campaign = Campaign(history=campaign_history(tmp_path / "c"), records={}, importances={})
+    drawn, course, table = front(campaign), volume(campaign), front_table(campaign)
+    assert drawn is not None and course is not None and table is not None
+    tips = re.findall(r"<title>(trial \d+): valid/loss", drawn.panels[0].svg)
+    assert len(tips) == len(campaign.scores) > len(result.front)
+    assert [row[0].removesuffix(" (knee)") for row in table.rows] == [str(one.trial) for one in result.front]
+    assert sum(row[0].endswith("(knee)") for row in table.rows) == 1
+    alone = Campaign(history=campaign_history(search_of_one(search, tmp_path)), records={}, importances={})
+    assert (front(alone), volume(alone), front_table(alone)) == (None, None, None)
+
+
+def search_of_one(search: Search, folder: Path) -> Path:
+    search("one", trials=2)
+    return folder / "one"
 
 
 def chosen(campaign: Path, top_k: int | None, at_most: Any = None, from_front: bool = True, **more: Any) -> Any:
