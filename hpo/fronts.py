@@ -69,7 +69,7 @@ def distances(points: ArrayLike) -> NDArray[np.float64]:
 
 
 def ranked(points: Sequence[Values], bounds: Bounds) -> list[int]:
-    """Return the places of points, the best first; of equal ones, that with the lower first objective.
+    """Return the points by index, the best first; of equal ones, that with the lower first objective.
 
     >>> ranked([(1.0, 9.0), (2.0, 2.0), (9.0, 1.0), (3.0, 3.0)], (None, None))
     [0, 2, 1, 3]
@@ -85,6 +85,12 @@ def ranked(points: Sequence[Values], bounds: Bounds) -> list[int]:
     return sorted(
         range(len(points)), key=lambda one: (excess[one], *keys.get(one, (0.0, 0.0)), tuple(points[one]), one)
     )
+
+
+def places(points: Sequence[Values], bounds: Bounds) -> list[float]:
+    """Return the place of every point, 0 for the best."""
+    numbers = {index: float(place) for place, index in enumerate(ranked(points, bounds))}
+    return [numbers[index] for index in range(len(points))]
 
 
 def front_of(points: Sequence[Values], bounds: Bounds) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
 from hydragnn.hpo.costs import is_number
+from hydragnn.hpo.fronts import places
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.settings import CampaignSettings
@@ -145,21 +146,21 @@ Scored = list[tuple[float, str, Point]]
 
 
 def _from_campaign(folder: Path, source: WarmSource) -> Scored:
-    trials = replay(folder / JOURNAL).trials
-    source.total = len(trials)
-    scored: Scored = []
-    for number, trial in trials.items():
-        if trial.value is None:
-            source.leave("without a result", f"trial {number}")
-        else:
-            scored.append((trial.value, f"trial {number}", trial.values))
-    return scored
+    state = replay(folder / JOURNAL)
+    source.total = len(state.trials)
+    known = [trial for trial in state.trials.values() if trial.results]
+    for number in (number for number, trial in state.trials.items() if not trial.results):
+        source.leave("without a result", f"trial {number}")
+    scores = [trial.results[-1] for trial in known]
+    if bounds := state.plan.bounds:
+        scores = places([trial.values_at(-1) for trial in known], bounds)
+    return [(score, f"trial {trial.number}", trial.values) for score, trial in zip(scores, known)]
 
 
 def results(path: Path) -> list[tuple[float | None, dict[str, str]]]:
     """Return the rows of DeepHyper's results with scores to be minimised.
 
-    None for failures. Of several objectives the score is the sum of the ranks, so that a row that another beats in all comes after it.
+    None for failures. Of several objectives the score is the place by fronts.
     """
     check_readable(path)
     try:
@@ -172,9 +173,9 @@ def results(path: Path) -> list[tuple[float | None, dict[str, str]]]:
         raise InputError(f"search.warm_start: {path} has no column objective; is it DeepHyper's results.csv?")
     values = np.array([[number_in(row[name]) for name in names] for row in rows], dtype=float)  # NaN for None
     good = np.isfinite(values).all(axis=1)
-    ranks = [np.unique(-column, return_inverse=True)[1] for column in values[good].T]
-    scores = iter(np.sum(ranks, axis=0).tolist())
-    return [(float(next(scores)) if is_good else None, row) for is_good, row in zip(good, rows)]
+    points = (-values[good]).tolist()
+    scores = iter(places(points, (None,) * len(names)) if len(names) > 1 else [point[0] for point in points])
+    return [(next(scores) if is_good else None, row) for is_good, row in zip(good, rows)]
 
 
 def _from_deephyper(path: Path, space: Space, source: WarmSource) -> Scored:

@@ -20,7 +20,7 @@ from msgspec.structs import asdict as members_of
 from msgspec.structs import replace
 
 from hydragnn.base.errors import InputError
-from hydragnn.hpo.fronts import Bounds, ranked, violation
+from hydragnn.hpo.fronts import Bounds, places, violation
 from hydragnn.hpo.scheduling.events import Ending, Event, Failed, Opened, Origin, Plan, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeEntry, NodeHealth
 from hydragnn.hpo.scheduling.pool import FreeChange, Pool
@@ -159,9 +159,8 @@ class Rung:
             insort(self.reached, (values[0], number))
             return
         self.values[number] = values
-        numbers, resting = [*self.values], {number for _, number in self.paused}
-        order = [numbers[index] for index in ranked([*self.values.values()], self.bounds)]
-        self.reached = [(float(place), one) for place, one in enumerate(order)]
+        resting = {number for _, number in self.paused}
+        self.reached = sorted(zip(places([*self.values.values()], self.bounds), self.values))
         self.paused = [entry for entry in self.reached if entry[1] in resting]
 
     def rest(self, number: int, value: float) -> None:
