@@ -148,13 +148,13 @@ Scored = list[tuple[float, str, Point]]
 def _from_campaign(folder: Path, source: WarmSource) -> Scored:
     state = replay(folder / JOURNAL)
     source.total = len(state.trials)
-    known = [trial for trial in state.trials.values() if trial.results]
+    trials = [trial for trial in state.trials.values() if trial.results]
     for number in (number for number, trial in state.trials.items() if not trial.results):
         source.leave("without a result", f"trial {number}")
-    scores = [trial.results[-1] for trial in known]
+    scores = [trial.results[-1] for trial in trials]
     if bounds := state.plan.bounds:
-        scores = places([trial.values_at(-1) for trial in known], bounds)
-    return [(score, f"trial {trial.number}", trial.values) for score, trial in zip(scores, known)]
+        scores = places([trial.values_at(-1) for trial in trials], bounds)
+    return [(score, f"trial {trial.number}", trial.values) for score, trial in zip(scores, trials)]
 
 
 def results(path: Path) -> list[tuple[float | None, dict[str, str]]]:

@@ -172,13 +172,13 @@ def mixed_scores(trials: Sequence[Trial], bounds: Bounds, generator: np.random.G
     if len(bounds) < 2:
         return normal_scores(trials)[:, None]
     values = foreseen(trials)
-    known = [trial.number for trial in trials if trial.number in values and trial.status != "failed"]
+    numbers = [trial.number for trial in trials if trial.number in values and trial.status != "failed"]
     front = np.array(
-        [values[known[index]] for index in front_of([values[n] for n in known], bounds)] or [*values.values()]
+        [values[numbers[index]] for index in front_of([values[n] for n in numbers], bounds)] or [*values.values()]
     )
     width = np.ptp(front, axis=0)
     worst = (math.inf,) * len(bounds)
-    rows = np.array([values[t.number] if t.number in known else worst for t in trials])  # [trials, objectives]
+    rows = np.array([values[t.number] if t.number in numbers else worst for t in trials])  # [trials, objectives]
     over = np.array([violation(row, bounds) for row in rows.tolist()])
     scaled = (rows - front.min(0)) / np.where(width > 0, width, 1.0)
     parts = np.concatenate([np.ones((1, len(bounds))), generator.dirichlet(np.ones(len(bounds)), MIXTURES - 1)])
