@@ -23,6 +23,9 @@ RENAMED: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 OF_CONV_HEAD = re.compile(r"^(heads_NN\.\d+\.branch-0)\.1\.module\.weight$")
 
+EMBEDDING = re.compile(r"(node_emb|edge_emb|pos_emb|rel_pos_emb|node_lin|edge_lin|node_embedding\.linear)\.|rbf\.freq$")
+"""Names of embeddings, and of frequencies of radial functions."""
+
 
 def translated(weights: Mapping[str, Tensor], generation: str) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint under the names of today's modules."""

@@ -12,7 +12,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.irreps import Blocks, Buffers, Couplings, IrrepsLinear, ScalarLinear, num_products, paths_between
 from hydragnn.frozen.model import FrozenModel, NodeNetworks, Output, pooled
-from hydragnn.frozen.settings import FrozenSettings, GraphHead, NodeHead
+from hydragnn.frozen.settings import FAILURE, FrozenSettings, GraphHead, NodeHead
 from hydragnn.layers import SphericalHarmonics
 
 ELEMENTS = 118
@@ -226,7 +226,9 @@ class MACE(FrozenModel):
             if settings.required(name) > 11:
                 raise InputError(f"config.json: {name} = {settings.required(name)}, where MACE has 11 at most")
         if settings.variance:
-            raise InputError("config.json: MACE has no function with GaussianNLLLoss, which failed there")
+            raise InputError(
+                f"config.json: MACE has no function with GaussianNLLLoss, which failed there ({FAILURE} 13)"
+            )
         self.register_buffer("r_max", torch.zeros(()))
         for name, shape in (("num_interactions", ()), ("atomic_numbers", (ELEMENTS,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.int64))

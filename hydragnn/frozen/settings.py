@@ -15,6 +15,8 @@ Kind = Literal[
 ]
 Generation = Literal["v2.0", "v3.0", "2024", "v4.0", "v5.0", "main", "variables"]
 OLD = ("v2.0", "v3.0", "2024")
+FAILURE = "suffered silent failure"
+"""Beginning of a sentence, before the number in docs/silent-failures.md."""
 FIRST = ("GIN", "SAGE", "MFC", "GAT", "PNA", "CGCNN")
 OLD_KINDS = {"v2.0": FIRST} | dict.fromkeys(("v3.0", "2024"), (*FIRST, "SchNet", "DimeNet", "EGNN"))
 """Kinds of old versions whose arithmetic is known."""
@@ -205,15 +207,18 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
             ("graph_pooling", self.graph_pooling, POOLS),
         ):
             if choice not in valid:
-                raise InputError(f'config.json: {name} = "{choice:.40}" has no function; one of {", ".join(valid)}')
+                failed = f" ({FAILURE} 10)" if name == "activation_function" else ""
+                raise InputError(
+                    f'config.json: {name} = "{choice:.40}" has no function{failed}; one of {", ".join(valid)}'
+                )
         if self.kind not in OLD_KINDS.get(self.generation, (self.kind,)):
             raise InputError(f"config.json: the arithmetic of {self.kind} in {self.generation} is not known")
         if self.pna_deg is not None and (min(self.pna_deg, default=-1) < 0 or not sum(self.pna_deg)):
             raise InputError("config.json: pna_deg are no numbers of nodes by their degree")
         if self.kind == "GAT" and self.conditioning == "concat_node" and not self.global_attn_engine:
             raise InputError(
-                "GAT with graph_attr_conditioning_mode = concat_node has no function: its code draws new weights in every "
-                "forward, since its layers differ in width; train it anew, with film"
+                f"GAT with graph_attr_conditioning_mode = concat_node has no function ({FAILURE} 27): its code draws new weights in "
+                "every forward, since its layers differ in width; train it anew, with film"
             )
         if self.conditioning and not self.graph_attributes:
             raise InputError(

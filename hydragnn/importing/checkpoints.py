@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.limits import check_readable
+from hydragnn.frozen.settings import FAILURE
 
 LARGEST = 768 * 2**20
 """Bytes of all weights of a checkpoint; eight times those of the table that names them."""
@@ -32,7 +33,7 @@ DTYPES = {
 }
 
 SHARDED = ("torch.distributed", "deepspeed")
-"""Packages whose objects are pieces of tensors that other ranks held."""
+"""Packages whose objects describe pieces of tensors; other ranks held the others."""
 
 
 class Storage(NamedTuple):  # as Place: without attributes that a table could put in the place of these
@@ -66,11 +67,36 @@ def _parameter(data: Any, *more: Any) -> Any:
     return data
 
 
+class Piece:
+    """Object of a package of pieces, of which nothing is kept; or a tensor of several ranks."""
+
+    sizes = ""
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+def _of_ranks(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """Return the tensor of one rank where it is the whole, else a piece."""
+    own = next(one["_local_tensor"] for one in (state if isinstance(state, tuple) else [state]) if one)
+    if own.size == (size := tuple(arguments[2])):
+        return own
+    piece = Piece()
+    piece.sizes = f" with {[*own.size]} of {[*size]}"
+    return piece
+
+
 KNOWN: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _place,
     ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._tensor", "_rebuild_from_type_v2"): _of_ranks,
+    ("torch", "Size"): tuple,
+    **dict.fromkeys([("torch._utils", "_rebuild_wrapper_subclass"), ("torch.serialization", "_get_layout")], Piece),
+    ("torch", "device"): Piece,
     **{("torch", name): dtype for name, dtype in DTYPES.items()},
+    **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in DTYPES.values()},
 }
 
 
@@ -84,9 +110,7 @@ class _Table(pickle._Unpickler):  # in Python, whose memo takes no more than wha
         if (module, name) in KNOWN:
             return KNOWN[module, name]
         if module.startswith(SHARDED):
-            raise InputError(
-                f"holds {module}.{name}, pieces of tensors of which each rank kept its own; save the full state dictionary again"
-            )
+            return Piece
         raise InputError(f"names {module}.{name}, which would run code; save model.state_dict() alone, and import that")
 
     def persistent_load(self, pid: Any) -> Storage:
@@ -143,6 +167,11 @@ def _records(file: zipfile.ZipFile, path: Path) -> dict[str, int]:
 
 
 def _tensors(states: Any, file: zipfile.ZipFile, records: Mapping[str, int], root: str) -> dict[str, Tensor]:
+    if pieces := [name for name, value in (states or {}).items() if isinstance(value, Piece)]:
+        raise InputError(
+            f"holds what one rank kept of {len(pieces)} of {len(states)} tensors, as {pieces[0]}{states[pieces[0]].sizes}: {FAILURE} 4; "
+            "save the full state dictionary of all ranks"
+        )
     tensors = {name: value for name, value in states.items() if isinstance(value, Place)} if states else {}
     if not tensors or any(not isinstance(name, str) for name in tensors):
         raise ValueError("it holds no state dictionary of tensors")

@@ -1,6 +1,8 @@
 """Evidence of a diagnosis: what an imported run and its data hold."""
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import cast
@@ -8,12 +10,18 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from hydragnn.datasets import GraphStore, normalise, open_store
 from hydragnn.datasets.copies import copy_labels
+from hydragnn.frozen import FrozenModel
+from hydragnn.frozen.irreps import IrrepsLinear
+from hydragnn.frozen.keys import EMBEDDING
+from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
-from hydragnn.importing.diagnosis import Case, Format, Set
+from hydragnn.importing.diagnosis import LATE, Case, Set
+from hydragnn.importing.finding import EPOCH, find_data
 from hydragnn.importing.model import PublicInputs
 from hydragnn.importing.runs import Imported
 from hydragnn.importing.variables import Variable
@@ -21,31 +29,70 @@ from hydragnn.models.saving import load_graph_model
 
 FIRST, NODES, EDGES = 1024, 2_000, 50_000
 """Most graphs, nodes and edges that sizes are computed on."""
-FORMATS: dict[str, Format] = {".bp": "bp", ".pickle": "pickle"}
+DRAWS = 2**23
+"""Most numbers of a seed among which weights are looked for."""
+COMPARED = re.compile(rf"heads_NN|{EMBEDDING.pattern}|{LATE.pattern}")
+"""Names of parameters that are compared with draws."""
 LABELS = ("trainset", "valset", "testset")
 CLOSE = 1e-6
 """Part of a range."""
 
 
-def case_of(model: Imported, run: Path, store: Path | None, place: Path | None) -> Case:
-    """Return all that is known of a model; ``place`` has its graphs."""
-    kind = "raw" if place is None else FORMATS.get(place.suffix, "raw")
-    weights, optimized = read_checkpoint(model.files.checkpoint)
+def case_of(model: Imported, run: Path, store: Path | None) -> Case:
+    """Return all that is known of a model; ``store`` has its graphs."""
+    checkpoint = model.files.checkpoint.resolve()
+    weights, optimized = read_checkpoint(checkpoint)
+    place, paths = find_data(model.files), (model.files.config.get("Dataset") or {}).get("path") or {}
+    raw = any((root / str(one)).is_dir() for root in checkpoint.parents[:4] for one in dict(paths).values())
     return Case(
         config=model.files.config,
-        names=[*weights],
-        file=model.files.checkpoint.name,
         settings=model.settings,
         module=deepcopy(model.module).double(),  # where changes are no rounding
+        names=[*weights],
+        file=checkpoint.name,
+        epochs=[int(match[2]) for one in sorted(checkpoint.parent.glob("*.pk")) if (match := EPOCH.match(one.stem))],
         optimized=optimized,
-        data=None if store is None else _set_of(model, run, open_store(store), kind),
+        began=numbers_of_seed(model.module),
+        format=("bp" if place.suffix == ".bp" else "pickle") if place else "raw" if raw else None,
+        data=None if store is None else _set_of(model, run, open_store(store)),
     )
 
 
-def _set_of(model: Imported, run: Path, store: GraphStore, kind: Format) -> Set:
+def numbers_of_seed(module: FrozenModel) -> dict[str, bool]:
+    """Return which heads, embeddings and late networks have the numbers that they began with."""
+    count, result = min(8 * sum(one.numel() for one in module.parameters()) + 2**16, DRAWS), dict[str, bool]()
+    for real in {torch.float32, next(module.parameters()).dtype}:
+        draws = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=real).double()
+        for name, parameter in module.named_parameters():
+            part, numbers = module.get_submodule(name.rpartition(".")[0]), parameter.detach().double().flatten()
+            equal = False
+            if len(numbers) < 4 or not COMPARED.search(name):
+                continue
+            if name == "rbf.freq":
+                equal = torch.allclose(numbers, math.pi * torch.arange(1, 1 + len(numbers)).double(), rtol=CLOSE)
+            elif isinstance(part, nn.Linear):
+                equal = any(_starts(draws, (numbers * math.sqrt(part.in_features) + 1) / 2, CLOSE))
+            elif isinstance(part, IrrepsLinear):  # normal: of 16 uniform numbers, the first 8 are radii
+                radii, angles = (-2 * torch.log1p(-draws[:-8])).sqrt(), 2 * math.pi * draws[8:]
+                for start in _starts(radii * angles.cos(), numbers[:8], 1e-4):
+                    generator = torch.Generator().manual_seed(0)
+                    torch.rand(start - 1, generator=generator, dtype=real)
+                    equal |= torch.equal(torch.randn(len(numbers), generator=generator, dtype=real).double(), numbers)
+            result[name] = equal or result.get(name, False)
+    return result
+
+
+def _starts(draws: Tensor, numbers: Tensor, tolerance: float) -> Iterator[int]:
+    """Yield places where numbers follow each other in draws, counted from 1."""
+    for start in ((draws[: 1 - len(numbers)] - numbers[0]).abs() < tolerance).nonzero().flatten().tolist():
+        if bool(((draws[start : start + len(numbers)] - numbers).abs() < tolerance).all()):
+            yield start + 1
+
+
+def _set_of(model: Imported, run: Path, store: GraphStore) -> Set:
     """Return the graphs of a store, as the model's code saw them."""
     graph_model, normalisation = load_graph_model(run / "model")
-    inputs = cast(PublicInputs, graph_model.node_inputs)
+    inputs = cast(PublicInputs, graph_model.node_inputs).double()
     present = {field.name for field in store.fields()}
     names = [one.field.name for one in model.reading.outputs]
     marks, parts, numbers = copy_labels(store), dict[str, list[int]](), np.full(len(store), -1)
@@ -56,14 +103,14 @@ def _set_of(model: Imported, run: Path, store: GraphStore, kind: Format) -> Set:
     sizes = store.sizes()
     fits = (np.cumsum(sizes.nodes[first]) <= NODES) & (np.cumsum(sizes.edges[first]) <= EDGES)
     first = first[: max(1, int(fits.sum()))]
-    batch = normalise(store.read(first), normalisation)
-    graph = inputs.double().graph(batch.to(dtype=torch.float64))
+    batch = normalise(store.read(first), normalisation).to(dtype=torch.float64)
+    mixed = model.settings.global_attn_engine == "GPS"
     scaled = [one for one in model.reading.variables if one.span]
     return Set(
-        format=kind,
         parts=parts,
-        graph=graph,
-        labels=[batch[name].double() if name in present else None for name in names],
+        graph=inputs.graph(batch),
+        alone=[inputs.graph(one) for one in unbatch(batch)] if mixed else [],
+        labels=[batch[name] if name in present else None for name in names],
         tests=int((numbers[first] == LABELS.index("testset")).sum()),
         fitted_on_all=_fitted_on_all(store, numbers == 0, scaled),
     )

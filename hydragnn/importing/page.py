@@ -137,7 +137,7 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             run = making if alone else making / name
             errors = write_run(model, store.path, run, out)
             write_tuning(model, store.path, run)
-            case = case_of(model, run, store.path, find_data(model.files))
+            case = case_of(model, run, store.path)
             page = _page(model, "" if alone else name, errors, store)
             pages.append(replace(page, findings=diagnose(case)))
         ensemble = "" if alone else _ensemble(making, names, stores, failures)

@@ -1,20 +1,33 @@
 """Every failure of the public HydraGNN: files that suffered it, files that did not, and files that cannot tell."""
 
-from collections.abc import Callable
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
-from hydragnn.frozen import FrozenGraph, FrozenSettings, build
+from hydragnn.base.errors import InputError
+from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
 from hydragnn.frozen.keys import joined
-from hydragnn.importing.diagnosis import RULES, Case, Set, diagnose
+from hydragnn.frozen.kinds import KINDS
+from hydragnn.frozen.settings import GraphHead, Head, NodeHead
+from hydragnn.importing.diagnosis import RULES, Case, Finding, Set, diagnose
+from hydragnn.importing.evidence import numbers_of_seed
+from hydragnn.importing.page import import_folder
 from tests.hydragnn.frozen.folders import batches, config_of, folders, weights_of
+from tests.hydragnn.importing.public_runs import Code, archive, tensor, write_model
+from tests.hydragnn.importing.public_runs import config_of as run_config
 
 YES, NO, UNKNOWN = "suffered", "not suffered", "cannot be told"
 FOLDERS = {folder.name: folder for folder in folders()}
 HEAD = {"num_headlayers": 1, "dim_headlayers": [4], "type": "mlp"}
+NAMES = ["graph_convs.0.weight"]
 
 
 def two(**head: Any) -> list[dict[str, Any]]:
@@ -22,22 +35,43 @@ def two(**head: Any) -> list[dict[str, Any]]:
     return [{"type": f"branch-{number}", "architecture": {**HEAD, **head}} for number in (0, 1)]
 
 
-def case_of(config: dict[str, Any], **more: Any) -> Case:
-    """A configuration alone, in three sections."""
-    keys = ("NeuralNetwork", "Architecture", "Training", "Variables_of_interest")
-    network = {name: config.pop(name, {}) for name in keys[1:]}
-    network["Architecture"] = {"mpnn_type": "GIN", **network["Architecture"]}
+def settings_of(kind: str = "GIN", generation: str = "main", **more: Any) -> FrozenSettings:
+    """Two layers, with an output of graphs."""
+    head = GraphHead(num_sharedlayers=1, dim_sharedlayers=4, num_headlayers=1, dim_headlayers=(4,))
+    table = {
+        "hidden_dim": 4,
+        "num_conv_layers": 2,
+        "input_dim": 1,
+        "radius": 3.0,
+        "heads": (Head(level="graph", dim=1),),
+    }
+    sizes = {"max_neighbours": 9, "num_radial": 3, "num_gaussians": 4, "num_filters": 4}
+    options: dict[str, Any] = {**table, **sizes, "graph_heads": {"branch-0": head}, **more}
+    return FrozenSettings(kind=kind, generation=generation, **options)  # type: ignore[arg-type]
+
+
+def module_of(settings: FrozenSettings) -> FrozenModel:
+    torch.manual_seed(3)
+    return KINDS[settings.kind](settings).double()
+
+
+def case_of(config: dict[str, Any], settings: FrozenSettings, **more: Any) -> Case:
+    """A configuration in three sections, and a model; one with data computes what its settings say."""
+    sections = ("Architecture", "Training", "Variables_of_interest")
+    network = {name: config.get(name, {}) for name in sections}
     network["Training"] = {"Optimizer": {"type": "AdamW"}, "batch_size": 4, **network["Training"]}
-    options: dict[str, Any] = {"names": ["graph_convs.0.weight"], "file": "run.pk", **more}
-    return Case(config={**config, "NeuralNetwork": network}, **options)
+    others = {name: value for name, value in config.items() if name not in sections}
+    options: dict[str, Any] = {"names": NAMES, "file": "run.pk", "began": {}, **more}
+    module = module_of(settings if "data" in more else settings_of())
+    return Case(config={**others, "NeuralNetwork": network}, settings=settings, module=module, **options)
 
 
 def ring(**changes: Any) -> FrozenGraph:
     """Two graphs of three nodes, each node with both neighbours."""
     ends = torch.tensor([[0, 1, 1, 2, 2, 0], [1, 0, 2, 1, 0, 2]])
-    places = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    places = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
     graph = FrozenGraph(
-        x=torch.ones(6, 1),
+        x=torch.arange(6.0, dtype=torch.float64).unsqueeze(1),
         pos=torch.cat([places, places]),
         edge_index=torch.cat([ends, ends + 3], dim=1),
         batch=torch.tensor([0, 0, 0, 1, 1, 1]),
@@ -46,10 +80,19 @@ def ring(**changes: Any) -> FrozenGraph:
     return replace(graph, **changes)
 
 
-def data(kind: Any = "bp", parts: Any = None, graph: FrozenGraph | None = None, **more: Any) -> dict[str, Any]:
-    """A set of graphs of four training, two validation and two test graphs."""
+def part(number: int, **changes: Any) -> FrozenGraph:
+    """One of the two graphs."""
+    nodes, edges = slice(3 * number, 3 * number + 3), slice(6 * number, 6 * number + 6)
+    graph, one = ring(**changes), torch.zeros(3, dtype=torch.int64)
+    ends = graph.edge_index[:, edges] - 3 * number
+    pe = None if graph.pe is None else graph.pe[nodes]
+    return replace(graph, x=graph.x[nodes], pos=graph.pos[nodes], edge_index=ends, batch=one, num_graphs=1, pe=pe)
+
+
+def data(form: Any = "bp", parts: Any = None, graph: FrozenGraph | None = None, **more: Any) -> dict[str, Any]:
+    """A set of graphs of four training, four validation and four test graphs."""
     parts = {"trainset": "abcd", "valset": "efgh", "testset": "ijkl"} if parts is None else parts
-    return {"data": Set(format=kind, parts=parts, graph=ring() if graph is None else graph, **more)}
+    return {"data": Set(parts=parts, graph=ring() if graph is None else graph, **more), "format": form}
 
 
 def architecture(**keys: Any) -> dict[str, Any]:
@@ -58,6 +101,10 @@ def architecture(**keys: Any) -> dict[str, Any]:
 
 def training(**keys: Any) -> dict[str, Any]:
     return {"Training": keys}
+
+
+def raw(**architecture: Any) -> dict[str, Any]:
+    return {"Dataset": {"format": "LSMS", **architecture.pop("dataset", {})}, "Architecture": architecture}
 
 
 def chosen(inputs: list[int], index: int, level: str) -> dict[str, Any]:
@@ -69,140 +116,309 @@ LONG = ring(pos=ring().pos * 9)
 ONE_WAY = ring(edge_index=ring().edge_index[:, 1:])
 COINCIDENT = ring(pos=torch.zeros(6, 3))
 SELF = ring(edge_index=torch.tensor([[0, 1], [0, 1]]))
-OLD = FrozenSettings(kind="EGNN", generation="v3.0", hidden_dim=1, num_conv_layers=1, input_dim=1, heads=())
+SHIFTED = ring(edge_shifts=torch.eye(3, dtype=torch.float64).repeat(4, 1))
+CODES = torch.linspace(0, 1, 6, dtype=torch.float64).unsqueeze(1)
+MIXED = {"global_attn_engine": "GPS", "global_attn_type": "multihead", "global_attn_heads": 2, "pe_dim": 1}
+BOTH = {"graph": ring(pe=CODES), "alone": [part(0, pe=CODES), part(1, pe=CODES)]}
+CONDITIONED = {"conditioning": "film", "graph_attributes": 2}
+CONV = {"heads": (Head(level="node", dim=1),), "graph_heads": {}, "activation_function": "elu"}
+CONV |= {"node_heads": {"branch-0": NodeHead(type="conv", num_headlayers=2, dim_headlayers=(4, 4))}}
+CONVOLUTIONAL = architecture(output_heads={"node": {**HEAD, "type": "conv"}})
+TASKS = {"file": "run_branch0.pk", "began": {"rbf.freq": False, "heads_NN.0.weight": False}}
+gin, egnn, painn, schnet = (settings_of(kind) for kind in ("GIN", "EGNN", "PAINN", "SchNet"))
 
-ROWS: list[tuple[int, dict[str, Any], dict[str, Any], str]] = [
-    (1, architecture(global_attn_engine="GPS"), {}, YES),
-    (1, architecture(), {}, NO),
-    (2, architecture(use_graph_attr_conditioning=True), {}, YES),
-    (2, architecture(), {}, NO),
-    (3, {}, {"names": ["module.graph_convs.0.weight"]}, YES),
-    (3, {}, {}, NO),
-    (4, {}, {}, UNKNOWN),
-    (5, {}, {"file": "run_branch0.pk"}, UNKNOWN),
-    (5, {}, {}, NO),
-    (6, architecture(mpnn_type="SchNet", periodic_boundary_conditions=True), {}, YES),
-    (6, architecture(mpnn_type="SchNet"), {}, NO),
-    (6, architecture(mpnn_type="SchNet", edge_features=["lengths"]), {}, UNKNOWN),
-    (6, architecture(mpnn_type="SchNet", edge_features=["lengths"]), data(), NO),
-    (7, architecture(output_heads={"node": two()}), {}, YES),
-    (7, architecture(output_heads={"graph": two(), "node": two()}), {}, NO),
-    (8, architecture(output_heads={"node": two(type="conv")}), {}, YES),
-    (8, architecture(output_heads={"node": {**HEAD, "type": "conv"}}), {}, NO),
-    (9, architecture(enable_interatomic_potential=True) | training(precision="fp64"), {}, YES),
-    (9, architecture(enable_interatomic_potential=True), {}, NO),
-    (9, training(precision="fp64"), {}, NO),
-    (10, architecture(activation_function="gelu"), {}, YES),
-    (10, training(loss_function_type="smooth_l1"), {}, YES),
-    (10, architecture(activation_function="prelu"), {}, NO),
-    (11, training(Optimizer=None), {}, YES),
-    (11, {}, {}, NO),
-    (12, {"Dataset": {"Descriptors": {"SphericalCoordinates": True}}}, {}, YES),
-    (12, {"Dataset": {"format": "CFG"}} | architecture(periodic_boundary_conditions=True), data("raw"), YES),
-    (12, {"Dataset": {"format": "CFG"}} | architecture(periodic_boundary_conditions=True), {}, UNKNOWN),
-    (12, {"Dataset": {"format": "CFG"}}, data("raw"), NO),
-    (13, architecture(mpnn_type="MACE", correlation=[3, 2]), {}, YES),
-    (13, architecture(mpnn_type="MACE") | training(loss_function_type="GaussianNLLLoss"), {}, YES),
-    (13, architecture(mpnn_type="MACE", correlation=3), {}, NO),
-    (14, architecture(mpnn_type="PAINN"), data(graph=COINCIDENT), YES),
-    (14, architecture(mpnn_type="PAINN"), data(), NO),
-    (14, architecture(mpnn_type="PAINN"), {}, UNKNOWN),
-    (15, chosen([2], 0, "graph"), data("pickle"), UNKNOWN),
-    (15, chosen([2], 0, "graph"), data(), NO),
-    (15, chosen([0, 1], 0, "graph"), {}, NO),
-    (16, architecture(radius=5.0), data(graph=LONG), YES),
-    (16, architecture(radius=1.2), data(), NO),
-    (16, architecture(radius=5.0), data(), NO),
-    (16, architecture(radius=5.0), {}, UNKNOWN),
-    (17, architecture(mpnn_type="EGNN"), data(graph=ONE_WAY), YES),
-    (17, architecture(mpnn_type="EGNN"), data(), NO),
-    (17, architecture(mpnn_type="EGNN"), {}, UNKNOWN),
-    (17, architecture(mpnn_type="MACE"), data(graph=ONE_WAY), NO),
-    (18, {}, data(parts={"trainset": "abcd", "testset": "dx"}), YES),
-    (18, {}, data(fitted_on_all=True), YES),
-    (18, {}, data(fitted_on_all=False), NO),
-    (18, {}, {}, UNKNOWN),
-    (19, architecture(output_heads={"graph": two()}), {}, UNKNOWN),
-    (19, architecture(output_heads={"graph": two()[:1]}), {}, NO),
-    (20, training(Checkpoint=True), {}, UNKNOWN),
-    (20, {}, {}, NO),
-    (21, {}, data(), NO),
-    (21, {}, data(parts={"trainset": "abcde"}), UNKNOWN),
-    (22, architecture(initial_bias=1.0), {}, YES),
-    (22, architecture(SyncBatchNorm=True), {}, YES),
-    (22, architecture(mpnn_type="GAT"), {}, YES),
-    (22, {}, {}, NO),
-    (23, {}, data(parts={"trainset": "", "testset": "a"}), YES),
-    (23, {}, data(), NO),
-    (23, {}, {}, UNKNOWN),
-    (25, architecture(mpnn_type="EGNN"), {"settings": OLD}, UNKNOWN),
-    (27, architecture(mpnn_type="GAT", use_graph_attr_conditioning=True), {}, YES),
-    (27, architecture(use_graph_attr_conditioning=True), {}, NO),
-    (29, architecture(mpnn_type="EGNN", equivariance=True), {"settings": OLD, **data(graph=SELF)}, YES),
-    (29, architecture(mpnn_type="EGNN", equivariance=True), {"settings": OLD, **data()}, NO),
-    (29, architecture(mpnn_type="EGNN", equivariance=True), {"settings": OLD}, UNKNOWN),
-    (29, architecture(mpnn_type="EGNN"), {"settings": OLD, **data(graph=SELF)}, NO),
+ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
+    (1, architecture(**MIXED), settings_of(**MIXED), data(**BOTH), YES),
+    (1, architecture(**MIXED), settings_of(**MIXED), {}, YES),
+    (1, {}, gin, data(), NO),
+    (2, {}, settings_of(**CONDITIONED), {"began": {"graph_conditioner.0.weight": True}, "optimized": 99}, YES),
+    (2, {}, settings_of(**CONDITIONED), {"optimized": 4}, YES),
+    (2, {}, settings_of(**CONDITIONED), {"optimized": 99}, NO),
+    (2, {}, gin, {}, NO),
+    (3, {}, gin, {"names": ["module.graph_convs.0.weight"]}, YES),
+    (3, {}, gin, {"names": ["graph_convs.0.weight", "graph_conditioner.0.weight"]}, YES),
+    (3, {}, settings_of(generation="v3.0"), {"names": ["module.graph_convs.0.weight"]}, NO),
+    (3, {}, gin, {}, NO),
+    (4, {}, gin, {}, NO),
+    (5, {}, gin, {"began": {"heads_NN.0.weight": True, "heads_NN.0.bias": True}}, YES),
+    (5, {}, gin, {"began": {"heads_NN.0.weight": False, "rbf.freq": True}}, YES),
+    (5, {}, gin, TASKS, NO),
+    (5, training(**{"continue": 1}), gin, TASKS, UNKNOWN),
+    (5, {}, gin, {}, NO),
+    (6, {}, schnet, data(graph=SHIFTED), YES),
+    (6, {}, schnet, data(), NO),
+    (6, architecture(periodic_boundary_conditions=True), schnet, {}, YES),
+    (6, {}, schnet, {}, NO),
+    (6, architecture(edge_features=["lengths"]), schnet, {}, UNKNOWN),
+    (6, architecture(edge_features=["lengths"]), schnet, data(graph=SHIFTED), YES),
+    (6, architecture(edge_features=["lengths"]), schnet, data(), NO),
+    (7, architecture(output_heads={"node": two()}), gin, {}, YES),
+    (7, architecture(output_heads={"graph": two(), "node": two()}), gin, {}, NO),
+    (8, architecture(output_heads={"node": two(type="conv")}), gin, {}, YES),
+    (8, CONVOLUTIONAL, gin, {}, NO),
+    (9, training(precision="fp64"), settings_of(interatomic=True), {}, YES),
+    (9, {}, settings_of(interatomic=True), {}, NO),
+    (9, training(precision="fp64"), gin, {}, NO),
+    (10, training(loss_function_type="smooth_l1"), gin, {}, YES),
+    (10, training(loss_function_type="mae"), gin, {}, NO),
+    (11, training(Optimizer=None), gin, {}, YES),
+    (11, {}, gin, {}, NO),
+    (12, raw(dataset={"Descriptors": {"SphericalCoordinates": True}}), gin, {"format": "raw"}, YES),
+    (12, raw(dataset={"Descriptors": {"SphericalCoordinates": True}}), gin, data("bp"), NO),
+    (12, raw(periodic_boundary_conditions=True), gin, {"format": "raw"}, YES),
+    (12, raw(periodic_boundary_conditions=True), gin, {}, UNKNOWN),
+    (12, raw(periodic_boundary_conditions=True), gin, data("pickle"), NO),
+    (12, raw(periodic_boundary_conditions=True, dataset={"format": "adios"}), gin, {}, NO),
+    (12, raw(), gin, {"format": "raw"}, NO),
+    (13, architecture(correlation=[3, 2]), settings_of("MACE"), {}, YES),
+    (13, architecture(correlation=[3, 3]), settings_of("MACE"), {}, NO),
+    (13, architecture(correlation=[3, 2]), gin, {}, NO),
+    (14, {}, painn, data(graph=COINCIDENT), YES),
+    (14, {}, painn, data(), NO),
+    (14, {}, painn, {}, UNKNOWN),
+    (14, {}, egnn, {}, NO),
+    (15, chosen([1, 0], 0, "graph"), gin, data("pickle"), UNKNOWN),
+    (15, chosen([2], 0, "graph"), gin, data("pickle"), NO),
+    (15, chosen([1, 0], 0, "graph"), gin, data("bp"), NO),
+    (15, chosen([0, 1], 0, "graph"), gin, {}, NO),
+    (16, {}, gin, data(graph=LONG), YES),
+    (16, {}, settings_of(radius=1.2), data(), NO),
+    (16, {}, gin, {}, UNKNOWN),
+    (17, {}, egnn, data(graph=ONE_WAY), YES),
+    (17, {}, egnn, data(), NO),
+    (17, {}, egnn, {}, UNKNOWN),
+    (17, {}, gin, data(graph=ONE_WAY), NO),
+    (18, {}, gin, data(parts={"trainset": "abcd", "testset": "dx"}), YES),
+    (18, {}, gin, data(fitted_on_all=True), YES),
+    (18, {}, gin, data(fitted_on_all=False), NO),
+    (18, {}, gin, data(parts={}), UNKNOWN),
+    (18, {}, gin, {}, UNKNOWN),
+    (19, architecture(output_heads={"graph": two() * 8}), gin, {}, YES),
+    (19, architecture(output_heads={"graph": two()}), gin, {}, UNKNOWN),
+    (19, architecture(output_heads={"graph": two()[:1]}), gin, {}, NO),
+    (20, training(Checkpoint=True, num_epoch=9), gin, {"epochs": [8]}, UNKNOWN),
+    (20, training(Checkpoint=True, num_epoch=9), gin, {"epochs": [3, 8]}, NO),
+    (20, {}, gin, {}, NO),
+    (21, {}, gin, data(), NO),
+    (21, {}, gin, data(parts={"trainset": "abcde"}), UNKNOWN),
+    (22, architecture(initial_bias=1.0), gin, {}, YES),
+    (22, architecture(SyncBatchNorm=True), gin, {}, YES),
+    (22, {}, settings_of("GAT"), {}, YES),
+    (22, {}, gin, {}, NO),
+    (23, {}, gin, data(parts={"trainset": "", "testset": "a"}), YES),
+    (23, {}, gin, data("pickle", parts={"trainset": "", "testset": "a"}), NO),
+    (23, {}, gin, data(), NO),
+    (23, {}, gin, {}, UNKNOWN),
+    (24, {}, settings_of("PAINN", "v5.0", vector_biases=True), data(), YES),
+    (24, {}, settings_of("PAINN", "v5.0", vector_biases=True), {}, YES),
+    (24, {}, painn, data(), NO),
+    (25, {}, settings_of("EGNN", "v4.0"), data(graph=SHIFTED), YES),
+    (25, {}, settings_of("EGNN", "v4.0"), data(), NO),
+    (25, {}, settings_of("EGNN", "v4.0"), {}, UNKNOWN),
+    (25, {}, egnn, data(graph=SHIFTED), NO),
+    (26, {}, settings_of("EGNN", "2024"), data(), YES),
+    (26, {}, settings_of("EGNN", "2024"), {}, YES),
+    (26, {}, egnn, data(), NO),
+    (27, {}, settings_of("GAT", conditioning="film", graph_attributes=2), {}, NO),
+    (28, CONVOLUTIONAL, settings_of("SAGE", "v2.0", **CONV), data(), YES),
+    (28, CONVOLUTIONAL, settings_of("SAGE", "v2.0", **CONV), {}, YES),
+    (28, CONVOLUTIONAL, settings_of("SAGE", **CONV), data(), NO),
+    (29, {}, settings_of("EGNN", "v3.0", equivariance=True), data(graph=SELF), YES),
+    (29, {}, settings_of("EGNN", "v3.0", equivariance=True), data(), NO),
+    (29, {}, settings_of("EGNN", "v3.0", equivariance=True), {}, UNKNOWN),
+    (29, {}, egnn, data(graph=SELF), NO),
+]
+SIZED = {1, 6, 17, 24, 25, 26, 28}
+"""Failures that change outputs, by how much where there are data."""
+
+
+@pytest.mark.parametrize(("number", "config", "settings", "more", "verdict"), ROWS)
+def test_files_tell_what_they_suffered(
+    number: int, config: dict[str, Any], settings: FrozenSettings, more: dict[str, Any], verdict: str
+) -> None:
+    finding = of_number(case_of(config, settings, **more), number)
+    assert (finding.verdict, bool(finding.evidence)) == (verdict, True), finding
+    reads_edges = "edge_features" in config.get("Architecture", {})
+    assert bool(finding.size) == (verdict == YES and number in SIZED and "data" in more and not reads_edges), finding
+
+
+def of_number(case: Case, number: int) -> Finding:
+    return next(one for one in diagnose(case) if one.number == number)
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], Any], **options: Any) -> None:
+    """Write a run whose state dictionary is changed."""
+    file = write_model(folder, **options)
+    table = torch.load(file)
+    change(table["model_state_dict"])
+    torch.save(table, file)
+
+
+def halved(state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        state[name] = value[: (len(value) + 1) // 2] if value.dim() else value
+
+
+def without(words: str) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
+        for name in [name for name in state if words in name]:
+            del state[name]
+
+    return change
+
+
+def configured(folder: Path, **architecture: Any) -> None:
+    """Write a run whose configuration is changed after its weights, and whose loss is a Gaussian's."""
+    write_model(folder)
+    config = run_config(**architecture)
+    config["NeuralNetwork"]["Training"]["loss_function_type"] = "GaussianNLLLoss"
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def pieces(folder: Path) -> None:
+    """Write a run whose tensors are those of torch, in pieces of two ranks."""
+    size = torch.Size((20,))
+    arguments = (DTensor, torch.float32, size, (1,), 0, torch.strided, torch.device("cpu"), False)
+    local = {"_local_tensor": tensor(10, 0, (10,), (1,)), "_spec": None}
+    whole = Code(torch._tensor._rebuild_from_type_v2, torch._utils._rebuild_wrapper_subclass, DTensor, arguments, local)
+    table = {"model_state_dict": OrderedDict({"module.a": whole, "module.b": tensor(10, 0, (10,), (1,))})}
+    write_model(folder).write_bytes(archive(table, {"0": b"\0" * 40}))
+
+
+NODES = {"use_graph_attr_conditioning": True, "graph_attr_conditioning_mode": "concat_node"}
+DEGREES = {"max_ell": 1, "node_max_ell": 1, "num_radial": 4, "avg_num_neighbors": 3.0}
+REFUSED: list[tuple[int, Callable[[Path], Any], str]] = [
+    (4, pieces, r"1 of 2 tensors, as module.a with \[10\] of \[20\]"),
+    (4, lambda folder: changed(folder, halved), r"24 of 30 are the first rows, as .* with \[4, 1\] of \[8, 1\]"),
+    (
+        4,
+        lambda folder: changed(folder, without("heads_NN.0")),
+        "lacks 4 tensors, the first heads_NN.0.branch-0.0.weight",
+    ),
+    (5, lambda folder: changed(folder, without("_emb"), **MIXED), "lacks 2 tensors, the first node_emb.weight"),
+    (10, lambda folder: configured(folder, activation_function="gelu"), "gelu"),
+    (13, lambda folder: configured(folder, mpnn_type="MACE", **DEGREES), "GaussianNLLLoss"),
+    (27, lambda folder: configured(folder, mpnn_type="GAT", **NODES), "concat_node"),
 ]
 
 
-@pytest.mark.parametrize(("number", "config", "more", "verdict"), ROWS)
-def test_files_tell_what_they_suffered(number: int, config: dict[str, Any], more: dict[str, Any], verdict: str) -> None:
-    (finding,) = [one for one in diagnose(case_of(dict(config), **more)) if one.number == number]
-    assert (finding.verdict, bool(finding.evidence)) == (verdict, True), finding
+@pytest.mark.parametrize(("number", "make", "words"), REFUSED)
+def test_files_without_a_function_are_refused_with_the_failure(
+    number: int, make: Any, words: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "run")
+    with pytest.raises(InputError, match=words) as error:
+        import_folder(tmp_path / "run", tmp_path / "out")
+    assert f"suffered silent failure {number}" in str(error.value)
+    assert not (tmp_path / "out").exists()
 
 
-def test_every_failure_has_a_rule() -> None:
-    assert sorted(RULES) == list(range(1, 30))
+def test_every_failure_has_a_file_that_suffers_and_one_that_does_not() -> None:
+    suffered = {number for number, *_, verdict in ROWS if verdict == YES} | {number for number, *_ in REFUSED}
+    spared = {number for number, *_, verdict in ROWS if verdict == NO}
+    preloaded = {15, 20, 21}  # a script, the environment or the number of ranks decides, and no file keeps them
+    assert (sorted(RULES), suffered | preloaded, spared) == ([*range(1, 30)], {*range(1, 30)}, {*range(1, 30)})
 
 
-def of_folder(name: str, change: Callable[[FrozenGraph], FrozenGraph] = lambda graph: graph) -> dict[int, Any]:
+@pytest.mark.parametrize(
+    ("options", "train", "verdict", "words"),
+    [
+        ({}, None, YES, "nothing was trained"),
+        ({}, "", NO, "there are none"),
+        (MIXED, "heads|node_lin", YES, "node_emb.weight, pos_emb.weight are still the numbers"),
+        (MIXED, "", NO, "was trained: it began otherwise"),
+    ],
+)
+def test_weights_of_seed_0_were_never_trained(
+    options: dict[str, Any], train: str | None, verdict: str, words: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+
+    def trained(state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            if train is not None and re.search(train, name) and value.dim():
+                value += 0.1 * torch.rand_like(value)
+
+    changed(tmp_path / "run", trained, **options)
+    (page,) = import_folder(tmp_path / "run", tmp_path / "out").models
+    finding = next(one for one in page.findings if one.number == 5)
+    assert finding.verdict == verdict, finding
+    assert words in finding.evidence
+
+
+def of_folder(name: str) -> Case:
     if name not in FOLDERS:
         pytest.skip("the folders of the public HydraGNN do not lie beside the project")
     folder = FOLDERS[name]
     parts, config = weights_of(folder), config_of(folder)
     weights = joined(parts)
     settings = FrozenSettings.from_config(config, weights)
-    graph = change(next(batches(folder))[0].to(torch.float32))
-    file = sorted(path.name for path in folder.rglob("*.pk"))[0]
-    case = Case(
+    module, graph = build(settings, weights), next(batches(folder))[0].to(torch.float32)
+    return Case(
         config=config,
         names=list(parts[0]),
-        file=file,
+        file=sorted(path.name for path in folder.rglob("*.pk"))[0],
         settings=settings,
-        module=build(settings, weights),
-        data=Set(format="bp", parts={}, graph=graph),
+        module=module,
+        began=numbers_of_seed(module),
+        format="bp",
+        data=Set(parts={}, graph=graph, alone=[*separate(graph)] if settings.global_attn_engine else []),
     )
-    return {one.number: one for one in diagnose(case)}
 
 
-SIZES: list[tuple[int, str, str, float, float]] = [
-    # number, folder, verdict, smallest and largest size that its makers measured
-    (1, "GIN_d251_gps", YES, 2.4, 2.6),
-    (1, "EGNN_v5_gps", YES, 0.35, 0.37),
-    (1, "PNA_gps_multihead_len", YES, 0, 0),
-    (2, "SAGE_v5_cond_film", YES, 0, 0),
-    (4, "CGCNN_v2_nolen", NO, 0, 0),
-    (5, "EGNN_sc25_taskparallel3", NO, 0, 0),
-    (6, "SchNet_v5_mlip", YES, 1e-3, 10),
-    (6, "SchNet_multihead", NO, 0, 0),
-    (17, "EGNN_mlip_graphhead", YES, 1e-3, 1),
-    (17, "EGNN_nolen_atoms3", NO, 0, 0),
-    (24, "PAINN_v4_multihead", YES, 1e-3, 0.02),
-    (24, "PAINN_d251_control", NO, 0, 0),
-    (25, "EGNN_v4_crystals", YES, 0.07, 0.09),
-    (25, "EGNN_v4_convhead", YES, 0.5, 0.6),
-    (25, "DimeNet_v3_molecules", NO, 0, 0),
-    (26, "EGNN_gfm2024_m62", YES, 0.2, 0.3),
-    (26, "EGNN_v4_crystals", NO, 0, 0),
-    (28, "GIN_v2_convhead", YES, 0, 0),
-    (28, "EGNN_v4_convhead", NO, 0, 0),
+def separate(graph: FrozenGraph) -> Iterator[FrozenGraph]:
+    for number in range(graph.num_graphs):
+        nodes, edges = graph.batch == number, graph.batch[graph.edge_index[0]] == number
+        of_nodes = {name: None if (v := getattr(graph, name)) is None else v[nodes] for name in ("x", "pos", "pe")}
+        names = ("edge_shifts", "edge_attr", "rel_pe")
+        of_edges = {name: None if (v := getattr(graph, name)) is None else v[edges] for name in names}
+        ends = graph.edge_index[:, edges] - int(nodes.nonzero()[0])
+        batch = torch.zeros(int(nodes.sum()), dtype=torch.int64)
+        yield replace(graph, edge_index=ends, batch=batch, num_graphs=1, **of_nodes, **of_edges)
+
+
+SIZES: list[tuple[int, str, str, float]] = [
+    # number, folder, verdict, and size that its makers measured; 0 for none
+    (1, "GIN_d251_gps", YES, 2.5),
+    (1, "GIN_v4_gps", YES, 0.5),
+    (1, "EGNN_v5_gps", YES, 0.36),
+    (1, "PNA_gps_multihead_len", YES, 0),
+    (1, "PAINN_d251_control", NO, 0),
+    (2, "SAGE_v5_cond_film", YES, 0),
+    (2, "EGNN_cond_film", YES, 0),
+    (2, "SchNet_cond_concat_node", YES, 0),
+    (3, "EGNN_v5_gps", YES, 0),
+    (3, "EGNN_v3_lengths", NO, 0),
+    (4, "CGCNN_v2_nolen", NO, 0),
+    (5, "EGNN_sc25_taskparallel3", NO, 0),
+    (5, "PNAPlus_v5_lengths", NO, 0),
+    (6, "SchNet_multihead", NO, 0),
+    (9, "PAINN_mlip_fp64", YES, 0),
+    (9, "PAINN_mlip", NO, 0),
+    (17, "EGNN_nolen_atoms3", NO, 0),
+    (24, "PAINN_v4_multihead", YES, 0.007),
+    (24, "PAINN_v5_multihead", YES, 0.07),
+    (24, "PNAEq_v4_node", YES, 0.08),
+    (24, "PNAEq_sc26_node", YES, 0.006),
+    (24, "PAINN_d251_control", NO, 0),
+    (25, "EGNN_v4_crystals", YES, 0.08),
+    (25, "EGNN_v4_convhead", YES, 0.5),
+    (25, "EGNN_v4_branches3", YES, 0.1),
+    (25, "DimeNet_v3_molecules", NO, 0),
+    (26, "EGNN_gfm2024_m61", YES, 0.07),
+    (26, "EGNN_gfm2024_m62", YES, 0.3),
+    (26, "EGNN_v3_lengths", YES, 0.1),
+    (26, "EGNN_v4_crystals", NO, 0),
+    (28, "GIN_v2_convhead", YES, 1.0),
+    (28, "EGNN_v4_convhead", NO, 0),
 ]
 
 
-@pytest.mark.parametrize(("number", "folder", "verdict", "low", "high"), SIZES)
-def test_sizes_are_those_that_were_measured(number: int, folder: str, verdict: str, low: float, high: float) -> None:
-    finding = of_folder(folder)[number]
+@pytest.mark.parametrize(("number", "folder", "verdict", "size"), SIZES)
+def test_sizes_are_those_that_were_measured(number: int, folder: str, verdict: str, size: float) -> None:
+    finding = of_number(of_folder(folder), number)
     assert finding.verdict == verdict, finding
-    if high:
-        size = next(float(word) for word in finding.size.split() if word[0].isdigit())
-        assert low <= size <= high, finding.size
+    if size:
+        found = next(float(word) for word in finding.size.split() if word[0].isdigit())
+        room = 2 if number == 24 else 1.2  # its makers turned otherwise, or wrote one digit
+        assert size / room <= found <= size * room, finding.size
