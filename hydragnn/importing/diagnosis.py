@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -37,24 +37,6 @@ class Finding:
     size: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Set:
-    """Set of graphs that a run was trained on."""
-
-    parts: Mapping[str, Sequence[Any]]
-    """Marks of all graphs by part, equal for equal graphs."""
-    graph: FrozenGraph
-    """First graphs, as the model's code saw them."""
-    alone: Sequence[FrozenGraph] = ()
-    """These graphs one by one, for models that mix them."""
-    labels: Sequence[Tensor | None] = ()
-    """Targets of these graphs by output, in the writer's units."""
-    tests: int = 0
-    """First of these graphs that are of the test part."""
-    fitted_on_all: bool | None = None
-    """Scales fit all parts, not training alone; None without scales."""
-
-
 Answer = bool | str | tuple[Verdict, str] | tuple[Verdict, str, str]
 """Evidence where a failure was suffered; nothing where not; else verdict, evidence and size."""
 Rule = Callable[["Case"], Answer]
@@ -85,14 +67,26 @@ class Case:
     """Name of the checkpoint."""
     epochs: Sequence[int] = ()
     """Epochs in the names of checkpoints in its folder."""
+    branches: int = 1
+    """Branches that the configuration names."""
     optimized: int | None = None
     """Parameters that the optimizer in the checkpoint knows; None without one."""
     began: Mapping[str, bool]
     """Parameters that can be compared with what they began with: True where equal."""
     format: Literal["bp", "pickle", "raw"] | None = None
     """Format of the data beside the model; None without."""
-    data: Any = None
-    """``Set`` that it was trained on; None without."""
+    graph: Any = None
+    """First graphs of these data, as the model's code saw them; None without."""
+    alone: Sequence[FrozenGraph] = ()
+    """These graphs one by one, for models that mix them."""
+    labels: Sequence[Tensor | None] = ()
+    """Targets of these graphs by output, in the writer's units."""
+    tests: int = 0
+    """First of these graphs that are of the test part."""
+    parts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Marks of all graphs of the data by part, equal for equal graphs."""
+    fitted_on_all: bool | None = None
+    """Scales fit all parts, not training alone; None without scales."""
 
     @property
     def architecture(self) -> Mapping[str, Any]:
@@ -104,29 +98,19 @@ class Case:
         """Return the section ``Training``."""
         return self.config["NeuralNetwork"].get("Training") or {}
 
-    @property
-    def gps(self) -> bool:
-        """Return True with attention of GPS."""
-        return self.architecture.get("global_attn_engine") == "GPS"
-
-    def branches(self, level: str) -> Sequence[Mapping[str, Any]]:
+    def networks(self, level: str) -> Sequence[Mapping[str, Any]]:
         """Return networks of heads on graphs or nodes, one for each branch."""
         heads = (self.architecture.get("output_heads") or {}).get(level) or []
         return [heads] if isinstance(heads, Mapping) else [one["architecture"] for one in heads]
 
-    @property
-    def num_branches(self) -> int:
-        """Return the number of branches."""
-        return max(len(self.branches("graph")), len(self.branches("node")), 1)
-
     def shifts(self) -> bool:
         """Return True where an edge of the data crosses a periodic boundary."""
-        shifts = self.data.graph.edge_shifts
+        shifts = self.graph.edge_shifts
         return shifts is not None and bool((shifts != 0).any())
 
     def outputs(self, graph: FrozenGraph | None = None, *flags: str) -> list[Tensor]:
         """Return all means, or energies and forces; without these flags of old arithmetic."""
-        module, graph = self.module, graph or self.data.graph
+        module, graph = self.module, graph or self.graph
         if flags:
             settings = self.settings.model_copy(update=dict.fromkeys(flags, False))
             module = type(module)(settings).to(next(module.parameters()).dtype)
@@ -141,25 +125,26 @@ class Case:
 
     def measured(self, other: list[Tensor], evidence: str, arithmetic: str = "with the right") -> Answer:
         """Return that a failure was suffered, and by how much, unless by rounding alone."""
-        own, data = self.outputs(), self.data
+        own = self.outputs()
         change = largest_change(own, other)
         if change <= SMALL:
             return "not suffered", f"{evidence}; outputs stay as they are"
         text = f"outputs change by up to {change:.2g} of the largest"
-        tested = data.graph.batch < data.tests  # [nodes]
-        for number, (label, a, b) in enumerate(zip(data.labels, own, other)):
-            if label is not None and data.tests:
-                rows = tested if len(a) == len(tested) else slice(data.tests)
+        tested = self.graph.batch < self.tests  # [nodes]
+        for number, (label, a, b) in enumerate(zip(self.labels, own, other)):
+            if label is not None and self.tests:
+                rows = tested if len(a) == len(tested) else slice(self.tests)
                 writer, right = (float((one.reshape(label.shape) - label)[rows].abs().mean()) for one in (a, b))
-                text += f"; output {number}: mean absolute error on {data.tests} test graphs {writer:.4g}, {arithmetic} arithmetic {right:.4g}"
+                text += f"; output {number}: mean absolute error on {self.tests} test graphs {writer:.4g}, {arithmetic} arithmetic {right:.4g}"
         return "suffered", evidence, text
 
     @rule(1, "attention mixes the graphs of a batch", "no attention of GPS")
     def _mixed_attention(self) -> Answer:
         evidence = 'global_attn_engine = "GPS": each prediction depends on the other graphs of its batch'
-        if not self.gps or self.data is None or len(self.data.alone) < 2:
-            return self.gps and evidence
-        alone = [self.outputs(graph) for graph in self.data.alone]
+        gps = self.settings.global_attn_engine == "GPS"
+        if not gps or self.graph is None or len(self.alone) < 2:
+            return gps and evidence
+        alone = [self.outputs(graph) for graph in self.alone]
         return self.measured([torch.cat(parts) for parts in zip(*alone, strict=True)], evidence)
 
     @rule(2, "networks of graph attributes are never trained", "no graph attributes")
@@ -169,11 +154,9 @@ class Case:
         if drawn := [name for name, equal in self.began.items() if equal and LATE.match(name)]:
             return f"{', '.join(drawn)} are still the numbers that seed 0 draws"
         parameters = len({id(one) for one in self.module.parameters()})
-        optimized = self.optimized if self.num_branches == 1 else None  # others know all branches
-        if optimized is not None and optimized >= parameters:
+        if self.branches == 1 and self.optimized is not None and self.optimized >= parameters:
             return "not suffered", f"the optimizer knows all {parameters} parameters: the run was continued from a file"
-        known = "" if optimized is None else f"; the optimizer knows {optimized} of {parameters} parameters"
-        return f"its networks are made in the first forward pass, after the optimizer{known}"
+        return "its networks are made in the first forward pass, after the optimizer"
 
     @rule(3, "predictions with random parameters, since names do not fit", "scripts for inference find all names")
     def _not_strict(self) -> Answer:
@@ -181,10 +164,6 @@ class Case:
             return "not suffered", "the scripts for inference that skip names are of 2026"
         lost = [name for name in self.names if name.startswith("module.") or LATE.match(name)]
         return bool(lost) and f"its scripts for inference skip {len(lost)} of {len(self.names)} names, as {lost[0]}"
-
-    @rule(4, "a checkpoint of shards holds those of one rank", "every tensor is there, in its full size")
-    def _shards(self) -> Answer:
-        return False  # others are refused, with this number
 
     @rule(5, "task-parallel training leaves embeddings and frequencies as they began", "there are none")
     def _task_parallel(self) -> Answer:
@@ -201,23 +180,25 @@ class Case:
     @rule(6, "SchNet ignores periodic images and the edges of the data", "no periodic boundaries", "SchNet")
     def _rebuilt(self) -> Answer:
         own = "SchNet builds its own graph, without images, in every layer"
-        if self.gps or self.architecture.get("edge_features"):
+        if self.settings.global_attn_engine == "GPS" or self.architecture.get("edge_features"):
             evidence = "with edge features or GPS it reads the edges, and sets their shifts to zero"
             return (
-                ("cannot be told", f"{evidence}, if there are any") if self.data is None else self.shifts() and evidence
+                ("cannot be told", f"{evidence}, if there are any")
+                if self.graph is None
+                else self.shifts() and evidence
             )
-        if self.data is None:
+        if self.graph is None:
             return bool(self.architecture.get("periodic_boundary_conditions")) and own
         return self.measured(self.outputs(None, "rebuilt_graph"), own)
 
     @rule(7, "of several branches with node heads alone one is trained", "one branch, or heads on graphs")
     def _node_branches(self) -> Answer:
-        return len(self.branches("node")) > 1 and not self.branches("graph") and "all branches have node heads alone"
+        return len(self.networks("node")) > 1 and not self.networks("graph") and "all branches have node heads alone"
 
     @rule(8, "convolutional node heads fail in two branches", "one branch, or no convolutional node heads")
     def _conv_branches(self) -> Answer:
-        heads = self.branches("node")
-        return len(heads) > 1 and heads[0].get("type") == "conv" and "they lie in several branches"
+        conv = [one for one in self.networks("node") if one.get("type") == "conv"]
+        return len(conv) > 1 and "they lie in several branches"
 
     @rule(9, "the loss of energies in double precision is computed in single", "no interatomic potential in double")
     def _single_loss(self) -> Answer:
@@ -238,10 +219,8 @@ class Case:
     def _loaders(self) -> Answer:
         dataset = self.config.get("Dataset") or {}
         form, bad = dataset.get("format"), ["Descriptors"] * bool(dataset.get("Descriptors"))
-        if self.architecture.get("periodic_boundary_conditions") and (
-            form != "CFG" or self.settings.generation not in OLD
-        ):
-            bad.append("periodic_boundary_conditions")
+        if form != "CFG" or self.settings.generation not in OLD:
+            bad += ["periodic_boundary_conditions"] * bool(self.architecture.get("periodic_boundary_conditions"))
         if not bad or form not in RAW or self.format in ("bp", "pickle"):
             return False
         evidence = f"{' and '.join(bad)} with raw files ({form})"
@@ -254,7 +233,7 @@ class Case:
 
     @rule(14, "PaiNN gives NaN where two nodes coincide", "no edge has length zero", "PAINN", data=True)
     def _coincident(self) -> Answer:
-        return number_of(self.data.graph.lengths() == 0, "have length zero")
+        return number_of(self.graph.lengths() == 0, "have length zero")
 
     @rule(15, "pickled sets choose their columns twice", "the data are not pickled")
     def _twice(self) -> Answer:
@@ -271,7 +250,7 @@ class Case:
 
     @rule(16, "random edges and larger radii where a node is alone", "there is no radius or no edge", data=True)
     def _random_edges(self) -> Answer:
-        radius, graph, lengths = self.settings.radius, self.data.graph, self.data.graph.lengths().flatten()
+        radius, graph, lengths = self.settings.radius, self.graph, self.graph.lengths().flatten()
         if not radius or not lengths.numel():
             return False
         long, near = lengths > radius * (1 + CLOSE), torch.zeros(len(graph.x), dtype=torch.bool)
@@ -283,7 +262,7 @@ class Case:
 
     @rule(17, "nodes sum at the other end of edges that were cut off", "none was", "EGNN", "PAINN", "PNAEq", data=True)
     def _wrong_end(self) -> Answer:
-        graph: FrozenGraph = self.data.graph
+        graph: FrozenGraph = self.graph
         shifts = torch.zeros(graph.edge_index.shape[1], 3) if graph.edge_shifts is None else graph.edge_shifts
         ends, images = graph.edge_index.T.tolist(), (shifts.double() / 1e-3).round().long().tolist()
         there = {(a, b, *image) for (a, b), image in zip(ends, images)}
@@ -294,15 +273,14 @@ class Case:
 
     @rule(18, "test graphs leave traces in training", "no graph in two parts, no scale beyond training", data=True)
     def _leak(self) -> Answer:
-        parts = self.data.parts
-        twice = sum(len({*parts[a]} & {*parts[b]}) for a in parts for b in parts if a < b)
-        if twice or self.data.fitted_on_all:
+        twice = sum(len({*self.parts[a]} & {*self.parts[b]}) for a in self.parts for b in self.parts if a < b)
+        if twice or self.fitted_on_all:
             return f"{twice} graphs lie in two parts" if twice else "minimum and maximum are those of all parts"
-        return not parts and ("cannot be told", "the set is not divided into parts")
+        return not self.parts and ("cannot be told", "the set is not divided into parts")
 
     @rule(19, "two tables number the data sets and contradict each other", "one branch, so no number of a set is read")
     def _numbers(self) -> Answer:
-        count = self.num_branches
+        count = self.branches
         if count > NUMBERED:
             return f"{count} branches are of the table of its scripts; that of the package ends at {NUMBERED}"
         return count > 1 and ("cannot be told", f"{count} branches; no file says which table numbered the sets")
@@ -316,7 +294,7 @@ class Case:
 
     @rule(21, "means are not weighted, surplus batches are dropped", "all parts are whole batches", data=True)
     def _means(self) -> Answer:
-        size, parts = self.training.get("batch_size") or 1, self.data.parts
+        size, parts = self.training.get("batch_size") or 1, self.parts
         odd = [f"{name} ({len(graphs)})" for name, graphs in parts.items() if len(graphs) % size]
         known = f"{', '.join(odd)} are no whole batches of {size}" if parts else "the set is not divided into parts"
         return bool(odd or not parts) and ("cannot be told", f"{known}; no file says how many ranks there were")
@@ -325,19 +303,20 @@ class Case:
     def _settings(self) -> Answer:
         bad = ["initial_bias, which fails"] * (self.architecture.get("initial_bias") is not None)
         bad += ["SyncBatchNorm, which CPUs ignore"] * bool(self.architecture.get("SyncBatchNorm"))
-        return " and ".join(bad + ["a dropout of .25 that no key changes"] * (self.settings.kind == "GAT" or self.gps))
+        drops = self.settings.kind == "GAT" or self.settings.global_attn_engine == "GPS"
+        return " and ".join(bad + ["a dropout of .25 that no key changes"] * drops)
 
     @rule(23, "an empty part of an ADIOS file is unreadable", "no ADIOS file, or no part is empty", data=True)
     def _empty(self) -> Answer:
-        empty = [name for name, graphs in self.data.parts.items() if not len(graphs)]
+        empty = [name for name, graphs in self.parts.items() if not len(graphs)]
         return self.format == "bp" and bool(empty) and f"{', '.join(empty)} has no graphs"
 
     @rule(24, "vectors have a bias, so that outputs turn with the crystal", "no linear map of vectors has a bias")
     def _vector_bias(self) -> Answer:
         evidence = "the checkpoint holds update_U.bias or update_X.bias"
-        if not self.settings.vector_biases or self.data is None:
+        if not self.settings.vector_biases or self.graph is None:
             return self.settings.vector_biases and evidence
-        graph, turn = self.data.graph, ROTATION.to(self.data.graph.pos.dtype)
+        graph, turn = self.graph, ROTATION.to(self.graph.pos.dtype)
         shifts = None if graph.edge_shifts is None else graph.edge_shifts @ turn.T
         own, turned = self.outputs(), self.outputs(replace(graph, pos=graph.pos @ turn.T, edge_shifts=shifts))
         if self.settings.interatomic:
@@ -348,9 +327,9 @@ class Case:
     @rule(25, "shifts of periodic edges are set to zero", "this version honours shifts, or no edge has one")
     def _zero_shifts(self) -> Answer:
         evidence = f"{self.settings.kind} of {self.settings.generation} sets shifts to zero"
-        if not self.settings.zero_shifts or (self.data is not None and not self.shifts()):
+        if not self.settings.zero_shifts or (self.graph is not None and not self.shifts()):
             return False
-        if self.data is None:
+        if self.graph is None:
             return "cannot be told", f"{evidence}, if any edge has one"
         return self.measured(self.outputs(None, "zero_shifts"), f"{evidence}, and edges cross periodic boundaries")
 
@@ -359,21 +338,22 @@ class Case:
         evidence = (
             f"{self.settings.kind} of {self.settings.generation} sees squared distances, where today's is another"
         )
-        if not self.settings.squared_distances or self.data is None:
+        if not self.settings.squared_distances or self.graph is None:
             return self.settings.squared_distances and evidence
         return self.measured(
             self.outputs(None, "squared_distances", "reversed_steps", "zero_shifts"), evidence, "with today's"
         )
 
+    @rule(4, "a checkpoint of shards holds those of one rank", "every tensor is there, in its full size")
     @rule(27, "a network of graph attributes is drawn anew in every pass", "its network is kept, or there is none")
-    def _drawn_anew(self) -> Answer:
-        return False  # GAT with concat_node is refused, with this number
+    def _refused(self) -> Answer:
+        return False  # such files are refused, with this number
 
     @rule(28, "hidden layers of convolutional node heads do nothing", "all layers act, or there are none")
     def _idle_layers(self) -> Answer:
         evidence = "convolutional node heads of v2.0: their last layer alone acts, on the encoder's output"
-        idle = self.settings.last_conv_layer_only and any(one.get("type") == "conv" for one in self.branches("node"))
-        if not idle or self.data is None:
+        idle = self.settings.last_conv_layer_only and any(one.get("type") == "conv" for one in self.networks("node"))
+        if not idle or self.graph is None:
             return idle and evidence
         return self.measured(self.outputs(None, "last_conv_layer_only"), evidence)
 
@@ -381,19 +361,19 @@ class Case:
     def _self_edges(self) -> Answer:
         if not (self.settings.equivariance and self.settings.generation in OLD):
             return False
-        if self.data is None:
+        if self.graph is None:
             return "cannot be told", "without data nothing tells whether an edge joins a node with itself"
-        edges = self.data.graph.edge_index
+        edges = self.graph.edge_index
         return number_of(edges[0] == edges[1], "join a node with itself")
 
 
 def diagnose(case: Case) -> list[Finding]:
     """Return the finding of every failure, in the order of their numbers."""
     findings, kind = [], case.settings.kind
-    for number, (name, otherwise, kinds, data, function) in RULES.items():
+    for number, (name, otherwise, kinds, data, function) in sorted(RULES.items()):
         if kinds and kind not in kinds:
             answer: Answer = "not suffered", f"{kind} is not {' or '.join(kinds)}"
-        elif data and case.data is None:
+        elif data and case.graph is None:
             answer = "cannot be told", "no set of its graphs lies beside the checkpoint"
         else:
             answer = function(case) or ("not suffered", otherwise)

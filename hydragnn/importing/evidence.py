@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from hydragnn.frozen.keys import EMBEDDING
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
-from hydragnn.importing.diagnosis import LATE, Case, Set
+from hydragnn.importing.diagnosis import LATE, Case
 from hydragnn.importing.finding import EPOCH, find_data
 from hydragnn.importing.model import PublicInputs
 from hydragnn.importing.runs import Imported
@@ -33,6 +33,7 @@ DRAWS = 2**23
 """Most numbers of a seed among which weights are looked for."""
 COMPARED = re.compile(rf"heads_NN|{EMBEDDING.pattern}|{LATE.pattern}")
 """Names of parameters that are compared with draws."""
+FORMATS: dict[str, Literal["bp", "pickle"]] = {".bp": "bp", ".pickle": "pickle"}
 LABELS = ("trainset", "valset", "testset")
 CLOSE = 1e-6
 """Part of a range."""
@@ -42,8 +43,7 @@ def case_of(model: Imported, run: Path, store: Path | None) -> Case:
     """Return all that is known of a model; ``store`` has its graphs."""
     checkpoint = model.files.checkpoint.resolve()
     weights, optimized = read_checkpoint(checkpoint)
-    place, paths = find_data(model.files), (model.files.config.get("Dataset") or {}).get("path") or {}
-    raw = any((root / str(one)).is_dir() for root in checkpoint.parents[:4] for one in dict(paths).values())
+    place = find_data(model.files)
     return Case(
         config=model.files.config,
         settings=model.settings,
@@ -51,10 +51,11 @@ def case_of(model: Imported, run: Path, store: Path | None) -> Case:
         names=[*weights],
         file=checkpoint.name,
         epochs=[int(match[2]) for one in sorted(checkpoint.parent.glob("*.pk")) if (match := EPOCH.match(one.stem))],
+        branches=model.branches,
         optimized=optimized,
         began=numbers_of_seed(model.module),
-        format=("bp" if place.suffix == ".bp" else "pickle") if place else "raw" if raw else None,
-        data=None if store is None else _set_of(model, run, open_store(store)),
+        format=FORMATS.get(place.suffix, "raw") if place else None,
+        **({} if store is None else _graphs_of(model, run, open_store(store))),
     )
 
 
@@ -89,8 +90,8 @@ def _starts(draws: Tensor, numbers: Tensor, tolerance: float) -> Iterator[int]:
             yield start + 1
 
 
-def _set_of(model: Imported, run: Path, store: GraphStore) -> Set:
-    """Return the graphs of a store, as the model's code saw them."""
+def _graphs_of(model: Imported, run: Path, store: GraphStore) -> dict[str, Any]:
+    """Return what a case holds of a store."""
     graph_model, normalisation = load_graph_model(run / "model")
     inputs = cast(PublicInputs, graph_model.node_inputs).double()
     present = {field.name for field in store.fields()}
@@ -106,26 +107,24 @@ def _set_of(model: Imported, run: Path, store: GraphStore) -> Set:
     batch = normalise(store.read(first), normalisation).to(dtype=torch.float64)
     mixed = model.settings.global_attn_engine == "GPS"
     scaled = [one for one in model.reading.variables if one.span]
-    return Set(
-        parts=parts,
-        graph=inputs.graph(batch),
-        alone=[inputs.graph(one) for one in unbatch(batch)] if mixed else [],
-        labels=[batch[name] if name in present else None for name in names],
-        tests=int((numbers[first] == LABELS.index("testset")).sum()),
-        fitted_on_all=_fitted_on_all(store, numbers == 0, scaled),
-    )
+    return {
+        "parts": parts,
+        "graph": inputs.graph(batch),
+        "alone": [inputs.graph(one) for one in unbatch(batch)] if mixed else [],
+        "labels": [batch[name] if name in present else None for name in names],
+        "tests": int((numbers[first] == LABELS.index("testset")).sum()),
+        "fitted_on_all": _fitted_on_all(store, numbers == 0, scaled),
+    }
 
 
 def _fitted_on_all(store: GraphStore, train: NDArray[np.bool_], variables: Sequence[Variable]) -> bool | None:
     """Return True where scales reach beyond training; None without scales."""
-    if not variables or not train.any():
-        return None
-    for one in variables:
+    beyond = None
+    for one in variables if train.any() else ():
         ends = np.array(one.span).T  # [2, width]
         room = CLOSE * np.abs([*ends, ends[1] - ends[0]]).max(0)
         values = store.column(one.field.name).values.reshape(-1, one.field.width).astype(float)
         own = values[np.repeat(train, store.sizes().nodes) if one.field.on == "node" else train]
         fits, fits_training = (np.abs(ends - [v.min(0), v.max(0)]) <= room for v in (values, own))
-        if bool((fits & ~fits_training).any()):
-            return True
-    return False
+        beyond = beyond or bool((fits & ~fits_training).any())
+    return beyond

@@ -150,7 +150,10 @@ def test_the_small_one_is_read() -> None:
         ({"output_dim": [1, 1]}, "no configuration of the public HydraGNN"),
         ({"output_heads": None}, "KeyError 'output_heads'"),
         ({"mpnn_type": "GCN"}, "kind"),
-        ({"activation_function": "gelu"}, 'activation_function = "gelu" has no function; one of relu'),
+        (
+            {"activation_function": "gelu"},
+            'activation_function = "gelu" has no function (suffered silent failure 10); one of relu',
+        ),
         ({"graph_pooling": "median"}, 'graph_pooling = "median" has no function'),
         ({"mpnn_type": "MFC", "max_neighbours": 10**9}, "max_neighbours = 1000000000"),
         ({"mpnn_type": "SchNet"}, "num_gaussians is missing, which SchNet needs"),

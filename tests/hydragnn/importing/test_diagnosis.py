@@ -17,7 +17,7 @@ from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
 from hydragnn.frozen.keys import joined
 from hydragnn.frozen.kinds import KINDS
 from hydragnn.frozen.settings import GraphHead, Head, NodeHead
-from hydragnn.importing.diagnosis import RULES, Case, Finding, Set, diagnose
+from hydragnn.importing.diagnosis import RULES, Case, Finding, diagnose
 from hydragnn.importing.evidence import numbers_of_seed
 from hydragnn.importing.page import import_folder
 from tests.hydragnn.frozen.folders import batches, config_of, folders, weights_of
@@ -62,7 +62,7 @@ def case_of(config: dict[str, Any], settings: FrozenSettings, **more: Any) -> Ca
     network["Training"] = {"Optimizer": {"type": "AdamW"}, "batch_size": 4, **network["Training"]}
     others = {name: value for name, value in config.items() if name not in sections}
     options: dict[str, Any] = {"names": NAMES, "file": "run.pk", "began": {}, **more}
-    module = module_of(settings if "data" in more else settings_of())
+    module = module_of(settings if "graph" in more else settings_of())
     return Case(config={**others, "NeuralNetwork": network}, settings=settings, module=module, **options)
 
 
@@ -92,7 +92,7 @@ def part(number: int, **changes: Any) -> FrozenGraph:
 def data(form: Any = "bp", parts: Any = None, graph: FrozenGraph | None = None, **more: Any) -> dict[str, Any]:
     """A set of graphs of four training, four validation and four test graphs."""
     parts = {"trainset": "abcd", "valset": "efgh", "testset": "ijkl"} if parts is None else parts
-    return {"data": Set(parts=parts, graph=ring() if graph is None else graph, **more), "format": form}
+    return {"parts": parts, "graph": ring() if graph is None else graph, "format": form, **more}
 
 
 def architecture(**keys: Any) -> dict[str, Any]:
@@ -193,9 +193,9 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (18, {}, gin, data(fitted_on_all=False), NO),
     (18, {}, gin, data(parts={}), UNKNOWN),
     (18, {}, gin, {}, UNKNOWN),
-    (19, architecture(output_heads={"graph": two() * 8}), gin, {}, YES),
-    (19, architecture(output_heads={"graph": two()}), gin, {}, UNKNOWN),
-    (19, architecture(output_heads={"graph": two()[:1]}), gin, {}, NO),
+    (19, {}, gin, {"branches": 16}, YES),
+    (19, {}, gin, {"branches": 2}, UNKNOWN),
+    (19, {}, gin, {}, NO),
     (20, training(Checkpoint=True, num_epoch=9), gin, {"epochs": [8]}, UNKNOWN),
     (20, training(Checkpoint=True, num_epoch=9), gin, {"epochs": [3, 8]}, NO),
     (20, {}, gin, {}, NO),
@@ -239,7 +239,7 @@ def test_files_tell_what_they_suffered(
     finding = of_number(case_of(config, settings, **more), number)
     assert (finding.verdict, bool(finding.evidence)) == (verdict, True), finding
     reads_edges = "edge_features" in config.get("Architecture", {})
-    assert bool(finding.size) == (verdict == YES and number in SIZED and "data" in more and not reads_edges), finding
+    assert bool(finding.size) == (verdict == YES and number in SIZED and "graph" in more and not reads_edges), finding
 
 
 def of_number(case: Case, number: int) -> Finding:
@@ -362,7 +362,8 @@ def of_folder(name: str) -> Case:
         module=module,
         began=numbers_of_seed(module),
         format="bp",
-        data=Set(parts={}, graph=graph, alone=[*separate(graph)] if settings.global_attn_engine else []),
+        graph=graph,
+        alone=[*separate(graph)] if settings.global_attn_engine else [],
     )
 
 
