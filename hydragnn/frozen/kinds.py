@@ -40,7 +40,7 @@ def build(settings: FrozenSettings, weights: Mapping[str, Tensor], dtype: torch.
 
 
 def load(model: FrozenModel, tensors: Mapping[str, Tensor], *, assign: bool = False) -> None:
-    """Load weights; InputError where they do not fit, with the failure that they show."""
+    """Load weights; InputError where they do not fit."""
     other = "config.json and checkpoint are of different models, or the file is incomplete"
     shards = f"{FAILURE} 4: the file has what one rank kept (FSDP); save the full state dictionary of all ranks"
     try:

@@ -68,7 +68,7 @@ def _parameter(data: Any, *more: Any) -> Any:
 
 
 class Piece:
-    """Object of a package of pieces, of which nothing is kept; or a tensor of several ranks."""
+    """Object that describes pieces, or a tensor of several ranks."""
 
     sizes = ""
 
@@ -78,7 +78,7 @@ class Piece:
 
 
 def _of_ranks(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """Return the tensor of one rank where it is the whole, else a piece."""
+    """Return the tensor where one rank has the whole."""
     own = next(one["_local_tensor"] for one in (state if isinstance(state, tuple) else [state]) if one)
     if own.size == (size := tuple(arguments[2])):
         return own

@@ -20,7 +20,7 @@ LATE = re.compile(r"(module\.)?(model\.)?graph_(conditioner|concat_projector|poo
 LOSSES = ("mse", "mae", "rmse", "GaussianNLLLoss")
 """Losses that the public code computes."""
 CLOSE, SMALL = 1e-4, 1e-5
-"""Relative difference of lengths in single precision, and change of outputs that rounding explains."""
+"""Relative rounding of stored lengths, and of outputs."""
 NUMBERED = 14
 """Sets in the older of the two tables that number them."""
 ROTATION = torch.tensor([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]], dtype=torch.float64)
@@ -38,10 +38,10 @@ class Finding:
 
 
 Answer = bool | str | tuple[Verdict, str] | tuple[Verdict, str, str]
-"""Evidence where a failure was suffered; nothing where not; else verdict, evidence and size."""
+"""Evidence of suffering, nothing, or verdict with evidence and size."""
 Rule = Callable[["Case"], Answer]
 RULES: dict[int, tuple[str, str, Sequence[str], bool, Rule]] = {}
-"""Name, evidence where it was not suffered, kinds if not all, need of data, and rule, by number."""
+"""Name, evidence of health, kinds, need of data, and rule, by number."""
 
 
 def rule(number: int, name: str, otherwise: str, *kinds: str, data: bool = False) -> Callable[[Rule], Rule]:
@@ -72,7 +72,7 @@ class Case:
     optimized: int | None = None
     """Parameters that the optimizer in the checkpoint knows; None without one."""
     began: Mapping[str, bool]
-    """Parameters that can be compared with what they began with: True where equal."""
+    """Parameters by name: True for the numbers that they began with."""
     format: Literal["bp", "pickle", "raw"] | None = None
     """Format of the data beside the model; None without."""
     graph: Any = None
@@ -109,7 +109,7 @@ class Case:
         return shifts is not None and bool((shifts != 0).any())
 
     def outputs(self, graph: FrozenGraph | None = None, *flags: str) -> list[Tensor]:
-        """Return all means, or energies and forces; without these flags of old arithmetic."""
+        """Return means, or energies and forces; without these old flags."""
         module, graph = self.module, graph or self.graph
         if flags:
             settings = self.settings.model_copy(update=dict.fromkeys(flags, False))
@@ -124,7 +124,7 @@ class Case:
         return [energy.detach(), torch.zeros_like(graph.pos) if forces is None else -forces]
 
     def measured(self, other: list[Tensor], evidence: str, arithmetic: str = "with the right") -> Answer:
-        """Return that a failure was suffered, and by how much, unless by rounding alone."""
+        """Return a failure with its size, unless rounding explains it."""
         own = self.outputs()
         change = largest_change(own, other)
         if change <= SMALL:

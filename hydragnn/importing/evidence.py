@@ -60,7 +60,7 @@ def case_of(model: Imported, run: Path, store: Path | None) -> Case:
 
 
 def numbers_of_seed(module: FrozenModel) -> dict[str, bool]:
-    """Return which heads, embeddings and late networks have the numbers that they began with."""
+    """Return which parameters have the numbers that they began with."""
     count, result = min(8 * sum(one.numel() for one in module.parameters()) + 2**16, DRAWS), dict[str, bool]()
     for real in {torch.float32, next(module.parameters()).dtype}:
         draws = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=real).double()
