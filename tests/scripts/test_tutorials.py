@@ -20,6 +20,8 @@ SMALLER = {
     "slurm": {"--epochs 60": "--epochs 4"},
     "own-loop": {"range(400)": "range(40)", "320": "32", "322": "34", "\"epochs\": 8": "\"epochs\": 2", "range(10)": "range(1)"},
     "meshes-in-time": {"range(60)": "range(12)", "hidden_dim = 24": "hidden_dim = 8", "epochs = 40": "epochs = 2"},
+    "public-ensemble": {"range(1400)": "range(120)", "[:400]": "[:100]", "[400:]": "[100:]", "[:240]": "[:40]", "[240:320]": "[40:70]",
+        "[320:]": "[70:]", "epochs=60": "epochs=2"},
     "grains-from-images": {"range(240)": "range(40)", "epochs = 150": "epochs = 2", "trials = 6": "trials = 4", "[30]": "[1]", "high = 32": "high = 12"},
 }  # fmt: skip
 """Pages, and what the tests shorten; every entry must occur."""
@@ -76,6 +78,24 @@ def test_own_loops_on_torch_geometric(root: Path, tmp_path: Path, monkeypatch: p
 def test_other_scales(page: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.chdir(tmp_path)
     run(page, root, call, {})
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_ensemble_of_the_public_hydragnn(
+    root: Path, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"EGNN_gfm2024_m{number}" for number in (61, 62, 63)]
+    for name in names:
+        for file in ("checkpoint.pk", "config.json"):
+            (Path("members") / name).mkdir(parents=True, exist_ok=True)
+            (Path("members") / name / file).write_bytes((real_data / "hydragnn-generations" / name / file).read_bytes())
+    printed = run("public-ensemble", root, call, {})
+    page = (root / "docs" / "tutorials" / "public-ensemble.md").read_text()
+    for line in re.findall(r"^(EGNN_gfm2024_m61: .*|  (?:evidence|reads|predicts): .*|next: .*)$", page, re.MULTILINE):
+        assert line in printed
+    assert len(Path("predictions.csv").read_text().splitlines()) == 21
+    assert 'id="import"' in Path("imported/ensemble/report.html").read_text()
 
 
 def test_every_tutorial_runs_and_every_shorter_number_occurs(root: Path) -> None:
