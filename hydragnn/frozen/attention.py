@@ -38,11 +38,6 @@ def embeddings(settings: FrozenSettings) -> dict[str, nn.Module]:
     return {name: nn.Linear(size, hidden, bias=False) for name, size in sizes.items()}
 
 
-def edge_width(settings: FrozenSettings) -> int:
-    """Return the number of edge features that layers of the encoder see."""
-    return settings.hidden_dim if settings.global_attn_engine == GPS else settings.edge_dim
-
-
 def wrap(settings: FrozenSettings, layer: nn.Module, *, last: bool) -> nn.Module:
     """Return the layer with attention beside it."""
     if settings.global_attn_engine == GPS:
@@ -85,26 +80,21 @@ class GPSLayer(nn.Module):
         width, heads, kind = settings.hidden_dim, settings.global_attn_heads, settings.global_attn_type
         if kind not in ("multihead", "performer") or heads < 1 or width % heads:
             raise InputError(f"config.json: GPS has no {kind} attention with {heads} heads in {width} channels")
+        with torch.device("cpu"):  # Performer draws a projection, which that of the file replaces
+            parts = torch_geometric("nn").GPSConv(width, None, heads, attn_type=kind)
+        for name, part in parts.named_children():
+            self.add_module(name, part)
         self.conv = conv
-        if kind == "multihead":
-            self.attn: nn.Module = nn.MultiheadAttention(width, heads, batch_first=True)
-        else:
-            with torch.device("cpu"):  # it draws a projection, which that of the file replaces
-                self.attn = torch_geometric("nn.attention").PerformerAttention(channels=width, heads=heads)
-        # dropout does nothing at rest
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Identity(), nn.Linear(2 * width, width))
-        self.norm1, self.norm2, self.norm3 = (nn.ModuleDict({"module": nn.BatchNorm1d(width)}) for _ in range(3))
 
     def forward(self, inv: Tensor, equiv: Any, graph: FrozenGraph) -> tuple[Tensor, Any]:
         """Scalars after local layer and attention; other states after the local layer."""
         local, equiv = self.conv(inv, equiv, graph)
-        rows = inv.unsqueeze(0)
-        if isinstance(self.attn, nn.MultiheadAttention):
-            read = self.attn(rows, rows, rows, need_weights=False)[0]
-        else:
-            read = self.attn(rows)
-        both = self.norm1["module"](local + inv) + self.norm2["module"](read.squeeze(0) + inv)
-        return self.norm3["module"](both + self.mlp(both)), equiv
+        rows, part = inv.unsqueeze(0), self.get_submodule
+        attention = part("attn")
+        multihead = isinstance(attention, nn.MultiheadAttention)
+        read = attention(rows, rows, rows, need_weights=False)[0] if multihead else attention(rows)
+        both = part("norm1")(local + inv) + part("norm2")(read.squeeze(0) + inv)
+        return part("norm3")(both + part("mlp")(both)), equiv
 
 
 TARGETS_AT_ONCE = 16

@@ -10,19 +10,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hydragnn.frozen.graph import FrozenGraph
-from hydragnn.frozen.model import FrozenModel
+from hydragnn.frozen.model import FrozenModel, Statistics, summed
 from hydragnn.frozen.settings import FrozenSettings
-from hydragnn.frozen.statistics import Statistics, summed
 from hydragnn.graphs.pyg import torch_geometric
 
-Moved = Tensor | None
-"""Displacement of every node, of those kinds that move nodes; None is zero."""
 
-
-def displaced_to(moved: Moved, steps: Tensor, senders: Tensor, count: int) -> Tensor:
-    """Return displacements after the mean step over edges, clamped at 100."""
+def new_positions(graph: FrozenGraph, steps: Tensor) -> Tensor:
+    """Positions after the mean of a sender's steps, clamped at 100."""
+    senders, count = graph.edge_index[0], len(graph.pos)
     mean = summed(steps.clamp(-100, 100), senders, count) / senders.bincount(minlength=count).clamp_min(1).unsqueeze(1)
-    return mean if moved is None else moved + mean
+    return graph.pos + mean
 
 
 class Layer(nn.Module):
@@ -49,22 +46,20 @@ class EGNNConvolution(nn.Module):
         self.coord_mlp = (
             nn.Sequential(nn.Linear(width, width), relu, nn.Linear(width, 1, bias=False), nn.Tanh()) if moves else None
         )
-        self.squared, self.reversed, self.edges = settings.squared_distances, settings.reversed_steps, edge_dim > 0
+        self.squared, self.sign, self.edges = settings.squared_distances, 1 - 2 * settings.reversed_steps, edge_dim > 0
 
-    def forward(self, inv: Tensor, moved: Moved, graph: FrozenGraph) -> tuple[Tensor, Moved]:
-        """Scalars, and displacements."""
-        row, column = graph.edge_index
-        vectors = graph.vectors() if moved is None else graph.vectors() + moved[column] - moved[row]
+    def forward(self, inv: Tensor, pos: Tensor, graph: FrozenGraph) -> tuple[Tensor, Tensor]:
+        """Scalars, and positions."""
+        graph, (row, column) = replace(graph, pos=pos), graph.edge_index
+        vectors = graph.vectors()
         lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
         parts = [inv[row], inv[column], vectors.square().sum(1, keepdim=True) if self.squared else lengths]
         if self.edges and graph.edge_attr is not None:
             parts.append(graph.edge_attr)
         messages = self.edge_mlp(torch.cat(parts, dim=1))
         if self.coord_mlp is not None:
-            towards = (-vectors if self.reversed else vectors) / (lengths + 1)
-            moved = displaced_to(moved, towards * self.coord_mlp(messages), row, len(inv))
-        received = summed(messages, row, len(inv))
-        return self.node_mlp(torch.cat([inv, received], dim=1)), moved
+            pos = new_positions(graph, self.sign * vectors / (lengths + 1) * self.coord_mlp(messages))
+        return self.node_mlp(torch.cat([inv, summed(messages, row, len(inv))], dim=1)), pos
 
 
 class EGNN(FrozenModel):
@@ -74,11 +69,6 @@ class EGNN(FrozenModel):
         """Layer that moves nodes unless it is the last."""
         moves = self.settings.equivariance and not last
         return Layer(EGNNConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves))
-
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Moved, FrozenGraph]:
-        """Nodes where they are."""
-        inv, _, graph = super().start(graph)
-        return inv, None, graph
 
 
 def near_nodes(positions: Tensor, batch: Tensor, radius: float, most: int) -> Tensor:
@@ -103,63 +93,25 @@ class SchNetConvolution(nn.Module):
 
     def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int, *, moves: bool) -> None:
         super().__init__()
-        (gaussians, filters), real = sizes(settings), precision(settings)
-        self.cutoff, self.reversed = settings.required("radius"), settings.reversed_steps
-        self.edges = edge_dim > 0
-        first = nn.Linear(gaussians + (edge_dim if self.edges else 0), filters)
-        self.nn = nn.Sequential(first, ShiftedSoftplus(real), nn.Linear(filters, filters))
+        gaussians, filters = settings.required("num_gaussians"), settings.required("num_filters")
+        self.cutoff, self.sign, self.edges = settings.required("radius"), 1 - 2 * settings.reversed_steps, edge_dim > 0
+        with torch.device("cpu"):  # they read their constants
+            softplus = torch_geometric("nn.models.schnet").ShiftedSoftplus()
+        self.nn = nn.Sequential(nn.Linear(gaussians + edge_dim, filters), softplus, nn.Linear(filters, filters))
         self.lin1, self.lin2 = nn.Linear(in_dim, filters, bias=False), nn.Linear(filters, out_dim)
         last = nn.Linear(filters, 1, bias=False)
         self.coord_mlp = nn.Sequential(nn.Linear(filters, filters), nn.ReLU(), last) if moves else None
 
-    def forward(self, inv: Tensor, moved: Moved, graph: FrozenGraph) -> tuple[Tensor, Moved]:
-        """Scalars, and displacements."""
+    def forward(self, inv: Tensor, pos: Tensor, graph: FrozenGraph) -> tuple[Tensor, Tensor]:
+        """Scalars, and positions."""
         edges, lengths, parts = graph.edge_index, graph.extra["lengths"], graph.extra["gaussians"]
         if self.edges and graph.edge_attr is not None:
             parts = torch.cat([parts, graph.edge_attr], dim=1)
         filters = self.nn(parts) * (0.5 * (torch.cos(lengths * math.pi / self.cutoff) + 1))
         received = summed(self.lin1(inv)[edges[0]] * filters, edges[1], len(inv))
         if self.coord_mlp is not None:
-            towards = graph.vectors() / (lengths + 1) * (-1 if self.reversed else 1)
-            moved = displaced_to(moved, towards * self.coord_mlp(filters), edges[0], len(inv))
-        return self.lin2(received), moved
-
-
-def sizes(settings: FrozenSettings) -> tuple[int, int]:
-    """Numbers of Gaussians and of filters."""
-    gaussians, filters = settings.required("num_gaussians"), settings.required("num_filters")
-    return (filters, gaussians) if settings.swapped_filters else (gaussians, filters)
-
-
-def precision(settings: FrozenSettings) -> torch.dtype:
-    """Precision of constants."""
-    return torch.float32 if settings.single_constants else torch.get_default_dtype()
-
-
-class ShiftedSoftplus(nn.Module):
-    """Softplus less its value at zero."""
-
-    def __init__(self, real: torch.dtype) -> None:
-        super().__init__()
-        self.shift = torch.tensor(2.0, dtype=real, device="cpu").log().item()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shifted values."""
-        return nn.functional.softplus(x) - self.shift
-
-
-class Gaussians(nn.Module):
-    """Gaussians of distance, whose width is not that of stored offsets."""
-
-    def __init__(self, cutoff: float, count: int, real: torch.dtype) -> None:
-        super().__init__()
-        offsets = torch.linspace(0, cutoff, count, dtype=real, device="cpu")
-        self.coefficient = -0.5 / (offsets[1] - offsets[0]).item() ** 2
-        self.offset = nn.Buffer(offsets)
-
-    def forward(self, lengths: Tensor) -> Tensor:
-        """Return ``[edges, count]``."""
-        return torch.exp(self.coefficient * (lengths - self.offset).square())
+            pos = new_positions(graph, self.sign * graph.vectors() / (lengths + 1) * self.coord_mlp(filters))
+        return self.lin2(received), pos
 
 
 class SchNetLayer(nn.Module):
@@ -170,15 +122,15 @@ class SchNetLayer(nn.Module):
         self.radius, self.most = settings.required("radius"), settings.required("max_neighbours")
         self.module_1, self.module_2, self.rebuilds = expansion, convolution, settings.rebuilt_graph
 
-    def forward(self, inv: Tensor, moved: Moved, graph: FrozenGraph) -> tuple[Tensor, Moved]:
-        """Scalars, and displacements."""
-        graph = replace(graph, pos=graph.pos if moved is None else graph.pos + moved, fixed_vectors=None)
+    def forward(self, inv: Tensor, pos: Tensor, graph: FrozenGraph) -> tuple[Tensor, Tensor]:
+        """Scalars, and positions."""
+        graph = replace(graph, pos=pos)
         if self.rebuilds:
             edges = near_nodes(graph.pos, graph.batch, self.radius, self.most)
             graph = replace(graph, edge_index=edges, edge_shifts=None)
         lengths = graph.lengths()
         extra = {"lengths": lengths, "gaussians": self.module_1(lengths)}
-        return self.module_2(inv, moved, replace(graph, extra=extra))
+        return self.module_2(inv, pos, replace(graph, extra=extra))
 
 
 class SchNet(FrozenModel):
@@ -190,8 +142,9 @@ class SchNet(FrozenModel):
     def add_common(self) -> None:
         """Add the Gaussians."""
         super().add_common()
-        count, _ = sizes(self.settings)
-        self.distance_expansion = Gaussians(self.settings.required("radius"), count, precision(self.settings))
+        count, radius = self.settings.required("num_gaussians"), self.settings.required("radius")
+        with torch.device("cpu"):
+            self.distance_expansion = torch_geometric("nn.models.schnet").GaussianSmearing(0.0, radius, count)
 
     def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         """Layer on edges of its own, or of the graph."""
@@ -199,17 +152,12 @@ class SchNet(FrozenModel):
         convolution = SchNetConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves)
         return Layer(convolution) if edge_dim else SchNetLayer(self.settings, self.distance_expansion, convolution)
 
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Moved, FrozenGraph]:
+    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         """Lengths of the graph's edges, for layers on these."""
-        inv, _, embedded = super().start(graph)
-        lengths = replace(graph, edge_shifts=None, fixed_vectors=None).lengths()
+        inv, pos, embedded = super().start(graph)
+        lengths = replace(graph, edge_shifts=None).lengths()
         extra = {"lengths": lengths, "gaussians": self.distance_expansion(lengths)}
-        return inv, None, replace(embedded, extra=embedded.extra | extra)
-
-
-def dimenet() -> Any:
-    """Return the blocks of PyTorch Geometric, whose import takes seconds."""
-    return torch_geometric("nn.models.dimenet")
+        return inv, pos, replace(embedded, extra=embedded.extra | extra)
 
 
 class Embedding(nn.Module):
@@ -234,7 +182,7 @@ class Embedding(nn.Module):
 class DimeNetLayer(nn.Module):
     """Blocks of DimeNet++, on new messages in every layer (arXiv:2011.14115)."""
 
-    def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int):
+    def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int) -> None:
         super().__init__()
         width, silu = out_dim if in_dim == 1 else in_dim, nn.SiLU()
         self.module_0 = nn.Linear(in_dim, width)
@@ -242,8 +190,9 @@ class DimeNetLayer(nn.Module):
         self.module_1 = Embedding(num_radial, width, edge_dim)
         names = "int_emb_size", "basis_emb_size", "num_spherical", "num_radial", "num_before_skip", "num_after_skip"
         widths = {name: settings.required(name) for name in names}
-        self.module_2 = dimenet().InteractionPPBlock(width, act=silu, **widths)
-        self.module_3 = dimenet().OutputPPBlock(num_radial, width, settings.required("out_emb_size"), out_dim, 1, silu)
+        blocks, middle = torch_geometric("nn.models.dimenet"), settings.required("out_emb_size")
+        self.module_2 = blocks.InteractionPPBlock(width, act=silu, **widths)
+        self.module_3 = blocks.OutputPPBlock(num_radial, width, middle, out_dim, 1, silu)
 
     def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
         """Scalars."""
@@ -260,7 +209,7 @@ class RadialModel(FrozenModel):
         """Add the radial functions."""
         super().add_common()
         self.sizes = [self.settings.required(name) for name in ("num_radial", "radius", "envelope_exponent")]
-        self.rbf = dimenet().BesselBasisLayer(*self.sizes)
+        self.rbf = torch_geometric("nn.models.dimenet").BesselBasisLayer(*self.sizes)
 
     def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         """Lengths and radial functions of edges."""
@@ -274,12 +223,16 @@ class RadialModel(FrozenModel):
 class DimeNet(RadialModel):
     """DimeNet++ of PyTorch Geometric, layer after layer."""
 
-    layer_class = DimeNetLayer
+    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
+        """Layer of blocks."""
+        return DimeNetLayer(self.settings, in_dim, out_dim, edge_dim)
 
     @cached_property
     def sbf(self) -> Any:
-        """Functions of distance and angle, which take seconds to derive and have no weights."""
-        return dimenet().SphericalBasisLayer(self.settings.required("num_spherical"), *self.sizes)
+        """Functions of distance and angle, derived in seconds, without weights."""
+        return torch_geometric("nn.models.dimenet").SphericalBasisLayer(
+            self.settings.required("num_spherical"), *self.sizes
+        )
 
     def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         """Functions of edges and of triplets, with the angle at i."""
@@ -297,7 +250,7 @@ class DimeNet(RadialModel):
 
 
 def triplets(edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Return both edges of triplets k -> j -> i without k = i."""
+    """Return both edges of triplets whose ends differ."""
     senders, receivers = edge_index
     order = receivers.argsort(stable=True)
     counts = torch.bincount(receivers, minlength=nodes)
@@ -338,6 +291,3 @@ class PNAPlus(RadialModel):
     def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         """Layer of statistics."""
         return Layer(PNAPlusConvolution(self.settings, in_dim, out_dim, edge_dim))
-
-
-KINDS: dict[str, type[FrozenModel]] = {"SchNet": SchNet, "DimeNet": DimeNet, "PNAPlus": PNAPlus, "EGNN": EGNN}

@@ -1,7 +1,6 @@
 """Graphs as the public HydraGNN batches them."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -27,27 +26,15 @@ class FrozenGraph:
     """Branch of every graph; None is 0."""
     pe: Float[Tensor, "nodes _"] | None = None
     rel_pe: Float[Tensor, "edges _"] | None = None
-    fixed_vectors: Float[Tensor, "edges 3"] | None = None
-    """Taken for all edges in the place of positions, for derivatives by them."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Inputs of layers that a kind computes once for all of its layers."""
 
-    def vectors(self, pos: Float[Tensor, "nodes 3"] | None = None) -> Float[Tensor, "edges 3"]:
-        """Vectors from sender to receiver, at these positions or its own."""
-        if self.fixed_vectors is not None and pos is None:
-            return self.fixed_vectors
-        at = self.pos if pos is None else pos
-        vectors = at.index_select(0, self.edge_index[1]) - at.index_select(0, self.edge_index[0])
+    def vectors(self) -> Float[Tensor, "edges 3"]:
+        """Vectors from sender to receiver."""
+        senders, receivers = self.edge_index
+        vectors = self.pos.index_select(0, receivers) - self.pos.index_select(0, senders)
         return vectors if self.edge_shifts is None else vectors + self.edge_shifts
 
     def lengths(self) -> Float[Tensor, "edges 1"]:
         """Lengths of vectors."""
         return torch.linalg.vector_norm(self.vectors(), dim=1, keepdim=True)
-
-    def to(self, dtype: torch.dtype) -> "FrozenGraph":
-        """Return the graphs with all real numbers in one precision."""
-        values = vars(self).items()
-        reals: dict[str, Any] = {
-            name: v.to(dtype) for name, v in values if isinstance(v, Tensor) and v.is_floating_point()
-        }
-        return replace(self, **reals)

@@ -21,19 +21,16 @@ Path = tuple[int, int, int]
 
 
 class Buffers(nn.Module):
-    """Constants of a file, by name and shape; not numbers before they are loaded."""
+    """Constants of a file, by name; NaN before they are loaded."""
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, shapes: Mapping[str, Sequence[int]], *scalars: str) -> None:
         super().__init__()
-        for name, shape in shapes.items():
+        for name, shape in {**shapes, **dict.fromkeys(scalars, ())}.items():
             self.register_buffer(name, torch.full(tuple(shape), torch.nan))
 
 
 class IrrepsLinear(nn.Module):
-    """Linear maps between blocks of the same degree.
-
-    Each is divided by the root of the number of all channels that are summed.
-    """
+    """Linear maps between blocks of one degree, over root of channels."""
 
     def __init__(self, inputs: Irreps, outputs: Irreps) -> None:
         super().__init__()
@@ -69,10 +66,7 @@ class ScalarLinear(IrrepsLinear):
 
 
 class Couplings(nn.Module):
-    """Couplings of two states to a third.
-
-    They are 3j symbols, of the file where no degree is zero.
-    """
+    """Couplings of two states to a third, by the file's 3j symbols."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
@@ -99,7 +93,7 @@ def paths_between(inputs: int, harmonics: int, outputs: int) -> list[Path]:
 
 
 def num_products(max_ell: int, degree: int, order: int) -> int:
-    """Return how many couplings of so many states give a degree, factor by factor.
+    """Return how many couplings of so many states give a degree.
 
     Parities are natural; with four factors those of all products on the way, too.
     """

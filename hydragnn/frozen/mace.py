@@ -2,8 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from hydragnn.base.errors import InputError
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.irreps import Blocks, Buffers, Couplings, IrrepsLinear, ScalarLinear, num_products, paths_between
-from hydragnn.frozen.model import FrozenModel, NodeNetworks, Output, pooled
-from hydragnn.frozen.settings import FAILURE, FrozenSettings, GraphHead, NodeHead
+from hydragnn.frozen.model import FrozenModel, Output, pooled
+from hydragnn.frozen.settings import FAILURE, FrozenSettings, Networks
 from hydragnn.layers import SphericalHarmonics
 
 ELEMENTS = 118
@@ -23,10 +24,8 @@ SILU_SCALE = 1.6791767923989418
 """1 / sqrt(mean of silu(x)^2), as e3nn samples it."""
 
 RADIAL = {"bessel": ("bessel_weights", "r_max", "prefactor"), "gaussian": ("gaussian_weights",), "chebyshev": ("n",)}
-"""Constants of radial functions, in the order of files."""
-
 TRANSFORMS = {"None": (), "Agnesi": ("q", "p", "a"), "Soft": ("a", "b")}
-"""Constants of transforms of lengths, beside covalent radii."""
+"""Constants in files of radial functions and of transforms of lengths, in their order; the latter have covalent radii, too."""
 
 
 class Radial(nn.Module):
@@ -42,40 +41,34 @@ class Radial(nn.Module):
         count = settings.required("num_radial")
         self.step = settings.required("radius") / max(count - 1, 1)
         first, *scalars = RADIAL[self.kind]
-        shape = (1, count) if self.kind == "chebyshev" else (count,)
-        self.bessel_fn = Buffers({first: shape, **dict.fromkeys(scalars, ())})
-        self.cutoff_fn = Buffers({"p": (), "r_max": ()})
+        self.bessel_fn = Buffers({first: (1, count) if self.kind == "chebyshev" else (count,)}, *scalars)
+        self.cutoff_fn = Buffers({}, "p", "r_max")
         if self.transform != "None":
-            self.distance_transform = Buffers(
-                {**dict.fromkeys(TRANSFORMS[self.transform], ()), "covalent_radii": (ELEMENTS + 1,)}
-            )
+            self.distance_transform = Buffers({"covalent_radii": (ELEMENTS + 1,)}, *TRANSFORMS[self.transform])
 
     def forward(self, lengths: Tensor, species: Tensor, edges: Tensor) -> Tensor:
         """Radial functions ``[edges, num_radial]`` of lengths ``[edges, 1]``."""
         p, x = self.cutoff_fn.get_buffer("p"), lengths / self.cutoff_fn.get_buffer("r_max")
         envelope = 1 - (p + 1) * (p + 2) / 2 * x**p + p * (p + 2) * x ** (p + 1) - p * (p + 1) / 2 * x ** (p + 2)
-        return self.functions(self.transformed(lengths, species, edges)) * (envelope * (x < 1))
-
-    def functions(self, lengths: Tensor) -> Tensor:
-        """Return the functions without envelope."""
-        constants = dict(self.bessel_fn.named_buffers())
+        lengths, of = self.transformed(lengths, species, edges), self.bessel_fn.get_buffer
         if self.kind == "bessel":
-            return constants["prefactor"] * (torch.sin(constants["bessel_weights"] * lengths) / lengths)
-        if self.kind == "gaussian":
-            return torch.exp(-0.5 / self.step**2 * (lengths - constants["gaussian_weights"]) ** 2)
-        return torch.special.chebyshev_polynomial_t(lengths.detach(), constants["n"])  # had no derivative there either
+            functions = of("prefactor") * (torch.sin(of("bessel_weights") * lengths) / lengths)
+        elif self.kind == "gaussian":
+            functions = torch.exp(-0.5 / self.step**2 * (lengths - of("gaussian_weights")) ** 2)
+        else:  # had no derivative there either
+            functions = torch.special.chebyshev_polynomial_t(lengths.detach(), of("n"))
+        return functions * (envelope * (x < 1))
 
     def transformed(self, lengths: Tensor, species: Tensor, edges: Tensor) -> Tensor:
         """Return lengths, or what becomes of them by covalent radii."""
         if self.transform == "None":
             return lengths
-        constants = dict(self.distance_transform.named_buffers())
-        bonds = constants["covalent_radii"][species[edges] + 1].sum(0).unsqueeze(1)
+        of = self.distance_transform.get_buffer
+        x = lengths / of("covalent_radii")[species[edges] + 1].sum(0).unsqueeze(1)
         if self.transform == "Agnesi":
-            x, q = 2 * lengths / bonds, constants["q"]
-            return 1 / (1 + constants["a"] * x**q / (1 + x ** (q - constants["p"])))
-        x = 4 * lengths / bonds
-        return lengths + 0.5 * torch.tanh(-x - constants["a"] * x ** constants["b"]) + 0.5
+            x = 2 * x
+            return 1 / (1 + of("a") * x ** of("q") / (1 + x ** (of("q") - of("p"))))
+        return lengths + 0.5 * torch.tanh(-4 * x - of("a") * (4 * x) ** of("b")) + 0.5
 
 
 class Interaction(nn.Module):
@@ -97,21 +90,15 @@ class Interaction(nn.Module):
         self.linear_up, self.skip_linear = IrrepsLinear(sources, sources), IrrepsLinear(sources, targets)
         self.linear_down = ScalarLinear(width, width)
         self.conv_tp = Couplings(paths)
-        self.conv_tp_weights = nn.ModuleDict(
-            {
-                f"layer{number}": nn.ParameterDict({"weight": torch.zeros(size)})
-                for number, size in enumerate(itertools.pairwise(widths))
-            }
-        )
+        layers = [nn.ParameterDict({"weight": torch.zeros(size)}) for size in itertools.pairwise(widths)]
+        self.conv_tp_weights = nn.ModuleDict({f"layer{number}": layer for number, layer in enumerate(layers)})
         mixed = [(count * width, degree) for degree, count in enumerate(counts)]
         self.linear = IrrepsLinear(mixed, [(width, degree) for degree in range(degrees)])
 
     def forward(self, states: Blocks, graph: FrozenGraph) -> tuple[Blocks, Blocks]:
         """Messages of all degrees, and the residual."""
-        (sender, receiver), harmonics = (
-            graph.edge_index,
-            [graph.extra[f"harmonics{b}"] for b in range(len(self.harmonics))],
-        )
+        sender, receiver = graph.edge_index
+        harmonics = [graph.extra[f"harmonics{b}"] for b in range(len(self.harmonics))]
         up, down = self.linear_up(states), self.linear_down(states[0].squeeze(2))
         x = torch.cat([graph.extra["radial"], down[sender], down[receiver]], dim=1)
         for number, layer in enumerate(self.conv_tp_weights.values()):
@@ -129,7 +116,7 @@ class Interaction(nn.Module):
 
 
 class Contraction(nn.Module):
-    """Products of up to ``correlation`` states that turn as one degree, with weights per element."""
+    """Products of some states that turn as one degree, by element."""
 
     def __init__(self, settings: FrozenSettings, degree: int, correlation: int) -> None:
         super().__init__()
@@ -164,12 +151,9 @@ class Layer(nn.Module):
         irreps = [(settings.hidden_dim, degree) for degree in range(outputs)]
         products = nn.ModuleList(Contraction(settings, degree, correlation) for degree in range(outputs))
         self.module_1 = Interaction(settings, inputs, outputs)
-        self.module_2 = nn.ModuleDict(
-            {
-                "symmetric_contractions": nn.ModuleDict({"contractions": products}),
-                "linear": IrrepsLinear(irreps, irreps),
-            }
-        )
+        contractions = nn.ModuleDict({"contractions": products})
+        linear = IrrepsLinear(irreps, irreps)
+        self.module_2 = nn.ModuleDict({"symmetric_contractions": contractions, "linear": linear})
         self.module_3 = IrrepsLinear(irreps, irreps)
 
     def forward(self, inv: Tensor, equiv: Blocks, graph: FrozenGraph) -> tuple[Tensor, Blocks]:
@@ -198,17 +182,17 @@ class Decoder(FrozenModel):
         if linear:
             self.graph_shared = nn.ModuleDict({name: nn.Identity() for name in settings.graph_heads})
 
-    def _graph_head(self, form: GraphHead, width: int) -> nn.Module:
+    def _graph_head(self, form: Networks, width: int) -> nn.Module:
         return self.network([self.settings.hidden_dim, width]) if self.linear else super()._graph_head(form, width)
 
-    def _node_head(self, form: NodeHead, width: int) -> nn.Module:
+    def _node_head(self, form: Networks, width: int) -> nn.Module:
         if form.type == "conv":
             raise InputError("config.json: MACE has no node heads of type conv")
-        widths = [self.settings.hidden_dim, *([] if self.linear else form.dim_headlayers), width]
-        networks = [self.network(widths) for _ in range(1 if form.type == "mlp" else self.settings.num_nodes or 0)]
-        for network in networks:
-            network[0] = ScalarLinear(*widths[:2])
-        return NodeNetworks(networks, self.activation_function)
+        networks = super()._node_head(form.model_copy(update={"dim_headlayers": ()}) if self.linear else form, width)
+        for network in cast(Iterable[nn.Sequential], networks.get_submodule("mlp")):
+            first = cast(nn.Linear, network[0])
+            network[0] = ScalarLinear(first.in_features, first.out_features)
+        return networks
 
     def forward(self, graph: FrozenGraph, states: Any = None) -> list[Output]:
         """Outputs of all heads."""
@@ -244,17 +228,10 @@ class MACE(FrozenModel):
             raise InputError(f"config.json: MACE has no function with correlation = {factors}; 1 to 4 have one")
         return Layer(self.settings, degrees if number else 1, 1 if last else degrees, factors)
 
-    def add_conditioning(self) -> None:
-        """Add networks of graph attributes; fuse_pool did nothing."""
-        if self.settings.conditioning != "fuse_pool":
-            super().add_conditioning()
-
     def add_heads(self) -> None:
         """Add read-outs before the first layer and after every one."""
-        layers, widths = (
-            self.settings.num_conv_layers,
-            [ELEMENTS] + [self.settings.hidden_dim] * self.settings.num_conv_layers,
-        )
+        layers = self.settings.num_conv_layers
+        widths = [ELEMENTS] + [self.settings.hidden_dim] * layers
         self.multihead_decoders = nn.ModuleList(
             Decoder(self.settings, width, self.activation_function, linear=number < layers and layers > 1)
             for number, width in enumerate(widths)
@@ -278,9 +255,6 @@ class MACE(FrozenModel):
         read = [self.multihead_decoders[0](graph, graph.extra["hot"])]
         for layer, decoder in zip(self.graph_convs, self.multihead_decoders[1:]):
             inv, equiv = layer(inv, equiv, graph)
-            inv = inv if self.settings.conditioning == "fuse_pool" else self._conditioned(inv, graph)
+            inv = self._conditioned(inv, graph)  # fuse_pool did nothing
             read.append(decoder(graph, inv))
         return [(torch.stack([mean for mean, _ in outputs]).sum(0), None) for outputs in zip(*read)]
-
-
-KINDS: dict[str, type[FrozenModel]] = {"MACE": MACE}

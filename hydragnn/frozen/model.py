@@ -1,9 +1,8 @@
 """Skeleton of all kinds: layers, conditioning, pooling and heads.
 
-Modules have the names of the checkpoint after ``keys.translated``, so that its tensors load strictly.
+Modules have the names of the checkpoint after ``kinds.translated``, so that its tensors load strictly.
 
-A kind is a subclass. Most set ``layer_class``, whose layers hold ``module_0``, ``module_1``... and map
-``(inv, equiv, graph)`` to ``(inv, equiv)``.
+A kind is a subclass, whose layers hold ``module_0``, ``module_1``... and map ``(inv, equiv, graph)`` to ``(inv, equiv)``.
 """
 
 import itertools
@@ -18,7 +17,12 @@ from torch import Tensor, nn
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import attention
 from hydragnn.frozen.graph import FrozenGraph
-from hydragnn.frozen.settings import ACTIVATIONS, POOLS, FrozenSettings, GraphHead, NodeHead
+from hydragnn.frozen.settings import ACTIVATIONS, POOLS, FrozenSettings, Networks
+from hydragnn.graphs.pyg import torch_geometric
+
+GAT_HEADS = 6
+AGGREGATORS = ["mean", "min", "max", "std"]
+SCALERS = ["identity", "amplification", "attenuation", "linear"]
 
 Output = tuple[Tensor, Tensor | None]
 """Mean and, with GaussianNLLLoss, variance of a head."""
@@ -27,8 +31,6 @@ Output = tuple[Tensor, Tensor | None]
 class FrozenModel(nn.Module):
     """Model of the public HydraGNN, in evaluation mode."""
 
-    layer_class: ClassVar[type[nn.Module]]
-    """Layer(settings, in_dim, out_dim, number=, last=, edge_dim=)."""
     normed: ClassVar[bool] = False
     """A batch norm follows every layer."""
 
@@ -39,12 +41,12 @@ class FrozenModel(nn.Module):
         self.add_common()
         self.graph_convs, self.feature_layers = nn.ModuleList(), nn.ModuleList()
         inputs = settings.hidden_dim if settings.global_attn_engine else settings.input_dim
+        edge_dim = settings.hidden_dim if settings.global_attn_engine == attention.GPS else settings.edge_dim
         channels = [settings.hidden_dim] * settings.num_conv_layers
-        for number, (in_dim, out_dim, wide) in enumerate(self.widths(inputs, channels)):
-            last = number == len(channels) - 1
-            layer = self.layer(in_dim, out_dim, number=number, last=last, edge_dim=attention.edge_width(settings))
+        for layer, norm in self.layers(inputs, channels, edge_dim, normed=self.normed):
+            last = len(self.graph_convs) == len(channels) - 1
             self.graph_convs.append(attention.wrap(settings, layer, last=last))
-            self.feature_layers.append(BatchNorm(wide) if self.normed else nn.Identity())
+            self.feature_layers.append(norm)
         self.add_conditioning()
         self.add_heads()
         self.register_forward_pre_hook(check_graph)
@@ -57,21 +59,20 @@ class FrozenModel(nn.Module):
         for name, module in attention.embeddings(self.settings).items():
             self.add_module(name, module)
 
-    @property
-    def spread(self) -> int:
-        """Scalars per channel after all layers but the last."""
-        return 1
-
-    def widths(self, inputs: int, channels: list[int]) -> Iterator[tuple[int, int, int]]:
-        """Scalars into a layer, its channels and the scalars out of it."""
+    def layers(
+        self, inputs: int, channels: list[int], edge_dim: int, *, normed: bool
+    ) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """Layers of these channels, each with a norm or none behind it."""
+        spread = GAT_HEADS if self.settings.kind == "GAT" and not self.settings.global_attn_engine else 1
         for number, width in enumerate(channels):
-            wide = width if number == len(channels) - 1 else width * self.spread
-            yield inputs, width, wide
-            inputs = wide
+            last = number == len(channels) - 1
+            layer = self.layer(inputs, width, number=number, last=last, edge_dim=edge_dim)
+            inputs = width if last else width * spread
+            yield layer, torch_geometric("nn").BatchNorm(inputs) if normed else nn.Identity()
 
     def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer of the encoder or (number -1) of a convolutional node head."""
-        return self.layer_class(self.settings, in_dim, out_dim, number=number, last=last, edge_dim=edge_dim)
+        """Layer of the encoder or of a convolutional node head."""
+        raise NotImplementedError
 
     def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         """States for the first layer, and the graph for all layers."""
@@ -83,17 +84,14 @@ class FrozenModel(nn.Module):
     def add_conditioning(self) -> None:
         """Add the networks of graph attributes."""
         hidden, attributes = self.settings.hidden_dim, self.settings.graph_attributes
-        if self.settings.conditioning == "film":
-            middle = max(hidden, attributes)
-            self.graph_conditioner = nn.Sequential(
-                nn.Linear(attributes, middle), self.activation_function, nn.Linear(middle, 2 * hidden)
-            )
-        elif self.settings.conditioning == "concat_node":
-            self.graph_concat_projector = nn.Linear(hidden + attributes, hidden)
-        elif self.settings.conditioning == "fuse_pool":
-            self.graph_pool_projector = nn.Sequential(
-                nn.Linear(hidden + attributes, hidden), self.activation_function, nn.Linear(hidden, hidden)
-            )
+        both, middle = hidden + attributes, max(hidden, attributes)
+        match self.settings.conditioning:
+            case "film":
+                self.graph_conditioner = self.network([attributes, middle, 2 * hidden])
+            case "concat_node":
+                self.graph_concat_projector = nn.Linear(both, hidden)
+            case "fuse_pool":
+                self.graph_pool_projector = self.network([both, hidden, hidden])
 
     def add_heads(self) -> None:
         """Add the heads."""
@@ -106,12 +104,11 @@ class FrozenModel(nn.Module):
         self.heads_NN = nn.ModuleList()
         for head in settings.heads:
             width = head.dim * (1 + settings.variance)
-            if head.level == "graph":
-                graph_heads = {name: self._graph_head(form, width) for name, form in settings.graph_heads.items()}
-                self.heads_NN.append(nn.ModuleDict(graph_heads))
-            else:
-                node_heads = {name: self._node_head(form, width) for name, form in settings.node_heads.items()}
-                self.heads_NN.append(nn.ModuleDict(node_heads))
+            of_graph = head.level == "graph"
+            forms, make = (
+                (settings.graph_heads, self._graph_head) if of_graph else (settings.node_heads, self._node_head)
+            )
+            self.heads_NN.append(nn.ModuleDict({name: make(form, width) for name, form in forms.items()}))
 
     def network(self, widths: list[int], *, active: bool = False) -> nn.Sequential:
         """Linear maps with the activation between them; ``active``: also at the end."""
@@ -120,30 +117,23 @@ class FrozenModel(nn.Module):
             modules += [nn.Linear(inputs, wide), self.activation_function]
         return nn.Sequential(*(modules if active else modules[:-1]))
 
-    def _graph_head(self, form: GraphHead, width: int) -> nn.Module:
+    def _graph_head(self, form: Networks, width: int) -> nn.Module:
         return self.network([form.dim_sharedlayers, *form.dim_headlayers[: form.num_headlayers], width])
 
-    def _node_head(self, form: NodeHead, width: int) -> nn.Module:
+    def _node_head(self, form: Networks, width: int) -> nn.Module:
         settings = self.settings
         if form.type == "conv":
-            return self._conv_head(form, width)
+            channels = [*form.dim_headlayers[: form.num_headlayers], width]
+            pairs = self.layers(settings.hidden_dim, channels, settings.edge_dim, normed=True)
+            return nn.ModuleList(itertools.chain.from_iterable(pairs))
         count = 1 if form.type == "mlp" else settings.num_nodes or 0
         widths = [settings.hidden_dim, *form.dim_headlayers, width]
         return NodeNetworks([self.network(widths) for _ in range(count)], self.activation_function)
 
-    def _conv_head(self, form: NodeHead, width: int) -> nn.Module:
-        channels = [*form.dim_headlayers[: form.num_headlayers], width]
-        modules = nn.ModuleList()
-        for place, (in_dim, out_dim, wide) in enumerate(self.widths(self.settings.hidden_dim, channels)):
-            last = place == len(channels) - 1
-            layer = self.layer(in_dim, out_dim, number=-1, last=last, edge_dim=self.settings.edge_dim)
-            modules.extend([layer, BatchNorm(wide)])
-        return modules
-
     def forward(self, graph: FrozenGraph) -> list[Output]:
         """Mean and variance of every head, in the writer's units."""
         if self.settings.zero_shifts:
-            graph = replace(graph, edge_shifts=None, fixed_vectors=None)
+            graph = replace(graph, edge_shifts=None)
         inv, equiv, graph = self.start(graph)
         for layer, norm in zip(self.graph_convs, self.feature_layers):
             inv, equiv = layer(inv, equiv, graph)
@@ -192,7 +182,7 @@ class FrozenModel(nn.Module):
         return outputs
 
     def _branch(self, graph: FrozenGraph) -> Tensor:
-        """Branch of every graph: the first where graph heads have none or one."""
+        """Branch of every graph: the first where there is one."""
         names = list(self.settings.graph_heads) or ["branch-0"]
         if len(names) == 1:
             return graph.batch.new_full((graph.num_graphs,), int(names[0].removeprefix("branch-")))
@@ -228,18 +218,6 @@ class NodeNetworks(nn.Module):
         return torch.stack(per_place, dim=1).flatten(0, 1)
 
 
-class BatchNorm(nn.Module):
-    """Batch norm under the name that torch_geometric gives it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.module = nn.BatchNorm1d(width)
-
-    def forward(self, inv: Tensor) -> Tensor:
-        """Return normed scalars."""
-        return self.module(inv)
-
-
 def pooled(inv: Float[Tensor, "nodes width"], graph: FrozenGraph, reduce: str) -> Float[Tensor, "graphs width"]:
     """Reduce the nodes of every graph."""
     zeros = inv.new_zeros(graph.num_graphs, inv.shape[1])
@@ -255,3 +233,24 @@ def check_graph(model: nn.Module, inputs: tuple[FrozenGraph]) -> None:
         columns = 0 if values is None else values.shape[1]
         if width and columns != width:
             raise InputError(f"graphs have {columns} columns of {name}, and this model reads {width}")
+
+
+def summed(values: Tensor, nodes: Tensor, count: int) -> Tensor:
+    """Sums over the edges of every node."""
+    return values.new_zeros(count, *values.shape[1:]).index_add(0, nodes, values)
+
+
+class Statistics(nn.Module):
+    """Part that reads statistics of messages, scaled by degrees (arXiv:2004.05718)."""
+
+    def __init__(self, settings: FrozenSettings, width: int, out_dim: int, inputs: int, *more: str) -> None:
+        super().__init__()
+        scalers, degrees = [*SCALERS, *more], torch.tensor(settings.required("pna_deg"), device="cpu")
+        self.aggr_module = torch_geometric("nn.aggr").DegreeScalerAggregation(AGGREGATORS, scalers, degrees)
+        post = nn.Linear((4 * len(scalers) + 1) * width, out_dim)
+        self.pre_nns = nn.ModuleList([nn.Sequential(nn.Linear(inputs * width, width))])
+        self.post_nns = nn.ModuleList([nn.Sequential(post)])
+
+    def read(self, inv: Tensor, messages: Tensor, nodes: Tensor) -> Tensor:
+        """Return what nodes make of themselves and of these messages."""
+        return self.post_nns[0](torch.cat([inv, self.aggr_module(messages, nodes, dim_size=len(inv))], dim=1))

@@ -48,16 +48,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 POOLS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "amax"}
 """Reductions over the nodes of a graph."""
 
-COUNTS: dict[str, tuple[str, ...]] = {
-    "MFC": ("max_neighbours",),
-    "SchNet": ("num_gaussians", "num_filters"),
-    "DimeNet": ("num_before_skip", "num_after_skip", "num_radial", "num_spherical"),
-    "MACE": ("num_radial", "max_ell", "node_max_ell", "correlation"),
-}
-"""Numbers of modules or functions that a kind makes one by one."""
-LEAST = {"num_gaussians": 2, "num_spherical": 2, "envelope_exponent": 0, "radius": 1e-3}
-LEAST |= {"num_before_skip": 0, "num_after_skip": 0, "avg_num_neighbors": 1e-6}
+LEAST = {"num_gaussians": 2, "num_spherical": 2, "radius": 1e-3, "avg_num_neighbors": 1e-6}
+LEAST |= dict.fromkeys(("envelope_exponent", "num_before_skip", "num_after_skip"), 0)
 """Least values of settings, where these are not 1."""
+MANY = 4096
+"""Numbers of modules or functions that are made before they are found to lack weights."""
 
 
 Layers = Annotated[int, pydantic.AfterValidator(lambda count: max(count, 1))]
@@ -71,19 +66,12 @@ class Head(pydantic.BaseModel, frozen=True):
     dim: int = pydantic.Field(ge=1)
 
 
-class GraphHead(pydantic.BaseModel, frozen=True):
-    """Networks of all graph heads in one branch."""
+class Networks(pydantic.BaseModel, frozen=True):
+    """Networks of all graph heads, or node heads, in one branch."""
 
-    num_sharedlayers: Layers
-    dim_sharedlayers: int = pydantic.Field(ge=1)
-    num_headlayers: Layers
-    dim_headlayers: tuple[int, ...] = pydantic.Field(min_length=1)
-
-
-class NodeHead(pydantic.BaseModel, frozen=True):
-    """Networks of all node heads in one branch."""
-
-    type: Literal["mlp", "mlp_per_node", "conv"]
+    type: Literal["mlp", "mlp_per_node", "conv"] = "mlp"
+    num_sharedlayers: Layers = 1
+    dim_sharedlayers: int = pydantic.Field(1, ge=1)
     num_headlayers: Layers
     dim_headlayers: tuple[int, ...] = pydantic.Field(min_length=1)
 
@@ -93,22 +81,19 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
 
     kind: Kind
     generation: Generation
-    evidence: tuple[str, ...] = ()
-    """Sentences: why this generation."""
+    evidence: tuple[str, ...] = ()  # sentences: why this generation
 
     hidden_dim: int
     num_conv_layers: Layers
     input_dim: int
     edge_dim: int = 0
     heads: tuple[Head, ...]
-    graph_heads: dict[str, GraphHead] = {}
-    """Networks of graph heads by the name of the branch."""
-    node_heads: dict[str, NodeHead] = {}
+    graph_heads: dict[str, Networks] = {}  # by the name of the branch
+    node_heads: dict[str, Networks] = {}
     activation_function: str = "relu"
     graph_pooling: str = "mean"
     num_nodes: int | None = None
-    variance: bool = False
-    """Every head gives a variance beside its mean."""
+    variance: bool = False  # every head gives one beside its mean
     interatomic: bool = False
     conditioning: Literal["film", "concat_node", "fuse_pool"] | None = None
     graph_attributes: int = 0
@@ -143,22 +128,13 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     equivariant_attn_feedforward_multiplier: int = 2
     equivariant_attn_coupling_mode: str = "parallel"
 
-    vector_biases: bool = False
-    """Linear maps of vectors have biases (PAINN, PNAEq until August 2026)."""
-    swapped_filters: bool = False
-    """Numbers of Gaussians and of filters stand in each other's place."""
+    vector_biases: bool = False  # linear maps of vectors have biases (PAINN, PNAEq until August 2026)
     squared_distances: bool = False
-    """Edges see squared distances."""
-    reversed_steps: bool = False
-    """Nodes move along vectors from receiver to sender."""
-    single_constants: bool = False
-    """Constants are of single precision in double precision, too."""
-    zero_shifts: bool = False
-    """Shifts of periodic edges are set to zero."""
-    last_conv_layer_only: bool = False
-    """Hidden layers of convolutional node heads do nothing."""
-    rebuilt_graph: bool = False
-    """Layers find their own edges, without periodic images."""
+    reversed_steps: bool = False  # nodes move along vectors from receiver to sender
+    single_constants: bool = False  # constants are of single precision in double precision, too
+    zero_shifts: bool = False  # of periodic edges
+    last_conv_layer_only: bool = False  # hidden layers of convolutional node heads do nothing
+    rebuilt_graph: bool = False  # layers find their own edges, without periodic images
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -178,35 +154,29 @@ class FrozenSettings(pydantic.BaseModel, frozen=True, extra="ignore"):
     def from_config(cls, config: Any, weights: Mapping[str, Tensor]) -> "FrozenSettings":
         """Return those of a ``config.json`` and its checkpoint."""
         try:
-            table = table_of(config, weights)
+            settings = cls.model_validate(table_of(config, weights))
+        except pydantic.ValidationError as error:
+            raise InputError(f"config.json, Architecture: {first_problem(error)}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"config.json is no configuration of the public HydraGNN: {type(error).__name__} {error!s:.80}"
             ) from None
-        try:
-            settings = cls.model_validate(table)
-        except pydantic.ValidationError as error:
-            raise InputError(f"config.json, Architecture: {first_problem(error)}") from None
         settings.check(weights)
         return settings
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
         """Refuse what has no function, and sizes without weights."""
         sizes = [size for tensor in weights.values() for size in tensor.shape]
-        most = max([len(weights), *sizes])
-        names = ["hidden_dim", "num_conv_layers", "input_dim", "edge_dim", *COUNTS.get(self.kind, ())]
-        names += ["num_nodes" for head in self.node_heads.values() if head.type == "mlp_per_node"]
-        counts = [(name, getattr(self, name) or 0) for name in names]
+        most = max([MANY, len(weights), *sizes])
+        names = r"num_(?!nodes)|hidden_dim|input_dim|edge_dim" + "|max_neighbours" * (self.kind == "MFC")
+        names += "|num_nodes" * any(head.type == "mlp_per_node" for head in self.node_heads.values())
+        counts = [(name, one) for name, one in self if re.match(names, name)]
         counts += [("num_sharedlayers", head.num_sharedlayers) for head in self.graph_heads.values()]
-        for name, value in counts:
-            count = max(value, default=0) if isinstance(value, tuple) else value
-            if not 0 <= count <= most:
-                raise InputError(f"config.json: {name} = {count}, where the checkpoint has no size above {most}")
-        for name, choice, valid in (
-            ("activation_function", self.activation_function, ACTIVATIONS),
-            ("graph_pooling", self.graph_pooling, POOLS),
-        ):
-            if choice not in valid:
+        for name, count in counts:
+            if count is not None and not 0 <= count <= most:
+                raise InputError(f"config.json: {name} = {count}, which is no size in the checkpoint")
+        for name, valid in (("activation_function", [*ACTIVATIONS]), ("graph_pooling", [*POOLS])):
+            if (choice := getattr(self, name)) not in valid:
                 failed = f" ({FAILURE} 10)" if name == "activation_function" else ""
                 raise InputError(
                     f'config.json: {name} = "{choice:.40}" has no function{failed}; one of {", ".join(valid)}'
@@ -235,20 +205,27 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     generation, evidence = generation_of(config, weights)
     if generation in OLD:
         table = {key: value for key, value in table.items() if key not in UNREAD}
-    levels, dims, inputs = variables_of(config)
-    table = {"input_dim": inputs, "output_type": levels, "output_dim": dims} | table
+    if not {"input_dim", "output_type", "output_dim"} <= table.keys():
+        levels, dims, inputs = variables_of(config)
+        table = {"input_dim": inputs, "output_type": levels, "output_dim": dims} | table
     table.setdefault("edge_dim", len(table.get("edge_features", [])))
     kind = table.get("mpnn_type") or table["model_type"]
     if kind == "SchNet" and generation in OLD:
-        table["edge_dim"] = 0  # not handed on there
+        table["edge_dim"] = 0  # not handed on there, and these two in each other's place
+        table |= {"num_gaussians": table.get("num_filters"), "num_filters": table.get("num_gaussians")}
     if kind == "CGCNN" and not table.get("global_attn_engine"):
         table["hidden_dim"] = table["input_dim"]
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     heads = zip(table["output_type"], table["output_dim"], strict=True)
-    attributes = graph_attributes(shapes)
-    conditioning = table.get("graph_attr_conditioning_mode") if table.get("use_graph_attr_conditioning") else None
+    attributes = 0
+    for name, shape in shapes.items():
+        if (more := CONDITIONERS.get(name.removeprefix("module.").removeprefix("model."))) is not None:
+            attributes = shape[1] - more * shape[0]
+    mode = table.get("graph_attr_conditioning_mode", "concat_node").lower()
+    conditioning = mode if table.get("use_graph_attr_conditioning") else None
     if conditioning == "fuse_pool" and not attributes and (kind == "MACE" or "graph" not in table["output_type"]):
         conditioning = None  # nothing was pooled
+    table["graph_pooling"] = table.get("graph_pooling", "mean").lower()
     if kind == "GAT":
         table["num_conv_layers"] = max(table["num_conv_layers"], 2)  # a first and a last one
     if any(name.endswith("avg_deg_lin") for name in weights):
@@ -269,10 +246,6 @@ def table_of(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         "conditioning": conditioning,
         "graph_attributes": attributes,
         "vector_biases": any(name.endswith(("update_U.bias", "update_X.bias")) for name in weights),
-        "swapped_filters": any(
-            name.endswith("module_1.offset") and shape[0] != table.get("num_gaussians")
-            for name, shape in shapes.items()
-        ),
     }
 
 
@@ -305,14 +278,8 @@ def branches(heads: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     return {branch["type"]: branch["architecture"] for branch in heads if branch["type"] in names}
 
 
-def graph_attributes(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the number of attributes of a graph that conditioning networks see."""
-    for name, shape in shapes.items():
-        if name.endswith("graph_conditioner.0.weight"):
-            return shape[1]
-        if name.endswith(("graph_concat_projector.weight", "graph_pool_projector.0.weight")):
-            return shape[1] - shape[0]
-    return 0
+CONDITIONERS = {"graph_conditioner.0.weight": 0, "graph_concat_projector.weight": 1, "graph_pool_projector.0.weight": 1}
+"""Weights of conditioning networks, and whether these see states beside the attributes of a graph."""
 
 
 def generation_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[Generation, list[str]]:
@@ -329,9 +296,7 @@ def generation_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> t
         return "v3.0", ["config.json has model_type, and keys of the checkpoint begin with graph_convs."]
     if "global_attn_redraw_interval" in training or any(key.startswith("equivariant_attn_") for key in architecture):
         return "main", ["config.json has global_attn_redraw_interval or keys that begin with equivariant_attn_"]
-    if "compute_grad_energy" in training and not {"enable_interatomic_potential", "precision"} & {
-        *architecture,
-        *training,
-    }:
+    young = "enable_interatomic_potential" in architecture or "precision" in training
+    if "compute_grad_energy" in training and not young:
         return "v4.0", ["config.json has mpnn_type, and compute_grad_energy under Training"]
     return "v5.0", ["config.json has mpnn_type, and enable_interatomic_potential, or no compute_grad_energy"]

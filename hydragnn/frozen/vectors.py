@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hydragnn.frozen.graph import FrozenGraph
-from hydragnn.frozen.model import FrozenModel
+from hydragnn.frozen.model import FrozenModel, Statistics, summed
 from hydragnn.frozen.settings import FrozenSettings
-from hydragnn.frozen.statistics import Statistics, summed
 
 States = tuple[Tensor, Tensor]
 """Scalars ``[nodes, channels]`` and vectors ``[nodes, 3, channels]``."""
@@ -69,16 +68,15 @@ class PNAEqMessage(Statistics):
 class Update(nn.Module):
     """Update of a node: scalars by vectors, and vectors by scalars."""
 
-    def __init__(self, width: int, first_map: str, *, last: bool, bias: bool) -> None:
+    def __init__(self, width: int, *, last: bool, bias: bool) -> None:
         super().__init__()
-        self.first_map, self.last = first_map, last
-        self.add_module(first_map, nn.Linear(width, width, bias=bias))
-        self.update_V = nn.Linear(width, width, bias=bias)
+        self.last = last
+        self.update_U, self.update_V = (nn.Linear(width, width, bias=bias) for _ in range(2))
         self.update_mlp = network(2 * width, width, (2 if last else 3) * width)
 
     def forward(self, scalars: Tensor, vectors: Tensor) -> States:
         """Scalars and vectors."""
-        one, other = self.get_submodule(self.first_map)(vectors), self.update_V(vectors)
+        one, other = self.update_U(vectors), self.update_V(vectors)
         lengths = torch.linalg.vector_norm(other, dim=1)
         gates = self.update_mlp(torch.cat([lengths, scalars], dim=1)).split(scalars.shape[1], dim=1)
         scalars = scalars + (gates[-2] * (one * other).sum(1) + gates[-1])
@@ -98,9 +96,9 @@ def outer(directions: Tensor, channels: Tensor) -> Tensor:
 class VectorLayer(nn.Module):
     """Message, update, and maps of scalars and of vectors."""
 
-    def __init__(self, message: nn.Module, update: nn.Module, in_dim: int, out_dim: int, *, last: bool, bias: bool):
+    def __init__(self, message: nn.Module, in_dim: int, out_dim: int, *, last: bool, bias: bool) -> None:
         super().__init__()
-        self.module_0, self.module_1 = message, update
+        self.module_0, self.module_1 = message, Update(in_dim, last=last, bias=bias)
         self.module_2 = nn.Sequential(nn.Linear(in_dim, out_dim), nn.Tanh(), nn.Linear(out_dim, out_dim))
         self.module_3 = nn.Identity() if last else nn.Linear(in_dim, out_dim, bias=bias)
 
@@ -110,11 +108,10 @@ class VectorLayer(nn.Module):
         return self.module_2(inv), self.module_3(equiv)
 
 
-class PaiNN(FrozenModel):
+class PAINN(FrozenModel):
     """PAINN."""
 
     message: ClassVar[type[nn.Module]] = PaiNNMessage
-    first_map: ClassVar[str] = "update_U"
 
     def add_common(self) -> None:
         """Add the cutoff."""
@@ -125,8 +122,7 @@ class PaiNN(FrozenModel):
         """Layer of a message and an update."""
         bias = self.settings.vector_biases
         message = self.message(self.settings, in_dim, edge_dim)
-        update = Update(in_dim, self.first_map, last=last, bias=bias)
-        return VectorLayer(message, update, in_dim, out_dim, last=last, bias=bias)
+        return VectorLayer(message, in_dim, out_dim, last=last, bias=bias)
 
     def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         """Vectors of zero; radial functions and directions of edges."""
@@ -142,10 +138,7 @@ class PaiNN(FrozenModel):
         return inv, inv.new_zeros(len(inv), 3, inv.shape[1]), replace(graph, extra=graph.extra | extra)
 
 
-class PNAEq(PaiNN):
+class PNAEq(PAINN):
     """PNAEq: PAINN with statistics in the place of sums."""
 
-    message, first_map = PNAEqMessage, "update_X"
-
-
-KINDS: dict[str, type[FrozenModel]] = {"PAINN": PaiNN, "PNAEq": PNAEq}
+    message = PNAEqMessage

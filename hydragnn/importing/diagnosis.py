@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings
-from hydragnn.frozen.keys import EMBEDDING
+from hydragnn.frozen.kinds import EMBEDDING
 from hydragnn.frozen.settings import OLD
 
 Verdict = Literal["suffered", "not suffered", "cannot be told"]

@@ -16,7 +16,7 @@ from hydragnn.datasets import GraphStore, normalise, open_store
 from hydragnn.datasets.copies import copy_labels
 from hydragnn.frozen import FrozenModel
 from hydragnn.frozen.irreps import IrrepsLinear
-from hydragnn.frozen.keys import EMBEDDING
+from hydragnn.frozen.kinds import EMBEDDING
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint

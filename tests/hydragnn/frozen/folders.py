@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,18 @@ def weights_of(folder: Path) -> list[dict[str, Tensor]]:
     """Tensors of its checkpoint, or of the files of its branches."""
     files = sorted(path for path in folder.rglob("*.pk") if not re.search(r"_epoch_\d+\.pk$", path.name))
     return [torch.load(path, weights_only=True, map_location="cpu")["model_state_dict"] for path in files]
+
+
+def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of all branches, whose files share the encoder."""
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+def in_precision(graph: FrozenGraph, dtype: torch.dtype) -> FrozenGraph:
+    reals = {
+        name: one.to(dtype) for name, one in vars(graph).items() if isinstance(one, Tensor) and one.is_floating_point()
+    }
+    return replace(graph, **reals)  # type: ignore[arg-type]
 
 
 def batches(folder: Path, code: str = "pred") -> Iterator[tuple[FrozenGraph, dict[torch.dtype, Outputs]]]:

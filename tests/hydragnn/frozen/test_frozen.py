@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
-from hydragnn.frozen.keys import joined
 from hydragnn.frozen.model import NodeNetworks
 from hydragnn.frozen.settings import arithmetic_of
-from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, weights_of
+from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, in_precision, joined, weights_of
 
 Config = dict[str, Any]
 Weights = dict[str, Tensor]
@@ -34,7 +33,7 @@ def test_outputs_are_those_of_the_writer(folder: Path) -> None:
     for graph, expected in batches(folder):
         for dtype, outputs in expected.items():
             model = build(settings, weights, dtype)
-            for name, values in computed(model, graph.to(dtype)).items():
+            for name, values in computed(model, in_precision(graph, dtype)).items():
                 close = COARSE.get(folder.name, CLOSE[dtype]) if dtype is torch.float32 else CLOSE[dtype]
                 assert relative(values, outputs[name]) < close, (dtype, name)
                 seen += 1
@@ -50,7 +49,7 @@ def test_arithmetic_of_today_with_old_weights(name: str, real_data: Path) -> Non
     settings = FrozenSettings.from_config(config_of(folder), weights)
     today = build(settings.model_copy(update=arithmetic_of(settings.kind, "main")), weights, torch.float64)
     (graph, expected), *_ = batches(folder, "today")
-    for output, values in computed(today, graph.to(torch.float64)).items():
+    for output, values in computed(today, in_precision(graph, torch.float64)).items():
         assert relative(values, expected[torch.float64][output]) < CLOSE[torch.float64], output
 
 
@@ -138,7 +137,7 @@ def test_the_small_one_is_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_dim": 10**9}, "hidden_dim = 1000000000, where the checkpoint has no size above 15"),
+        ({"hidden_dim": 10**9}, "hidden_dim = 1000000000, which is no size in the checkpoint"),
         ({"num_conv_layers": 10**9}, "num_conv_layers = 1000000000"),
         ({"hidden_dim": -4}, "hidden_dim = -4"),
         ({"hidden_dim": "wide"}, "hidden_dim"),
@@ -163,7 +162,7 @@ def test_the_small_one_is_read() -> None:
         ),
         (
             {"mpnn_type": "SchNet", "num_gaussians": 10**10},
-            "num_gaussians = 10000000000, where the checkpoint has no size",
+            "num_gaussians = 10000000000, which is no size in the checkpoint",
         ),
         ({"mpnn_type": "PAINN", "radius": -1.0}, "radius = -1.0, where PAINN needs 0.001 at least"),
         ({"mpnn_type": "PNAEq", "pna_deg": [0, 0]}, "pna_deg are no numbers of nodes by their degree"),
@@ -255,11 +254,6 @@ def test_graphs_of_other_columns_are_refused(width: int, words: str | None) -> N
     )
     with pytest.raises(InputError, match=words) if words else nullcontext():
         assert model(graph)[0][0].shape == (1, 1)
-
-
-def test_files_of_other_models_are_not_joined() -> None:
-    with pytest.raises(InputError, match="they are not of one model"):
-        joined([{"graph_convs.0.w": torch.ones(1)}, {"graph_convs.0.w": torch.zeros(1)}])
 
 
 def computed(model: FrozenModel, graph: FrozenGraph) -> Outputs:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hydragnn.frozen import FrozenGraph, FrozenSettings
 from hydragnn.frozen.attention import GlobalLayer
-from hydragnn.frozen.keys import translated
+from hydragnn.frozen.kinds import translated
 from hydragnn.frozen.mace import Interaction
 from hydragnn.layers import SphericalHarmonics
 

@@ -14,13 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
-from hydragnn.frozen.keys import joined
 from hydragnn.frozen.kinds import KINDS
-from hydragnn.frozen.settings import GraphHead, Head, NodeHead
+from hydragnn.frozen.settings import Head, Networks
 from hydragnn.importing.diagnosis import RULES, Case, Finding, diagnose
 from hydragnn.importing.evidence import numbers_of_seed
 from hydragnn.importing.page import import_folder
-from tests.hydragnn.frozen.folders import batches, config_of, folders, weights_of
+from tests.hydragnn.frozen.folders import batches, config_of, folders, in_precision, joined, weights_of
 from tests.hydragnn.importing.public_runs import Code, archive, tensor, write_model
 from tests.hydragnn.importing.public_runs import config_of as run_config
 
@@ -37,7 +36,7 @@ def two(**head: Any) -> list[dict[str, Any]]:
 
 def settings_of(kind: str = "GIN", generation: str = "main", **more: Any) -> FrozenSettings:
     """Two layers, with an output of graphs."""
-    head = GraphHead(num_sharedlayers=1, dim_sharedlayers=4, num_headlayers=1, dim_headlayers=(4,))
+    head = Networks(num_sharedlayers=1, dim_sharedlayers=4, num_headlayers=1, dim_headlayers=(4,))
     table = {
         "hidden_dim": 4,
         "num_conv_layers": 2,
@@ -122,7 +121,7 @@ MIXED = {"global_attn_engine": "GPS", "global_attn_type": "multihead", "global_a
 BOTH = {"graph": ring(pe=CODES), "alone": [part(0, pe=CODES), part(1, pe=CODES)]}
 CONDITIONED = {"conditioning": "film", "graph_attributes": 2}
 CONV = {"heads": (Head(level="node", dim=1),), "graph_heads": {}, "activation_function": "elu"}
-CONV |= {"node_heads": {"branch-0": NodeHead(type="conv", num_headlayers=2, dim_headlayers=(4, 4))}}
+CONV |= {"node_heads": {"branch-0": Networks(type="conv", num_headlayers=2, dim_headlayers=(4, 4))}}
 CONVOLUTIONAL = architecture(output_heads={"node": {**HEAD, "type": "conv"}})
 TASKS = {"file": "run_branch0.pk", "began": {"rbf.freq": False, "heads_NN.0.weight": False}}
 gin, egnn, painn, schnet = (settings_of(kind) for kind in ("GIN", "EGNN", "PAINN", "SchNet"))
@@ -353,7 +352,7 @@ def of_folder(name: str) -> Case:
     parts, config = weights_of(folder), config_of(folder)
     weights = joined(parts)
     settings = FrozenSettings.from_config(config, weights)
-    module, graph = build(settings, weights), next(batches(folder))[0].to(torch.float32)
+    module, graph = build(settings, weights), in_precision(next(batches(folder))[0], torch.float32)
     return Case(
         config=config,
         names=list(parts[0]),
