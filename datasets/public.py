@@ -64,9 +64,7 @@ class PublicStore(Access, GraphStore):
         self.columns, self.path, self.paths, self._heads = columns, columns.path, (columns.path,), heads
         nodes = next((key for key in (*POSITIONS, "x", ATOMIC_NUMBERS) if key in columns.offsets), None)
         if nodes is None:
-            raise InputError(
-                f"{self.path} has neither pos nor x in every sample, so no nodes; check where it comes from"
-            )
+            raise InputError(f"{self.path} has neither pos nor x in every sample, so no nodes; check where it is from")
         self._has_positions, self._nodes = nodes in POSITIONS, columns.offsets[nodes]
         self._edges = columns.offsets.get(EDGES, np.zeros(len(columns) + 1, dtype=np.int64))
         for key in GEOMETRY:
@@ -129,10 +127,8 @@ class PublicStore(Access, GraphStore):
     @cached_property
     def texts(self) -> Mapping[str, Texts]:
         """Names, labels, and what the set holds as bytes."""
-        keys = [key for key, dtype in self.columns.dtypes.items() if dtype == np.uint8 and key not in GEOMETRY]
-        return {
-            key: Texts.unread(partial(self._texts_of, key), len(self)) for key in dict.fromkeys((NAME, LABEL, *keys))
-        }
+        own = (key for key, dtype in self.columns.dtypes.items() if dtype == np.uint8 and key not in GEOMETRY)
+        return {key: Texts.unread(partial(self._texts_of, key), len(self)) for key in (NAME, LABEL, *own)}
 
     def _texts_of(self, key: str, graphs: Int64[ndarray, " graphs"]) -> list[str]:
         names, (places, numbers) = [*self.columns.labels], self._places(graphs)
@@ -186,9 +182,7 @@ class PublicStore(Access, GraphStore):
         rows = columns.count(key) if on == "graph" else int(np.array_equal(columns.offsets[key], offsets))
         kinds, fits = "iu" if key == EDGES else "iufb", (rows or 0) * math.prod(columns.shapes[key]) == size
         if not fits or columns.dtypes[key].kind not in kinds or (key != EDGES and not self._has_positions):
-            raise InputError(
-                f"{self.path}: {key} has another shape or dtype there, or no pos beside it; write it again"
-            )
+            raise InputError(f"{self.path}: {key} has another shape or dtype, or no pos beside it; write it again")
 
     def _check_images(self, batch: GraphBatch) -> None:
         """Raise InputError where images are nearer than edges without shifts."""
@@ -269,9 +263,8 @@ class PublicStore(Access, GraphStore):
         shape = tuple(size for size in shape if size != 1)
         dtype = self.columns.dtypes[key]
         role: Role = "target" if key in TARGETS else "input" if key in INPUTS else "auxiliary"
-        more: dict[str, Any] = {
-            "dtype": "float64" if dtype != np.float32 or (role, on, shape) == ("target", "graph", ()) else "float32"
-        }
+        is_single = dtype == np.float32 and (role, on, shape) != ("target", "graph", ())
+        more: dict[str, Any] = {"dtype": "float32" if is_single else "float64"}
         if key == ATOMIC_NUMBERS and dtype.kind in "iu":
             more = {"dtype": "int64", "classes": ELEMENTS}
         elif key == "forces" and shape == (self.dim,):
@@ -312,9 +305,8 @@ class PublicStore(Access, GraphStore):
                 widths["graph"] = int(counts[0])
             on = self._heads[head] if self._heads is not None else "node" if "node" in widths else "graph"
             if on not in widths or (self._heads is None and len(widths) > 1):
-                raise InputError(
-                    f"{self.path}: head {head} of y, of lengths {counts[:3].tolist()}, may lie on {' or '.join(widths) or 'nothing'}; say heads"
-                )
+                places = " or ".join(widths) or "neither nodes nor graphs"
+                raise InputError(f"{self.path}: head {head} of y may lie on {places}; say heads")
             yield self._field(Y, on, (widths[on],), f"{Y}_{head}"), Y, head
 
 

@@ -20,7 +20,7 @@ from hydragnn.datasets.formats.adios import DTYPES
 from hydragnn.datasets.formats.public_columns import EDGES, Columns
 from hydragnn.datasets.formats.reservation import state_of
 
-SECONDS, BYTES = 20, 1 << 30
+SECONDS, BYTES = 10, 1 << 30
 """Time and memory of a trial, and those of its files more: damaged files hang or end ADIOS2."""
 OTHER = "V1"
 """Dtype in place of those that are not read."""
@@ -44,11 +44,9 @@ class BpColumns(Columns):
             self._file: Any = adios2.FileReader(io, str(path))
             self._state = [state_of(file) for file in self._data]
             attributes = {name: self._file.read_attribute(name) for name in self._file.available_attributes()}
-            variables = self._file.available_variables()
-            self._types = {name: np.dtype(DTYPES.get(one["Type"], OTHER)) for name, one in variables.items()}
-            self._shapes = {
-                name: tuple(map(int, filter(None, one["Shape"].split(",")))) for name, one in variables.items()
-            }
+            variables = self._file.available_variables().items()
+            self._types = {name: np.dtype(DTYPES.get(one["Type"], OTHER)) for name, one in variables}
+            self._shapes = {name: tuple(map(int, filter(None, one["Shape"].split(",")))) for name, one in variables}
             self._axes: dict[str, tuple[int, bool]] = {}
             claim = sum(math.prod(shape) * self._types[name].itemsize for name, shape in self._shapes.items())
             claim = max(
