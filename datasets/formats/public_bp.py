@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import adios2
@@ -48,6 +49,7 @@ class BpColumns(Columns):
             self._types = {name: np.dtype(DTYPES.get(one["Type"], OTHER)) for name, one in variables}
             self._shapes = {name: tuple(map(int, filter(None, one["Shape"].split(",")))) for name, one in variables}
             self._axes: dict[str, tuple[int, bool]] = {}
+            self._lock = Lock()  # ADIOS2 has one selection for all threads
             claim = sum(math.prod(shape) * self._types[name].itemsize for name, shape in self._shapes.items())
             claim = max(
                 claim, *(size for shape in self._shapes.values() for size in shape)
@@ -124,8 +126,9 @@ class BpColumns(Columns):
                 raise OSError("the set was changed while it was read")
             for place in np.ndindex(shape[:axis]) if out.size else ():  # ADIOS2 reads all in between, too
                 begin = [*place, start, *(0 for _ in shape[axis + 1 :])]
-                variable.set_selection([begin, [*(1 for _ in place), *out.shape[axis:]]])
-                self._file.engine.get(variable, out[place])
+                with self._lock:
+                    variable.set_selection([begin, [*(1 for _ in place), *out.shape[axis:]]])
+                    self._file.engine.get(variable, out[place])
         except (RuntimeError, ValueError, OSError) as error:
             raise InputError(f"{self.path}: {name} cannot be read; copy the set again") from error
         return out

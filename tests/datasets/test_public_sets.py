@@ -1,15 +1,19 @@
 """Sets that the public HydraGNN wrote: read, converted, trained on, and refused."""
 
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import hydragnn
 from hydragnn.datasets import check_store, convert_store, open_store
 from tests.datasets.public_files import samples, write_bp
+from tests.forked import run_forked
 from tests.refusals import refuses
 
 DAMAGED = {
@@ -198,6 +202,20 @@ def test_missing_labels_are_those_of_the_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", [hydragnn.store_info, check_store], ids=["info", "check"])
 def test_what_needs_a_store_names_the_command_that_makes_one(tmp_path: Path, call: Any) -> None:
     refuses("hydragnn data convert", call, write_bp(tmp_path / "set.bp", {"trainset": samples(2)}, {}))
+
+
+def read_in_threads(path: Path) -> None:
+    sys.setswitchinterval(1e-5)
+    store = open_store(path)
+    chosen = np.random.default_rng(0).integers(0, len(store), (40, 8))
+    one_by_one = [store.read(graphs).positions for graphs in chosen]
+    with ThreadPoolExecutor(4) as pool:
+        together = [*pool.map(lambda place: store.read(chosen[place % 40]).positions, range(400))]
+    assert all(torch.equal(one_by_one[place % 40], positions) for place, positions in enumerate(together))
+
+
+def test_threads_read_what_one_reads(tmp_path: Path) -> None:
+    run_forked(read_in_threads, write_bp(tmp_path / "set.bp", {"trainset": samples(200)}, {}))
 
 
 def test_names_in_a_set_are_not_evaluated(tmp_path: Path) -> None:
