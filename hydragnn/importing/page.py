@@ -128,6 +128,10 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             failures.append(error)
     if not models:
         raise failures[0]
+    if top_k is not None and len(losses) < len(checkpoints):
+        failures.append(
+            InputError(f"{len(checkpoints) - len(losses)} models without a validation loss were no candidates")
+        )
     names, pages, stores = distinct_names([Path(one.name) for one in models]), list[Page](), list[Store]()
     with in_making(out) as making:
         alone = len(models) == 1

@@ -1,6 +1,7 @@
 """Imported models as run folders."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -134,6 +135,8 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
     normalisation = Normalisation(scales=scales, references=reading.references)
     trained = TrainedModel(model=graph_model, normalisation=normalisation, executor=Eager(model=graph_model))
     record, errors = _record(model, run, trained, data)
+    if not all(map(math.isfinite, [*record.best.values(), *(one["mae"] or 0.0 for one in errors.values())])):
+        raise InputError(f"{model.files.checkpoint} gives no finite numbers on its own graphs; import an earlier epoch")
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", record.config)
     save_model(out / "model", graph_model, normalisation)

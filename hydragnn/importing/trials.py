@@ -7,11 +7,11 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydragnn.base.errors import InputError
-from hydragnn.base.limits import check_readable
 from hydragnn.base.settings import leaves
 from hydragnn.hpo.warm import number_in, results
 from hydragnn.importing.configuration import import_configuration
@@ -46,21 +46,22 @@ def _agree(row: Mapping[str, str], model: ModelFiles) -> bool:
     """Return True where a row has the settings of a model."""
     try:
         network = model.config["NeuralNetwork"]
-    except InputError:
+        known = {**network["Architecture"], **network.get("Training", {}).get("Optimizer", {})}
+    except (InputError, AttributeError, TypeError):  # of a damaged configuration, which the import names
         return False
-    known = {**network["Architecture"], **network.get("Training", {}).get("Optimizer", {})}
     pairs = [(known[name[2:]], text) for name, text in row.items() if name[2:] in known and text]
     return all(str(value) == text or value == number_in(text) for value, text in pairs)
 
 
 def _logged(folder: Path) -> Iterator[float]:
     """Yield the validation losses of all epochs."""
-    for file in [*folder.glob("events.out.tfevents.*"), *folder.glob("run.log")]:
-        check_readable(file)
-        with file.open("rb") as log:
+    for file in filter(Path.is_file, [*folder.glob("events.out.tfevents.*"), *folder.glob("run.log")]):
+        with suppress(OSError), file.open("rb") as log:  # a loss that nobody may read is none
             content = log.read(MOST)
-        values = [struct.unpack("<f", own)[0] for own in EVENT.findall(content)] or map(float, LINE.findall(content))
-        yield from filter(math.isfinite, values)
+            values = [struct.unpack("<f", own)[0] for own in EVENT.findall(content)] or map(
+                float, LINE.findall(content)
+            )
+            yield from filter(math.isfinite, values)
 
 
 def best(models: Sequence[ModelFiles], losses: Mapping[Path, float], top_k: int) -> list[ModelFiles]:

@@ -476,6 +476,7 @@ LOGS: dict[str, tuple[list[dict[str, bytes]], int | str]] = {
     "results": ([{"../results.csv": b"p:hidden_dim,objective,job_id\n8,-3,0\n8,-2,1\n8,F,2\n"}, {}, {"run.log": b"Val Loss: 0"}], 1),
     "results of another search": ([{"../results.csv": b"p:hidden_dim,objective,job_id\n9,-3,0\n9,-2,1\n"}, {}, {"run.log": b"Val Loss: 1"}], 2),
     "results of another program": ([{"../results.csv": b"\xff\xfe"}, {"run.log": b"Val Loss: 1"}, {}], 1),
+    "results without trials": ([{"run.log": b"Val Loss: 1"}, {"../results.csv": b"objective,job_id\n-1,x\n"}, {}], 0),
     "nothing": ([{}, {"run.log": b""}, {"events.out.tfevents.1": b"\0"}], "top-k = 1 exceeds the 0 of 3 models"),
 }  # fmt: skip
 
@@ -493,6 +494,18 @@ def test_best_trials_of_a_search_are_imported(name: str, tmp_path: Path) -> None
     else:
         page = hydragnn.import_public(tmp_path / "logs", tmp_path / "out", top_k=1)
         assert [Path(one.file).parent.name for one in page.models] == [f"gfm_0.{expected}"]
+        assert len(page.left_out) == (name not in ("event files", "a log"))  # where some have no loss
+
+
+def test_a_model_whose_outputs_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    file = write_model(tmp_path / "run")
+    content = torch.load(file, weights_only=True)
+    content["model_state_dict"] = {key: 1e12 * value for key, value in content["model_state_dict"].items()}
+    torch.save(content, file)
+    public_set(tmp_path / "run" / "set.bp")
+    with pytest.raises(InputError, match="gives no finite numbers on its own graphs"):
+        hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_trials_are_a_warm_start(tmp_path: Path) -> None:
