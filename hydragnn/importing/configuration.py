@@ -132,18 +132,25 @@ def _inputs(source: Source, notes: list[str]) -> Iterator[Table]:
 def _files(source: Source, files: Sequence[str], notes: list[str]) -> Table:
     """Return files and, of raw ones, how they are read."""
     data, paths = source.section("Dataset"), source.section("Dataset", "path")
-    named = [str(paths[part]) for part in (*PARTS, "total") if part in paths]
-    if files or not named or data.get("format") not in FORMATS or "node_features" not in data:
-        return {"files": [*(files or named or [f"dataset/{data.get('name', 'data')}.bp"])]}
-    return raw_files(source, notes)
+    if not files and paths and data.get("format") in FORMATS and "node_features" in data:
+        return raw_files(source, notes)
+    return {"files": [*(files or _named(paths) or [f"dataset/{data.get('name', 'data')}.bp"])]}
+
+
+def _named(paths: Mapping[str, Any]) -> list[str]:
+    return [str(paths[part]) for part in (*PARTS, "total") if part in paths]
 
 
 def raw_files(source: Source, notes: list[str]) -> Table:
     """Return raw files, and how they are read."""
     data, paths = source.section("Dataset"), source.section("Dataset", "path")
-    named = [str(paths[part]) for part in (*PARTS, "total") if part in paths]
     radius, most = source.architecture["radius"], source.architecture.get("max_neighbours")
-    raw: Table = {"files": named, "format": FORMATS[data["format"]], "cutoff": float(radius), "scaling": "minmax"}
+    raw: Table = {
+        "files": _named(paths),
+        "format": FORMATS[data["format"]],
+        "cutoff": float(radius),
+        "scaling": "minmax",
+    }
     raw |= {"max_neighbours": most} if most else {}
     raw |= {"file_parts": [PARTS[part] for part in PARTS if part in paths]} if "total" not in paths else {}
     if raw["format"] == "lsms":

@@ -1,7 +1,6 @@
 """Models of the public HydraGNN as an architecture with heads."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.base.errors import InputError
 from hydragnn.datasets.isolated_atoms import by_atomic_number
-from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings
+from hydragnn.frozen import FrozenGraph, FrozenSettings
 from hydragnn.frozen.kinds import KINDS
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -64,17 +63,6 @@ class PublicSettings(ArchitectureSettings):
         return self.frozen.max_neighbours
 
 
-@contextmanager
-def final_states(model: FrozenModel) -> Iterator[list[Tensor]]:
-    """Give a list for the scalars after the last layer."""
-    states: list[Tensor] = []
-    hook = model.graph_convs[-1].register_forward_hook(lambda module, arguments, result: states.append(result[0]))
-    try:
-        yield states
-    finally:
-        hook.remove()
-
-
 class PublicInputs(nn.Module):
     """Whole imported model: final states of nodes, beside its outputs."""
 
@@ -97,7 +85,10 @@ class PublicInputs(nn.Module):
             raise InputError("forces are derivatives, which torch.inference_mode forbids; use torch.no_grad")
         with torch.set_grad_enabled(recording or frozen.interatomic):
             graph = self.graph(batch)
-            with final_states(self.model) as states:
+            states: list[Tensor] = []  # scalars after the last layer
+            last = self.model.graph_convs[-1]
+            hook = last.register_forward_hook(lambda module, arguments, result: states.append(result[0]))
+            try:
                 if frozen.interatomic:
                     graph = replace(graph, pos=graph.pos.detach().requires_grad_())
                     energy = self.model.energy(graph)
@@ -108,6 +99,8 @@ class PublicInputs(nn.Module):
                     levels = [head.level for head in frozen.heads for _ in range(1 + frozen.variance)]
                     pairs = zip(levels, parts)
                     outputs = [one.index_select(0, graph.batch) if level == "graph" else one for level, one in pairs]
+            finally:
+                hook.remove()
         values = torch.cat([states[-1], *outputs], dim=1)
         return values if recording else values.detach()
 

@@ -65,6 +65,8 @@ def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
     reading = reading_of(source, settings)
     dtype = torch.float64 if any(one.dtype == torch.float64 for one in weights.values()) else torch.float32
     numbers = sorted(int(name.removeprefix("branch-")) for name in settings.graph_heads) or [0]
+    if not settings.graph_heads and "branch-0" not in settings.node_heads:
+        raise InputError("it holds no branch-0, which that code takes where no branch has heads on graphs")
     return [
         Imported(
             name=f"{files.name}-branch{number}" if len(numbers) > 1 else files.name,
@@ -195,25 +197,22 @@ def _graph_model(run: RunConfig, variables: Sequence[Variable], module: FrozenMo
 
 def _record(model: Imported, run: RunConfig, trained: TrainedModel, data: Path | None) -> tuple[RunRecord, Metrics]:
     """Return the record, and errors on the test part."""
-    settings, module = model.settings, trained.model
+    settings, module, store = model.settings, trained.model, None if data is None else open_store(data)
     why = "; ".join(settings.evidence)
     note = f"{PROVENANCE}, generation {settings.generation} ({why}), file {model.files.checkpoint.name}"
     record = RunRecord(
         config=run.to_json(),
         config_hash=run.hash,
-        data_hash="",
+        data_hash="" if store is None else store.fingerprint,
         seed=0,
         status="finished",
         epochs=run.train.epochs,
         parameters=sum(one.numel() for one in module.parameters()),
         start={OUTSIDE: weights_checksum(module.state_dict())},
     )
-    if data is None:
+    if store is None or run.split.kind != "given":
         return replace(record, notes=[note]), {}
-    store = open_store(data)
-    if run.split.kind != "given":
-        return replace(record, notes=[note], data_hash=store.fingerprint), {}
-    member = Member(name=model.name, weight=1.0, model=trained, config=run, record=record)
+    member = Member(name=model.name, weight=1.0, model=trained, config=run, record=replace(record, data_hash=""))
     record = validated_record(member, module, run, store, note)
     test = make_split(store, run.split).test
     with torch.no_grad():

@@ -159,10 +159,10 @@ class Source:
     def _span(self, key: str, place: int, level: str, feature: int, width: int) -> Sequence[Span]:
         """Return the smallest and largest value of a scaled feature."""
         own, low_high = self.listed.get(f"{key}_minmax"), self.listed.get(f"minmax_{level}_feature")
-        pair = own[place] if own else [ends[feature] for ends in low_high or ()]
-        if pair and not (math.isfinite(float(pair[0])) and math.isfinite(float(pair[1]))):
+        pair = [*map(float, own[place] if own else [ends[feature] for ends in low_high or ()])]
+        if not all(map(math.isfinite, pair)):
             raise ValueError(f"{pair} of feature {feature} are not finite")
-        return [(float(pair[0]), float(pair[1]))] * width if pair else ()
+        return [(pair[0], pair[1])] * width if pair else ()
 
 
 def _from_zero(numbers: Sequence[int]) -> Sequence[int]:

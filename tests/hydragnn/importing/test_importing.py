@@ -386,6 +386,17 @@ def test_a_file_of_one_branch_predicts_as_that_branch_of_the_whole(tmp_path: Pat
         assert not np.allclose(other[name]["mean"], expected[name]["mean"])
 
 
+def test_a_branch_of_node_heads_alone_has_no_function(tmp_path: Path) -> None:
+    heads = {"node": of_branches(3)["node"]}
+    write_model(tmp_path, "N_branch2.pk", output_heads=heads, output_type=["node"], output_dim=[3], task_weights=[1])
+    config = json.loads((tmp_path / "config.json").read_text())
+    one = {"type": ["node"], "output_index": [2], "output_dim": [3], "output_names": ["forces"]}
+    config["NeuralNetwork"]["Variables_of_interest"] |= one
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="holds no branch-0"):
+        imported_models(find_models(tmp_path)[0])
+
+
 def test_each_branch_has_the_graphs_of_its_number(tmp_path: Path) -> None:
     for number in range(3):
         write_model(tmp_path / "run", f"N_branch{number}.pk", output_heads=of_branches(3))
