@@ -96,18 +96,15 @@ class FrozenModel(nn.Module):
     def add_heads(self) -> None:
         """Add the heads."""
         settings = self.settings
-        shared = {
-            name: self.network([settings.hidden_dim, *[head.dim_sharedlayers] * head.num_sharedlayers], active=True)
-            for name, head in settings.graph_heads.items()
-        }
-        self.graph_shared = nn.ModuleDict(shared)
-        self.heads_NN = nn.ModuleList()
+        self.graph_shared, self.heads_NN = nn.ModuleDict(), nn.ModuleList()
+        for name, form in settings.graph_heads.items():
+            widths = [settings.hidden_dim, *[form.dim_sharedlayers] * form.num_sharedlayers]
+            self.graph_shared[name] = self.network(widths, active=True)
         for head in settings.heads:
             width = head.dim * (1 + settings.variance)
-            of_graph = head.level == "graph"
-            forms, make = (
-                (settings.graph_heads, self._graph_head) if of_graph else (settings.node_heads, self._node_head)
-            )
+            forms, make = settings.graph_heads, self._graph_head
+            if head.level == "node":
+                forms, make = settings.node_heads, self._node_head
             self.heads_NN.append(nn.ModuleDict({name: make(form, width) for name, form in forms.items()}))
 
     def network(self, widths: list[int], *, active: bool = False) -> nn.Sequential:

@@ -301,7 +301,8 @@ class Case:
 
     @rule(22, "initial bias, batch norms on CPUs and dropout cannot be set", "none of them acts")
     def _settings(self) -> Answer:
-        bad = ["initial_bias, which fails"] * (self.architecture.get("initial_bias") is not None)
+        fails = self.settings.generation not in OLD and self.architecture.get("initial_bias") is not None
+        bad = ["initial_bias, which fails"] * fails
         bad += ["SyncBatchNorm, which CPUs ignore"] * bool(self.architecture.get("SyncBatchNorm"))
         drops = self.settings.kind == "GAT" or self.settings.global_attn_engine == "GPS"
         return " and ".join(bad + ["a dropout of .25 that no key changes"] * drops)

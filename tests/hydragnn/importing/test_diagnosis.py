@@ -201,6 +201,7 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (21, {}, gin, data(), NO),
     (21, {}, gin, data(parts={"trainset": "abcde"}), UNKNOWN),
     (22, architecture(initial_bias=1.0), gin, {}, YES),
+    (22, architecture(initial_bias=1.0), settings_of("GIN", "v3.0"), {}, NO),
     (22, architecture(SyncBatchNorm=True), gin, {}, YES),
     (22, {}, settings_of("GAT"), {}, YES),
     (22, {}, gin, {}, NO),
