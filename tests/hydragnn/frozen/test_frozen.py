@@ -129,8 +129,11 @@ def small_gin() -> tuple[Config, Weights]:
     return {"NeuralNetwork": network}, {f"module.{name}": torch.ones(shape) for name, shape in shapes.items()}
 
 
-def test_the_small_one_is_read() -> None:
+@pytest.mark.parametrize("layers", [1, 0])
+def test_the_small_one_is_read_and_has_a_first_layer(layers: int) -> None:
     config, weights = small_gin()
+    (head,) = config["NeuralNetwork"]["Architecture"]["output_heads"]["graph"]
+    head["architecture"] |= {"num_sharedlayers": layers, "num_headlayers": layers}
     assert build(FrozenSettings.from_config(config, weights), weights).settings.generation == "v5.0"
 
 
