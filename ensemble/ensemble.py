@@ -415,7 +415,7 @@ class Ensemble(Shown):
         )
         flags = self.manifest.domain.scores(view).spread_over(read.fine, fine_nodes)
         calibrations = self.manifest.calibration
-        grown = {name: one.at(calibrations.get(name), flags.p_values[owners[name]]) for name, one in fields.items()}
+        grown = {name: one.at(calibrations.get(name), flags.distances[owners[name]]) for name, one in fields.items()}
         unknown = np.any([one.distance.beyond(flags.p_values) for one in calibrations.values()], axis=0)
         reasons = np.where(unknown, [f"{reason}; {UNKNOWN}" for reason in flags.reasons], flags.reasons)
         return replace(

@@ -16,9 +16,8 @@ from hydragnn.datasets import Budget
 from hydragnn.ensemble.building.evaluation import HELD_OUT, Evaluation, Part, evaluate_parts, target_rows
 from hydragnn.ensemble.building.held_out import Fold, Parts, Setup
 from hydragnn.ensemble.building.training_domain import (
-    calibrating_p_values,
-    distance_of,
     flag_evaluation,
+    growth_among,
     part_doubts,
     part_scores,
     training_domain,
@@ -107,13 +106,12 @@ def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) ->
     scores = {
         part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in every.items()
     }
-    distance = distance_of(domain)
+    distance, of_graphs = growth_among(domain, own_scores)
     if distance.power:
-        of_parts = np.split(calibrating_p_values(domain, own_scores), np.cumsum([*map(len, graphs)])[:-1])
-        p_values = dict(zip(held_out, of_parts))
+        distances = dict(zip(held_out, np.split(of_graphs, np.cumsum([*map(len, graphs)])[:-1])))
         for target in ensemble.targets:
             fitted, weights_of = calibrations[target.name], ensemble.weights_of(target.name)
-            rows = held_out[fitted.part].labelled(target, p_values[fitted.part])
+            rows = held_out[fitted.part].labelled(target, distances[fitted.part])
             folds = [FoldLabels(members=tuple(range(len(rows.members))), rows=rows)]
             calibrations[target.name] = estimates_of(target).calibration_at(target, fitted, folds, weights_of, distance)
     evaluation, arrays = evaluate_parts(setup, every, calibrations, scores)
@@ -139,11 +137,11 @@ class FoldOutputs:
 
     fold: Fold
     outputs: MemberOutputs
-    p_values: Float[Array, " graphs"] | None = None
+    distances: Float[Array, "graphs two"] | None = None
 
     def labelled(self, target: Target) -> FoldLabels:
         """Return the usable items of a target."""
-        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, self.p_values))
+        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, self.distances))
 
 
 def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
@@ -171,11 +169,10 @@ def cross_validated(setup: Setup, parts: Parts, folds: Sequence[Fold]) -> Basis:
     of_parts = {
         part: part_scores(ensemble, domain, where, outputs, calibrations) for part, (where, outputs) in parts.items()
     }
-    distance = distance_of(domain)
+    distance, of_graphs = growth_among(domain, scores)
     if distance.power:
-        ends = np.cumsum([len(one.fold.graphs) for one in of_every_fold])[:-1]
-        of_folds = np.split(calibrating_p_values(domain, scores), ends)
-        of_every_fold = tuple(replace(one, p_values=own) for one, own in zip(of_every_fold, of_folds))
+        of_folds = np.split(of_graphs, np.cumsum([len(one.fold.graphs) for one in of_every_fold])[:-1])
+        of_every_fold = tuple(replace(one, distances=own) for one, own in zip(of_every_fold, of_folds))
         calibrations = {
             target.name: estimates_of(target).calibration_at(
                 target, calibrations[target.name], _with_labels(target, of_every_fold), ensemble.weights, distance
@@ -228,7 +225,7 @@ def held_out_estimate(
         )
         own = shares(weights, fold.members)
         one = estimates_of(target).of(target, fold.rows.members, own, calibration, fold.rows.nodes)
-        one = one.at(calibration, fold.rows.p_values)
+        one = one.at(calibration, fold.rows.distances)
         estimates.append(one.spread_members(fold.members, len(weights)))
     return type(estimates[0]).join_parts(estimates)
 

@@ -254,7 +254,7 @@ def evaluate_ensemble(
     calibrations = ensemble.manifest.calibration
     scores = part_scores(ensemble, ensemble.manifest.domain, store, outputs, calibrations)
     part, _ = part_evaluation(
-        ensemble.targets, outputs, members, ensemble.weights_of, calibrations, {}, {}, scores.p_values
+        ensemble.targets, outputs, members, ensemble.weights_of, calibrations, {}, {}, scores.distances
     )
     return joint_evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 

@@ -119,22 +119,22 @@ def part_evaluation(
     calibrations: Mapping[str, AnyCalibration],
     trivial: Mapping[str, Mapping[str, float | None]],
     baselines: BaselineMetrics,
-    p_values: Float[Array, " graphs"] | None = None,
+    distances: Float[Array, "graphs two"] | None = None,
 ) -> tuple[Part, dict[str, NDArray[Any]]]:
     """Return scores of every target on one part, with their rows.
 
-    ``p_values`` are those of the graphs in the training domain.
+    ``distances`` are those of the graphs from training.
     Rows are the labelled items with their components flattened. A target without labels in this part is left out.
     """
     metrics: Part = {}
     arrays: dict[str, NDArray[Any]] = {}
     for target in targets:
-        rows = outputs.labelled(target, p_values)
+        rows = outputs.labelled(target, distances)
         if not len(rows):
             continue
         calibration = calibrations.get(target.name)
         one = estimates_of(target).of(target, rows.members, weights_of(target.name), calibration, rows.nodes)
-        metrics[target.name], own = target_rows(one.at(calibration, rows.p_values), [rows], names, trivial, baselines)
+        metrics[target.name], own = target_rows(one.at(calibration, rows.distances), [rows], names, trivial, baselines)
         arrays |= own
     if not metrics:
         raise InputError(
@@ -181,7 +181,7 @@ def evaluate_parts(
             calibrations,
             baseline,
             baselines,
-            scores[part].p_values,
+            scores[part].distances,
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     return joint_evaluation(

@@ -101,16 +101,16 @@ def part_scores(
     return scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
 
 
-def distance_of(domain: Domain) -> Distance:
-    """Return the growth of uncertainties in this domain, if it is known."""
+def growth_among(domain: Domain, scores: DomainScores) -> tuple[Distance, Float[Array, "graphs two"]]:
+    """Return the growth that held-out graphs calibrate, if known, and their distances.
+
+    Each has the p-value against the others.
+    """
     graphs = len(domain.rarity.held_out) if domain.rarity else 0
-    return Distance.among(graphs) if graphs else NO_GROWTH
-
-
-def calibrating_p_values(domain: Domain, scores: DomainScores) -> Float[Array, " graphs"]:
-    """Return p-values of held-out graphs, each against the others."""
-    assert domain.rarity is not None
-    return held_out_p_values(scores.p_values, len(domain.rarity.held_out))
+    if not graphs:
+        return NO_GROWTH, scores.distances
+    distances = np.stack([held_out_p_values(scores.p_values, graphs), scores.doubts], axis=1)
+    return Distance.among(distances[~np.isnan(scores.p_values)]), distances
 
 
 def flag_evaluation(

@@ -39,6 +39,8 @@ OLD: Mapping[str, tuple[type[Detector] | None, int]] = {
     "structure": (None, 1),
 }
 """Detectors of version 1 that are here, and channels, of which the last are here; 0 for one of each field. Those of members have other values."""
+LARGEST_DOUBT = 100.0
+"""Logarithm of the largest excess of doubts, so that deviations stay finite."""
 REASONS = 3
 """Detectors that a reason names at most."""
 CONCERNED = 0.5
@@ -53,10 +55,17 @@ class DomainScores:
     """By detector: 0 is usual, and one held-out graph in twenty exceeds 1 in a channel; NaN where unknown."""
     p_values: Float[Array, " graphs"]
     """See ``Rarity.p_values``; NaN where unknown."""
+    doubts: Float[Array, " graphs"]
+    """See ``Domain.doubts``; NaN where unknown."""
     reasons: tuple[str, ...]
     """Reason of each flagged graph, or the detectors that see it; empty for others."""
     node_p_values: Float[Array, " nodes"] | None = None
     """The same of every node among nodes; None where they are not known."""
+
+    @property
+    def distances(self) -> Float[Array, "graphs two"]:
+        """Return p-values and doubts side by side, with which uncertainties grow."""
+        return np.stack([self.p_values, self.doubts], axis=1)
 
     def spread_over(self, graphs: Bool[np.ndarray, " all"], nodes: Bool[np.ndarray, " all_nodes"]) -> "DomainScores":
         """Return the scores as rows of more graphs, NaN for others."""
@@ -65,6 +74,7 @@ class DomainScores:
         return DomainScores(
             scores={name: _as_rows(values, graphs) for name, values in self.scores.items()},
             p_values=_as_rows(self.p_values, graphs),
+            doubts=_as_rows(self.doubts, graphs),
             reasons=tuple(reasons.tolist()),
             node_p_values=None if self.node_p_values is None else _as_rows(self.node_p_values, nodes),
         )
@@ -141,7 +151,8 @@ class Domain:
         """Return scores for values of channels; reasons are names of detectors."""
         known = ~np.isnan(values).all(axis=1)
         if self.rarity is None:
-            return DomainScores(scores={}, p_values=np.full(len(values), np.nan), reasons=("",) * len(values))
+            unknown = np.full(len(values), np.nan)
+            return DomainScores(scores={}, p_values=unknown, doubts=unknown, reasons=("",) * len(values))
         excesses, names = self.rarity.standardised(values), [detector.name for detector in self.detectors]
         largest = np.stack([excesses[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(self._ends)], axis=1)
         reasons = [""] * len(values)
@@ -153,8 +164,25 @@ class Domain:
         return DomainScores(
             scores={name: np.where(known, column, np.nan) for name, column in zip(names, largest.T)},
             p_values=np.where(known, self.rarity.p_values(excesses), np.nan),
+            doubts=np.where(known, self.doubts(excesses), np.nan),
             reasons=tuple(reasons),
         )
+
+    def doubts(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
+        """Return how far members' doubts exceed those of 95 % of held-out graphs.
+
+        Logarithms of root mean squares over nodes or edges, mean of targets; 0 where they do not, and without such targets.
+        """
+        columns = [
+            first + number
+            for detector, first in zip(self.detectors, self._ends)
+            if isinstance(detector, Spread)
+            for number, (_, is_mean_square) in enumerate(detector.columns)
+            if is_mean_square
+        ]
+        if self.rarity is None or not columns:
+            return np.zeros(len(excesses))
+        return ((excesses[:, columns] - 1) * self.rarity.unit[columns]).clip(0.0, LARGEST_DOUBT).mean(axis=1)
 
     def usual_doubt(self, target: str) -> float:
         """Return the median doubt of held-out graphs; NaN if unknown."""

@@ -34,8 +34,8 @@ class Labelled:
     members: Members
     graph: Owners
     nodes: Counts
-    p_values: Float[Array, " items"] | None = None
-    """P-value of each item's graph in the training domain; None where there is none."""
+    distances: Float[Array, "items two"] | None = None
+    """Distances of each item's graph from training (``DomainScores.distances``); None where there are none."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -226,7 +226,7 @@ class Estimate(ABC):
         """
         return calibration
 
-    def at(self, calibration: AnyCalibration | None, p_values: Float[Array, " items"] | None) -> "Estimate":
+    def at(self, calibration: AnyCalibration | None, distances: Float[Array, "items two"] | None) -> "Estimate":
         """Return the estimate of graphs at a distance from training data."""
         return self
 

@@ -149,13 +149,13 @@ class NumberEstimate(Estimate):
             return grown
         return with_fold_scores(grown, [fold.members for fold in folds], [_by_graph(grown, *one) for one in of_folds])
 
-    def at(self, calibration: AnyCalibration | None, p_values: Float[Array, " items"] | None) -> "NumberEstimate":
+    def at(self, calibration: AnyCalibration | None, distances: Float[Array, "items two"] | None) -> "NumberEstimate":
         """Return uncertainties that grow; beyond all calibrating graphs intervals are NaN."""
-        if not isinstance(calibration, Calibration) or p_values is None or not calibration.distance.power:
+        if not isinstance(calibration, Calibration) or distances is None or not calibration.distance.power:
             return self
-        p_values = p_values.reshape(-1, *[1] * len(self.field.shape))
-        growth = calibration.distance.growth(p_values)
-        reach = np.where(calibration.distance.beyond(p_values), np.nan, growth)
+        growth = calibration.distance.growth(distances)
+        reach = np.where(calibration.distance.beyond(distances[:, 0]), np.nan, growth)
+        growth, reach = (one.reshape(-1, *[1] * len(self.field.shape)) for one in (growth, reach))
         parts = {name: self[name] * growth for name in ("std", "epistemic", "aleatoric")}
         lower, upper = (self.mean + (self[end] - self.mean) * reach for end in ("lower", "upper"))
         return replace(self, lower=lower, upper=upper, **parts)
@@ -248,8 +248,8 @@ def _relative(
 ) -> tuple[Float[Array, "rows components"], Owners]:
     """Return errors in calibrated standard deviations at a distance, with their graphs."""
     std = calibrated(field, calibration, moments, rows.nodes).std
-    if rows.p_values is not None:
-        std = std * calibration.distance.growth(rows.p_values).reshape(-1, *[1] * len(field.shape))
+    if rows.distances is not None:
+        std = std * calibration.distance.growth(rows.distances).reshape(-1, *[1] * len(field.shape))
     relative = (np.abs(rows.labels - moments.mean) / std).reshape(-1, len(calibration.components))
     return relative, np.repeat(rows.graph, len(relative) // max(1, len(rows)))
 

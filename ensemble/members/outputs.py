@@ -66,10 +66,10 @@ class MemberOutputs:
         every += [self.simple[target.name]] if target.name in self.simple else []
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
-    def labelled(self, target: Target, p_values: Float[Array, " graphs"] | None = None) -> Labelled:
+    def labelled(self, target: Target, distances: Float[Array, "graphs two"] | None = None) -> Labelled:
         """Return the usable items of a target.
 
-        ``p_values`` are those of the graphs in the training domain.
+        ``distances`` are those of the graphs from training.
         """
         use = self.usable(target)
         return Labelled(
@@ -77,7 +77,7 @@ class MemberOutputs:
             members=self.of(target, use),
             graph=self.owners(target)[use],
             nodes=self.nodes(target)[use],
-            p_values=None if p_values is None else p_values[self.positions(target)[use]],
+            distances=None if distances is None else distances[self.positions(target)[use]],
         )
 
     @property

@@ -16,6 +16,7 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.calculators.tersoff import Tersoff, TersoffParameters
 from ase.data import covalent_radii
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
@@ -191,31 +192,28 @@ def from_demo(
     return TrustSet(graphs=[make(number, 1) for number in range(count)], table=table, beyond=beyond)
 
 
+MICROSTRUCTURE, GRAIN_MODEL = demo_polycrystals.labelled_polycrystal, {"hidden_dim": 32, "num_layers": 3}
+
+
 def plates(data: Path) -> TrustSet:
     """Plates with one to three pipes."""
-    return from_demo(
-        "plates",
-        320,
-        demo_plates.labelled_plate,
-        {"hidden_dim": 24, "num_layers": 4},
-        30,
-        more_pipes={"HOLES": (6, 8), "RADII": (0.04, 0.08)},
-        larger_pipes={"HOLES": (1, 2), "RADII": (0.17, 0.22)},
-    )
+    beyond = {"more_pipes": {"HOLES": (6, 8), "RADII": (0.04, 0.08)}}
+    beyond |= {"larger_pipes": {"HOLES": (1, 2), "RADII": (0.17, 0.22)}}
+    return from_demo("plates", 320, demo_plates.labelled_plate, {"hidden_dim": 24, "num_layers": 4}, 30, **beyond)
 
 
 def polycrystals(data: Path) -> TrustSet:
     """Polycrystals of 20 to 40 grains, with weak textures."""
-    return from_demo(
-        "polycrystals",
-        400,
-        demo_polycrystals.labelled_polycrystal,
-        {"hidden_dim": 32, "num_layers": 3},
-        50,
-        finer={"GRAINS": (80, 120)},
-        coarser={"GRAINS": (5, 9)},
-        sharp_texture={"SHARPNESS": (30.0,)},
-    )
+    beyond = {"finer": {"GRAINS": (80, 120)}, "coarser": {"GRAINS": (5, 9)}, "sharp_texture": {"SHARPNESS": (30.0,)}}
+    return from_demo("polycrystals", 400, MICROSTRUCTURE, GRAIN_MODEL, 50, **beyond)
+
+
+def grains(data: Path) -> TrustSet:
+    """Polycrystals of 60 to 90 grains, of random or the weakest texture."""
+    beyond = {"finer": {"GRAINS": (140, 180)}, "coarser": {"GRAINS": (20, 35)}}
+    textures = {"medium_texture": {"SHARPNESS": (4.0,)}, "sharp_texture": {"SHARPNESS": (15.0,)}}
+    with patch.dict(MICROSTRUCTURE.__globals__, {"GRAINS": (60, 90), "SHARPNESS": (0.0, 1.0)}):
+        return from_demo("polycrystals", 400, MICROSTRUCTURE, GRAIN_MODEL, 40, **beyond, **textures)
 
 
 def acetylacetone(data: Path) -> TrustSet:
@@ -323,18 +321,12 @@ def waves(data: Path) -> TrustSet:
 
 def small_molecules(data: Path) -> TrustSet:
     """Molecules of QM9 of 15 to 18 atoms, at most one of them N."""
-    every, table, epochs = (
-        molecules_of_qm9(4000, data),
-        table_of_molecules(data),
-        {"epochs": 60, "checkpoint_epochs": 60},
-    )
+    every, table = molecules_of_qm9(4000, data), table_of_molecules(data)
+    epochs = {"epochs": 60, "checkpoint_epochs": 60}
 
     def some(least: int, most: int, nitrogen: range) -> list[GraphBatch]:
-        return [
-            one
-            for one in every
-            if least <= one.num_nodes <= most and int((one["atomic_numbers"] == 7).sum()) in nitrogen
-        ]
+        sized = [one for one in every if least <= one.num_nodes <= most]
+        return [one for one in sized if int((one["atomic_numbers"] == 7).sum()) in nitrogen]
 
     return TrustSet(
         graphs=some(15, 18, range(2))[:400],
@@ -345,6 +337,40 @@ def small_molecules(data: Path) -> TrustSet:
             "rich in N": some(15, 18, range(3, 9))[:ASKED],
         },
     )
+
+
+SILICON = TersoffParameters(
+    3.0, 1.0, 0.0, 100390.0, 16.217, -0.59825, 0.78734, 1.1e-6, 1.7322, 471.18, 2.85, 0.15, 2.4799, 1830.8
+)
+
+
+def silicon(data: Path) -> TrustSet:
+    """Strained diamond cells of 16 atoms, displaced by .02 to .1 Angstrom."""
+    random = np.random.default_rng(0)
+
+    def cell(lattice: tuple[str, float] = ("diamond", 5.432), **own: Any) -> GraphBatch:
+        atoms = bulk("Si", lattice[0], a=lattice[1], cubic=True) * own.get("repeat", (1, 1, 2))
+        if "vacuum" in own:
+            atoms.center(vacuum=own["vacuum"], axis=2)
+        strain = np.eye(3) + random.normal(0, own.get("strain", 0.03), (3, 3))
+        atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
+        del atoms[: own.get("missing", 0)]
+        atoms.positions += random.normal(0, random.uniform(*own.get("rattle", (0.02, 0.1))), atoms.positions.shape)
+        atoms.calc = Tersoff({("Si", "Si", "Si"): SILICON})
+        atoms.get_forces()
+        return from_ase(atoms, 3.6, fields=[ENERGY, FORCES])
+
+    known = [cell() for _ in range(400)]
+    kinds: dict[str, dict[str, Any]] = {
+        "hotter (.15-.25 A)": {"rattle": (0.15, 0.25)},
+        "vacancies": {"missing": 1},
+        "slabs": {"vacuum": 4.0},
+        "strained by 8 %": {"strain": 0.08},
+        "larger cells": {"repeat": (2, 2, 1)},
+        "simple cubic": {"lattice": ("sc", 2.6), "repeat": (2, 2, 4)},
+    }
+    beyond = {kind: [cell(**own) for _ in range(ASKED)] for kind, own in kinds.items()}
+    return TrustSet(graphs=known, table=forces_table("painn", 3.6, 24, 40), beyond=beyond)
 
 
 SETS: Mapping[str, Callable[[Path], TrustSet]] = {
@@ -358,6 +384,8 @@ SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "mixed": mixed,
     "waves": waves,
     "qm9": small_molecules,
+    "silicon": silicon,
+    "grains": grains,
 }
 NEEDS = {"acac": "acac/train_600K.xyz.gz", "mlearn": "mlearn/Cu_train.extxyz.gz", "qm9": "qm9/qm9_dev_12000.npz"}
 """Published data that a set needs."""

@@ -69,10 +69,15 @@ def written(path: Path, graphs: GraphBatch, fields: Sequence[Field] = (), **attr
     return path
 
 
-def points(labels: Any, means: Any, graph: Any, nodes: Any, p_values: Any = None) -> Labelled:
+def points(labels: Any, means: Any, graph: Any, nodes: Any, distances: Any = None) -> Labelled:
     """Return items with labels, and what members that predict single values say about them."""
     members = [Point(mean=torch.from_numpy(mean)) for mean in means]
-    return Labelled(labels=labels, members=members, graph=graph, nodes=nodes, p_values=p_values)
+    return Labelled(labels=labels, members=members, graph=graph, nodes=nodes, distances=distances)
+
+
+def distances_of(p_values: Any, doubts: float = 0.0) -> np.ndarray:
+    """Return distances with these p-values, and doubts that are the same for all."""
+    return np.stack([p_values, np.full(len(p_values), doubts)], axis=1)
 
 
 def config_of(store_path: Path, **changes: Any) -> RunConfig:

@@ -25,7 +25,7 @@ from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.graphs import Field
 from hydragnn.models import Categorical, Target
-from tests.ensemble.conftest import TARGETS, points, refused
+from tests.ensemble.conftest import TARGETS, distances_of, points, refused
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ENERGY = TARGETS[0]
@@ -195,17 +195,19 @@ def test_no_label_meets_an_interval_that_it_made() -> None:
 PULLS = Target(field=TARGETS[1], loss="mse", weight=1.0)
 MEMBERS, ITEMS = 3, 4
 WEIGHTS = np.full(MEMBERS, 1 / MEMBERS)
-DISTANCE = Distance.among(99)
+DISTANCE = Distance.among(distances_of(np.arange(1, 100) / 99))
 
 
-def drawn(seed: int, p_values: np.ndarray, power: float = POWER) -> Labelled:
-    """Graphs whose errors grow with a power of their p-values, which members do not see."""
+def drawn(seed: int, p_values: np.ndarray, power: float = POWER, doubts: float = 0.0) -> Labelled:
+    """Graphs whose errors grow with a power of their p-values and with doubts, which no item shows."""
     generator = np.random.default_rng(seed)
     shape = (len(p_values) * ITEMS, 3)
-    size = np.repeat(np.maximum(USUAL / p_values, 1.0) ** power, ITEMS)[:, None]
+    size = np.repeat(np.maximum(USUAL / p_values, 1.0) ** power * np.exp(doubts), ITEMS)[:, None]
     means = generator.normal(size=(MEMBERS, *shape))
     graph, nodes = np.repeat(np.arange(len(p_values)), ITEMS), np.full(len(p_values) * ITEMS, ITEMS)
-    return points(size * generator.normal(size=shape), means, graph, nodes, p_values=np.repeat(p_values, ITEMS))
+    return points(
+        size * generator.normal(size=shape), means, graph, nodes, distances_of(np.repeat(p_values, ITEMS), doubts)
+    )
 
 
 def fitted(rows: Labelled, distance: Distance) -> Calibration:
@@ -216,7 +218,7 @@ def fitted(rows: Labelled, distance: Distance) -> Calibration:
 
 def predicted(rows: Labelled, calibration: Calibration, target: Target = PULLS) -> NumberEstimate:
     one = NumberEstimate.of(target, rows.members, WEIGHTS, calibration, rows.nodes)
-    return one.at(calibration, rows.p_values)
+    return one.at(calibration, rows.distances)
 
 
 def spread_graphs(seed: int, graphs: int) -> Labelled:
@@ -225,10 +227,10 @@ def spread_graphs(seed: int, graphs: int) -> Labelled:
 
 
 def test_growth_leaves_the_mean_square_of_usual_graphs() -> None:
-    growth = DISTANCE.growth(np.arange(1, 100) / 99)
+    growth = DISTANCE.growth(distances_of(np.arange(1, 100) / 99))
     assert np.sqrt(np.mean(growth**2)) == pytest.approx(1)
     assert (np.diff(growth) <= 0).all()
-    np.testing.assert_array_equal(DISTANCE.growth(np.array([np.nan])), 1.0)
+    np.testing.assert_array_equal(DISTANCE.growth(distances_of([np.nan], np.nan)), 1.0)
 
 
 def test_p_values_of_held_out_graphs_are_those_against_the_others() -> None:
@@ -241,8 +243,9 @@ def test_p_values_of_held_out_graphs_are_those_against_the_others() -> None:
         assert own[graph] == pytest.approx(alone) or scores[graph] == scores.max()
 
 
-def test_intervals_of_far_graphs_hold_as_often_as_those_of_usual_ones() -> None:
-    far, calibrating, inside = drawn(2, np.full(400, 0.012)), spread_graphs(0, 400), []
+@pytest.mark.parametrize(("p_value", "doubts"), [(0.012, 0.0), (0.5, 1.0), (0.012, 0.5)])
+def test_intervals_of_far_graphs_hold_as_often_as_those_of_usual_ones(p_value: float, doubts: float) -> None:
+    far, calibrating, inside = drawn(2, np.full(400, p_value), doubts=doubts), spread_graphs(0, 400), []
     for distance in (DISTANCE, NO_GROWTH):
         one = predicted(far, fitted(calibrating, distance))
         inside.append(np.mean((one.lower <= far.labels) & (far.labels <= one.upper)))
@@ -275,7 +278,7 @@ def test_calibrations_are_read_as_they_were_written_with_and_without_a_distance(
 def test_a_calibrating_graph_with_a_kind_that_training_never_had_counts_as_the_rarest() -> None:
     values = held_out_p_values(np.array([0.5 / 31, 2 / 31, 1.0, np.nan]), graphs=30)
     np.testing.assert_allclose(values, [1 / 30, 1 / 30, 1.0, np.nan])
-    assert Distance.among(30).growth(values)[0] < 2.0
+    assert Distance.among(distances_of(values[:3])).growth(distances_of(values))[0] < 2.0
 
 
 GRAPHS = 60
@@ -292,13 +295,13 @@ def rows(seed: int = 0) -> Labelled:
     labels[~np.isfinite(labels).any(axis=1)] = 0.5
     graph, nodes = np.repeat(np.arange(GRAPHS), ITEMS), np.full(GRAPHS * ITEMS, ITEMS)
     p_values = np.repeat(generator.uniform(0.02, 1.0, GRAPHS), ITEMS)
-    return points(labels, means, graph, nodes, p_values=p_values)
+    return points(labels, means, graph, nodes, distances_of(p_values))
 
 
 def present(of: Labelled, component: int) -> Labelled:
     known = np.isfinite(of.labels[:, component])
     means = [one.mean[torch.from_numpy(known), component].numpy() for one in of.members]
-    own = of.graph[known], of.nodes[known], of.p_values[known]
+    own = of.graph[known], of.nodes[known], of.distances[known]
     return points(of.labels[known, component], means, *own)
 
 

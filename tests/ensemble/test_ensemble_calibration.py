@@ -40,7 +40,7 @@ from hydragnn.ensemble.estimates.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.manifest import calibration_from_json
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
-from tests.ensemble.conftest import TARGETS, points, refused
+from tests.ensemble.conftest import TARGETS, distances_of, points, refused
 
 ENERGY, FORCES = TARGETS
 EXTENSIVE = Target(field=ENERGY, extensive=True)
@@ -288,15 +288,15 @@ def test_vectors_have_the_same_intervals_however_the_axes_lie() -> None:
     error = generator.normal(size=(90, 3)) * np.where(np.linalg.norm(mean, axis=1) > 1.5, 5.0, 1.0)[:, None]
     turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
     graph, nodes = np.repeat(np.arange(30), 3), np.repeat(generator.integers(2, 9, 30), 3)
-    p_values, widths = np.repeat(generator.uniform(0.03, 1.0, size=30), 3), []
+    distances, widths = distances_of(np.repeat(generator.uniform(0.03, 1.0, size=30), 3), 0.5), []
     for rotation in (np.eye(3), turn):
         rows = (mean + error) @ rotation, [mean @ rotation], graph, nodes
-        valid = apart = points(*rows, p_values=p_values)
+        valid = apart = points(*rows, distances)
         plain = NumberEstimate.calibration(target, valid, apart, ALONE, 0.9)
         folds = [FoldLabels(members=(0,), rows=apart)]
-        fitted = NumberEstimate.calibration_at(target, plain, folds, ALONE, Distance.among(99))
+        fitted = NumberEstimate.calibration_at(target, plain, folds, ALONE, Distance.among(distances))
         assert fitted.form.kind == "magnitude" and fitted.components[0].corrections != NONE
-        widths.append(NumberEstimate.of(target, valid.members, ALONE, fitted, nodes).at(fitted, p_values).std)
+        widths.append(NumberEstimate.of(target, valid.members, ALONE, fitted, nodes).at(fitted, distances).std)
         np.testing.assert_allclose(widths[-1], widths[-1][:, :1].repeat(3, axis=1), rtol=1e-9)
     np.testing.assert_allclose(widths[0], widths[1], rtol=1e-9)
 

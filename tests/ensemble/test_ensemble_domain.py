@@ -217,6 +217,32 @@ def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: 
     assert of(1, np.nan) == 0
 
 
+@pytest.mark.parametrize(
+    ("of_graphs", "forces", "doubts"),
+    [
+        (("energy",), 1.5, 0.0),
+        (("energy",), 19.5, np.log(10)),
+        (("energy",), np.nan, 0.0),
+        (("energy",), np.inf, 100.0),
+        (("energy", "forces"), 19.5, 0.0),
+    ],
+    ids=["usual", "ten times", "unknown", "no bounds", "no nodes"],
+)
+def test_doubts_are_those_beyond_most_held_out_graphs(
+    crystals: MemoryStore, of_graphs: tuple[str, ...], forces: float, doubts: float
+) -> None:
+    """Of targets on nodes alone, by their root mean square."""
+    spread = Spread(targets={"energy": "std", "forces": "std"}, per_node=(), of_graphs=of_graphs)
+    usual = np.full((200, 2), 1.0)
+    usual[:, 1] = np.linspace(1, 2, 200)
+    domain = fitted(crystals, Doubts(of_graphs={"energy": usual, "forces": usual}), spread)
+    own = {"energy": np.array([[50.0, 50.0]]), "forces": np.array([[50.0, forces]])}
+    frame = crystal(np.random.default_rng(8))
+    output = output_of(domain, frame, doubts=Doubts(of_graphs=own))
+    np.testing.assert_allclose(output.doubts, [doubts], atol=1e-3)
+    np.testing.assert_array_equal(output.distances, [[output.p_values[0], output.doubts[0]]])
+
+
 DRAW = {
     "normal": lambda random, size: random.normal(size=size),
     "heavy tails": lambda random, size: random.standard_t(3, size=size),

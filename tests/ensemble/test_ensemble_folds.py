@@ -22,7 +22,7 @@ from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 from hydragnn.scripts.report import write_report
 from hydragnn.scripts.report.page import summary
-from tests.ensemble.conftest import Built, refused, written
+from tests.ensemble.conftest import Built, distances_of, refused, written
 from tests.ensemble.finished import arrays_of, edit_json
 from tests.once import shared
 
@@ -92,7 +92,7 @@ def test_no_member_speaks_of_what_it_has_seen(cross_validated: Built, fold_runs:
         alone = [Point(mean=torch.from_numpy(words[fold.members[0], own]))]
         nodes = store.sizes().nodes[graph[own]]
         one = NumberEstimate.of(ENERGY, alone, np.ones(1), calibration.without_folds(), nodes)
-        one = one.at(calibration, np.array([p_value_of[g] for g in graph[own].tolist()]))
+        one = one.at(calibration, distances_of([p_value_of[g] for g in graph[own].tolist()]))
         np.testing.assert_allclose(fold.scores[0], np.sort(np.abs(one.mean - truth[own]) / one.std), rtol=1e-9)
 
 

@@ -1,6 +1,7 @@
 """Calibrations of every kind, and errors that grow with distance.
 
-The distance is the training domain's p-value. Standard deviations are divided by a power of it below ``USUAL``, so that scores are those of
+The distance is the training domain's p-value, and how far members' doubts about a graph exceed those of held-out graphs. Standard deviations are
+divided by a power of the first below ``USUAL`` and grow in proportion to the second, so that scores are those of
 normalised split conformal prediction (Lei et al. 2018, arXiv:1604.04173, section 5.2) with a scale that knows the distance.
 """
 
@@ -20,18 +21,18 @@ from hydragnn.ensemble.estimates.calibration.cross_validation import FoldScores,
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.graphs.field import Field
 
-USUAL, POWER = 0.2, 0.4
+USUAL, POWER = 0.1, 0.4
 """P-value below which uncertainties grow, and the exponent.
 
-They were chosen from a grid on alloys, plates and acetylacetone, as the narrowest with a finite mean square with which no kind of graphs beyond training is covered
-to less than 85 %. Results of six other sets were in sight (``docs/measurements/domain.md``). Fits on validation graphs predict the growth outside badly.
+They were chosen from a grid on alloys, plates and acetylacetone, among the narrowest with which no kind of graphs beyond training is covered
+to less than 85 %, with and without graphs that have no interval (``docs/measurements/domain.md``). Fits on validation graphs predict the growth outside badly.
 """
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distance:
-    """Growth of a standard deviation with the p-value of a graph."""
+    """Growth of a standard deviation with the distances of a graph: p-value and doubts."""
 
     power: NotNegative = 0.0
     """0 where errors do not grow."""
@@ -41,29 +42,33 @@ class Distance:
     """P-value above which graphs are as usual as others; 0.1 in files without it."""
     mean_square: NotNegative = 0.0
     """Mean square of growth among calibrating graphs; 0 in files without it, for uniform p-values."""
+    doubts: bool = False
+    """True where deviations grow with doubts as well; not in files without it."""
 
     @classmethod
-    def among(cls, graphs: int) -> "Distance":
-        """Return the growth that so many held-out graphs calibrate.
+    def among(cls, distances: Float[Array, "graphs two"]) -> "Distance":
+        """Return the growth that these held-out graphs calibrate.
 
-        >>> Distance.among(20).growth(np.arange(1, 21) / 20).round(3)[[0, 1, 3, 19]]
-        array([1.622, 1.23 , 0.932, 0.932])
+        >>> distances = np.stack([np.arange(1, 21) / 20, np.zeros(20)], axis=1)
+        >>> Distance.among(distances).growth(distances).round(3)[[0, 1, 3, 19]]
+        array([1.296, 0.982, 0.982, 0.982])
         """
-        ratios = np.maximum(USUAL * graphs / np.arange(1, graphs + 1), 1.0)
-        mean_square = float(np.mean(ratios ** (2 * POWER)))
-        return cls(power=POWER, unknown=1 / (graphs + 1), usual=USUAL, mean_square=mean_square)
+        one = cls(power=POWER, unknown=1 / (len(distances) + 1), usual=USUAL, mean_square=1.0, doubts=True)
+        return replace(one, mean_square=float(np.mean(one.growth(distances) ** 2)))
 
-    def growth(self, p_values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    def growth(self, distances: Float[Array, "items two"]) -> Float[Array, " items"]:
         """Return factors on standard deviations; 1 without a p-value.
 
-        >>> Distance(power=0.25).growth(np.array([1.0, 0.1 / 16, np.nan])).round(3)
+        >>> Distance(power=0.25).growth(np.array([[1.0, 0.0], [0.1 / 16, 0.0], [np.nan, 0.0]])).round(3)
         array([0.953, 1.907, 1.   ])
         """
+        p_values, doubts = distances.T
         if not self.power:
             return np.ones_like(p_values)
         mean_square = self.mean_square or 1.0 - self.usual + self.usual / (1.0 - 2.0 * self.power)
         rarity = np.maximum(self.usual / np.maximum(p_values, np.finfo(np.float64).tiny), 1.0)
-        return np.where(np.isnan(p_values), 1.0, rarity**self.power / np.sqrt(mean_square))
+        grown = rarity**self.power * (np.exp(doubts) if self.doubts else 1.0)
+        return np.where(np.isnan(p_values), 1.0, grown / np.sqrt(mean_square))
 
     def beyond(self, p_values: Float[Array, "*shape"]) -> Bool[np.ndarray, "*shape"]:
         """Return which graphs have no interval."""
