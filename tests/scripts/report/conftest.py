@@ -1,6 +1,7 @@
 """Folders as search, ensemble and training leave them, filled with invented but lawful numbers."""
 
 import json
+import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,8 @@ from hydragnn.hpo.journal import Entry, Journal
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, decide
+from hydragnn.importing.diagnosis import Finding
+from hydragnn.importing.page import Import, Page
 from hydragnn.models import Target
 from hydragnn.record import Cost, Failure, RunRecord, write_record
 from hydragnn.scripts.report import write_report
@@ -50,6 +53,7 @@ class Samples:
     ensemble: Path
     run: Path
     disturbed: Path
+    imported: Path
 
 
 @shared
@@ -60,7 +64,30 @@ def samples(tmp_path_factory: pytest.TempPathFactory, disturbed: Any) -> Samples
     place = write_settings_of(root / "disturbed", store, trials=60)
     disturbed.write(place / "journal.jsonl")
     campaign, ensemble = write_campaign(root / "campaign", store), write_ensemble(root / "ensemble", store)
-    return Samples(campaign=campaign, ensemble=ensemble, run=root / "run", disturbed=place)
+    imported = write_import(shutil.copytree(root / "run", root / "imported"))
+    return Samples(campaign=campaign, ensemble=ensemble, run=root / "run", disturbed=place, imported=imported)
+
+
+def write_import(run: Path) -> Path:
+    """Let a run be one of two imported models, with long names and evidence."""
+    words = (
+        "outputs change by up to .29 of the largest; mean absolute error on 80 test graphs 2.558, read by today's code 2.531; "
+        * 3
+    )
+    findings = [Finding(number=n, name="squared distances", verdict="suffered", evidence=words) for n in (3, 26)]
+    shared_by_all: Any = {
+        "kind": "EGNN",
+        "generation": "2024",
+        "evidence": ["config.json has model_type"],
+        "notes": [words],
+    }
+    models = [
+        Page(run=f"EGNN-r-3.0-{name}", file="a.pk", inputs=["x"] * 9, outputs=["energy"], test={"energy": {"mae": 1.0, "rmse": None}}, findings=findings, **shared_by_all)
+        for name in ("hd-6-ne-3-lr-0.02-bs-6-data", "b")
+    ]  # fmt: skip
+    page = Import(out=run, source="/lustre/group/users/somebody/HydraGNN/logs", models=models, left_out=[words])
+    write_json(run / "import.json", page.to_json())
+    return run
 
 
 @pytest.fixture(scope="session")

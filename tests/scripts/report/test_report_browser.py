@@ -76,7 +76,7 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
     return result
 
 
-@pytest.mark.parametrize("kind", ["ensemble", "campaign", "run", "disturbed"])
+@pytest.mark.parametrize("kind", ["ensemble", "campaign", "run", "disturbed", "imported"])
 def test_pages_and_their_labels_fit_from_phone_to_desktop(pages: dict[str, Path], tmp_path: Path, kind: str) -> None:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
