@@ -121,10 +121,20 @@ class _Table(pickle._Unpickler):  # in Python, whose memo takes no more than wha
         return Storage(dtype, str(key), numel)
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Return tensors by the file's names, and the optimizer's number of parameters.
+class Checkpoint(NamedTuple):
+    """Numbers of a file."""
 
-    None where there is no optimizer. InputError, with nothing allocated before, for files that are damaged, larger than ``LARGEST`` or name code.
+    weights: dict[str, Tensor]
+    optimized: int | None
+    """Parameters that the optimizer knows; None without one."""
+    steps: int
+    """Steps that the optimizer took; 0 where it does not say."""
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return tensors by name, and what the optimizer says.
+
+    InputError, with nothing allocated before, for files that are damaged, larger than ``LARGEST`` or name code.
     """
     check_readable(path)
     try:
@@ -137,7 +147,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int | None]:
                 raise ValueError("its table has more bytes than names of tensors take")
             table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
             states = table.get("model_state_dict", table) if isinstance(table, dict) else None
-            return _tensors(states, file, records, root), _optimized(table)
+            weights, (optimized, step) = _tensors(states, file, records, root), _optimizer(table)
+            steps = _tensors({"step": step}, file, records, root)["step"].sum() if isinstance(step, Place) else step
+            return Checkpoint(weights, optimized, int(steps))
     except InputError as error:
         raise InputError(f"{path} {error}") from error
     except MemoryError:
@@ -149,10 +161,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int | None]:
         ) from error
 
 
-def _optimized(table: Any) -> int | None:
+def _optimizer(table: Any) -> tuple[int | None, Any]:
+    """Return the number of its parameters and its steps, if there is one."""
     state = table.get("optimizer_state_dict") if isinstance(table, dict) else None
-    groups = state.get("param_groups") if isinstance(state, dict) else None
-    return sum(len(group["params"]) for group in groups) if isinstance(groups, list) else None
+    state = state if isinstance(state, dict) else {}
+    groups, states = state.get("param_groups"), state.get("state") or {}
+    count = sum(len(group["params"]) for group in groups) if isinstance(groups, list) else None
+    return count, next((one["step"] for one in states.values() if "step" in one), 0)
 
 
 def _records(file: zipfile.ZipFile, path: Path) -> dict[str, int]:

@@ -13,16 +13,10 @@ from hydragnn.frozen.kinds import EMBEDDING
 from hydragnn.frozen.settings import OLD
 
 Verdict = Literal["suffered", "not suffered", "cannot be told"]
-RAW = ("LSMS", "unit_test", "CFG", "XYZ")
-"""Formats of raw files."""
 LATE = re.compile(r"(module\.)?(model\.)?graph_(conditioner|concat_projector|pool_projector)\.")
 """Names of networks that are made in the first forward pass."""
-LOSSES = ("mse", "mae", "rmse", "GaussianNLLLoss")
-"""Losses that the public code computes."""
 CLOSE, SMALL = 1e-4, 1e-5
 """Relative rounding of stored lengths, and of outputs."""
-NUMBERED = 14
-"""Sets in the older of the two tables that number them."""
 ROTATION = torch.tensor([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]], dtype=torch.float64)
 
 
@@ -71,10 +65,12 @@ class Case:
     """Branches that the configuration names."""
     optimized: int | None = None
     """Parameters that the optimizer in the checkpoint knows; None without one."""
+    steps: int = 0
+    """Steps of that optimizer; 0 where it does not say."""
     began: Mapping[str, bool]
     """Parameters by name: True for the numbers that they began with."""
-    format: Literal["bp", "pickle", "raw"] | None = None
-    """Format of the data beside the model; None without."""
+    format: str = ""
+    """Format of the data beside the model: bp, pickle or raw; empty without."""
     graph: Any = None
     """First graphs of these data, as the model's code saw them; None without."""
     alone: Sequence[FrozenGraph] = ()
@@ -141,9 +137,8 @@ class Case:
     @rule(1, "attention mixes the graphs of a batch", "no attention of GPS")
     def _mixed_attention(self) -> Answer:
         evidence = 'global_attn_engine = "GPS": each prediction depends on the other graphs of its batch'
-        gps = self.settings.global_attn_engine == "GPS"
-        if not gps or self.graph is None or len(self.alone) < 2:
-            return gps and evidence
+        if len(self.alone) < 2:
+            return self.settings.global_attn_engine == "GPS" and evidence
         alone = [self.outputs(graph) for graph in self.alone]
         return self.measured([torch.cat(parts) for parts in zip(*alone, strict=True)], evidence)
 
@@ -158,11 +153,10 @@ class Case:
             return "not suffered", f"the optimizer knows all {parameters} parameters: the run was continued from a file"
         return "its networks are made in the first forward pass, after the optimizer"
 
-    @rule(3, "predictions with random parameters, since names do not fit", "scripts for inference find all names")
+    @rule(3, "predictions with random parameters, since names do not fit", "its code for inference finds all names")
     def _not_strict(self) -> Answer:
-        if self.settings.generation in (*OLD, "v4.0"):
-            return "not suffered", "the scripts for inference that skip names are of 2026"
-        lost = [name for name in self.names if name.startswith("module.") or LATE.match(name)]
+        scripts = self.settings.generation not in (*OLD, "v4.0")  # which skip names; they are of 2026
+        lost = [name for name in self.names if scripts and (name.startswith("module.") or LATE.match(name))]
         return bool(lost) and f"its scripts for inference skip {len(lost)} of {len(self.names)} names, as {lost[0]}"
 
     @rule(5, "task-parallel training leaves embeddings and frequencies as they began", "there are none")
@@ -182,11 +176,8 @@ class Case:
         own = "SchNet builds its own graph, without images, in every layer"
         if self.settings.global_attn_engine == "GPS" or self.architecture.get("edge_features"):
             evidence = "with edge features or GPS it reads the edges, and sets their shifts to zero"
-            return (
-                ("cannot be told", f"{evidence}, if there are any")
-                if self.graph is None
-                else self.shifts() and evidence
-            )
+            unknown: Answer = "cannot be told", f"{evidence}, if there are any"
+            return unknown if self.graph is None else self.shifts() and evidence
         if self.graph is None:
             return bool(self.architecture.get("periodic_boundary_conditions")) and own
         return self.measured(self.outputs(None, "rebuilt_graph"), own)
@@ -208,8 +199,8 @@ class Case:
 
     @rule(10, "an unknown activation or loss becomes None", "activation and loss are there")
     def _unknown(self) -> Answer:
-        loss = self.training.get("loss_function_type") or "mse"
-        return loss not in LOSSES and f"loss_function_type = {loss}"  # activations are refused, with this number
+        loss = self.training.get("loss_function_type") or "mse"  # activations are refused, with this number
+        return loss not in ("mse", "mae", "rmse", "GaussianNLLLoss") and f"loss_function_type = {loss}"
 
     @rule(11, "a configuration without an optimizer fails", "Training has an Optimizer")
     def _no_optimizer(self) -> Answer:
@@ -221,7 +212,7 @@ class Case:
         form, bad = dataset.get("format"), ["Descriptors"] * bool(dataset.get("Descriptors"))
         if form != "CFG" or self.settings.generation not in OLD:
             bad += ["periodic_boundary_conditions"] * bool(self.architecture.get("periodic_boundary_conditions"))
-        if not bad or form not in RAW or self.format in ("bp", "pickle"):
+        if not bad or form not in ("LSMS", "unit_test", "CFG", "XYZ") or self.format in ("bp", "pickle"):
             return False
         evidence = f"{' and '.join(bad)} with raw files ({form})"
         return evidence if self.format else ("cannot be told", f"{evidence}, none of which lies here")
@@ -281,8 +272,8 @@ class Case:
     @rule(19, "two tables number the data sets and contradict each other", "one branch, so no number of a set is read")
     def _numbers(self) -> Answer:
         count = self.branches
-        if count > NUMBERED:
-            return f"{count} branches are of the table of its scripts; that of the package ends at {NUMBERED}"
+        if count > 14:
+            return f"{count} branches are of the table of its scripts; that of the package ends at 14"
         return count > 1 and ("cannot be told", f"{count} branches; no file says which table numbered the sets")
 
     @rule(20, "a variable of the environment turns off checkpoints and early stopping", "none is asked for")
@@ -294,9 +285,16 @@ class Case:
 
     @rule(21, "means are not weighted, surplus batches are dropped", "all parts are whole batches", data=True)
     def _means(self) -> Answer:
-        size, parts = self.training.get("batch_size") or 1, self.parts
+        size, parts, own = self.training.get("batch_size") or 1, self.parts, re.search(r"_epoch_(\d+)", self.file)
         odd = [f"{name} ({len(graphs)})" for name, graphs in parts.items() if len(graphs) % size]
         known = f"{', '.join(odd)} are no whole batches of {size}" if parts else "the set is not divided into parts"
+        planned = 0 if self.training.get("Checkpoint") else self.training.get("num_epoch") or 0
+        epochs = 1 + int(own[1]) if own else 1 + max(self.epochs) if self.epochs else planned
+        alone = -(-len(parts.get("trainset", ())) // size) * epochs  # steps of one rank
+        if odd and 0 < self.steps == alone:
+            return "not suffered", f"one rank took all {alone} steps"
+        if odd and 0 < self.steps < alone:
+            return f"{known}, and several ranks had them"
         return bool(odd or not parts) and ("cannot be told", f"{known}; no file says how many ranks there were")
 
     @rule(22, "initial bias, batch norms on CPUs and dropout cannot be set", "none of them acts")
@@ -336,14 +334,11 @@ class Case:
 
     @rule(26, "today's code reads the file as another function", "its edges see distances, as today")
     def _squares(self) -> Answer:
-        evidence = (
-            f"{self.settings.kind} of {self.settings.generation} sees squared distances, where today's is another"
-        )
+        evidence = f"{self.settings.kind} of {self.settings.generation} sees squared distances, unlike today's"
         if not self.settings.squared_distances or self.graph is None:
             return self.settings.squared_distances and evidence
-        return self.measured(
-            self.outputs(None, "squared_distances", "reversed_steps", "zero_shifts"), evidence, "with today's"
-        )
+        flags = "squared_distances", "reversed_steps", "zero_shifts"
+        return self.measured(self.outputs(None, *flags), evidence, "with today's")
 
     @rule(4, "a checkpoint of shards holds those of one rank", "every tensor is there, in its full size")
     @rule(27, "a network of graph attributes is drawn anew in every pass", "its network is kept, or there is none")
@@ -385,9 +380,8 @@ def diagnose(case: Case) -> list[Finding]:
 
 def largest_change(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
     """Return the largest relative difference of two lists of outputs."""
-    pairs = zip(first, second, strict=True)
-    changes = [float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)) for a, b in pairs if a.numel()]
-    return max(changes, default=0.0)
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.numel()]
+    return max((float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)) for a, b in pairs), default=0.0)
 
 
 def number_of(edges: Tensor, what: str) -> str:

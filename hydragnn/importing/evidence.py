@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
 from hydragnn.importing.diagnosis import LATE, Case
-from hydragnn.importing.finding import EPOCH, find_data
+from hydragnn.importing.finding import EPOCH, SETS, find_data
 from hydragnn.importing.model import PublicInputs
 from hydragnn.importing.runs import Imported
 from hydragnn.importing.variables import Variable
@@ -33,7 +33,6 @@ DRAWS = 2**23
 """Most numbers of a seed among which weights are looked for."""
 COMPARED = re.compile(rf"heads_NN|{EMBEDDING.pattern}|{LATE.pattern}")
 """Names of parameters that are compared with draws."""
-FORMATS: dict[str, Literal["bp", "pickle"]] = {".bp": "bp", ".pickle": "pickle"}
 LABELS = ("trainset", "valset", "testset")
 CLOSE = 1e-6
 """Part of a range."""
@@ -42,19 +41,20 @@ CLOSE = 1e-6
 def case_of(model: Imported, run: Path, store: Path | None) -> Case:
     """Return all that is known of a model; ``store`` has its graphs."""
     checkpoint = model.files.checkpoint.resolve()
-    weights, optimized = read_checkpoint(checkpoint)
+    numbers = read_checkpoint(checkpoint)
     place = find_data(model.files)
     return Case(
         config=model.files.config,
         settings=model.settings,
         module=deepcopy(model.module).double(),  # where changes are no rounding
-        names=[*weights],
+        names=[*numbers.weights],
         file=checkpoint.name,
         epochs=[int(match[2]) for one in sorted(checkpoint.parent.glob("*.pk")) if (match := EPOCH.match(one.stem))],
         branches=model.branches,
-        optimized=optimized,
+        optimized=numbers.optimized,
+        steps=numbers.steps,
         began=numbers_of_seed(model.module),
-        format=FORMATS.get(place.suffix, "raw") if place else None,
+        format="" if place is None else place.suffix[1:] if place.suffix in SETS else "raw",
         **({} if store is None else _graphs_of(model, run, open_store(store))),
     )
 
@@ -105,12 +105,11 @@ def _graphs_of(model: Imported, run: Path, store: GraphStore) -> dict[str, Any]:
     fits = (np.cumsum(sizes.nodes[first]) <= NODES) & (np.cumsum(sizes.edges[first]) <= EDGES)
     first = first[: max(1, int(fits.sum()))]
     batch = normalise(store.read(first), normalisation).to(dtype=torch.float64)
-    mixed = model.settings.global_attn_engine == "GPS"
     scaled = [one for one in model.reading.variables if one.span]
     return {
         "parts": parts,
         "graph": inputs.graph(batch),
-        "alone": [inputs.graph(one) for one in unbatch(batch)] if mixed else [],
+        "alone": [inputs.graph(one) for one in unbatch(batch)] if model.settings.global_attn_engine == "GPS" else [],
         "labels": [batch[name] if name in present else None for name in names],
         "tests": int((numbers[first] == LABELS.index("testset")).sum()),
         "fitted_on_all": _fitted_on_all(store, numbers == 0, scaled),

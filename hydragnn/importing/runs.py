@@ -51,7 +51,7 @@ class Imported:
 
 def imported_models(files: ModelFiles) -> list[Imported]:
     """Return the models of a checkpoint, one for each branch."""
-    weights, _ = read_checkpoint(files.checkpoint)
+    weights = read_checkpoint(files.checkpoint).weights
     try:
         with complete("config.json is damaged"):
             return _models(files, weights)
