@@ -148,8 +148,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
             table = _Table(BytesIO(file.read(f"{root}data.pkl"))).load()
             states = table.get("model_state_dict", table) if isinstance(table, dict) else None
             weights, (optimized, step) = _tensors(states, file, records, root), _optimizer(table)
-            steps = _tensors({"step": step}, file, records, root)["step"].sum() if isinstance(step, Place) else step
-            return Checkpoint(weights, optimized, int(steps))
+            if isinstance(step, Place):
+                step = int(_tensors({"step": step}, file, records, root)["step"].sum())
+            return Checkpoint(weights, optimized, step if isinstance(step, int) else 0)
     except InputError as error:
         raise InputError(f"{path} {error}") from error
     except MemoryError:
@@ -165,9 +166,10 @@ def _optimizer(table: Any) -> tuple[int | None, Any]:
     """Return the number of its parameters and its steps, if there is one."""
     state = table.get("optimizer_state_dict") if isinstance(table, dict) else None
     state = state if isinstance(state, dict) else {}
-    groups, states = state.get("param_groups"), state.get("state") or {}
+    groups, states = state.get("param_groups"), state.get("state")
     count = sum(len(group["params"]) for group in groups) if isinstance(groups, list) else None
-    return count, next((one["step"] for one in states.values() if "step" in one), 0)
+    first = next(iter(states.values()), None) if isinstance(states, dict) else None
+    return count, first.get("step") if isinstance(first, dict) else None
 
 
 def _records(file: zipfile.ZipFile, path: Path) -> dict[str, int]:

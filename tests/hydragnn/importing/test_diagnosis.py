@@ -16,6 +16,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
 from hydragnn.frozen.kinds import KINDS
 from hydragnn.frozen.settings import Head, Networks
+from hydragnn.importing.checkpoints import read_checkpoint
 from hydragnn.importing.diagnosis import RULES, Case, Finding, diagnose
 from hydragnn.importing.evidence import numbers_of_seed
 from hydragnn.importing.page import import_folder
@@ -428,3 +429,20 @@ def test_sizes_are_those_that_were_measured(number: int, folder: str, verdict: s
         found = next(float(word) for word in finding.size.split() if word[0].isdigit())
         room = 2 if number == 24 else 1.2  # its makers turned otherwise, or wrote one digit
         assert size / room <= found <= size * room, finding.size
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "optimized", "steps"),
+    [
+        ({"state": {0: {"step": torch.tensor(12.0)}}, "param_groups": [{"params": [0, 1]}]}, 2, 12),
+        ({"state": {0: {"step": 12}}, "param_groups": [{"params": [0]}]}, 1, 12),
+        ({"state": {}, "param_groups": [{"params": [0]}]}, 1, 0),
+        ({"state": [1]}, None, 0),
+        ({"optimizer1": {}, "optimizer2": {}}, None, 0),
+        (None, None, 0),
+    ],
+)
+def test_optimizers_say_what_they_know(optimizer: Any, optimized: int | None, steps: int, tmp_path: Path) -> None:
+    table = {"model_state_dict": {"a": torch.ones(2)}, "optimizer_state_dict": optimizer}
+    torch.save(table, tmp_path / "a.pk")
+    assert read_checkpoint(tmp_path / "a.pk")[1:] == (optimized, steps)
