@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import adios2
@@ -90,6 +91,7 @@ class AdiosPartReader:
     def __init__(self, path: Path, info: PartInfo, columns: Mapping[str, int]) -> None:
         """Open the directory; ``columns`` maps arrays to columns of ``info.blocks``."""
         self._path = path
+        self._lock = Lock()  # ADIOS2 has one selection for all threads
         self._bounds: dict[str, NDArray[np.int64]] = {}
         self._steps: dict[str, NDArray[np.int64]] = {}
         for name, column in columns.items():
@@ -126,14 +128,13 @@ class AdiosPartReader:
             begin, size = [0] * out.ndim, [last - first, *out.shape[1:]]
             begin[0] = first - int(bounds[block])
             try:
-                if (
-                    state_of(self._path / "data.0") != self._written
-                ):  # reading beyond the end of a file would end the process
+                # reading beyond the end of a file would end the process
+                if state_of(self._path / "data.0") != self._written:
                     raise OSError("the file was changed while it was read")
                 selection = [int(steps[block]), 1]
-                out[first - start : last - start] = self._file.read(
-                    name, start=begin, count=size, step_selection=selection
-                )
+                with self._lock:
+                    values = self._file.read(name, start=begin, count=size, step_selection=selection)
+                out[first - start : last - start] = values
             except (RuntimeError, ValueError, OSError) as error:
                 raise InputError(f"{self._path}: {name} cannot be read; copy the store again") from error
 

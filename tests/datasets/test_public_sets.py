@@ -214,8 +214,12 @@ def read_in_threads(path: Path) -> None:
     assert all(torch.equal(one_by_one[place % 40], positions) for place, positions in enumerate(together))
 
 
-def test_threads_read_what_one_reads(tmp_path: Path) -> None:
-    run_forked(read_in_threads, write_bp(tmp_path / "set.bp", {"trainset": samples(200)}, {}))
+@pytest.mark.parametrize("suffix", [".bp", ".h5", ""])
+def test_threads_read_what_one_reads(tmp_path: Path, suffix: str) -> None:
+    path = write_bp(tmp_path / "set.bp", {"trainset": samples(200)}, {})
+    if suffix:
+        convert_store(path, tmp_path / f"copy{suffix}")
+    run_forked(read_in_threads, tmp_path / f"copy{suffix}" if suffix else path)
 
 
 def test_names_in_a_set_are_not_evaluated(tmp_path: Path) -> None:
