@@ -34,7 +34,13 @@ def front(campaign: Campaign) -> Figure | None:
         if len(campaign.objectives) == 2 and len(best) > 1:
             axes.step(*zip(*[one.objectives[1::-1] for one in best[::-1]]), where="post", zorder=1)
         if middle is not None:
-            axes.plot([middle.objectives[1]], [middle.objectives[0]], "o", markersize=12, markerfacecolor="none")
+            ring: dict[str, Any] = {
+                "markersize": 13,
+                "color": "none",
+                "markeredgecolor": canvas.ACCENT,
+                "markeredgewidth": 1.5,
+            }
+            axes.plot([middle.objectives[1]], [middle.objectives[0]], "o", **ring)
         axis: Literal["x", "y"]
         for axis, place in (("y", 0), ("x", 1)):
             canvas.value_axis(axes, axis, [trial.objectives[place] for trial in trials])
