@@ -175,7 +175,7 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (13, architecture(correlation=[3, 2]), gin, {}, NO),
     (14, {}, painn, data(graph=COINCIDENT), YES),
     (14, {}, painn, data(), NO),
-    (14, {}, painn, {}, UNKNOWN),
+    (14, {}, painn, {}, NO),
     (14, {}, egnn, {}, NO),
     (15, chosen([1, 0], 0, "graph"), gin, data("pickle"), UNKNOWN),
     (15, chosen([2], 0, "graph"), gin, data("pickle"), NO),
@@ -231,7 +231,7 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (28, CONVOLUTIONAL, settings_of("SAGE", **CONV), data(), NO),
     (29, {}, settings_of("EGNN", "v3.0", equivariance=True), data(graph=SELF), YES),
     (29, {}, settings_of("EGNN", "v3.0", equivariance=True), data(), NO),
-    (29, {}, settings_of("EGNN", "v3.0", equivariance=True), {}, UNKNOWN),
+    (29, {}, settings_of("EGNN", "v3.0", equivariance=True), {}, NO),
     (29, {}, egnn, data(graph=SELF), NO),
 ]
 SIZED = {1, 6, 17, 24, 25, 26, 28}
