@@ -253,7 +253,7 @@ def test_whole_numbers_that_a_spreadsheet_wrote_with_a_point_are_the_same_choice
 
 
 RESULTS: dict[str, tuple[str, list[int] | str]] = {
-    "several objectives": ("objective_0,objective_1\n16,-1.0,-5.0\n17,-3.0,-3.0\n18,-2.0,-1.0\n19,-1.0,-2.0\n20,F,-1.0", [18, 19, 16, 17]),
+    "several objectives": ("objective_0,objective_1\n16,-1.0,-5.0\n17,-3.0,-3.0\n18,-2.0,-1.0\n19,-1.0,-2.0\n20,F,-1.0", [19, 18, 16, 17]),
     "a row cut off": ("objective\n16,-1.0\n17", [16]),
     "a row with more": ("objective\n16,-1.0\n17,-0.5,2,3", [17, 16]),
     "an infinite objective": ("objective\n16,-inf\n17,-9.0", [17]),
