@@ -6,9 +6,9 @@ from hydragnn.scripts.report.facts import Facts
 from hydragnn.scripts.report.words import join
 
 
-def failures_of(page: Import) -> str:
-    """Return the numbers of the failures that any model suffered."""
-    numbers = {one.number for model in page.models for one in model.findings if one.verdict == "suffered"}
+def failures_of(page: Import, verdict: str = "suffered") -> str:
+    """Return the numbers of the failures with this verdict on any model."""
+    numbers = {one.number for model in page.models for one in model.findings if one.verdict == verdict}
     return join([*map(str, sorted(numbers))])
 
 
@@ -36,7 +36,8 @@ def chapter(facts: Facts) -> Section | None:
         "import",
         "Import",
         f"Imported from {page.source}; it computes what the code that trained it computed, errors included. Data: {page.data}. "
-        f"Of {len(page.models[0].findings)} known failures of that code, these files suffered {failures_of(page) or 'none'}.",
+        f"Of {len(page.models[0].findings)} known failures of that code, these files suffered {failures_of(page) or 'none that they tell'}"
+        + (f"; they cannot tell {untold}." if (untold := failures_of(page, "cannot be told")) else "."),
         tables=[*own, table_of(page.left_out, {"left out": str}, "What was left out.", prose=frozenset({0}))],
         folded=every,
     )
