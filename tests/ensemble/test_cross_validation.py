@@ -226,8 +226,11 @@ def spread_graphs(seed: int, graphs: int) -> Labelled:
     return drawn(seed, np.random.default_rng(1).uniform(0.011, 1.0, size=graphs))
 
 
-def test_growth_leaves_the_mean_square_of_usual_graphs() -> None:
-    growth = DISTANCE.growth(distances_of(np.arange(1, 100) / 99))
+@pytest.mark.parametrize("largest", [0.0, np.log(60)], ids=["no doubts", "one graph of 60 times the doubts"])
+def test_growth_leaves_the_mean_square_of_usual_graphs(largest: float) -> None:
+    calibrating = distances_of(np.arange(1, 100) / 99)
+    calibrating[0, 1] = largest
+    growth = Distance.among(calibrating).growth(distances_of(np.arange(1, 100) / 99))
     assert np.sqrt(np.mean(growth**2)) == pytest.approx(1)
     assert (np.diff(growth) <= 0).all()
     np.testing.assert_array_equal(DISTANCE.growth(distances_of([np.nan], np.nan)), 1.0)

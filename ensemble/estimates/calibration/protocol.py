@@ -41,7 +41,7 @@ class Distance:
     usual: NotNegative = 0.1
     """P-value above which graphs are as usual as others; 0.1 in files without it."""
     mean_square: NotNegative = 0.0
-    """Mean square of growth among calibrating graphs; 0 in files without it, for uniform p-values."""
+    """Mean square of growth by p-values alone, as doubts would narrow others; 0 in files without it, for uniform p-values."""
     doubts: bool = False
     """True where deviations grow with doubts as well; not in files without it."""
 
@@ -53,8 +53,8 @@ class Distance:
         >>> Distance.among(distances).growth(distances).round(3)[[0, 1, 3, 19]]
         array([1.296, 0.982, 0.982, 0.982])
         """
-        one = cls(power=POWER, unknown=1 / (len(distances) + 1), usual=USUAL, mean_square=1.0, doubts=True)
-        return replace(one, mean_square=float(np.mean(one.growth(distances) ** 2)))
+        one = cls(power=POWER, unknown=1 / (len(distances) + 1), usual=USUAL, mean_square=1.0)
+        return replace(one, mean_square=float(np.mean(one.growth(distances) ** 2)), doubts=True)
 
     def growth(self, distances: Float[Array, "items two"]) -> Float[Array, " items"]:
         """Return factors on standard deviations; 1 without a p-value.
