@@ -1,7 +1,8 @@
 """Sets of the public HydraGNN as stores of imported models."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,15 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
     if scaled or "edge_attr_unit" in source.attributes:  # which raw files have, that are scaled as they are read
         bounds = {key: source.attributes[key] for key in BOUNDS if key in source.attributes}
         reading = reading_of(Source(model.source.table, model.source.where, bounds), model.settings)
-    first = source.read(graphs[:BLOCK])
-    reading = _reading_in(first, reading, model.settings)
-    return replace(model, reading=_with_references(source.attributes, first, reading, model.settings)), source, graphs
+    some = source.read(graphs[:: math.ceil(len(graphs) / BLOCK)])  # of all places, as sets are in order of something
+    images = any(bool(source.read(block, fields=[]).edge_shifts.any()) for block in _blocks(graphs))
+    reading = replace(_reading_in(some, reading, model.settings), images=images)
+    return replace(model, reading=_with_references(source.attributes, some, reading, model.settings)), source, graphs
+
+
+def _blocks(graphs: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield graphs that are read at once."""
+    return (graphs[first : first + BLOCK] for first in range(0, len(graphs), BLOCK))
 
 
 def _open_raw(source: Source, root: Path | None) -> GraphStore:
@@ -71,9 +78,11 @@ def _reading_in(batch: GraphBatch, reading: Reading, settings: FrozenSettings) -
     narrow = "x" in batch.fields and batch.fields["x"].width == len(of_x)
     for place, one in enumerate(of_x if narrow else ()):  # columns that were selected when the set was made
         of_x[place] = replace(one, first=place)
-    heads = {f"y_{place}": one for place, one in enumerate(reading.outputs) if f"y_{place}" in batch.fields}
-    outputs = [replace(one, key=key, first=None) for key, one in heads.items()] or reading.outputs
-    others = [one for one in reading.inputs if one.key != "x"]
+    heads = [] if settings.interatomic else [name for name in batch.fields if re.fullmatch(r"y_\d+", name)]
+    if heads and len(heads) != len(reading.outputs):
+        raise InputError(f"y packs {len(heads)} outputs, and the model has {len(reading.outputs)}")
+    outputs = [replace(one, key=key, first=None) for key, one in zip(heads, reading.outputs)] or reading.outputs
+    others = [one for one in reading.inputs if one.key not in ("x", LENGTHS)]
     for one in [*of_x, *others, *outputs]:
         if one.key not in batch.fields:
             raise InputError(f"it has no {one.key}, which the model {'reads' if one.weight is None else 'predicts'}")
@@ -90,7 +99,7 @@ def _reading_in(batch: GraphBatch, reading: Reading, settings: FrozenSettings) -
         if not unit:
             shape = () if settings.edge_dim == 1 else (settings.edge_dim,)
             variables.append(Variable(field=Field(name=LENGTHS, on="edge", shape=shape), key=LENGTHS))
-    return Reading(variables=variables, images=bool(batch.edge_shifts.any()), edge_lengths=unit)
+    return replace(reading, variables=variables, edge_lengths=unit)
 
 
 def _unit(lengths: Tensor, column: Tensor) -> float:
@@ -112,9 +121,7 @@ def _with_references(
         return reading
     present = {*_values(batch, numbers).round().flatten().tolist()}  # others without a number were in no fit
     by_element = {z: float(one) for z, one in enumerate(energies or (), 1) if one or z in present}
-    total = replace(reading.outputs[0], field=replace(reading.outputs[0].field, dtype="float64"))
-    variables = [total if one is reading.outputs[0] else one for one in reading.variables]
-    return replace(reading, variables=variables, references={total.field.name: by_element})
+    return replace(reading, references={reading.outputs[0].field.name: by_element})
 
 
 def write_data(source: GraphStore, graphs: Sequence[int], model: Imported, out: Path) -> None:
@@ -127,15 +134,14 @@ def write_data(source: GraphStore, graphs: Sequence[int], model: Imported, out: 
         "max_neighbours": settings.max_neighbours,
         "imported": str(getattr(source, "path", "")),
     }
-    blocks = [graphs[first : first + BLOCK] for first in range(0, len(graphs), BLOCK)]
-    for block in blocks:
+    for block in _blocks(graphs):
         lengths = edge_vectors(source.read(block, fields=[])).norm(dim=1)
         longest = max(longest, float(lengths.max()) if len(lengths) else 0.0)
     if settings.radius and longest <= settings.radius * (1 + CLOSE):
         attributes["cutoff"] = settings.radius
     references = Normalisation(references=reading.references)
     with StoreWriter(out, fields, dim=source.dim, attributes=attributes) as writer:
-        for block in blocks:
+        for block in _blocks(graphs):
             batch = source.read(block)
             values = {one.field.name: _typed(_values(batch, one), one.field) for one in reading.variables}
             drop = [name for name in batch.fields if name != PART.name]
@@ -165,9 +171,11 @@ def _values(batch: GraphBatch, one: Variable) -> Tensor:
 def _are_numbers(values: Tensor) -> bool:
     rounded = values.round()
     close = bool(((values - rounded).abs() < CLOSE).all())
-    return close and float(rounded.min()) >= 0 and float(rounded.max()) < CLASSES
+    return close and float(rounded.min()) >= 1 and float(rounded.max()) < CLASSES
 
 
 def _typed(values: Tensor, field: Field) -> Tensor:
+    if field.classes and not _are_numbers(values):
+        raise InputError(f"{field.name} of some graphs are no whole numbers from 1 to {CLASSES - 1}")
     values = values.round() if field.classes else values
     return values.to(field.torch_dtype).reshape(len(values), *field.shape)

@@ -238,7 +238,7 @@ def _page(model: Imported, run: str, errors: Metrics, store: Store) -> Page:
     settings, reading, notes = model.settings, model.reading, [*store.notes]
     if store.path is None and any(one.field.name == ATOMIC_NUMBERS for one in reading.inputs):
         notes.append("a column is the atomic number by its name; without data nothing tells whether it was scaled")
-    if store.path is None and settings.edge_dim:
+    if store.path is None and reading.edge_lengths:
         notes.append("edge features are lengths in Angstrom; without data nothing tells whether they were scaled")
     return Page(
         run=run,

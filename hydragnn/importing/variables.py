@@ -46,6 +46,8 @@ def variable(name: str, on: Location, dim: int, *, key: str = "", weight: float 
     clean = clean if clean[0].isalpha() and clean not in RESERVED else f"x_{clean}"
     shape = () if dim == 1 else (dim,)
     field = Field(name=clean, on=on, shape=shape, role="input" if weight is None else "target")
+    if weight is not None and on == "graph":  # such as total energies, of which single precision drops digits
+        field = replace(field, dtype="float64")
     if weight is None and on == "node" and dim == 1 and NUMBERS.fullmatch(name):
         field = Field(name=ATOMIC_NUMBERS, on="node", classes=CLASSES, dtype="int64")
     return Variable(field=field, key=key or name, weight=weight, **more)
@@ -231,8 +233,12 @@ def reading_of(source: Source, settings: FrozenSettings) -> Reading:
         inputs.append(variable("graph_attr", "graph", settings.graph_attributes))
     if settings.global_attn_engine == "GPS" and settings.pe_dim:
         inputs.append(variable(ENCODING, "node", settings.pe_dim))
+    names = source.architecture.get("edge_features") or ["length"]
+    are_lengths = settings.edge_dim == 1 and re.search("length|dist", str(names[0]))
+    if settings.edge_dim and not are_lengths:
+        inputs.append(variable(LENGTHS, "edge", settings.edge_dim))
     return Reading(
         variables=[*inputs, *outputs],
         images=bool(source.architecture.get("periodic_boundary_conditions", True)),
-        edge_lengths=float(bool(settings.edge_dim)),
+        edge_lengths=float(bool(are_lengths)),
     )

@@ -31,6 +31,7 @@ from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.hpo.space.parameters import Choices, IntRange
 from hydragnn.hpo.space.points import space_of
 from hydragnn.hpo.warm import warm_source
+from hydragnn.importing import data
 from hydragnn.importing.finding import find_models
 from hydragnn.importing.page import import_folder, read_page
 from hydragnn.importing.runs import imported_models, write_run
@@ -370,6 +371,47 @@ def sets_of_branches(branches: int) -> dict[str, Any]:
             sample["x"] = np.concatenate([sample["x"], 0 * sample["x"], sample["forces"].astype("f4")], axis=1)
             sample["dataset_name"] = np.array([[number % branches]])
     return sets
+
+
+def one_head(sample: dict[str, Any], number: int) -> None:
+    sample |= {"y": sample["y"].reshape(1, 1), "y_loc": np.array([[0, 1]])}
+
+
+def images_later(sample: dict[str, Any], number: int) -> None:
+    sample |= {key: sample[key] * (number > 40) for key in ("edge_shifts", "cell", "pbc")}
+
+
+def scaled_elements(sample: dict[str, Any], number: int) -> None:
+    sample["x"][:, 0] = sample["x"][:, 0] > 4
+
+
+POTENTIAL = {"mpnn_type": "SchNet", "num_gaussians": 4, "num_filters": 8, "enable_interatomic_potential": True}
+POTENTIAL |= {"output_dim": [1], "output_type": ["node"]}
+SETS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a y beside energy and forces": (one_head, POTENTIAL, "predicts: energy, forces\n  test part, energy"),
+    "a y of other heads": (one_head, {}, "y packs 1 outputs, and the model has 2"),
+    "images in late graphs alone": (images_later, {}, "48 graphs of"),
+    "two elements scaled to 0 and 1": (scaled_elements, {}, "reads: atomic_number\n"),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_all_of_a_set_says_how_it_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, architecture, words = SETS[name]
+    monkeypatch.setattr(data, "BLOCK", 16)
+    sets = sets_of_branches(1)
+    for number, sample in enumerate(sample for some in sets.values() for sample in some):
+        del sample["dataset_name"]
+        change(sample, number)
+    write_model(tmp_path / "run", **architecture)
+    write_bp(tmp_path / "run" / "set.bp", sets, {})
+    assert words in "\n".join(hydragnn.import_public(tmp_path / "run", tmp_path / "out").lines())
+
+
+def test_edges_without_lengths_are_an_input(tmp_path: Path) -> None:
+    write_model(tmp_path / "run", mpnn_type="GAT", edge_features=["bond_order"])
+    (page,) = hydragnn.import_public(tmp_path / "run", tmp_path / "out").models
+    assert page.inputs == ["atomic_numbers", "edge_attr"] and not any("lengths" in note for note in page.notes)
 
 
 def test_a_file_of_one_branch_predicts_as_that_branch_of_the_whole(tmp_path: Path) -> None:
