@@ -184,7 +184,8 @@ def mixed_scores(trials: Sequence[Trial], bounds: Bounds, generator: np.random.G
     parts = np.concatenate([np.ones((1, len(bounds))), generator.dirichlet(np.ones(len(bounds)), MIXTURES - 1)])
     weighted = scaled / np.maximum(parts, LEAST_PART)[:, None]  # [mixtures, trials, objectives]
     mixtures = [one.max(1) + SUM * one.sum(1) for one in weighted]
-    return np.stack([_quantiles(np.lexsort((one, over)).argsort()) for one in mixtures], axis=1)
+    places = [np.unique(np.stack([over, one], 1), axis=0, return_inverse=True)[1] for one in mixtures]
+    return np.stack([_quantiles(one) for one in places], axis=1)
 
 
 class Outlook:
@@ -300,7 +301,7 @@ class GaussianProcess(Sampler):
 
     def propose(self, history: History, number: int) -> Point:
         """Return the best free candidate; at further draws the next."""
-        if not history.trials:
+        if not any(trial.results for trial in history.trials):  # none of its stage, after layouts were compared
             return RandomSampler().propose(history, number)
         self._learn(history, number)
         if history.draw == 0:

@@ -86,10 +86,10 @@ class ParzenEstimators(Sampler):
         if values and len(history.bounds) > 1:
             values = self._foreseen[trial.number]
         broken = trial.status == "failed" and trial.failure is not None and trial.failure.kind == "out_of_memory"
-        if trial.status == "finished" or (values and not (self.knows_rungs and len(history.bounds) < 2)):
-            state = TrialState.COMPLETE
-        elif trial.status in ("failed", "lost") and not broken:
+        if trial.status in ("failed", "lost") and not broken:
             state = TrialState.FAIL
+        elif trial.status == "finished" or (values and not (self.knows_rungs and len(history.bounds) < 2)):
+            state = TrialState.COMPLETE
         else:  # a rung that was passed counts
             state = TrialState.PRUNED if trial.results or broken else TrialState.RUNNING
         return FrozenTrial(

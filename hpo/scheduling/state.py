@@ -586,8 +586,8 @@ def _leader(state: State, trial: Trial) -> int:
         return trial.number
     bounds = state.plan.bounds
 
-    def key(one: Trial, level: int = -1) -> tuple[float, float, int]:
-        return violation(one.values_at(level), bounds), one.results[level], one.number
+    def key(one: Trial, level: int = -1) -> tuple[float, tuple[float, ...], int]:
+        return violation(one.values_at(level), bounds), one.values_at(level), one.number
 
     if state.leader != trial.number:
         return min(key(state.trials[state.leader]), key(trial))[-1]

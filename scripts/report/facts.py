@@ -222,7 +222,7 @@ class Campaign:
         """Return the trials with an objective, best first, those within bounds before others."""
         scores = self.scores
         trials = [trial for trial in self.history.trials if trial.number in scores]
-        return sorted(trials, key=lambda one: (violation(one.objectives, self.bounds), scores[one.number]))
+        return sorted(trials, key=lambda one: (violation(one.objectives, self.bounds), one.objectives))
 
     @property
     def best(self) -> TrialHistory | None:

@@ -15,7 +15,9 @@ from hydragnn.hpo import campaign_history, finished_runs
 from hydragnn.hpo.fronts import distances, front_numbers, front_of, hypervolume, knee, ranked, violation
 from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.verdict import verdict
-from hydragnn.hpo.sampling.sampler import History, foreseen, proposals
+from hydragnn.hpo.sampling.gaussian import mixed_scores
+from hydragnn.hpo.sampling.sampler import History, foreseen, proposals, sampler_class
+from hydragnn.hpo.sampling.tpe import ParzenEstimators
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space.points import Point, is_point, point_key, space_of
@@ -99,6 +101,60 @@ def test_trials_at_a_lower_rung_count_as_if_they_had_gone_on() -> None:
         Trial(number=3),
     ]
     assert foreseen(trials) == {0: (2.0, 1.0), 1: (3.0, 5.0), 2: (6.5, 7.0)}
+
+
+def trial(number: int, values: tuple[float, float] | None, **more: Any) -> Trial:
+    """Trial at a point of its own, finished where it has values."""
+    point = {f"model.{name}": (number * 7 + place * 3) % 11 / 11 for place, name in enumerate("abc")}
+    ended = {} if values is None else {"status": "finished", "results": values[:1], "others": (values[1:],)}
+    return Trial(number=number, values=point, **{**ended, **more})
+
+
+DIVERGED = {"status": "failed", "failure": Failure(kind="diverged", message="nan")}
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe", "nsga2"])
+@pytest.mark.parametrize("bounds", [(None, None), (None, 50.0), (-1.0, 0.0)])
+@pytest.mark.parametrize(
+    "trials",
+    [
+        [trial(0, None, status="running")],  # the first after layouts were compared
+        [trial(number, None, **DIVERGED) for number in range(5)],
+        [trial(number, (1.0, 2.0), **DIVERGED) for number in range(5)],
+        [trial(number, (-1.0 * number, 60.0 + number)) for number in range(8)],
+        [trial(number, (1.0, 2.0)) for number in range(8)],
+    ],
+    ids=["no result", "failures", "failures after a rung", "all beyond bounds", "all equal"],
+)
+def test_samplers_take_any_results(settings: Any, sampler: str, bounds: Any, trials: list[Trial]) -> None:
+    space = space_of(settings(space={f"model.{name}": UNIT for name in "abc"}).search.space)
+    history = History(space=space, seed=0, startup=4, rungs=(1,), bounds=bounds, trials=tuple(trials))
+    assert is_point(space, sampler_class(sampler)().propose(history, len(trials)))
+
+
+def test_trials_of_equal_results_have_equal_scores() -> None:
+    trials = [trial(0, (1.0, 2.0)), trial(1, (1.0, 2.0)), trial(2, (9.0, 9.0)), trial(3, None, **DIVERGED)]
+    trials.append(trial(4, None, **DIVERGED))
+    for bounds in ((None, None), (None, 1.0)):
+        for scores in mixed_scores(trials, bounds, np.random.default_rng(0)).T:
+            assert scores[0] == scores[1] < scores[2] < scores[3] == scores[4]
+
+
+def test_what_failed_after_a_rung_attracts_no_estimators(settings: Any) -> None:
+    space = space_of(settings(space={f"model.{name}": UNIT for name in "abc"}).search.space)
+    trials = (*(trial(number, (5.0 + number, 5.0)) for number in range(5)), trial(5, (0.1, 0.1), **DIVERGED))
+    sampler = ParzenEstimators()
+    sampler.propose(History(space=space, seed=0, startup=4, rungs=(1,), bounds=(None, None), trials=trials), 6)
+    assert sampler._memory.trials[-1].state.name == "FAIL"
+
+
+def test_of_equal_first_objectives_the_others_decide_who_leads() -> None:
+    state = State()
+    after(state, 0.0, Opened(plan=Plan(trials=2, rungs=(1,), bounds=(None, None)), slots=("p",)))
+    for number, other in enumerate([9.0, 5.0]):
+        after(state, 0.0, Proposed(trial=number, values={"x": number}))
+        after(state, 0.0, Reached(trial=number, attempt=1, epochs=1, value=1.0, others=(other,)))
+    assert state.leader == 1
 
 
 def searched(settings: Any, sampler: str, count: int, seed: int = 0, bounds: Any = (None, None)) -> list[Point]:
