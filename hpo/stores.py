@@ -1,6 +1,7 @@
 """Stores of a campaign, which may be moved but not changed."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def check_stores(now: CampaignSettings, saved: CampaignSettings, fingerprints: M
 
 def without_places(settings: CampaignSettings) -> dict[str, Any]:
     """The settings as JSON in which no place of a store stands."""
-    table = settings.to_json()
+    table = deepcopy(settings.to_json())
     for part in (table, *(run["config"] for run in table.get("runs", []))):
         for section in (part, *part.get("branches", [])):
             section["data"] = {key: value for key, value in section.get("data", {}).items() if key != "store"}

@@ -1,5 +1,6 @@
 """Several data sets in one trunk, from the search to the report: every step after training speaks of one branch."""
 
+import json
 import shutil
 import tomllib
 from pathlib import Path
@@ -65,6 +66,18 @@ def ensemble(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = campaign.parent / "ensemble"
     hydragnn.build_ensemble(campaign, out, top_k=2, branch="oxides")
     return out
+
+
+def test_a_search_over_branches_goes_on(campaign: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(campaign, tmp_path / "campaign")
+    saved = json.loads((out / "campaign.json").read_text())
+    table = {key: saved[key] for key in ("branches", "model", "train", "search")}
+    table["search"]["trials"] = 3
+    hydragnn.search(table, out, workers=1, quiet=True, resume=True)
+    assert len([*out.glob("trials/*/record.json")]) == 3
+    table["branches"][1]["data"]["store"] = table["branches"][0]["data"]["store"]
+    with pytest.raises(InputError, match=r"metals.h5 holds other graphs than the one .that was .*oxides.h5"):
+        hydragnn.search(table, out, workers=1, quiet=True, resume=True)
 
 
 def test_an_ensemble_is_of_the_branch_that_is_named(campaign: Path, ensemble: Path, tmp_path: Path) -> None:
