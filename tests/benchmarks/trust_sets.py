@@ -5,6 +5,7 @@ Labels beyond training are true ones: EMT knows all alloys, a force field all mo
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -124,6 +125,13 @@ def energy_of(atoms: Atoms, positions: Tensor) -> Tensor:
     i, j = np.nonzero(np.triu(~near))
     contact = torch.from_numpy(1.35 * (radii[i] + radii[j])) / distance[:, i, j]
     return energy + (0.05 * (contact**8 - contact**4)).sum(1) - 4.0 * len(atoms)
+
+
+def forces_of(atoms: Atoms) -> np.ndarray:
+    """Return the forces on one of the molecules, which its elements in their order name."""
+    named = next(one for one in map(molecule, MOLECULES) if np.array_equal(one.numbers, atoms.numbers))
+    positions = torch.from_numpy(atoms.positions)[None].requires_grad_()
+    return -torch.autograd.grad(energy_of(named, positions).sum(), positions)[0][0].numpy()
 
 
 def molecules_at(name: str, kelvin: float, count: int, seed: int) -> list[GraphBatch]:
@@ -342,23 +350,27 @@ def small_molecules(data: Path) -> TrustSet:
 SILICON = TersoffParameters(
     3.0, 1.0, 0.0, 100390.0, 16.217, -0.59825, 0.78734, 1.1e-6, 1.7322, 471.18, 2.85, 0.15, 2.4799, 1830.8
 )
+CARBON = TersoffParameters(
+    3, 1, 0, 38049, 4.384, -0.57058, 0.72751, 1.5724e-7, 2.2119, 346.7, 1.95, 0.15, 3.4879, 1393.6
+)
+COVALENT = {("Si", "Si", "Si"): SILICON, ("C", "C", "C"): CARBON}
 
 
-def silicon(data: Path) -> TrustSet:
-    """Strained diamond cells of 16 atoms, displaced by .02 to .1 Angstrom."""
+def silicon(data: Path, element: str = "Si", size: float = 1.0) -> TrustSet:
+    """Strained diamond cells of 16 atoms, displaced by .02 to .1 Angstrom times the size."""
     random = np.random.default_rng(0)
 
     def cell(lattice: tuple[str, float] = ("diamond", 5.432), **own: Any) -> GraphBatch:
-        atoms = bulk("Si", lattice[0], a=lattice[1], cubic=True) * own.get("repeat", (1, 1, 2))
+        atoms = bulk(element, lattice[0], a=lattice[1] * size, cubic=True) * own.get("repeat", (1, 1, 2))
         if "vacuum" in own:
             atoms.center(vacuum=own["vacuum"], axis=2)
         strain = np.eye(3) + random.normal(0, own.get("strain", 0.03), (3, 3))
         atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
         del atoms[: own.get("missing", 0)]
-        atoms.positions += random.normal(0, random.uniform(*own.get("rattle", (0.02, 0.1))), atoms.positions.shape)
-        atoms.calc = Tersoff({("Si", "Si", "Si"): SILICON})
+        atoms.positions += random.normal(0, size * random.uniform(*own.get("rattle", (0.02, 0.1))), (len(atoms), 3))
+        atoms.calc = Tersoff(COVALENT)
         atoms.get_forces()
-        return from_ase(atoms, 3.6, fields=[ENERGY, FORCES])
+        return from_ase(atoms, 3.6 * size, fields=[ENERGY, FORCES])
 
     known = [cell() for _ in range(400)]
     kinds: dict[str, dict[str, Any]] = {
@@ -370,7 +382,7 @@ def silicon(data: Path) -> TrustSet:
         "simple cubic": {"lattice": ("sc", 2.6), "repeat": (2, 2, 4)},
     }
     beyond = {kind: [cell(**own) for _ in range(ASKED)] for kind, own in kinds.items()}
-    return TrustSet(graphs=known, table=forces_table("painn", 3.6, 24, 40), beyond=beyond)
+    return TrustSet(graphs=known, table=forces_table("painn", 3.6 * size, 24, 40), beyond=beyond)
 
 
 SETS: Mapping[str, Callable[[Path], TrustSet]] = {
@@ -386,6 +398,12 @@ SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "qm9": small_molecules,
     "silicon": silicon,
     "grains": grains,
+    "diamond": partial(silicon, element="C", size=3.566 / 5.432),
+}
+TRUTHS: Mapping[str, Callable[[Atoms], np.ndarray]] = {
+    **dict.fromkeys(("alloys", "melts", "mixed"), EMT().get_forces),
+    "molecules": forces_of,
+    **dict.fromkeys(("silicon", "diamond"), Tersoff(COVALENT).get_forces),
 }
 NEEDS = {"acac": "acac/train_600K.xyz.gz", "mlearn": "mlearn/Cu_train.extxyz.gz", "qm9": "qm9/qm9_dev_12000.npz"}
 """Published data that a set needs."""
