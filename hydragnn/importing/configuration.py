@@ -149,7 +149,6 @@ def raw_files(source: Source, notes: list[str]) -> Table:
         "files": _named(paths),
         "format": FORMATS[data["format"]],
         "cutoff": float(radius),
-        "scaling": "minmax",
     }
     raw |= {"max_neighbours": most} if most else {}
     raw |= {"file_parts": [PARTS[part] for part in PARTS if part in paths]} if "total" not in paths else {}
@@ -157,15 +156,17 @@ def raw_files(source: Source, notes: list[str]) -> Table:
         features = {level: data[f"{level}_features"] for level in ("node", "graph")}
         for level, one in features.items():
             raw[f"{level}_features"] = [[*range(c, c + d)] for c, d in zip(one["column_index"], one["dim"])]
-        raw["charge_rule"] = len(raw["node_features"]) > 1
+        raw["charge_rule"] = sum(map(len, raw["node_features"])) > 1
         places = {
             key: [n for n, name in enumerate(features[level]["name"]) if PER_NODE in name]
             for key, level in (("x", "node"), ("y", "graph"))
         }
         raw |= {"per_node": own} if (own := {key: one for key, one in places.items() if one}) else {}
-    notes.append(
-        "features were scaled to 0 to 1 over training, validation and test together, so that these have a part in it; leave scaling out of the build file to mend it"
-    )
+    if data.get("normalize_features", raw["format"] != "xyz"):  # which no loader did unasked
+        raw["scaling"] = "minmax"
+        notes.append(
+            "features were scaled to 0 to 1 over training, validation and test together, so that these have a part in it; leave scaling out of the build file to mend it"
+        )
     if source.architecture.get("periodic_boundary_conditions"):
         notes.append("raw files have pairs without images: periodic_boundary_conditions crashed there with raw files")
     return raw

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hydragnn.base.errors import InputError
+from hydragnn.base.places import INDEX, is_public
 from hydragnn.datasets import GraphStore, Normalisation, StoreWriter, open_store, reference_sums
 from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.frozen import FrozenSettings
@@ -38,6 +39,8 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
 
     InputError where the data lack a variable, or nothing tells which graphs are of a branch.
     """
+    if place.suffix in SETS and not is_public(place):
+        raise InputError(f"it has neither {INDEX} of ADIOS2 nor a -meta.pkl of pickled samples; copy it again")
     source = open_store(place) if place.suffix in SETS else _open_raw(model.source, folder_of_raw(model.files))
     graphs: Sequence[int] = range(len(source))
     if model.branches > 1:
@@ -82,6 +85,10 @@ def _reading_in(batch: GraphBatch, reading: Reading, settings: FrozenSettings) -
     if heads and len(heads) != len(reading.outputs):
         raise InputError(f"y packs {len(heads)} outputs, and the model has {len(reading.outputs)}")
     outputs = [replace(one, key=key, first=None) for key, one in zip(heads, reading.outputs)] or reading.outputs
+    is_begin = [one.first for one in reading.inputs if one.key == "x"] == [*range(len(of_x))]
+    for one in outputs:
+        if narrow and one.key == "x" and (one.first is None or not is_begin):
+            raise InputError(f"its x holds the {len(of_x)} inputs alone, without {one.field.name}")
     others = [one for one in reading.inputs if one.key not in ("x", LENGTHS)]
     for one in [*of_x, *others, *outputs]:
         if one.key not in batch.fields:

@@ -179,7 +179,10 @@ def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     store = "data.h5" if data is None else data.name
     up = "" if data is not None and data.parent == out else "../"
     split = '[split]\nkind = "given"\nfield = "part"\n\n' if data is not None and parts_of(open_store(data)) else ""
-    heads = [f'[[heads]]\nkind = "{OUTPUT}"\nfield = "{one.field.name}"\n' for one in model.reading.outputs]
+    heads = [
+        f'[[heads]]\nkind = "{OUTPUT}"\nfield = "{one.field.name}"\nweight = {one.weight!r}\n'
+        for one in model.reading.outputs
+    ]
     if references := _references(model):
         heads[0] += f"references = {{ {', '.join(f'{z} = {energy!r}' for z, energy in references.items())} }}\n"
     text = f'[data]\nstore = "{up}{store}"\n\n{split}[start]\nmodel = "."\n\n[model]\n\n' + "\n".join(heads)

@@ -14,6 +14,7 @@ from hydragnn.datasets import build_store
 from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.importing.configuration import import_configuration
 from tests.datasets.public_files import samples, write_bp
+from tests.hydragnn.importing.public_runs import config_of
 from tests.refusals import refuses
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -82,6 +83,29 @@ def test_configurations_train(tmp_path: Path, path: Path) -> None:
         {"kind": "given", "field": "part"},
     )
     hydragnn.train(run, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, {"scaling": "minmax", "charge_rule": True}),
+        ({"normalize_features": False}, {"scaling": None}),
+        ({"format": "CFG"}, {"scaling": "minmax"}),
+        ({"format": "XYZ"}, {"scaling": None}),
+        ({"format": "XYZ", "normalize_features": True}, {"scaling": "minmax"}),
+        ({"node_features": {"name": ["z"], "dim": [1], "column_index": [0]}}, {"charge_rule": False}),
+    ],
+)
+def test_raw_files_are_scaled_as_their_loader_did(tmp_path: Path, changes: Any, words: Any) -> None:
+    features = {
+        level: {"name": ["z"], "dim": [2], "column_index": [0]} for level in ("node_features", "graph_features")
+    }
+    raw = {"format": "LSMS", "path": {"total": "raw"}, **features, **changes}
+    table = config_of(radius=2.0) | {"Dataset": raw}
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    imported = import_configuration(tmp_path / "config.json")
+    assert {key: imported.build.get(key) for key in words} == words
+    assert any("were scaled" in note for note in imported.notes) == (imported.build.get("scaling") is not None)
 
 
 def test_text_of_a_configuration_makes_no_keys(tmp_path: Path) -> None:

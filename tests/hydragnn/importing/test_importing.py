@@ -172,6 +172,7 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
     "no columns": ({}, "does not say how raw files are read"),
     "no path but a text": ({"path": "raw"}, "path is no section"),
     "no numbers": ({"column_index": [0, 1, 2]}, "lacks a column"),
+    "a set without files": ({"path": {"total": "set.pickle"}}, "neither md.idx of ADIOS2 nor a -meta.pkl"),
 }
 
 
@@ -186,6 +187,8 @@ def test_raw_files_that_cannot_be_read_are_left_out(name: str, tmp_path: Path) -
         config["Dataset"][level] |= changes
     file.write_text(json.dumps(config))
     (tmp_path / "run" / "empty").mkdir()
+    if name == "a set without files":
+        (tmp_path / "run" / "set.pickle").mkdir()
     (tmp_path / "run" / "raw").mkdir()
     (tmp_path / "run" / "raw" / "a.txt").write_text("no number\n")
     assert words in import_folder(tmp_path / "run", tmp_path / "out").data
@@ -385,12 +388,17 @@ def scaled_elements(sample: dict[str, Any], number: int) -> None:
     sample["x"][:, 0] = sample["x"][:, 0] > 4
 
 
+def inputs_alone(sample: dict[str, Any], number: int) -> None:
+    sample["x"] = sample["x"][:, 1:2]
+
+
 POTENTIAL = {"mpnn_type": "SchNet", "num_gaussians": 4, "num_filters": 8, "enable_interatomic_potential": True}
 POTENTIAL |= {"output_dim": [1], "output_type": ["node"]}
 SETS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a y beside energy and forces": (one_head, POTENTIAL, "predicts: energy, forces\n  test part, energy"),
     "a y of other heads": (one_head, {}, "y packs 1 outputs, and the model has 2"),
     "images in late graphs alone": (images_later, {}, "48 graphs of"),
+    "inputs alone in x": (inputs_alone, {"output_dim": [1, 1]}, "its x holds the 1 inputs alone, without charge"),
     "two elements scaled to 0 and 1": (scaled_elements, {}, "reads: atomic_number\n"),
 }
 
@@ -405,6 +413,12 @@ def test_all_of_a_set_says_how_it_is_read(name: str, tmp_path: Path, monkeypatch
         change(sample, number)
     write_model(tmp_path / "run", **architecture)
     write_bp(tmp_path / "run" / "set.bp", sets, {})
+    if change is inputs_alone:
+        file = tmp_path / "run" / "config.json"
+        config = json.loads(file.read_text())
+        own = {"input_node_features": [1], "output_names": ["energy", "charge"], "output_index": [0, 0]}
+        config["NeuralNetwork"]["Variables_of_interest"] |= own | {"output_dim": [1, 1]}
+        file.write_text(json.dumps(config))
     assert words in "\n".join(hydragnn.import_public(tmp_path / "run", tmp_path / "out").lines())
 
 
@@ -501,10 +515,11 @@ def test_raw_files_that_a_configuration_names_are_read_with_their_scales(real_da
 
 
 def test_models_are_trained_further(tmp_path: Path) -> None:
-    write_model(tmp_path / "run")
+    write_model(tmp_path / "run", task_weights=[1.0, 7.0])
     public_set(tmp_path / "run" / "set.bp")
     page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
     record = hydragnn.train(tmp_path / "out" / "tune.toml", tmp_path / "tuned", overrides=["train.epochs=1"])
+    assert [head["weight"] for head in record.config["heads"]] == [1.0, 7.0]
     errors = record.start["forgetting"]["errors"]
     assert errors["forces/mae"]["before"] == pytest.approx(page.models[0].test["forces"]["mae"], rel=1e-6)
 
