@@ -211,7 +211,10 @@ def _cell(row: dict[str, str], columns: dict[str, str], path: str, parameter: Pa
         return None
     text = row[columns[path]]
     if isinstance(parameter, Choices):
-        text = text if columns[path][2:] not in PUBLIC["model.kind"] else {"GAT": "gatv2"}.get(text, text.lower())
+        if columns[path][2:] in PUBLIC["model.kind"]:
+            from hydragnn.frozen.settings import OWN_KINDS
+
+            text = OWN_KINDS.get(text, text)
         exact = (c for c in parameter.choices if text in (str(c), json.dumps(c)))
         return next(exact, next((c for c in parameter.choices if is_number(c) and c == number_in(text)), None))
     number = number_in(text)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import pydantic
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from hydragnn.base.settings import first_problem
 Kind = Literal[
     "GIN", "SAGE", "MFC", "GAT", "PNA", "PNAPlus", "CGCNN", "SchNet", "DimeNet", "EGNN", "PAINN", "PNAEq", "MACE"
 ]
+OWN_KINDS: dict[str, str] = {**{kind: kind.lower() for kind in get_args(Kind)}, "GAT": "gatv2"}
+"""Architecture of this program for each of theirs."""
 Generation = Literal["v2.0", "v3.0", "2024", "v4.0", "v5.0", "main", "variables"]
 OLD = ("v2.0", "v3.0", "2024")
 FAILURE = "suffered silent failure"

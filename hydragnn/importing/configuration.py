@@ -9,14 +9,11 @@ from typing import Any
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
+from hydragnn.frozen.settings import OWN_KINDS
 from hydragnn.importing.finding import FORMATS
 from hydragnn.importing.variables import LOSSES, Source, Variable, complete, variable
 
 Table = dict[str, Any]
-
-KINDS = {kind: kind.lower() for kind in ("GIN", "SAGE", "MFC", "PNA", "PNAPlus", "CGCNN", "SchNet", "DimeNet")}
-KINDS |= {"EGNN": "egnn", "PAINN": "painn", "PNAEq": "pnaeq", "MACE": "mace", "GAT": "gatv2"}
-"""Our architecture of each of theirs."""
 
 VECTORS = ("EGNN", "PAINN", "PNAEq", "MACE")
 """Kinds with vectors."""
@@ -72,8 +69,8 @@ def import_configuration(path: Path, files: Sequence[str] = (), store: str = "da
     ``files`` are those of the data; else the configuration names them. InputError for another file.
     """
     source = Source(read_json(path), path)
-    if source.kind not in KINDS:
-        raise InputError(f"{path}: mpnn_type is {source.kind}, none of {', '.join(KINDS)}; check the configuration")
+    if source.kind not in OWN_KINDS:
+        raise InputError(f"{path}: mpnn_type is {source.kind}, none of {', '.join(OWN_KINDS)}; check the configuration")
     notes: list[str] = []
     with complete(f"{path} is damaged"):
         build, targets = _build(source, files, notes)
@@ -219,7 +216,7 @@ BROKEN = {
 
 def _model(source: Source, notes: list[str]) -> Table:
     architecture, kind = source.architecture, source.kind
-    model: Table = {"kind": KINDS[kind], "hidden_dim": int(architecture["hidden_dim"])}
+    model: Table = {"kind": OWN_KINDS[kind], "hidden_dim": int(architecture["hidden_dim"])}
     model["num_layers"] = int(architecture["num_conv_layers"])
     radius = architecture.get("radius")
     if kind not in FLAT and radius and (kind not in ("GAT", "PNA", "CGCNN") or architecture.get("edge_features")):

@@ -11,7 +11,7 @@ from ase.build import bulk
 from hydragnn.base.errors import InputError
 from hydragnn.base.shown import csv_cell
 from hydragnn.datasets import open_store, read_build_settings
-from hydragnn.datasets.build import graphs_of, makers_of
+from hydragnn.datasets.build import makers_of
 from hydragnn.distributed.building import first_and_count
 from hydragnn.graphs import GraphBatch
 from tests.datasets.conftest import built as new_store
@@ -100,7 +100,7 @@ def test_arrays_have_tables_of_labels_too_and_are_counted(folder: Path) -> None:
     sites(folder, name=np.array(["left", "right"]))
     labels = table(folder, "name,band_gap", "right,1.0", "left,2.0")
     parsed = read_build_settings({**SITES, "name_key": "name", "labels": labels}, folder / "BUILD.toml")
-    assert [graph["gap"].item() for graph in graphs_of(parsed)] == [2.0, 1.0]
+    assert [graph["gap"].item() for graph in (make() for make in makers_of(parsed))] == [2.0, 1.0]
     assert first_and_count(parsed, makers_of(parsed))[1] == 2
 
 

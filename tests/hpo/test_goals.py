@@ -180,13 +180,13 @@ def both(point: Point) -> tuple[float, float]:
     return float(((row - 0.3) ** 2).sum()), float(((row - [0.7, 0.3, 0.3]) ** 2).sum())
 
 
-@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 40), ("gp", 40), ("nsga2", 120)])
+@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 40), ("gp", 30), ("nsga2", 120)])
 def test_samplers_find_a_larger_front_than_chance_and_the_same_again(
     settings: Any, sampler: str, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hydragnn.hpo.sampling.sampler.problem_of", lambda *_: "")
     volumes: dict[str, list[float]] = {}
-    for seed in range(2):
+    for seed in range(1 if sampler == "gp" else 2):
         for name in (sampler, "random"):
             points = searched(settings, name, trials, seed)
             volumes.setdefault(name, []).append(hypervolume([both(point) for point in points], (0.3, 0.3)))
@@ -197,9 +197,9 @@ def test_samplers_find_a_larger_front_than_chance_and_the_same_again(
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_samplers_look_within_bounds(settings: Any, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydragnn.hpo.sampling.sampler.problem_of", lambda *_: "")
-    points = searched(settings, sampler, 40, bounds=(None, 0.05))
-    late = [both(point)[1] <= 0.05 for point in points[20:]]
-    assert sum(late) > 2 * sum(both(point)[1] <= 0.05 for point in searched(settings, "random", 40)[20:])
+    points = searched(settings, sampler, 30, bounds=(None, 0.05))
+    late = [both(point)[1] <= 0.05 for point in points[15:]]
+    assert sum(late) > 2 * sum(both(point)[1] <= 0.05 for point in searched(settings, "random", 30)[15:])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from hydragnn.config import RunConfig
 from hydragnn.conformance.cases import small_settings
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.graphs import CLUSTERS, Field, GraphBatch, clusters_field, coarse, concatenate, with_contracted_levels
+from hydragnn.graphs import (
+    CLUSTERS,
+    Field,
+    GraphBatch,
+    clusters_field,
+    coarse,
+    concatenate,
+    levels,
+    with_contracted_levels,
+)
 from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.runs import train
 from hydragnn.scripts import api
@@ -135,7 +144,7 @@ def test_members_make_levels_of_a_batch_once(far: MemoryStore, tmp_path: Path, m
         return make(finer)
 
     train(config_for("schnet", **POOLING), tmp_path / "run", store=far, until=1)
-    monkeypatch.setattr(coarse, "next_level", counted)
+    monkeypatch.setattr(levels, "next_level", counted)
     batch, member = far.read(range(6)), load_model(tmp_path / "run" / "model")
     first, second = member.predict(batch)["answer"].mean, member.predict(batch)["answer"].mean
     assert sum(made) == POOLING["pooling"]["levels"] * 6 and torch.equal(first, second)
