@@ -50,6 +50,28 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Use of the machine by a run so far, over all segments and ranks."""
+
+    phases: dict[str, float] = member(default_factory=dict)
+    """Seconds of the first rank by phase; they add up to the wall time."""
+    busy: float | None = None
+    """Share of time in which a device computed, from 0 to 1; None where nothing tells."""
+    flops: float = 0.0
+    """Arithmetic operations of training, counted in one step and scaled by the work of all; 0 where unknown."""
+    bytes: float = 0.0
+    """Bytes that these operations read and write, counted likewise."""
+    peak_flops: float = 0.0
+    """Operations per second that a device can do; 0 where unknown."""
+    peak_bytes: float = 0.0
+    """Bytes per second that its memory can move; 0 where unknown."""
+    joules: float | None = None
+    """Energy of nodes or devices; None where nothing measures it."""
+    energy_source: str = "not measured"
+    """Counter that gave the joules, such as RAPL or NVML."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BranchRecord:
     """Record of one data set among several."""
 
@@ -97,6 +119,7 @@ class RunRecord(Shown):
     start: dict[str, Any] = member(default_factory=dict)
     """The model that the run began with: what was kept, and errors on its data before and after (``forgetting``)."""
     cost: Cost = Cost()
+    usage: Usage = Usage()
     failure: Failure | None = None
     versions: dict[str, str] = member(default_factory=dict)
     hardware: dict[str, Any] = member(default_factory=dict)
