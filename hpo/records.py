@@ -98,7 +98,7 @@ def best_first(trials: Sequence[TrialHistory], bounds: Bounds) -> list[TrialHist
 
 
 def front_trials(trials: Sequence[TrialHistory], bounds: Bounds) -> list[TrialHistory]:
-    """Return the finished trials within bounds that none dominates, by the first objective."""
+    """Return the front of finished trials within bounds, by first objective."""
     finished = [trial for trial in trials if trial.status == "finished"]
     return [finished[index] for index in front_of([trial.objectives for trial in finished], bounds)]
 

@@ -61,7 +61,7 @@ class RungStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The trial that leads, by the first of several objectives within all bounds."""
+    """Leading trial, by the first objective, within all bounds."""
 
     trial: int
     value: float
@@ -171,6 +171,14 @@ class CampaignStatus(Shown):
     def to_json(self) -> dict[str, Any]:
         """The status as plain JSON."""
         return asdict(self)
+
+    def shown(self) -> dict[str, Any]:
+        """The status with a table of the front: objectives and configurations."""
+        rows = [
+            {"trial": one.trial, **dict(zip(self.objectives, (one.value, *one.others))), **one.values}
+            for one in self.front
+        ]
+        return {**self.to_json(), "front": rows}
 
     def __str__(self) -> str:
         """Return state, finished trials, the best one and node counts."""

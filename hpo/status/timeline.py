@@ -48,7 +48,7 @@ WELL: frozenset[Outcome] = frozenset({"running", "reached", "finished", "saved"}
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
-    """Time in which slots had one use; ``ended`` is the latest known time while it lasts."""
+    """Time of slots with one use; ``ended`` moves while it lasts."""
 
     slots: tuple[str, ...]
     started: float
@@ -137,7 +137,7 @@ class NodeHours:
 
     @property
     def uses(self) -> dict[str, float]:
-        """Hours of every use in words, those below a twentieth of a percent left out."""
+        """Hours by use in words, from a twentieth of a percent."""
         hours = {words: getattr(self, use) for use, words in USES.items()}
         return {words: value for words, value in hours.items() if self.allocated > 0 and value >= 5e-4 * self.allocated}
 
@@ -325,7 +325,7 @@ def _span(trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, usef
 
 
 def _nodes_of(sessions: Sequence[Session]) -> Callable[[Stretch], float]:
-    """Return how many nodes a stretch takes; a slot is its share of a node in that session."""
+    """Return the nodes of a stretch, with slots as shares of one."""
     starts = [session.started for session in sessions]
     tables = [Counter(map(node_of, session.slots)) for session in sessions]
 

@@ -75,7 +75,7 @@ def picture(name: str, title: str, draw: Draw, *, width: int = COLUMN, height: i
 
 
 def figure(name: str, title: str, caption: str, draw: Draw, *, height: int = 250, wide: bool = False) -> Figure:
-    """Return a figure of one drawing, a column or (``wide``) the page wide."""
+    """Return a figure of one drawing, a column or a page wide."""
     panel = Panel(svg=picture(name, title, draw, width=PAGE if wide else COLUMN, height=height))
     return Figure(name=name, title=title, caption=caption, panels=(panel,), wide=wide)
 

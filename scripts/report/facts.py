@@ -219,7 +219,7 @@ class Campaign:
 
     @property
     def ranked(self) -> list[TrialHistory]:
-        """Return the trials with an objective, best first, those within bounds before others."""
+        """Return trials with an objective: those within bounds first, by value."""
         scores = self.scores
         trials = [trial for trial in self.history.trials if trial.number in scores]
         return sorted(trials, key=lambda one: (violation(one.objectives, self.bounds), one.objectives))
@@ -325,7 +325,7 @@ class Facts:
 
     @property
     def part(self) -> Part | None:
-        """Return the part that the verdict is about: test, else held-out graphs, else validation."""
+        """Return the part of the verdict: test, held-out graphs or validation."""
         parts = self.parts
         return parts.get("test") or parts.get("held-out") or parts.get("valid")
 

@@ -1,4 +1,4 @@
-"""Chapter on the use of nodes: attempts over time, node-hours, faults."""
+"""Chapter on where the time went: parts, attempts over time, node-hours, faults."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from hydragnn.hpo.status.timeline import Span, Timeline
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.usage import parts_figure, spent_of, usage_table
 from hydragnn.scripts.report.words import duration, shorten
 
 THIN = 64
@@ -57,17 +58,18 @@ class SlotBar:
 
 
 def chapter(facts: Facts) -> Section | None:
-    """Return the chapter on the use of nodes; None before anything ran."""
-    timeline = facts.campaign.history.timeline if facts.campaign else Timeline()
-    figure = nodes_over_time(timeline)
-    if figure is None:
+    """Return the chapter on time, energy and nodes, if known."""
+    spent, timeline = spent_of(facts), facts.campaign.history.timeline if facts.campaign else Timeline()
+    if not spent:
         return None
-    hours, noun, nodes = timeline.node_hours(), timeline.noun, len(set(map(node_of, timeline.slots)))
-    lead = (
-        f"{nodes} {noun}{'' if nodes == 1 else 's'}, {duration(3600 * hours.allocated)} of {noun} time; "
-        f"{100 * (hours.goodput or 0):.0f} % of it is training that counts (goodput)."
-    )
-    return Section("time", "Use of the nodes", lead, [figure], [hours_table(timeline), faults_table(timeline)])
+    lead = next(iter(spent.values())).loss()
+    if timeline.slots:
+        hours, noun, nodes = timeline.node_hours(), timeline.noun, len(set(map(node_of, timeline.slots)))
+        time = f"{nodes} {noun}{'' if nodes == 1 else 's'}, {duration(3600 * hours.allocated)} of {noun} time"
+        lead = f"{time}; {100 * (hours.goodput or 0):.0f} % of it is training that counts (goodput). {lead}"
+    figures = [parts_figure(spent), nodes_over_time(timeline)]
+    tables = [usage_table(spent), faults_table(timeline)]
+    return Section("time", "Where the time went", lead, figures, tables)
 
 
 def nodes_over_time(timeline: Timeline) -> Figure | None:
@@ -120,22 +122,6 @@ def faults_table(timeline: Timeline) -> Table:
         },
         "Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "
         "the configuration is an answer, so that its time is not lost.",
-    )
-
-
-def hours_table(timeline: Timeline) -> Table:
-    """Return the uses of the nodes' time."""
-    hours, noun = timeline.node_hours(), timeline.noun
-    uses = {**hours.uses, "all": hours.allocated} if hours.allocated > 0 else {}
-    return table_of(
-        uses.items(),
-        {
-            "use": lambda row: row[0],
-            f"{noun} time": lambda row: duration(3600 * row[1]),
-            "share": lambda row: f"{100 * row[1] / hours.allocated:.1f} %",
-        },
-        f"Time of the {noun}s by use. The share of training that counts is the goodput.",
-        strong=frozenset({0}),
     )
 
 

@@ -37,7 +37,7 @@ CHAPTERS = (
 
 
 def page(facts: Facts, origin: str) -> str:
-    """Return the HTML document; ``origin`` says when and by which version it was made."""
+    """Return the HTML document; ``origin`` has its time and version."""
     blocks: Any = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, **blocks)
     environment.filters.update(measured=measured, svg=Markup, unit=pretty_unit)

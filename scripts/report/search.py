@@ -254,7 +254,7 @@ def objective_within(record: RunRecord | None, objective: Quantity, seconds: flo
 
 
 class ArchitectureTrials(NamedTuple):
-    """An architecture in a campaign with its trials; objectives are infinite without one."""
+    """Trials of an architecture; objectives are infinite without one."""
 
     kind: str
     trials: list[TrialHistory]

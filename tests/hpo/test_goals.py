@@ -229,6 +229,8 @@ def test_a_campaign_shows_its_front_and_an_ensemble_takes_it(search: Search, tmp
     assert result.objectives == ("valid/loss", "cost/parameters")
     assert finished_runs(tmp_path / "c")[0].name == history.trials[shown[0]].folder.name
     assert campaign_status(tmp_path / "c").front == result.front
+    assert "<th>cost/parameters</th><th>model.hidden_dim</th>" in result._repr_html_()
+    assert [row["cost/parameters"] for row in result.shown()["front"]] == [one.others[0] for one in result.front]
     log = [json.loads(line) for line in (tmp_path / "c" / "optuna.log").read_text().splitlines()]
     assert log[0]["directions"] == [1, 1] and any(line.get("values") and len(line["values"]) == 2 for line in log)
     choice = chosen(tmp_path / "c", None)

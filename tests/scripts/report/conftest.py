@@ -25,7 +25,7 @@ from hydragnn.hpo.scheduling.scheduler import State, decide
 from hydragnn.importing.diagnosis import Finding
 from hydragnn.importing.page import Import, Page
 from hydragnn.models import Target
-from hydragnn.record import Cost, Failure, RunRecord, write_record
+from hydragnn.record import Cost, Failure, RunRecord, Usage, write_record
 from hydragnn.scripts.report import write_report
 from tests.once import shared
 
@@ -43,6 +43,27 @@ SPACE: dict[str, Any] = {
     "train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2, "log": True},
     "model.dropout": {"type": "float", "low": 0.0, "high": 0.3, "when": {"model.kind": ["schnet"]}},
 }
+
+
+USAGE = Usage(
+    phases={
+        "data": 9.0,
+        "forward": 14.0,
+        "backward": 21.0,
+        "optimizer": 3.0,
+        "validation": 5.0,
+        "saving": 0.4,
+        "other": 6.0,
+    },
+    busy=0.61,
+    flops=4e13,
+    bytes=9e12,
+    peak_flops=6e13,
+    peak_bytes=2e12,
+    joules=5400.0,
+    energy_source="NVML",
+)
+"""Of every training, whatever its length."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +197,7 @@ def record_of(config: dict[str, Any], values: dict[str, Any], *, quality: float,
         best={**{name: values[best] for name, values in curves.items()}, "epoch": float(best + 1)},
         trivial=trivial,
         cost=Cost(seconds=1.9 * epochs, cpu_seconds=1.8 * epochs, peak_memory_mb=512.0, graphs_per_second=410.0),
+        usage=USAGE,
         versions={"hydragnn": "0.2.0", "python": "3.11.9", "torch": "2.8.0"},
         hardware={"processor": "2 cores", "gpus": []},
     )

@@ -24,7 +24,7 @@ ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
 CHAPTERS = {
     "ensemble": ALWAYS | {"search", "time", "members", "where", "uncertainty", "domain", "worst"},
     "campaign": ALWAYS | {"search", "time"},
-    "run": ALWAYS | {"training"},
+    "run": ALWAYS | {"training", "time"},
 }
 
 

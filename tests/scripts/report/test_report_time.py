@@ -6,12 +6,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.status.timeline import Outage, Session, Span
+from hydragnn.record import Cost, Failure, RunRecord, Usage
 from hydragnn.scripts.report.collect import campaign_facts
-from hydragnn.scripts.report.node_time import all_bars, campaign_time, faults_table, hours_table, nodes_over_time
+from hydragnn.scripts.report.node_time import all_bars, campaign_time, faults_table, nodes_over_time
 from hydragnn.scripts.report.search import learning_curves
+from hydragnn.scripts.report.usage import Spent, usage_table
 
 
 def span(slot: str, begin: float, end: float, outcome: Any = "reached") -> Span:
@@ -24,7 +27,7 @@ def session(started: float, ended: float, *slots: str) -> Session:
 
 def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, Path]) -> None:
     text = pages["disturbed"].read_text(encoding="utf-8")
-    words = "Use of the nodes,training that counts (goodput),lost to the machine,node out of service,interrupted,told to the sampler,out of memory"
+    words = "Where the time went,training that counts (goodput),lost to the machine,node out of service,interrupted,told to the sampler,out of memory"
     assert [one for one in words.split(",") if one not in text] == []
 
 
@@ -46,7 +49,7 @@ def test_every_slot_has_a_row(spans: tuple[Span, ...], slots: tuple[str, ...], r
 def test_nothing_is_drawn_before_anything_ran() -> None:
     assert nodes_over_time(Timeline()) is None
     assert nodes_over_time(Timeline(sessions=(session(0.0, 0.0),))) is None
-    assert not hours_table(Timeline()).rows and not faults_table(Timeline()).rows
+    assert not faults_table(Timeline()).rows and not Spent(records=[]).parts and not Spent(records=[]).loss()
 
 
 def test_pauses_between_controllers_are_left_out() -> None:
@@ -62,13 +65,91 @@ def test_outages_are_bars_like_attempts() -> None:
     assert bars == [(slot, "out", 2.0, 4.0) for slot in ("n1/0", "n1/1")]
 
 
-def test_the_tables_add_up(disturbed: Any, played: ModuleType) -> None:
+def test_parts_add_up_to_the_time_of_all_nodes(disturbed: Any, played: ModuleType) -> None:
     timeline = played.timeline_builder(disturbed.events).timeline()
-    uses, faults = hours_table(timeline), faults_table(timeline)
-    shares = [float(row[2].removesuffix(" %")) for row in uses.rows]
-    assert shares[-1] == 100.0 and sum(shares[:-1]) == pytest.approx(100.0, abs=0.5)
-    answers = {row[0]: row[5] for row in faults.rows}
+    allocated = pytest.approx(3600 * timeline.node_hours().allocated, rel=2e-3)  # small uses are left out
+    parts = Spent(records=[record(data=1.0, forward=3.0)], timeline=timeline).parts
+    assert sum(parts.values()) == sum(Spent(records=[], timeline=timeline).parts.values()) == allocated
+    assert parts["forward"] == pytest.approx(3 * parts["data"]) and {"faults", "out", "idle"} <= parts.keys()
+    answers = {row[0]: row[5] for row in faults_table(timeline).rows}
     assert (answers["it did not start"], answers["diverged"]) == ("no", "yes")
+
+
+def record(*, nodes: int = 1, ranks: int = 1, failed: bool = False, **values: Any) -> RunRecord:
+    """A record with phases and other values of its usage."""
+    known = {name: values.pop(name) for name in list(values) if name in Usage.__dataclass_fields__}
+    return RunRecord(
+        config={},
+        config_hash="",
+        data_hash="",
+        seed=0,
+        best={"valid/loss": 1.0},
+        cost=Cost(seconds=sum(values.values()), nodes=nodes, ranks=ranks),
+        usage=Usage(phases=values, **known),
+        failure=Failure(kind="diverged", message="") if failed else None,
+    )
+
+
+def lost(*spans: Span, until: float) -> Timeline:
+    return Timeline(spans=spans, sessions=(session(0.0, until),))
+
+
+BUSY = {"forward": 30.0, "backward": 60.0}
+PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
+
+
+@pytest.mark.parametrize(
+    ("records", "timeline", "sentence"),
+    [
+        ([record(**BUSY, data=50.0, other=40.0)], Timeline(), "Largest loss: waiting for data, 28 % of the time. Next move: copy the store to a disk"),
+        ([record(**BUSY, data=10.0), record(nodes=8, forward=9.0, collectives=3.0)], Timeline(), "Largest loss: collectives of ranks, 12 % of the time. Next move: raise batch.max_graphs, or take fewer ranks"),
+        ([record(**BUSY, validation=45.0)], Timeline(), "Largest loss: validation, 33 % of the time. Next move: take a smaller split.valid."),
+        ([record(**BUSY, saving=30.0)], Timeline(), "Largest loss: saving, 25 % of the time. Next move: raise train.checkpoint_seconds."),
+        ([record(**BUSY, other=20.0, unheard_of=10.0)], Timeline(), 'Largest loss: the host between steps, 25 % of the time. Next move: raise batch.max_graphs, or on a GPU set train.graphs = "on".'),
+        ([record(**BUSY, data=9.0, flops=1.8e12, bytes=9e11, **PEAKS)], Timeline(), "Largest loss: computation uses 2 % of the operations and 10 % of the memory traffic that the device can do. Next move: raise batch.max_graphs."),
+        ([record(**BUSY, data=9.0, flops=1.8e12, bytes=4.5e12, **PEAKS)], Timeline(), "No loss takes a tenth of the time; the largest: waiting for data, 9 %."),
+        ([record(**BUSY, data=9.0, flops=1.8e12, peak_flops=1e12)], Timeline(), "No loss takes a tenth of the time; the largest: waiting for data, 9 %."),
+        ([record(**BUSY)], Timeline(), ""),
+        ([record()], Timeline(), ""),
+        ([record(**BUSY, data=10.0)], lost(span("n1", 0.0, 20.0), until=100.0), "Largest loss: idle, 80 % of the time. Next move: raise search.trials"),
+        ([record(**BUSY, data=90.0)], lost(span("n1", 0.0, 80.0), until=100.0), "Largest loss: waiting for data, 40 % of the time."),
+        ([], lost(span("n1", 0.0, 80.0), until=100.0), "Largest loss: idle, 20 % of the time."),
+        *(
+            ([], lost(span("n1", 0.0, 40.0), changed(span("n1", 40.0, 100.0, kind), useful=0.0), until=100.0), f"Largest loss: lost in faults ({what}), 60 % of the time. Next move: {move}")
+            for kind, what, move in (
+                ("out_of_memory", "out of memory", "set batch.memory"),
+                ("lost_node", "a node was lost", "ask for other nodes"),
+                ("launch", "it did not start", "log.txt of such a trial"),
+                ("preempted", "ended from outside", "lower train.checkpoint_seconds"),
+                ("timeout", "timeout", "see the table of faults"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_the_largest_loss_and_the_next_move_follow_from_the_records(
+    records: list[RunRecord], timeline: Timeline, sentence: str
+) -> None:
+    said = Spent(records=records, timeline=timeline).loss()
+    assert said.startswith(sentence) and bool(said) == bool(sentence)
+
+
+@pytest.mark.parametrize(
+    ("records", "rows"),
+    [
+        ([record()], []),
+        ([record(**BUSY)], [("energy", "–", "not measured")]),
+        (
+            [record(**BUSY, busy=0.9, joules=100.0, energy_source="RAPL"), record(forward=45.0, busy=0.3, joules=50.0, energy_source="NVML", failed=True), record(**BUSY)],
+            [("device computes", "70 %", "time of training"), ("energy per training with a result", "150 J", "RAPL and NVML")],
+        ),
+        (
+            [record(ranks=2, **BUSY, flops=9e13, bytes=0.0, **PEAKS)],
+            [("operations", "50.0 %", "10¹² per second that a device can do"), ("energy", "–", "not measured")],
+        ),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_is_no_zero(records: list[RunRecord], rows: list[tuple[str, str, str]]) -> None:
+    assert usage_table({"run": Spent(records=records)}).rows == [("run", *row) for row in rows]
 
 
 def test_curves_of_thousands_of_trials_are_pixels(samples: Any) -> None:

@@ -1,0 +1,158 @@
+"""Times of trainings by part, the largest loss, peaks, energy."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from hydragnn.hpo.status.timeline import USES, Timeline
+from hydragnn.record import RunRecord
+from hydragnn.scripts.report import canvas
+from hydragnn.scripts.report.canvas import Figure, Table
+from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.words import duration, join, plain_number
+
+COMPUTING = ("forward", "backward", "optimizer")
+PARTS: dict[str, tuple[str, str, float, str]] = {
+    "forward": ("forward", canvas.ACCENT, 1.0, ""),
+    "backward": ("backward", canvas.ACCENT, 0.7, ""),
+    "optimizer": ("optimizer", canvas.ACCENT, 0.4, ""),
+    "useful": (USES["useful"], canvas.ACCENT, 1.0, ""),
+    "validation": ("validation", canvas.SOFT, 1.0, "take a smaller split.valid"),
+    "saving": ("saving", canvas.SOFT, 0.5, "raise train.checkpoint_seconds"),
+    "data": ("waiting for data", canvas.FAIR, 1.0, "copy the store to a disk of the node, or keep it in memory (data.window = 0)"),
+    "collectives": ("collectives of ranks", canvas.FAIR, 0.7, "raise batch.max_graphs, or take fewer ranks per trial"),
+    "other": ("the host between steps", canvas.FAIR, 0.4, 'raise batch.max_graphs, or on a GPU set train.graphs = "on"'),
+    "overhead": (USES["overhead"], canvas.MUTED, 0.7, "take fewer rungs, since each of them starts anew"),
+    "faults": (USES["faults"], canvas.POOR, 1.0, "see the table of faults"),
+    "out": (USES["out"], canvas.POOR, 0.4, "ask for other nodes; the chart shows which were kept out"),
+    "idle": (USES["idle"], canvas.RULE, 1.0, "raise search.trials or search.finalists, or take fewer nodes"),
+}  # fmt: skip
+"""Phases of trainings and uses of nodes: words, colour, opacity, and the next move against a loss."""
+
+REMEDIES = {
+    "out_of_memory": "set batch.memory, or lower batch.max_graphs",
+    "launch": "log.txt of such a trial says why it did not start",
+    "lost_node": "ask for other nodes, or lower train.checkpoint_seconds",
+    "preempted": "lower train.checkpoint_seconds, so that less is trained again",
+}
+"""Next move against faults by kind."""
+
+NOTABLE, LOW = 0.1, 0.25
+"""Share of the time from which a loss is worth a move; share of both peaks below which a device is not filled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """Time of trainings: of a run, of a search, or of members."""
+
+    records: Sequence[RunRecord]
+    timeline: Timeline = field(default_factory=Timeline)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Return seconds on all nodes by phase, if records have them."""
+        seconds = dict.fromkeys(PARTS, 0.0)
+        for one in self.records:
+            for name, value in one.usage.phases.items():
+                seconds[name if name in PARTS else "other"] += value * one.cost.nodes
+        return {name: value for name, value in seconds.items() if value > 0}
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return seconds by part, of a search with idle nodes."""
+        hours, phases = self.timeline.node_hours(), self.phases
+        if hours.allocated <= 0:
+            return phases
+        uses = {use: 3600 * getattr(hours, use) for use, words in USES.items() if words in hours.uses}
+        useful = uses.pop("useful", 0.0) if phases else 0.0
+        return {name: value / sum(phases.values()) * useful for name, value in phases.items()} | uses
+
+    def peak(self, name: str) -> tuple[float, float] | None:
+        """Return the share of a peak that computation uses, and the peak."""
+        used = peaks = seconds = 0.0
+        for one in self.records:
+            own, peak = getattr(one.usage, name), getattr(one.usage, f"peak_{name}")
+            time = one.cost.ranks * sum(one.usage.phases.get(key, 0.0) for key in COMPUTING)
+            if own > 0 and peak * time > 0:
+                used, peaks, seconds = used + own, peaks + peak * time, seconds + time
+        return (used / peaks, peaks / seconds) if peaks else None
+
+    def loss(self) -> str:
+        """Return the largest loss and the next move, if known."""
+        parts, faults = self.parts, self.timeline.faults()
+        name = max((one for one in parts if PARTS[one][3]), key=lambda one: parts[one], default="")
+        if not name:
+            return ""
+        share, (words, _, _, move) = parts[name] / sum(parts.values()), PARTS[name]
+        if name == "faults" and faults:
+            words, move = f"{words} ({faults[0].what})", REMEDIES.get(faults[0].kind, move)
+        if share >= NOTABLE:
+            return f"Largest loss: {words}, {100 * share:.0f} % of the time. Next move: {move}."
+        flops, traffic = self.peak("flops"), self.peak("bytes")
+        if flops and traffic and max(flops[0], traffic[0]) < LOW:
+            return (
+                f"Largest loss: computation uses {100 * flops[0]:.0f} % of the operations and {100 * traffic[0]:.0f} % of the memory "
+                "traffic that the device can do. Next move: raise batch.max_graphs."
+            )
+        return f"No loss takes a tenth of the time; the largest: {words}, {100 * share:.0f} %."
+
+
+def spent_of(facts: Facts) -> dict[str, Spent]:
+    """Return the known times of search, members and run."""
+    campaign = facts.campaign
+    spent = {
+        "search": Spent(records=[*campaign.records.values()], timeline=campaign.history.timeline) if campaign else None,
+        "members": Spent(records=[*facts.members.values()]),
+        "run": Spent(records=[facts.run] if facts.run else []),
+    }
+    return {name: one for name, one in spent.items() if one is not None and one.parts}
+
+
+def parts_figure(spent: Mapping[str, Spent]) -> Figure | None:
+    """Return bars of the time by part, if any."""
+    return canvas.panels(
+        "parts",
+        "Time by part",
+        "the bar is all of the time: computation is blue, what surrounds it grey, waiting amber, and what the machine lost red. "
+        "Training that counts is divided as the records of trials say.",
+        {name: (partial(_draw, one.parts), duration(sum(one.parts.values()))) for name, one in spent.items()},
+        height=70 + 20 * max([len(one.parts) for one in spent.values()], default=0),
+    )
+
+
+def _draw(parts: Mapping[str, float], axes: Axes) -> None:
+    total, end = sum(parts.values()), 0.0
+    for name, seconds in parts.items():
+        words, colour, alpha, _ = PARTS[name]
+        label = f"{words}: {100 * seconds / total:.1f} %, {duration(seconds)}"
+        axes.barh(0, seconds, left=end, height=1, color=colour, alpha=alpha, label=label)
+        end += seconds
+    axes.set(xlim=(0, end), ylim=(-0.5, 0.5))
+    axes.set_axis_off()
+    canvas.legend_above(axes, 1)
+
+
+def usage_table(spent: Mapping[str, Spent]) -> Table:
+    """Return use of devices and energy, as far as records have them."""
+    rows = [(name, *row) for name, one in spent.items() if one.phases for row in _usage(one)]
+    caption = "Use of the devices, and energy. Of the two peaks, that with the larger share is the nearer bound."
+    return Table(header=("time of", "what", "value", "of"), rows=rows, caption=caption)
+
+
+def _usage(spent: Spent) -> Iterator[tuple[str, str, str]]:
+    """Give name, value and origin of what is measured."""
+    timed = [(one.usage.busy, one.cost.seconds * one.cost.ranks) for one in spent.records if one.usage.busy is not None]
+    if weight := sum(seconds for _, seconds in timed):
+        yield "device computes", f"{100 * sum(busy * own for busy, own in timed) / weight:.0f} %", "time of training"
+    for name, words in (("flops", "operations"), ("bytes", "bytes of memory traffic")):
+        if peak := spent.peak(name):
+            yield words, f"{100 * peak[0]:.1f} %", f"{plain_number(peak[1])} per second that a device can do"
+    measured = [one for one in spent.records if one.usage.joules is not None]
+    if results := sum(one.failure is None and bool(one.best) for one in measured):
+        joules = sum(one.usage.joules or 0.0 for one in measured) / results
+        sources = join([*dict.fromkeys(one.usage.energy_source for one in measured)])
+        yield "energy per training with a result", f"{plain_number(joules)} J", sources
+    else:
+        yield "energy", "–", "not measured"
