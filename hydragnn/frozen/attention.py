@@ -41,9 +41,9 @@ def embeddings(settings: FrozenSettings) -> dict[str, nn.Module]:
 def wrap(settings: FrozenSettings, layer: nn.Module, *, last: bool) -> nn.Module:
     """Return the layer with attention beside it."""
     if settings.global_attn_engine == GPS:
-        return GPSLayer(settings, layer)
+        return _GPSLayer(settings, layer)
     if settings.global_attn_engine == EQUIVARIANT and not (settings.kind == "MACE" and last):
-        return EquivariantLayer(settings, layer)
+        return _EquivariantLayer(settings, layer)
     return layer
 
 
@@ -57,9 +57,6 @@ def embed(model: nn.Module, graph: FrozenGraph) -> FrozenGraph:
         edges.append(has["edge_emb"](graph.edge_attr))
     for name, encoding, parts in (("pos_emb", graph.pe, nodes), ("rel_pos_emb", graph.rel_pe, edges)):
         if name in has:
-            width = has[name].in_features
-            if encoding is None or encoding.shape[1] != width:
-                raise InputError(f"graphs have no pe and rel_pe of {width} columns, which GPS reads")
             parts.append(has[name](encoding))
     x = has["node_lin"](torch.cat(nodes, dim=1)) if len(nodes) > 1 else nodes[0]
     if edges:
@@ -68,7 +65,7 @@ def embed(model: nn.Module, graph: FrozenGraph) -> FrozenGraph:
     return replace(graph, x=x)
 
 
-class GPSLayer(nn.Module):
+class _GPSLayer(nn.Module):
     """Layer with attention among all nodes beside it.
 
     norm(h + local(h)) + norm(h + attention(h)), then a network with residual and norm (arXiv:2205.12454, eqs. 2 to 4).
@@ -87,7 +84,6 @@ class GPSLayer(nn.Module):
         self.conv = conv
 
     def forward(self, inv: Tensor, equiv: Any, graph: FrozenGraph) -> tuple[Tensor, Any]:
-        """Scalars after local layer and attention; other states after the local layer."""
         local, equiv = self.conv(inv, equiv, graph)
         rows, part = inv.unsqueeze(0), self.get_submodule
         attention = part("attn")
@@ -101,7 +97,7 @@ TARGETS_AT_ONCE = 16
 """Nodes whose pairs are in memory at the same time."""
 
 
-class EquivariantLayer(nn.Module):
+class _EquivariantLayer(nn.Module):
     """Layer with equivariant attention beside it, or after it (``sequential``)."""
 
     def __init__(self, settings: FrozenSettings, conv: nn.Module) -> None:
@@ -116,7 +112,6 @@ class EquivariantLayer(nn.Module):
         self.conv, self.global_layer = conv, GlobalLayer(settings, irreps)
 
     def forward(self, inv: Tensor, equiv: Any, graph: FrozenGraph) -> tuple[Tensor, Any]:
-        """States after local layer, attention and network."""
         if graph.edge_shifts is not None and graph.edge_shifts.any():
             raise InputError(f"{EQUIVARIANT} has no function for periodic graphs: it refused shifts of edges")
         local, equiv_after = self.conv(inv, equiv, graph)
@@ -141,7 +136,7 @@ class GlobalLayer(nn.Module):
         middle = [(settings.equivariant_attn_feedforward_multiplier * width, degree) for width, degree in irreps]
         self.attention_norm, self.feedforward_norm = (nn.ParameterDict({"gain": torch.ones(())}) for _ in range(2))
         self.attention = PairAttention(settings, irreps)
-        self.feedforward = nn.Sequential(IrrepsLinear(irreps, middle), Gate(), IrrepsLinear(middle, irreps))
+        self.feedforward = nn.Sequential(IrrepsLinear(irreps, middle), _Gate(), IrrepsLinear(middle, irreps))
 
     def attended(self, states: Blocks, graph: FrozenGraph) -> Blocks:
         """Return states with what they read of all other nodes."""
@@ -163,11 +158,10 @@ def normed(states: Blocks, gain: Tensor) -> Blocks:
     return [block * (gain * (square + 1e-8).rsqrt()).view(-1, 1, 1) for block in states]
 
 
-class Gate(nn.Module):
+class _Gate(nn.Module):
     """Every state times the sigmoid of its length."""
 
     def forward(self, states: Blocks) -> Blocks:
-        """States of other lengths."""
         return [block * block.square().sum(2, keepdim=True).clamp_min(1e-16).sqrt().sigmoid() for block in states]
 
 

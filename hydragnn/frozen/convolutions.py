@@ -32,7 +32,7 @@ def convolution(settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: i
             return library.CGConv(in_dim, dim=edge_dim, aggr="add")
 
 
-class Convolution(nn.Module):
+class _Convolution(nn.Module):
     """Layer over edges, with their features if it sees any."""
 
     def __init__(self, convolution: nn.Module, sees_edges: bool) -> None:
@@ -42,7 +42,6 @@ class Convolution(nn.Module):
         self.sees_edges = sees_edges
 
     def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
-        """Scalars after the layer; equivariant states as they are."""
         features = [graph.edge_attr] if self.sees_edges else []
         inv = self.module_0(inv, graph.edge_index, *features)
         return (inv if self.module_1 is None else self.module_1(inv)), equiv
@@ -53,11 +52,10 @@ class Convolutional(FrozenModel):
 
     normed = True
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer of the encoder or of a convolutional node head."""
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         kind = self.settings.kind
         one = convolution(self.settings, in_dim, out_dim, edge_dim, last)
-        layer = Convolution(one, edge_dim > 0 and kind in SEE_EDGES)
+        layer = _Convolution(one, edge_dim > 0 and kind in SEE_EDGES)
         if kind == "GAT" and self.settings.global_attn_engine and not last:
             layer.module_1 = nn.Linear(out_dim * GAT_HEADS, out_dim)
         return layer

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.model import FrozenModel, Statistics, summed
@@ -22,7 +21,7 @@ def new_positions(graph: FrozenGraph, steps: Tensor) -> Tensor:
     return graph.pos + mean
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     """Layer of one module."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -30,11 +29,10 @@ class Layer(nn.Module):
         self.module_0 = module
 
     def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
-        """Scalars, and what goes beside them."""
         return self.module_0(inv, equiv, graph)
 
 
-class EGNNConvolution(nn.Module):
+class _EGNNConvolution(nn.Module):
     """Messages of states and lengths, summed at the sender (arXiv:2102.09844)."""
 
     def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int, *, moves: bool) -> None:
@@ -49,7 +47,6 @@ class EGNNConvolution(nn.Module):
         self.squared, self.sign, self.edges = settings.squared_distances, 1 - 2 * settings.reversed_steps, edge_dim > 0
 
     def forward(self, inv: Tensor, pos: Tensor, graph: FrozenGraph) -> tuple[Tensor, Tensor]:
-        """Scalars, and positions."""
         graph, (row, column) = replace(graph, pos=pos), graph.edge_index
         vectors = graph.vectors()
         lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
@@ -65,10 +62,9 @@ class EGNNConvolution(nn.Module):
 class EGNN(FrozenModel):
     """EGNN."""
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer that moves nodes unless it is the last."""
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         moves = self.settings.equivariance and not last
-        return Layer(EGNNConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves))
+        return _Layer(_EGNNConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves))
 
 
 def near_nodes(positions: Tensor, batch: Tensor, radius: float, most: int) -> Tensor:
@@ -76,19 +72,16 @@ def near_nodes(positions: Tensor, batch: Tensor, radius: float, most: int) -> Te
 
     A node receives from at most so many others: the first by number.
     """
-    counts = batch.bincount().tolist()
-    places = pad_sequence(positions.detach().split(counts), batch_first=True)
-    numbers = torch.arange(len(batch), device=batch.device).split(counts)
-    number = pad_sequence(numbers, batch_first=True, padding_value=-1)
-    real = number >= 0
-    near = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist") < radius
-    near &= real.unsqueeze(1) & real.unsqueeze(2) & ~torch.eye(near.shape[1], dtype=torch.bool, device=near.device)
-    near &= near.cumsum(2) <= most
-    graphs, receivers, senders = near.nonzero().unbind(1)
-    return torch.stack([number[graphs, senders], number[graphs, receivers]])
+    edges = []
+    for nodes in torch.arange(len(batch), device=batch.device).split(batch.bincount().tolist()):
+        places = positions.detach()[nodes]
+        near = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist") < radius
+        near.fill_diagonal_(False)
+        edges.append(nodes[(near & (near.cumsum(1) <= most)).nonzero().T.flip(0)])
+    return torch.cat(edges, dim=1)
 
 
-class SchNetConvolution(nn.Module):
+class _SchNetConvolution(nn.Module):
     """Convolution with filters of distance, which a cosine ends (arXiv:1706.08566)."""
 
     def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int, *, moves: bool) -> None:
@@ -103,7 +96,6 @@ class SchNetConvolution(nn.Module):
         self.coord_mlp = nn.Sequential(nn.Linear(filters, filters), nn.ReLU(), last) if moves else None
 
     def forward(self, inv: Tensor, pos: Tensor, graph: FrozenGraph) -> tuple[Tensor, Tensor]:
-        """Scalars, and positions."""
         edges, lengths, parts = graph.edge_index, graph.extra["lengths"], graph.extra["gaussians"]
         if self.edges and graph.edge_attr is not None:
             parts = torch.cat([parts, graph.edge_attr], dim=1)
@@ -114,7 +106,7 @@ class SchNetConvolution(nn.Module):
         return self.lin2(received), pos
 
 
-class SchNetLayer(nn.Module):
+class _SchNetLayer(nn.Module):
     """Layer on edges found anew, without periodic images."""
 
     def __init__(self, settings: FrozenSettings, expansion: nn.Module, convolution: nn.Module) -> None:
@@ -123,7 +115,6 @@ class SchNetLayer(nn.Module):
         self.module_1, self.module_2, self.rebuilds = expansion, convolution, settings.rebuilt_graph
 
     def forward(self, inv: Tensor, pos: Tensor, graph: FrozenGraph) -> tuple[Tensor, Tensor]:
-        """Scalars, and positions."""
         graph = replace(graph, pos=pos)
         if self.rebuilds:
             edges = near_nodes(graph.pos, graph.batch, self.radius, self.most)
@@ -139,28 +130,25 @@ class SchNet(FrozenModel):
     With edge features or GPS it takes the edges of the graph, with lengths as if nothing were periodic.
     """
 
-    def add_common(self) -> None:
-        """Add the Gaussians."""
-        super().add_common()
+    def _add_common(self) -> None:
+        super()._add_common()
         count, radius = self.settings.required("num_gaussians"), self.settings.required("radius")
         with torch.device("cpu"):
             self.distance_expansion = torch_geometric("nn.models.schnet").GaussianSmearing(0.0, radius, count)
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer on edges of its own, or of the graph."""
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         moves = self.settings.equivariance and not last
-        convolution = SchNetConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves)
-        return Layer(convolution) if edge_dim else SchNetLayer(self.settings, self.distance_expansion, convolution)
+        convolution = _SchNetConvolution(self.settings, in_dim, out_dim, edge_dim, moves=moves)
+        return _Layer(convolution) if edge_dim else _SchNetLayer(self.settings, self.distance_expansion, convolution)
 
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
-        """Lengths of the graph's edges, for layers on these."""
-        inv, pos, embedded = super().start(graph)
+    def _start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
+        inv, pos, embedded = super()._start(graph)
         lengths = replace(graph, edge_shifts=None).lengths()
         extra = {"lengths": lengths, "gaussians": self.distance_expansion(lengths)}
         return inv, pos, replace(embedded, extra=embedded.extra | extra)
 
 
-class Embedding(nn.Module):
+class _Embedding(nn.Module):
     """First messages of DimeNet, with edge features if there are any."""
 
     def __init__(self, num_radial: int, width: int, edge_dim: int) -> None:
@@ -171,7 +159,6 @@ class Embedding(nn.Module):
         self.lin = nn.Linear((4 if edge_dim else 3) * width, width)
 
     def forward(self, inv: Tensor, graph: FrozenGraph) -> Tensor:
-        """Messages of edges."""
         senders, receivers = graph.edge_index
         parts = [inv[receivers], inv[senders], self.act(self.lin_rbf(graph.extra["radial"]))]
         if self.edge_lin is not None:
@@ -179,7 +166,7 @@ class Embedding(nn.Module):
         return self.act(self.lin(torch.cat(parts, dim=1)))
 
 
-class DimeNetLayer(nn.Module):
+class _DimeNetLayer(nn.Module):
     """Blocks of DimeNet++, on new messages in every layer (arXiv:2011.14115)."""
 
     def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int) -> None:
@@ -187,7 +174,7 @@ class DimeNetLayer(nn.Module):
         width, silu = out_dim if in_dim == 1 else in_dim, nn.SiLU()
         self.module_0 = nn.Linear(in_dim, width)
         num_radial = settings.required("num_radial")
-        self.module_1 = Embedding(num_radial, width, edge_dim)
+        self.module_1 = _Embedding(num_radial, width, edge_dim)
         names = "int_emb_size", "basis_emb_size", "num_spherical", "num_radial", "num_before_skip", "num_after_skip"
         widths = {name: settings.required(name) for name in names}
         blocks, middle = torch_geometric("nn.models.dimenet"), settings.required("out_emb_size")
@@ -195,7 +182,6 @@ class DimeNetLayer(nn.Module):
         self.module_3 = blocks.OutputPPBlock(num_radial, width, middle, out_dim, 1, silu)
 
     def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
-        """Scalars."""
         extra = graph.extra
         messages = self.module_1(self.module_0(inv), graph)
         messages = self.module_2(messages, extra["radial"], extra["angular"], extra["first"], extra["second"])
@@ -205,15 +191,13 @@ class DimeNetLayer(nn.Module):
 class RadialModel(FrozenModel):
     """Model with radial functions of edges, whose frequencies learn."""
 
-    def add_common(self) -> None:
-        """Add the radial functions."""
-        super().add_common()
+    def _add_common(self) -> None:
+        super()._add_common()
         self.sizes = [self.settings.required(name) for name in ("num_radial", "radius", "envelope_exponent")]
         self.rbf = torch_geometric("nn.models.dimenet").BesselBasisLayer(*self.sizes)
 
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
-        """Lengths and radial functions of edges."""
-        inv, equiv, graph = super().start(graph)
+    def _start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
+        inv, equiv, graph = super()._start(graph)
         lengths = graph.lengths().squeeze(1)
         if self.settings.zero_shifts:
             lengths = graph.vectors().square().sum(1).sqrt()  # rounded as there
@@ -223,9 +207,8 @@ class RadialModel(FrozenModel):
 class DimeNet(RadialModel):
     """DimeNet++ of PyTorch Geometric, layer after layer."""
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer of blocks."""
-        return DimeNetLayer(self.settings, in_dim, out_dim, edge_dim)
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
+        return _DimeNetLayer(self.settings, in_dim, out_dim, edge_dim)
 
     @cached_property
     def sbf(self) -> Any:
@@ -234,9 +217,8 @@ class DimeNet(RadialModel):
             self.settings.required("num_spherical"), *self.sizes
         )
 
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
-        """Functions of edges and of triplets, with the angle at i."""
-        inv, equiv, graph = super().start(graph)
+    def _start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
+        inv, equiv, graph = super()._start(graph)
         first, second = triplets(graph.edge_index, len(inv))
         vectors, lengths = graph.vectors(), graph.extra["lengths"]
         near, far = vectors[second], vectors[second] + vectors[first]
@@ -262,7 +244,7 @@ def triplets(edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     return first[others], second[others]
 
 
-class PNAPlusConvolution(Statistics):
+class _PNAPlusConvolution(Statistics):
     """Statistics of messages with filters of distance."""
 
     def __init__(self, settings: FrozenSettings, in_dim: int, out_dim: int, edge_dim: int) -> None:
@@ -274,7 +256,6 @@ class PNAPlusConvolution(Statistics):
         self.edge_encoder = nn.Linear(in_dim + edge_dim, in_dim) if edge_dim else None
 
     def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
-        """Scalars."""
         (senders, receivers), radial = graph.edge_index, graph.extra["radial"]
         edges = self.rbf_emb(radial)
         if self.edge_encoder is not None and graph.edge_attr is not None:
@@ -288,6 +269,5 @@ class PNAPlus(RadialModel):
 
     normed = True
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer of statistics."""
-        return Layer(PNAPlusConvolution(self.settings, in_dim, out_dim, edge_dim))
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
+        return _Layer(_PNAPlusConvolution(self.settings, in_dim, out_dim, edge_dim))

@@ -22,8 +22,6 @@ class FrozenGraph:
     """Cartesian; None is zero."""
     edge_attr: Float[Tensor, "edges _"] | None = None
     graph_attr: Float[Tensor, "graphs _"] | None = None
-    branch: Int[Tensor, " graphs"] | None = None
-    """Branch of every graph; None is 0."""
     pe: Float[Tensor, "nodes _"] | None = None
     rel_pe: Float[Tensor, "edges _"] | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)

@@ -73,6 +73,17 @@ def build(settings: FrozenSettings, weights: Mapping[str, Tensor], dtype: torch.
     return model.to(dtype)
 
 
+def of_branch(
+    settings: FrozenSettings, weights: Mapping[str, Tensor], name: str
+) -> tuple[FrozenSettings, dict[str, Tensor]]:
+    """Return the settings of one branch, and its weights with those of all."""
+    tables = {level: getattr(settings, level) for level in ("graph_heads", "node_heads")}
+    heads = {level: {name: table[name]} if name in table else {} for level, table in tables.items()}
+    owners = {key: re.search(r"\bbranch-\d+", key) for key in weights}
+    own = {key: weights[key] for key, owner in owners.items() if owner is None or owner[0] == name}
+    return settings.model_copy(update=heads), own
+
+
 def load(model: FrozenModel, tensors: Mapping[str, Tensor]) -> None:
     """Put weights in their places; InputError where they do not fit."""
     other = "config.json and checkpoint are of different models, or the file is incomplete"

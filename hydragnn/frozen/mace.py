@@ -28,7 +28,7 @@ TRANSFORMS = {"None": (), "Agnesi": ("q", "p", "a"), "Soft": ("a", "b")}
 """Constants in files of radial functions and of transforms of lengths, in their order; the latter have covalent radii, too."""
 
 
-class Radial(nn.Module):
+class _Radial(nn.Module):
     """Radial functions of transformed lengths, times an envelope of lengths."""
 
     def __init__(self, settings: FrozenSettings) -> None:
@@ -47,7 +47,6 @@ class Radial(nn.Module):
             self.distance_transform = Buffers({"covalent_radii": (ELEMENTS + 1,)}, *TRANSFORMS[self.transform])
 
     def forward(self, lengths: Tensor, species: Tensor, edges: Tensor) -> Tensor:
-        """Radial functions ``[edges, num_radial]`` of lengths ``[edges, 1]``."""
         p, x = self.cutoff_fn.get_buffer("p"), lengths / self.cutoff_fn.get_buffer("r_max")
         envelope = 1 - (p + 1) * (p + 2) / 2 * x**p + p * (p + 2) * x ** (p + 1) - p * (p + 1) / 2 * x ** (p + 2)
         lengths, of = self.transformed(lengths, species, edges), self.bessel_fn.get_buffer
@@ -115,7 +114,7 @@ class Interaction(nn.Module):
         return [message / self.mean_degree for message in messages], self.skip_linear(states)
 
 
-class Contraction(nn.Module):
+class _Contraction(nn.Module):
     """Products of some states that turn as one degree, by element."""
 
     def __init__(self, settings: FrozenSettings, degree: int, correlation: int) -> None:
@@ -132,7 +131,6 @@ class Contraction(nn.Module):
         self.weights = nn.ParameterList(others)
 
     def forward(self, states: Tensor, species: Tensor) -> Tensor:
-        """Products ``[nodes, channels, axes]`` of states ``[nodes, channels, components]``."""
         total: Any = 0  # from the highest order, factor by factor
         for order in range(self.correlation, 0, -1):
             weights = self.weights_max if order == self.correlation else self.weights[self.correlation - 1 - order]
@@ -143,13 +141,13 @@ class Contraction(nn.Module):
         return total
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     """Interaction, products, a residual and linear maps."""
 
     def __init__(self, settings: FrozenSettings, inputs: int, outputs: int, correlation: int) -> None:
         super().__init__()
         irreps = [(settings.hidden_dim, degree) for degree in range(outputs)]
-        products = nn.ModuleList(Contraction(settings, degree, correlation) for degree in range(outputs))
+        products = nn.ModuleList(_Contraction(settings, degree, correlation) for degree in range(outputs))
         self.module_1 = Interaction(settings, inputs, outputs)
         contractions = nn.ModuleDict({"contractions": products})
         linear = IrrepsLinear(irreps, irreps)
@@ -157,7 +155,6 @@ class Layer(nn.Module):
         self.module_3 = IrrepsLinear(irreps, irreps)
 
     def forward(self, inv: Tensor, equiv: Blocks, graph: FrozenGraph) -> tuple[Tensor, Blocks]:
-        """Scalars and states of higher degrees."""
         messages, residual = self.module_1([inv.unsqueeze(2), *equiv], graph)
         states, species = torch.cat(messages, dim=2), graph.extra["species"]
         parts = list(zip(states.split(NODES_AT_ONCE), species.split(NODES_AT_ONCE)))
@@ -168,7 +165,7 @@ class Layer(nn.Module):
         return scalars.squeeze(2), others
 
 
-class Decoder(FrozenModel):
+class _Decoder(FrozenModel):
     """Heads on scalars: linear maps, or networks after the last layer.
 
     Heads of graphs read means, whatever graph_pooling is.
@@ -178,7 +175,7 @@ class Decoder(FrozenModel):
         nn.Module.__init__(self)
         self.settings = settings.model_copy(update={"hidden_dim": width, "graph_pooling": "mean", "conditioning": None})
         self.activation_function, self.linear = activation, linear
-        self.add_heads()
+        self._add_heads()
         if linear:
             self.graph_shared = nn.ModuleDict({name: nn.Identity() for name in settings.graph_heads})
 
@@ -195,16 +192,14 @@ class Decoder(FrozenModel):
         return networks
 
     def forward(self, graph: FrozenGraph, states: Any = None) -> list[Output]:
-        """Outputs of all heads."""
         return self._outputs(states, None, graph)
 
 
 class MACE(FrozenModel):
     """Layers whose read-outs are summed with one of atomic numbers alone."""
 
-    def add_common(self) -> None:
-        """Add embeddings of species and lengths."""
-        super().add_common()
+    def _add_common(self) -> None:
+        super()._add_common()
         settings = self.settings
         for name in ("max_ell", "node_max_ell"):
             if settings.required(name) > 11:
@@ -216,29 +211,26 @@ class MACE(FrozenModel):
         self.register_buffer("r_max", torch.zeros(()))
         for name, shape in (("num_interactions", ()), ("atomic_numbers", (ELEMENTS,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.int64))
-        self.radial_embedding = Radial(settings)
+        self.radial_embedding = _Radial(settings)
         self.node_embedding = nn.ModuleDict({"linear": ScalarLinear(ELEMENTS, settings.hidden_dim)})
         self.harmonics = SphericalHarmonics(settings.required("max_ell"))
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer from all degrees to all; the ends have scalars alone."""
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         degrees, correlation = self.settings.required("node_max_ell") + 1, self.settings.correlation or 2
         factors = correlation if isinstance(correlation, int) else correlation[0]  # the others were not read
         if not 1 <= factors <= 4:
             raise InputError(f"config.json: MACE has no function with correlation = {factors}; 1 to 4 have one")
-        return Layer(self.settings, degrees if number else 1, 1 if last else degrees, factors)
+        return _Layer(self.settings, degrees if number else 1, 1 if last else degrees, factors)
 
-    def add_heads(self) -> None:
-        """Add read-outs before the first layer and after every one."""
+    def _add_heads(self) -> None:
         layers = self.settings.num_conv_layers
         widths = [ELEMENTS] + [self.settings.hidden_dim] * layers
         self.multihead_decoders = nn.ModuleList(
-            Decoder(self.settings, width, self.activation_function, linear=number < layers and layers > 1)
+            _Decoder(self.settings, width, self.activation_function, linear=number < layers and layers > 1)
             for number, width in enumerate(widths)
         )
 
-    def start(self, graph: FrozenGraph) -> Any:
-        """Return states for the first layer, and inputs of all."""
+    def _start(self, graph: FrozenGraph) -> Any:
         graph = replace(graph, pos=graph.pos - pooled(graph.pos, graph, "mean")[graph.batch])
         species = graph.x[:, 0].clamp(1, ELEMENTS).long() - 1
         extra = {"species": species, "hot": nn.functional.one_hot(species, ELEMENTS).to(graph.pos.dtype)}
@@ -251,7 +243,7 @@ class MACE(FrozenModel):
 
     def forward(self, graph: FrozenGraph) -> list[Output]:
         """Mean of every head."""
-        inv, equiv, graph = self.start(graph)
+        inv, equiv, graph = self._start(graph)
         read = [self.multihead_decoders[0](graph, graph.extra["hot"])]
         for layer, decoder in zip(self.graph_convs, self.multihead_decoders[1:]):
             inv, equiv = layer(inv, equiv, graph)

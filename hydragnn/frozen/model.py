@@ -6,7 +6,7 @@ A kind is a subclass, whose layers hold ``module_0``, ``module_1``... and map ``
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.base.errors import InputError
 from hydragnn.frozen import attention
 from hydragnn.frozen.graph import FrozenGraph
 from hydragnn.frozen.settings import ACTIVATIONS, POOLS, FrozenSettings, Networks
@@ -38,7 +37,7 @@ class FrozenModel(nn.Module):
         super().__init__()
         self.settings = settings
         self.activation_function = ACTIVATIONS[settings.activation_function]()  # one, also where PReLU learns
-        self.add_common()
+        self._add_common()
         self.graph_convs, self.feature_layers = nn.ModuleList(), nn.ModuleList()
         inputs = settings.hidden_dim if settings.global_attn_engine else settings.input_dim
         edge_dim = settings.hidden_dim if settings.global_attn_engine == attention.GPS else settings.edge_dim
@@ -47,15 +46,11 @@ class FrozenModel(nn.Module):
             last = len(self.graph_convs) == len(channels) - 1
             self.graph_convs.append(attention.wrap(settings, layer, last=last))
             self.feature_layers.append(norm)
-        self.add_conditioning()
-        self.add_heads()
-        self.register_forward_pre_hook(check_graph)
+        self._add_conditioning()
+        self._add_heads()
         self.eval()
 
-    # what kinds change
-
-    def add_common(self) -> None:
-        """Add modules that all layers share."""
+    def _add_common(self) -> None:
         for name, module in attention.embeddings(self.settings).items():
             self.add_module(name, module)
 
@@ -66,23 +61,18 @@ class FrozenModel(nn.Module):
         spread = GAT_HEADS if self.settings.kind == "GAT" and not self.settings.global_attn_engine else 1
         for number, width in enumerate(channels):
             last = number == len(channels) - 1
-            layer = self.layer(inputs, width, number=number, last=last, edge_dim=edge_dim)
+            layer = self._layer(inputs, width, number=number, last=last, edge_dim=edge_dim)
             inputs = width if last else width * spread
             yield layer, torch_geometric("nn").BatchNorm(inputs) if normed else nn.Identity()
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer of the encoder or of a convolutional node head."""
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         raise NotImplementedError
 
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
-        """States for the first layer, and the graph for all layers."""
+    def _start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
         graph = attention.embed(self, graph)
         return graph.x, graph.pos, graph
 
-    # the same for all but MACE
-
-    def add_conditioning(self) -> None:
-        """Add the networks of graph attributes."""
+    def _add_conditioning(self) -> None:
         hidden, attributes = self.settings.hidden_dim, self.settings.graph_attributes
         both, middle = hidden + attributes, max(hidden, attributes)
         match self.settings.conditioning:
@@ -93,8 +83,7 @@ class FrozenModel(nn.Module):
             case "fuse_pool":
                 self.graph_pool_projector = self.network([both, hidden, hidden])
 
-    def add_heads(self) -> None:
-        """Add the heads."""
+    def _add_heads(self) -> None:
         settings = self.settings
         self.graph_shared, self.heads_NN = nn.ModuleDict(), nn.ModuleList()
         for name, form in settings.graph_heads.items():
@@ -109,10 +98,7 @@ class FrozenModel(nn.Module):
 
     def network(self, widths: list[int], *, active: bool = False) -> nn.Sequential:
         """Linear maps with the activation between them; ``active``: also at the end."""
-        modules: list[nn.Module] = []
-        for inputs, wide in itertools.pairwise(widths):
-            modules += [nn.Linear(inputs, wide), self.activation_function]
-        return nn.Sequential(*(modules if active else modules[:-1]))
+        return mlp(widths, self.activation_function, active=active)
 
     def _graph_head(self, form: Networks, width: int) -> nn.Module:
         return self.network([form.dim_sharedlayers, *form.dim_headlayers[: form.num_headlayers], width])
@@ -131,7 +117,7 @@ class FrozenModel(nn.Module):
         """Mean and variance of every head, in the writer's units."""
         if self.settings.zero_shifts:
             graph = replace(graph, edge_shifts=None)
-        inv, equiv, graph = self.start(graph)
+        inv, equiv, graph = self._start(graph)
         for layer, norm in zip(self.graph_convs, self.feature_layers):
             inv, equiv = layer(inv, equiv, graph)
             inv = self.activation_function(norm(self._conditioned(inv, graph)))
@@ -158,36 +144,19 @@ class FrozenModel(nn.Module):
 
     def _outputs(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> list[Output]:
         of_graph = pooled(inv, graph, POOLS[self.settings.graph_pooling])
-        if self.settings.conditioning == "fuse_pool" and graph.graph_attr is not None:
-            of_graph = self.graph_pool_projector(torch.cat([of_graph, graph.graph_attr], dim=1))
-        branch = self._branch(graph)
+        if self.settings.conditioning == "fuse_pool":
+            of_graph = self.graph_pool_projector(torch.cat([of_graph, cast(Tensor, graph.graph_attr)], dim=1))
         outputs: list[Output] = []
-        for head, networks in zip(self.settings.heads, cast(Iterable[nn.ModuleDict], self.heads_NN)):
-            owner = branch if head.level == "graph" else branch.index_select(0, graph.batch)
-            total = inv.new_zeros(len(owner), head.dim * (1 + self.settings.variance))
-            for number in branch.unique().tolist():
-                network = networks[f"branch-{number}"]
-                if head.level == "graph":
-                    values = network(self.graph_shared[f"branch-{number}"](of_graph))
-                elif isinstance(network, NodeNetworks):
-                    values = network(inv)
-                else:
-                    values = self._convolved(cast(nn.ModuleList, network), inv, equiv, graph)
-                total = torch.where((owner == number).unsqueeze(1), values, total)
-            variance = total[:, head.dim :].square() if self.settings.variance else None
-            outputs.append((total[:, : head.dim], variance))
+        for head, branches in zip(self.settings.heads, cast(Iterable[nn.ModuleDict], self.heads_NN)):
+            ((name, network),) = branches.items()
+            if head.level == "graph":
+                values = network(self.graph_shared[name](of_graph))
+            elif isinstance(network, NodeNetworks):
+                values = network(inv)
+            else:
+                values = self._convolved(cast(nn.ModuleList, network), inv, equiv, graph)
+            outputs.append((values[:, : head.dim], values[:, head.dim :].square() if self.settings.variance else None))
         return outputs
-
-    def _branch(self, graph: FrozenGraph) -> Tensor:
-        """Branch of every graph: the first where there is one."""
-        names = list(self.settings.graph_heads) or ["branch-0"]
-        if len(names) == 1:
-            return graph.batch.new_full((graph.num_graphs,), int(names[0].removeprefix("branch-")))
-        branch = graph.batch.new_zeros(graph.num_graphs) if graph.branch is None else graph.branch
-        for number in branch.unique().tolist():
-            if f"branch-{number}" not in names:
-                raise InputError(f"a graph is of branch {number}; this model has {', '.join(names)}")
-        return branch
 
     def _convolved(self, modules: nn.ModuleList, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> Tensor:
         pairs = list(modules)
@@ -215,21 +184,17 @@ class NodeNetworks(nn.Module):
         return torch.stack(per_place, dim=1).flatten(0, 1)
 
 
+def mlp(widths: Sequence[int], activation: nn.Module, *, active: bool = False) -> nn.Sequential:
+    """Linear maps with an activation between them; ``active``: also at the end."""
+    pairs = [(nn.Linear(inputs, wide), activation) for inputs, wide in itertools.pairwise(widths)]
+    modules = [module for pair in pairs for module in pair]
+    return nn.Sequential(*(modules if active else modules[:-1]))
+
+
 def pooled(inv: Float[Tensor, "nodes width"], graph: FrozenGraph, reduce: str) -> Float[Tensor, "graphs width"]:
     """Reduce the nodes of every graph."""
     zeros = inv.new_zeros(graph.num_graphs, inv.shape[1])
     return zeros.scatter_reduce(0, graph.batch.unsqueeze(1).expand_as(inv), inv, reduce, include_self=False)
-
-
-def check_graph(model: nn.Module, inputs: tuple[FrozenGraph]) -> None:
-    """Refuse graphs without the columns that a model reads."""
-    settings, graph = cast(FrozenModel, model).settings, inputs[0]
-    attributes = settings.graph_attributes if settings.conditioning else 0
-    for name, width in (("x", settings.input_dim), ("edge_attr", settings.edge_dim), ("graph_attr", attributes)):
-        values = getattr(graph, name)
-        columns = 0 if values is None else values.shape[1]
-        if width and columns != width:
-            raise InputError(f"graphs have {columns} columns of {name}, and this model reads {width}")
 
 
 def summed(values: Tensor, nodes: Tensor, count: int) -> Tensor:

@@ -18,7 +18,7 @@ States = tuple[Tensor, Tensor]
 """Scalars ``[nodes, channels]`` and vectors ``[nodes, 3, channels]``."""
 
 
-class PaiNNMessage(nn.Module):
+class _PaiNNMessage(nn.Module):
     """Message from the receiver of an edge to its sender (arXiv:2102.03150)."""
 
     def __init__(self, settings: FrozenSettings, width: int, edge_dim: int) -> None:
@@ -28,7 +28,6 @@ class PaiNNMessage(nn.Module):
         self.edge_filter = network(edge_dim, width, 3 * width) if edge_dim else None
 
     def forward(self, scalars: Tensor, vectors: Tensor, graph: FrozenGraph) -> States:
-        """Scalars and vectors, with what they receive."""
         (row, column), extra = graph.edge_index, graph.extra
         filters = self.filter_layer(extra["radial"]) * extra["ends"]
         if self.edge_filter is not None:
@@ -39,7 +38,7 @@ class PaiNNMessage(nn.Module):
         return scalars + summed(messages, row, count), vectors + summed(along, row, count)
 
 
-class PNAEqMessage(Statistics):
+class _PNAEqMessage(Statistics):
     """Message of PNAEq: scalars by their statistics, vectors by their sum."""
 
     def __init__(self, settings: FrozenSettings, width: int, edge_dim: int) -> None:
@@ -53,7 +52,6 @@ class PNAEqMessage(Statistics):
         )
 
     def forward(self, scalars: Tensor, vectors: Tensor, graph: FrozenGraph) -> States:
-        """Scalars and vectors, with what they receive."""
         (row, column), extra = graph.edge_index, graph.extra
         radial = extra["radial"] * extra["ends"]
         parts = [scalars[row], scalars[column], self.rbf_emb(radial)]
@@ -65,7 +63,7 @@ class PNAEqMessage(Statistics):
         return scalars + self.read(scalars, messages, row), vectors + summed(along, row, len(scalars))
 
 
-class Update(nn.Module):
+class _Update(nn.Module):
     """Update of a node: scalars by vectors, and vectors by scalars."""
 
     def __init__(self, width: int, *, last: bool, bias: bool) -> None:
@@ -75,7 +73,6 @@ class Update(nn.Module):
         self.update_mlp = network(2 * width, width, (2 if last else 3) * width)
 
     def forward(self, scalars: Tensor, vectors: Tensor) -> States:
-        """Scalars and vectors."""
         one, other = self.update_U(vectors), self.update_V(vectors)
         lengths = torch.linalg.vector_norm(other, dim=1)
         gates = self.update_mlp(torch.cat([lengths, scalars], dim=1)).split(scalars.shape[1], dim=1)
@@ -93,17 +90,16 @@ def outer(directions: Tensor, channels: Tensor) -> Tensor:
     return directions.unsqueeze(2) * channels.unsqueeze(1)
 
 
-class VectorLayer(nn.Module):
+class _VectorLayer(nn.Module):
     """Message, update, and maps of scalars and of vectors."""
 
     def __init__(self, message: nn.Module, in_dim: int, out_dim: int, *, last: bool, bias: bool) -> None:
         super().__init__()
-        self.module_0, self.module_1 = message, Update(in_dim, last=last, bias=bias)
+        self.module_0, self.module_1 = message, _Update(in_dim, last=last, bias=bias)
         self.module_2 = nn.Sequential(nn.Linear(in_dim, out_dim), nn.Tanh(), nn.Linear(out_dim, out_dim))
         self.module_3 = nn.Identity() if last else nn.Linear(in_dim, out_dim, bias=bias)
 
     def forward(self, inv: Tensor, equiv: Tensor, graph: FrozenGraph) -> States:
-        """Scalars and vectors."""
         inv, equiv = self.module_1(*self.module_0(inv, equiv, graph))
         return self.module_2(inv), self.module_3(equiv)
 
@@ -111,22 +107,19 @@ class VectorLayer(nn.Module):
 class PAINN(FrozenModel):
     """PAINN."""
 
-    message: ClassVar[type[nn.Module]] = PaiNNMessage
+    message: ClassVar[type[nn.Module]] = _PaiNNMessage
 
-    def add_common(self) -> None:
-        """Add the cutoff."""
-        super().add_common()
+    def _add_common(self) -> None:
+        super()._add_common()
         self.cutoff = self.settings.required("radius")
 
-    def layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
-        """Layer of a message and an update."""
+    def _layer(self, in_dim: int, out_dim: int, *, number: int, last: bool, edge_dim: int) -> nn.Module:
         bias = self.settings.vector_biases
         message = self.message(self.settings, in_dim, edge_dim)
-        return VectorLayer(message, in_dim, out_dim, last=last, bias=bias)
+        return _VectorLayer(message, in_dim, out_dim, last=last, bias=bias)
 
-    def start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
-        """Vectors of zero; radial functions and directions of edges."""
-        inv, _, graph = super().start(graph)
+    def _start(self, graph: FrozenGraph) -> tuple[Tensor, Tensor | None, FrozenGraph]:
+        inv, _, graph = super()._start(graph)
         lengths, cutoff = graph.lengths(), self.cutoff
         orders = torch.arange(1, self.settings.required("num_radial") + 1, device=lengths.device)
         extra = {
@@ -141,4 +134,4 @@ class PAINN(FrozenModel):
 class PNAEq(PAINN):
     """PNAEq: PAINN with statistics in the place of sums."""
 
-    message = PNAEqMessage
+    message = _PNAEqMessage

@@ -63,10 +63,6 @@ def _place(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Pla
     return Place(storage, offset, tuple(size), tuple(stride))
 
 
-def _parameter(data: Any, *more: Any) -> Any:
-    return data
-
-
 class Piece:
     """Object that describes pieces, or a tensor of several ranks."""
 
@@ -90,7 +86,7 @@ def _of_ranks(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
 KNOWN: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _place,
-    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
     ("torch._tensor", "_rebuild_from_type_v2"): _of_ranks,
     ("torch", "Size"): tuple,
     **dict.fromkeys([("torch._utils", "_rebuild_wrapper_subclass"), ("torch.serialization", "_get_layout")], Piece),
@@ -201,18 +197,15 @@ def _tensors(states: Any, file: zipfile.ZipFile, records: Mapping[str, int], roo
     if total > LARGEST:
         raise InputError(f"has {total / 1e9:.3g} GB of weights, and at most {LARGEST / 1e9:.2g} are imported")
     numbers = {
-        key: torch.frombuffer(bytearray(file.read(f"{root}data/{key}")), dtype=one.dtype) if one.numel else None
+        key: torch.frombuffer(bytearray(file.read(f"{root}data/{key}") or one.dtype.itemsize), dtype=one.dtype)
         for key, one in storages.items()
     }
-    result = {name: _view(place, numbers[place.storage.key]) for name, place in tensors.items()}
+    result = {
+        name: numbers[place.storage.key].as_strided(place.size, place.stride, place.offset)
+        for name, place in tensors.items()
+    }
     if diverged := [name for name, one in result.items() if not one.isfinite().all()]:
         raise InputError(
             f"has NaN or infinite numbers in {diverged[0]}: its training diverged; import an earlier epoch"
         )
     return result
-
-
-def _view(place: Place, numbers: Tensor | None) -> Tensor:
-    if numbers is None:
-        return torch.empty(place.size, dtype=place.storage.dtype)
-    return numbers.as_strided(place.size, place.stride, place.offset)

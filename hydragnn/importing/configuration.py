@@ -50,17 +50,7 @@ class ImportedConfiguration:
     run: Table
     build: Table
     notes: tuple[str, ...]
-    """Sentences on keys without meaning here, or broken there."""
-
-    @property
-    def run_text(self) -> str:
-        """Content of a run file, with the notes as comments."""
-        return toml(self.run, self.notes)
-
-    @property
-    def build_text(self) -> str:
-        """Content of a build file."""
-        return toml(self.build, ())
+    """Sentences on keys without meaning here, or broken there: comments of the run file."""
 
 
 def import_configuration(path: Path, files: Sequence[str] = (), store: str = "data.h5") -> ImportedConfiguration:
@@ -288,7 +278,7 @@ def _widths(network: Mapping[str, Any]) -> list[int]:
     return [int(width) for width in (*shared, *(own if isinstance(own, list) else [own]))] or [64]
 
 
-def toml(table: Table, notes: Sequence[str], name: str = "") -> str:
+def toml(table: Table, notes: Sequence[str] = (), name: str = "") -> str:
     """Return a table as TOML, with notes as comments before it."""
     lines = [f"# {' '.join(note.split())}" for note in notes]
     lines += [f"{key} = {json.dumps(one, ensure_ascii=False)}" for key, one in table.items() if not _is_table(one)]
@@ -296,7 +286,7 @@ def toml(table: Table, notes: Sequence[str], name: str = "") -> str:
         some = value if isinstance(value, list) else [value]
         for one in some if _is_table(value) else ():
             place = f"[[{name}{key}]]" if isinstance(value, list) else f"[{name}{key}]"
-            lines += ["", place, toml(one, (), f"{name}{key}.").rstrip()]
+            lines += ["", place, toml(one, name=f"{name}{key}.").rstrip()]
     return "\n".join(lines) + "\n"
 
 

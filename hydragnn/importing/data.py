@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -41,7 +41,13 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
     """
     if place.suffix in SETS and not is_public(place):
         raise InputError(f"it has neither {INDEX} of ADIOS2 nor a -meta.pkl of pickled samples; copy it again")
-    source = open_store(place) if place.suffix in SETS else _open_raw(model.source, folder_of_raw(model.files))
+    if place.suffix in SETS:
+        source = open_store(place)
+    else:  # raw files, whose paths count from a folder
+        with complete("config.json does not say how raw files are read"):
+            table = {"kind": "hydragnn", **raw_files(model.source, [])}
+        settings: Any = read_build_settings(table, cast(Path, folder_of_raw(model.files)) / "BUILD.toml")
+        (source,) = settings.stores
     graphs: Sequence[int] = range(len(source))
     if model.branches > 1:
         if BRANCH not in {one.name for one in source.fields()}:
@@ -62,16 +68,6 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
 def _blocks(graphs: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield graphs that are read at once."""
     return (graphs[first : first + BLOCK] for first in range(0, len(graphs), BLOCK))
-
-
-def _open_raw(source: Source, root: Path | None) -> GraphStore:
-    """Return raw files of a configuration, whose paths count from a folder."""
-    assert root is not None
-    with complete("config.json does not say how raw files are read"):
-        table = raw_files(source, [])
-    settings: Any = read_build_settings({"kind": "hydragnn", **table}, root / "BUILD.toml")
-    (store,) = settings.stores
-    return store
 
 
 def _reading_in(batch: GraphBatch, reading: Reading, settings: FrozenSettings) -> Reading:

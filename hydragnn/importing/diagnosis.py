@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings
 from hydragnn.frozen.kinds import EMBEDDING
 from hydragnn.frozen.settings import OLD
+from hydragnn.importing.checkpoints import Checkpoint
+from hydragnn.importing.variables import Source
 
 Verdict = Literal["suffered", "not suffered", "cannot be told"]
 LATE = re.compile(r"(module\.)?(model\.)?graph_(conditioner|concat_projector|pool_projector)\.")
@@ -52,21 +55,16 @@ def rule(number: int, name: str, otherwise: str, *kinds: str, data: bool = False
 class Case:
     """Files of one model of the public HydraGNN, with a rule for every failure."""
 
-    config: Mapping[str, Any]
+    source: Source
     settings: FrozenSettings
     module: FrozenModel
-    names: Sequence[str]
-    """Names of tensors in the checkpoint."""
+    checkpoint: Checkpoint
     file: str
     """Name of the checkpoint."""
     epochs: Sequence[int] = ()
     """Epochs in the names of checkpoints in its folder."""
     branches: int = 1
     """Branches that the configuration names."""
-    optimized: int | None = None
-    """Parameters that the optimizer in the checkpoint knows; None without one."""
-    steps: int = 0
-    """Steps of that optimizer; 0 where it does not say."""
     began: Mapping[str, bool]
     """Parameters by name: True for the numbers that they began with."""
     format: str = ""
@@ -84,20 +82,12 @@ class Case:
     fitted_on_all: bool | None = None
     """Scales fit all parts, not training alone; None without scales."""
 
-    @property
-    def architecture(self) -> Mapping[str, Any]:
-        """Return the section ``Architecture``."""
-        return self.config["NeuralNetwork"]["Architecture"]
-
-    @property
-    def training(self) -> Mapping[str, Any]:
-        """Return the section ``Training``."""
-        return self.config["NeuralNetwork"].get("Training") or {}
-
-    def networks(self, level: str) -> Sequence[Mapping[str, Any]]:
-        """Return networks of heads on graphs or nodes, one for each branch."""
-        heads = (self.architecture.get("output_heads") or {}).get(level) or []
-        return [heads] if isinstance(heads, Mapping) else [one["architecture"] for one in heads]
+    architecture = property(attrgetter("source.architecture"))
+    training = property(attrgetter("source.training"))
+    networks = property(attrgetter("source.networks"))
+    names = property(attrgetter("checkpoint.weights"))
+    optimized = property(attrgetter("checkpoint.optimized"))
+    steps = property(attrgetter("checkpoint.steps"))
 
     def shifts(self) -> bool:
         """Return True where an edge of the data crosses a periodic boundary."""
@@ -119,8 +109,11 @@ class Case:
         forces = torch.autograd.grad(energy.sum(), moving.pos, allow_unused=True)[0]
         return [energy.detach(), torch.zeros_like(graph.pos) if forces is None else -forces]
 
-    def measured(self, other: list[Tensor], evidence: str, arithmetic: str = "with the right") -> Answer:
-        """Return a failure with its size, unless rounding explains it."""
+    def measured(self, evidence: str, *flags: str, other: Any = None, arithmetic: str = "with the right") -> Answer:
+        """Return a failure with its size, unless rounding explains it; without data the evidence alone."""
+        if self.graph is None:
+            return evidence
+        other = other or self.outputs(None, *flags)
         own = self.outputs()
         change = largest_change(own, other)
         if change <= SMALL:
@@ -140,7 +133,7 @@ class Case:
         if len(self.alone) < 2:
             return self.settings.global_attn_engine == "GPS" and evidence
         alone = [self.outputs(graph) for graph in self.alone]
-        return self.measured([torch.cat(parts) for parts in zip(*alone, strict=True)], evidence)
+        return self.measured(evidence, other=[torch.cat(parts) for parts in zip(*alone, strict=True)])
 
     @rule(2, "networks of graph attributes are never trained", "no graph attributes")
     def _conditioning(self) -> Answer:
@@ -178,9 +171,8 @@ class Case:
             evidence = "with edge features or GPS it reads the edges, and sets their shifts to zero"
             unknown: Answer = "cannot be told", f"{evidence}, if there are any"
             return unknown if self.graph is None else self.shifts() and evidence
-        if self.graph is None:
-            return bool(self.architecture.get("periodic_boundary_conditions")) and own
-        return self.measured(self.outputs(None, "rebuilt_graph"), own)
+        periodic = self.graph is not None or bool(self.architecture.get("periodic_boundary_conditions"))
+        return periodic and self.measured(own, "rebuilt_graph")
 
     @rule(7, "of several branches with node heads alone one is trained", "one branch, or heads on graphs")
     def _node_branches(self) -> Answer:
@@ -188,8 +180,8 @@ class Case:
 
     @rule(8, "convolutional node heads fail in two branches", "one branch, or no convolutional node heads")
     def _conv_branches(self) -> Answer:
-        conv = [one for one in self.networks("node") if one.get("type") == "conv"]
-        return len(conv) > 1 and "they lie in several branches"
+        types = [one.get("type") for one in self.networks("node")]
+        return types.count("conv") > 1 and "they lie in several branches"
 
     @rule(9, "the loss of energies in double precision is computed in single", "no interatomic potential in double")
     def _single_loss(self) -> Answer:
@@ -199,7 +191,7 @@ class Case:
 
     @rule(10, "an unknown activation or loss becomes None", "activation and loss are there")
     def _unknown(self) -> Answer:
-        loss = self.training.get("loss_function_type") or "mse"  # activations are refused, with this number
+        loss = self.source.loss  # activations are refused, with this number
         return loss not in ("mse", "mae", "rmse", "GaussianNLLLoss") and f"loss_function_type = {loss}"
 
     @rule(11, "a configuration without an optimizer fails", "Training has an Optimizer")
@@ -208,7 +200,7 @@ class Case:
 
     @rule(12, "its loaders of raw files fail on periodic graphs and descriptors", "no such files")
     def _loaders(self) -> Answer:
-        dataset = self.config.get("Dataset") or {}
+        dataset = self.source.section("Dataset")
         form, bad = dataset.get("format"), ["Descriptors"] * bool(dataset.get("Descriptors"))
         if form != "CFG" or self.settings.generation not in OLD:
             bad += ["periodic_boundary_conditions"] * bool(self.architecture.get("periodic_boundary_conditions"))
@@ -228,7 +220,7 @@ class Case:
 
     @rule(15, "pickled sets choose their columns twice", "the data are not pickled")
     def _twice(self) -> Answer:
-        variables = self.config["NeuralNetwork"].get("Variables_of_interest") or {}
+        variables = self.source.section("NeuralNetwork", "Variables_of_interest")
         columns, levels = variables.get("input_node_features") or [], variables.get("type") or []
         graphs = [index for index, level in zip(variables.get("output_index") or [], levels) if level == "graph"]
         if self.format in ("bp", "raw"):
@@ -260,7 +252,7 @@ class Case:
         one_way = [(b, a, *(-one for one in image)) not in there for (a, b), image in zip(ends, images)]
         evidence = number_of(torch.tensor(one_way), "have no reverse, since max_neighbours cut it off")
         turned = replace(graph, edge_index=graph.edge_index.flip(0), edge_shifts=-shifts)
-        return bool(evidence) and self.measured(self.outputs(turned), evidence)
+        return bool(evidence) and self.measured(evidence, other=self.outputs(turned))
 
     @rule(18, "test graphs leave traces in training", "no graph in two parts, no scale beyond training", data=True)
     def _leak(self) -> Answer:
@@ -330,15 +322,13 @@ class Case:
             return False
         if self.graph is None:
             return "cannot be told", f"{evidence}, if any edge has one"
-        return self.measured(self.outputs(None, "zero_shifts"), f"{evidence}, and edges cross periodic boundaries")
+        return self.measured(f"{evidence}, and edges cross periodic boundaries", "zero_shifts")
 
     @rule(26, "today's code reads the file as another function", "its edges see distances, as today")
     def _squares(self) -> Answer:
         evidence = f"{self.settings.kind} of {self.settings.generation} sees squared distances, unlike today's"
-        if not self.settings.squared_distances or self.graph is None:
-            return self.settings.squared_distances and evidence
         flags = "squared_distances", "reversed_steps", "zero_shifts"
-        return self.measured(self.outputs(None, *flags), evidence, "with today's")
+        return self.settings.squared_distances and self.measured(evidence, *flags, arithmetic="with today's")
 
     @rule(4, "a checkpoint of shards holds those of one rank", "every tensor is there, in its full size")
     @rule(27, "a network of graph attributes is drawn anew in every pass", "its network is kept, or there is none")
@@ -349,16 +339,12 @@ class Case:
     def _idle_layers(self) -> Answer:
         evidence = "convolutional node heads of v2.0: their last layer alone acts, on the encoder's output"
         idle = self.settings.last_conv_layer_only and any(one.get("type") == "conv" for one in self.networks("node"))
-        if not idle or self.graph is None:
-            return idle and evidence
-        return self.measured(self.outputs(None, "last_conv_layer_only"), evidence)
+        return idle and self.measured(evidence, "last_conv_layer_only")
 
     @rule(29, "self edges make gradients NaN", "no self edge made weights NaN", "EGNN")
     def _self_edges(self) -> Answer:
-        if not (self.settings.equivariance and self.settings.generation in OLD) or self.graph is None:
-            return False
-        edges = self.graph.edge_index
-        return number_of(edges[0] == edges[1], "join a node with itself")
+        old = self.settings.equivariance and self.settings.generation in OLD and self.graph is not None
+        return old and number_of(self.graph.edge_index[0] == self.graph.edge_index[1], "join a node with itself")
 
 
 def diagnose(case: Case) -> list[Finding]:

@@ -41,18 +41,15 @@ CLOSE = 1e-6
 def case_of(model: Imported, run: Path, store: Path | None) -> Case:
     """Return all that is known of a model; ``store`` has its graphs."""
     checkpoint = model.files.checkpoint.resolve()
-    numbers = read_checkpoint(checkpoint)
     place = find_data(model.files)
     return Case(
-        config=model.files.config,
+        source=model.source,
         settings=model.settings,
         module=deepcopy(model.module).double(),  # where changes are no rounding
-        names=[*numbers.weights],
+        checkpoint=read_checkpoint(checkpoint),
         file=checkpoint.name,
         epochs=[int(match[2]) for one in sorted(checkpoint.parent.glob("*.pk")) if (match := EPOCH.match(one.stem))],
         branches=model.branches,
-        optimized=numbers.optimized,
-        steps=numbers.steps,
         began=numbers_of_seed(model.module),
         format="" if place is None else place.suffix[1:] if place.suffix in SETS else "raw",
         **({} if store is None else _graphs_of(model, run, open_store(store))),

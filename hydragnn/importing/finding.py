@@ -41,7 +41,9 @@ def find_models(path: Path) -> list[ModelFiles]:
         raise InputError(f"{path} does not exist; check the path")
     root = path if path.is_dir() else path.parent
     newest = {}
-    for file in sorted([path] if path.is_file() else _checkpoints(root), key=_age):
+    for file in sorted(
+        [path] if path.is_file() else _checkpoints(root), key=lambda file: (str(file.parent), _epoch(file)[1])
+    ):
         if path.is_file() or file.exists():  # links to epochs that are gone
             newest[file.parent, _epoch(file)[0]] = file
     unique = dict[Path, Path]()
@@ -66,10 +68,6 @@ def _epoch(file: Path) -> tuple[str, int]:
     """Return the name without the number of an epoch, and that number."""
     match = EPOCH.match(file.stem)
     return (match[1], int(match[2])) if match else (file.stem, 10**9)
-
-
-def _age(file: Path) -> tuple[str, int]:
-    return str(file.parent), _epoch(file)[1]
 
 
 def _checkpoints(root: Path) -> Iterator[Path]:

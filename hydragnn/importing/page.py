@@ -1,6 +1,7 @@
 """Import of files of the public HydraGNN, and its page."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
@@ -14,7 +15,7 @@ from hydragnn.base.shown import Shown
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.ensemble.building.build import LOCK, build_ensemble, check_out, distinct_names, in_making
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.importing.configuration import import_configuration
+from hydragnn.importing.configuration import import_configuration, toml
 from hydragnn.importing.data import with_data, write_data
 from hydragnn.importing.diagnosis import Finding, diagnose
 from hydragnn.importing.evidence import case_of
@@ -133,7 +134,7 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             InputError(f"{len(checkpoints) - len(losses)} models without a validation loss were no candidates")
         )
     names, pages, stores = distinct_names([Path(one.name) for one in models]), list[Page](), list[Store]()
-    with in_making(out) as making:
+    with _written(out) as making:
         alone = len(models) == 1
         for model, name in zip(models, names):
             model, store = _with_data(model, making, stores)
@@ -141,9 +142,7 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             run = making if alone else making / name
             errors = write_run(model, store.path, run, out)
             write_tuning(model, store.path, run)
-            case = case_of(model, run, store.path)
-            page = _page(model, "" if alone else name, errors, store)
-            pages.append(replace(page, findings=diagnose(case)))
+            pages.append(_page(model, "" if alone else name, errors, store, diagnose(case_of(model, run, store.path))))
         ensemble = "" if alone else _ensemble(making, names, stores, failures)
         if trials := results_text(losses):
             write_atomically(making / RESULTS, trials)
@@ -160,32 +159,27 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             write_json(making / page.run / STORED, replace(result, models=[page]).to_json())
         if ensemble:
             write_json(making / ensemble / STORED, result.to_json())
+    return result
+
+
+@contextmanager
+def _written(out: Path) -> Iterator[Path]:
+    """Yield a folder that becomes ``out`` at the end."""
+    with in_making(out) as making:
+        yield making
         (making / LOCK).unlink(missing_ok=True)
         rename_all({making: out})
-    return result
 
 
 def _import_configuration(path: Path, out: Path) -> Import:
     """Write a configuration as a run file and a build file."""
     files = import_configuration(path)
-    with in_making(out) as making:
-        write_atomically(making / "run.toml", files.run_text)
-        write_atomically(making / "build.toml", files.build_text)
-        (making / LOCK).unlink(missing_ok=True)
-        rename_all({making: out})
-    store = out / files.run["data"]["store"]
-    commands = [
-        f"hydragnn data build {out / 'build.toml'} --out {store}",
-        f"hydragnn train {out / 'run.toml'} --out RUN",
-    ]
-    return Import(
-        out=out,
-        source=str(path.resolve()),
-        models=(),
-        data="a configuration names them",
-        left_out=files.notes,
-        next=commands,
-    )
+    with _written(out) as making:
+        write_atomically(making / "run.toml", toml(files.run, files.notes))
+        write_atomically(making / "build.toml", toml(files.build))
+    build = f"hydragnn data build {out / 'build.toml'} --out {out / files.run['data']['store']}"
+    commands, words = [build, f"hydragnn train {out / 'run.toml'} --out RUN"], "a configuration names them"
+    return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=files.notes, next=commands)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,7 +228,7 @@ def _scales(source: GraphStore, model: Imported) -> Iterator[str]:
         yield f"the set was scaled ({', '.join(scaled)}), which config.json does not undo: values are in the scaled units"
 
 
-def _page(model: Imported, run: str, errors: Metrics, store: Store) -> Page:
+def _page(model: Imported, run: str, errors: Metrics, store: Store, findings: Sequence[Finding]) -> Page:
     settings, reading, notes = model.settings, model.reading, [*store.notes]
     if store.path is None and any(one.field.name == ATOMIC_NUMBERS for one in reading.inputs):
         notes.append("a column is the atomic number by its name; without data nothing tells whether it was scaled")
@@ -250,6 +244,7 @@ def _page(model: Imported, run: str, errors: Metrics, store: Store) -> Page:
         outputs=[one.field.name for one in reading.outputs],
         test=errors,
         notes=notes,
+        findings=findings,
     )
 
 

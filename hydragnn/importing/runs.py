@@ -2,8 +2,7 @@
 
 import json
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, Normalisation, Scale, make_split, open_store
 from hydragnn.ensemble.members.member import OUTSIDE, Member
 from hydragnn.ensemble.uses.outside import validated_record
-from hydragnn.frozen import FrozenModel, FrozenSettings, build
+from hydragnn.frozen import FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
+from hydragnn.importing.configuration import toml
 from hydragnn.importing.finding import ModelFiles
 from hydragnn.importing.model import ENCODING, KIND, OUTPUT
-from hydragnn.importing.variables import LOSSES, Reading, Source, Variable, complete, reading_of
-from hydragnn.models import GraphModel, TrainedModel, build_from_description, make_description, save_model
+from hydragnn.importing.variables import LOSSES, Reading, Source, complete, reading_of
+from hydragnn.models import TrainedModel, build_from_description, make_description, save_model
 from hydragnn.models.executor import Eager
 from hydragnn.models.saving import weights_checksum
 from hydragnn.record import RunRecord, write_record
@@ -34,7 +34,7 @@ TUNE = "tune.toml"
 PROVENANCE = "imported from the public HydraGNN"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Imported:
     """One model of a checkpoint, or of one of its branches."""
 
@@ -64,37 +64,19 @@ def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
     settings = FrozenSettings.from_config(files.config, weights)
     reading = reading_of(source, settings)
     dtype = torch.float64 if any(one.dtype == torch.float64 for one in weights.values()) else torch.float32
-    numbers = sorted(int(name.removeprefix("branch-")) for name in settings.graph_heads) or [0]
+    names = sorted(settings.graph_heads, key=lambda name: int(name.removeprefix("branch-"))) or ["branch-0"]
     if not settings.graph_heads and "branch-0" not in settings.node_heads:
         raise InputError("it holds no branch-0, which that code takes where no branch has heads on graphs")
-    return [
-        Imported(
-            name=f"{files.name}-branch{number}" if len(numbers) > 1 else files.name,
-            files=files,
-            settings=(own := _of_branch(settings, f"branch-{number}")),
-            module=build(own, {name: one for name, one in weights.items() if _is_of(name, number)}, dtype),
-            source=source,
-            reading=reading,
-            branch=number,
-            branches=max(1, *(len(source.networks(level)) for level in ("graph", "node"))),
+    branches = max(1, *(len(source.networks(level)) for level in ("graph", "node")))
+    models = []
+    for name in names:
+        own, tensors = of_branch(settings, weights, name)
+        title, module = (
+            f"{files.name}-{name.replace('-', '')}" if len(names) > 1 else files.name,
+            build(own, tensors, dtype),
         )
-        for number in numbers
-    ]
-
-
-def _of_branch(settings: FrozenSettings, own: str) -> FrozenSettings:
-    """Return the settings with one branch."""
-    graph_heads, node_heads = (
-        {name: one for name, one in heads.items() if name == own}
-        for heads in (settings.graph_heads, settings.node_heads)
-    )
-    return settings.model_copy(update={"graph_heads": graph_heads, "node_heads": node_heads})
-
-
-def _is_of(name: str, number: int) -> bool:
-    """Return True for weights of a branch, and for those of all."""
-    branch = re.search(r"\bbranch-(\d+)", name)
-    return branch is None or int(branch[1]) == number
+        models.append(Imported(title, files, own, module, source, reading, int(name[7:]), branches))
+    return models
 
 
 def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metrics:
@@ -128,7 +110,11 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
         },
     }
     run = RunConfig.parse(config, str(model.files.checkpoint))
-    graph_model = _graph_model(run, reading.variables, module, dtype)
+    fields = [one.field for one in reading.variables]
+    description = make_description(run.model, run.heads, fields, inputs=run.data.inputs or [], dim=3)
+    graph_model = build_from_description(description, seed=0).to(dtype).eval()
+    inputs: Any = graph_model.node_inputs
+    inputs.model = module
     scales = {}
     for one in reading.variables:
         if one.span or not one.field.classes:
@@ -155,15 +141,11 @@ def _heads(model: Imported) -> Iterator[dict[str, Any]]:
         head["loss"] = "nll" if gaussian else "mse" if loss == "nll" else loss
         head |= {"distribution": "gaussian"} if gaussian else {}
         if settings.interatomic and one is first:
-            head |= {"extensive": True, "references": _references(model)}
+            head |= {"extensive": True, "references": model.reading.by_element}
         elif settings.interatomic:
             head["derivative_of"] = first.field.name
         yield head
         column += one.field.width * (1 + gaussian)
-
-
-def _references(model: Imported) -> dict[str, float]:
-    return {str(z): energy for by in model.reading.references.values() for z, energy in by.items()}
 
 
 def parts_of(store: GraphStore) -> dict[str, Any] | None:
@@ -176,26 +158,20 @@ def parts_of(store: GraphStore) -> dict[str, Any] | None:
 
 def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     """Write a configuration that trains a run further."""
-    store = "data.h5" if data is None else data.name
-    up = "" if data is not None and data.parent == out else "../"
-    split = '[split]\nkind = "given"\nfield = "part"\n\n' if data is not None and parts_of(open_store(data)) else ""
-    heads = [
-        f'[[heads]]\nkind = "{OUTPUT}"\nfield = "{one.field.name}"\nweight = {one.weight!r}\n'
-        for one in model.reading.outputs
+    heads: list[dict[str, Any]] = [
+        {"kind": OUTPUT, "field": one.field.name, "weight": one.weight} for one in model.reading.outputs
     ]
-    if references := _references(model):
-        heads[0] += f"references = {{ {', '.join(f'{z} = {energy!r}' for z, energy in references.items())} }}\n"
-    text = f'[data]\nstore = "{up}{store}"\n\n{split}[start]\nmodel = "."\n\n[model]\n\n' + "\n".join(heads)
-    write_atomically(out / TUNE, text + "\n[train]\nepochs = 10\nlearning_rate = 1e-4\n")
-
-
-def _graph_model(run: RunConfig, variables: Sequence[Variable], module: FrozenModel, dtype: torch.dtype) -> GraphModel:
-    fields = [one.field for one in variables]
-    description = make_description(run.model, run.heads, fields, inputs=run.data.inputs or [], dim=3)
-    result = build_from_description(description, seed=0).to(dtype)
-    parts: Any = result.node_inputs
-    parts.model = module
-    return result.eval()
+    heads[0] |= {"references": own} if (own := model.reading.by_element) else {}
+    up, store = "" if data is not None and data.parent == out else "../", "data.h5" if data is None else data.name
+    table = {
+        "data": {"store": f"{up}{store}"},
+        "split": (parts_of(open_store(data)) or {}) if data is not None else {},
+        "start": {"model": "."},
+        "model": {},
+        "heads": heads,
+        "train": {"epochs": 10, "learning_rate": 1e-4},
+    }
+    write_atomically(out / TUNE, toml(table))
 
 
 def _record(model: Imported, run: RunConfig, trained: TrainedModel, data: Path | None) -> tuple[RunRecord, Metrics]:

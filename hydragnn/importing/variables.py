@@ -201,6 +201,11 @@ class Reading:
     """Energies by atomic number that labels of an output lacked, by its name."""
 
     @property
+    def by_element(self) -> dict[str, float]:
+        """Return the references by atomic number, as text."""
+        return {str(z): energy for by in self.references.values() for z, energy in by.items()}
+
+    @property
     def inputs(self) -> list[Variable]:
         """Return what the model reads."""
         return [one for one in self.variables if one.weight is None]

@@ -75,7 +75,7 @@ def graph_of(values: dict[str, Tensor]) -> FrozenGraph:
         values["batch"].long(),
         graphs,
         graph_attr=None if attributes is None else attributes.view(graphs, -1),
-        branch=None if names is None else names.view(-1).long(),
+        extra={} if names is None else {"branch": names.view(-1).long()},
         **optional,
     )
 

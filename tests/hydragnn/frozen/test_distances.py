@@ -44,7 +44,7 @@ def test_schnet_finds_the_first_neighbours_within_the_radius(
 def test_nodes_of_old_models_move_the_other_way(kind: type[FrozenModel], generation: str, sign: int) -> None:
     model = model_of(kind, generation, equivariance=True)
     graph = FrozenGraph(torch.ones(2, 1), LINE[:2], torch.tensor([[0, 1], [1, 0]]), torch.zeros(2).long(), 1)
-    _, positions = model.graph_convs[0](*model.start(graph))
+    _, positions = model.graph_convs[0](*model._start(graph))
     assert (positions - graph.pos)[:, 0].sign().tolist() == [sign, -sign]
 
 
@@ -56,7 +56,7 @@ def test_schnet_with_edge_features_reads_lengths_without_images(generation: str)
     outputs = []
     for features, scale in ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0)):
         other = FrozenGraph(**{**vars(graph), "pos": graph.pos * scale, "edge_attr": torch.full((2, 1), features)})
-        *states, extended = model.start(other)
+        *states, extended = model._start(other)
         assert extended.extra["lengths"].tolist() == [[scale]] * 2
         outputs.append(model.graph_convs[0](*states, extended)[0].sum().item())
     assert len({*outputs}) == 3

@@ -1,7 +1,6 @@
 """Models of the public HydraGNN give the outputs that its own code wrote beside their checkpoints."""
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydragnn.base.errors import InputError
-from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
+from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.frozen.model import NodeNetworks
 from hydragnn.frozen.settings import arithmetic_of
 from tests.hydragnn.frozen.folders import Outputs, batches, config_of, folders, in_precision, joined, weights_of
@@ -32,8 +31,7 @@ def test_outputs_are_those_of_the_writer(folder: Path) -> None:
     seen = 0
     for graph, expected in batches(folder):
         for dtype, outputs in expected.items():
-            model = build(settings, weights, dtype)
-            for name, values in computed(model, in_precision(graph, dtype)).items():
+            for name, values in computed(settings, weights, in_precision(graph, dtype), dtype).items():
                 close = COARSE.get(folder.name, CLOSE[dtype]) if dtype is torch.float32 else CLOSE[dtype]
                 assert relative(values, outputs[name]) < close, (dtype, name)
                 seen += 1
@@ -47,9 +45,9 @@ def test_arithmetic_of_today_with_old_weights(name: str, real_data: Path) -> Non
     folder = real_data / "hydragnn-generations" / name
     weights = weights_of(folder)[0]
     settings = FrozenSettings.from_config(config_of(folder), weights)
-    today = build(settings.model_copy(update=arithmetic_of(settings.kind, "main")), weights, torch.float64)
+    today = settings.model_copy(update=arithmetic_of(settings.kind, "main"))
     (graph, expected), *_ = batches(folder, "today")
-    for output, values in computed(today, in_precision(graph, torch.float64)).items():
+    for output, values in computed(today, weights, in_precision(graph, torch.float64), torch.float64).items():
         assert relative(values, expected[torch.float64][output]) < CLOSE[torch.float64], output
 
 
@@ -248,19 +246,21 @@ def test_shards_of_one_rank_are_named() -> None:
         build(FrozenSettings.from_config(config, parts), parts)
 
 
-@pytest.mark.parametrize(("width", "words"), [(1, None), (2, "graphs have 2 columns of x, and this model reads 1")])
-def test_graphs_of_other_columns_are_refused(width: int, words: str | None) -> None:
-    config, weights = small_gin()
-    model = build(FrozenSettings.from_config(config, weights), weights)
-    graph = FrozenGraph(
-        torch.ones(2, width), torch.zeros(2, 3), torch.tensor([[0, 1], [1, 0]]), torch.zeros(2).long(), 1
-    )
-    with pytest.raises(InputError, match=words) if words else nullcontext():
-        assert model(graph)[0][0].shape == (1, 1)
+def computed(settings: FrozenSettings, weights: Weights, graph: FrozenGraph, dtype: torch.dtype) -> Outputs:
+    """Outputs by the names of the files, each graph's and node's of its own branch."""
+    branches = graph.extra.get("branch", torch.zeros(graph.num_graphs).long())
+    names = [*settings.graph_heads] or ["branch-0"]
+    results: Outputs = {}
+    for name in names:
+        model = build(*of_branch(settings, weights, name), dtype)
+        for output, values in outputs_of(model, graph).items():
+            own = (branches if len(values) == len(branches) else branches[graph.batch]) == int(name[7:])
+            own = own.view(-1, *[1] * (values.dim() - 1)) | (len(names) == 1)
+            results[output] = torch.where(own, values, results.get(output, values))
+    return results
 
 
-def computed(model: FrozenModel, graph: FrozenGraph) -> Outputs:
-    """Outputs by the names of the files."""
+def outputs_of(model: FrozenModel, graph: FrozenGraph) -> Outputs:
     results = {}
     for number, (mean, variance) in enumerate(model(graph)):
         results[f"head{number}"] = mean

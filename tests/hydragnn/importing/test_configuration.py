@@ -12,7 +12,7 @@ import hydragnn
 from hydragnn.config import parse_config
 from hydragnn.datasets import build_store
 from hydragnn.datasets.sources.registry import read_build_settings
-from hydragnn.importing.configuration import import_configuration
+from hydragnn.importing.configuration import import_configuration, toml
 from tests.datasets.public_files import samples, write_bp
 from tests.hydragnn.importing.public_runs import config_of
 from tests.refusals import refuses
@@ -62,7 +62,7 @@ def sets_for(fields: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.parent.name[:40])
 def test_configurations_are_read_by_our_parsers(path: Path) -> None:
     imported = import_configuration(path)
-    run, build = tomllib.loads(imported.run_text), tomllib.loads(imported.build_text)
+    run, build = tomllib.loads(toml(imported.run, imported.notes)), tomllib.loads(toml(imported.build))
     assert (run, build) == (imported.run, imported.build)
     parse_config(run, str(path))
     names = [field["name"] for field in read_build_settings(build, path.parent / "BUILD.toml").model_dump()["fields"]]
@@ -75,8 +75,8 @@ def test_configurations_are_read_by_our_parsers(path: Path) -> None:
 def test_configurations_train(tmp_path: Path, path: Path) -> None:
     imported = import_configuration(path, ["set.bp"], "data.h5")
     write_bp(tmp_path / "set.bp", sets_for(imported.build["fields"]), {})
-    build_store(read_build_settings(tomllib.loads(imported.build_text), tmp_path / "BUILD.toml"), tmp_path / "data.h5")
-    run = tomllib.loads(imported.run_text)
+    build_store(read_build_settings(tomllib.loads(toml(imported.build)), tmp_path / "BUILD.toml"), tmp_path / "data.h5")
+    run = tomllib.loads(toml(imported.run, imported.notes))
     run["train"]["epochs"], run["data"]["store"], run["split"] = (
         1,
         str(tmp_path / "data.h5"),
@@ -115,7 +115,7 @@ def test_text_of_a_configuration_makes_no_keys(tmp_path: Path) -> None:
     table = {"NeuralNetwork": {"Architecture": architecture, "Variables_of_interest": chosen, "Training": training}}
     (tmp_path / "config.json").write_text(json.dumps({**table, "Dataset": {"name": "a\"\nkind = 'pyg'"}}))
     imported = import_configuration(tmp_path / "config.json")
-    run, build = tomllib.loads(imported.run_text), tomllib.loads(imported.build_text)
+    run, build = tomllib.loads(toml(imported.run, imported.notes)), tomllib.loads(toml(imported.build))
     assert (run, build) == (imported.run, imported.build) and run["heads"][0]["field"] == "en_er_gy"
     parse_config(run)
 

@@ -13,13 +13,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from hydragnn.base.errors import InputError
-from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build
+from hydragnn.frozen import FrozenGraph, FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.frozen.kinds import KINDS
 from hydragnn.frozen.settings import Head, Networks
-from hydragnn.importing.checkpoints import read_checkpoint
+from hydragnn.importing.checkpoints import Checkpoint, read_checkpoint
 from hydragnn.importing.diagnosis import RULES, Case, Finding, diagnose
 from hydragnn.importing.evidence import numbers_of_seed
 from hydragnn.importing.page import import_folder
+from hydragnn.importing.variables import Source
 from tests.hydragnn.frozen.folders import batches, config_of, folders, in_precision, joined, weights_of
 from tests.hydragnn.importing.public_runs import Code, archive, tensor, write_model
 from tests.hydragnn.importing.public_runs import config_of as run_config
@@ -61,9 +62,12 @@ def case_of(config: dict[str, Any], settings: FrozenSettings, **more: Any) -> Ca
     network = {name: config.get(name, {}) for name in sections}
     network["Training"] = {"Optimizer": {"type": "AdamW"}, "batch_size": 4, **network["Training"]}
     others = {name: value for name, value in config.items() if name not in sections}
-    options: dict[str, Any] = {"names": NAMES, "file": "run.pk", "began": {}, **more}
+    options: dict[str, Any] = {"file": "run.pk", "began": {}, **more}
+    names, optimized, steps = (options.pop(*one) for one in (("names", NAMES), ("optimized", None), ("steps", 0)))
+    options["checkpoint"] = Checkpoint(dict.fromkeys(names, torch.zeros(1)), optimized, steps)
+    source = Source({**others, "NeuralNetwork": network}, Path("config.json"))
     module = module_of(settings if "graph" in more else settings_of())
-    return Case(config={**others, "NeuralNetwork": network}, settings=settings, module=module, **options)
+    return Case(source=source, settings=settings, module=module, **options)
 
 
 def ring(**changes: Any) -> FrozenGraph:
@@ -359,10 +363,11 @@ def of_folder(name: str) -> Case:
     parts, config = weights_of(folder), config_of(folder)
     weights = joined(parts)
     settings = FrozenSettings.from_config(config, weights)
+    settings, weights = of_branch(settings, weights, next(iter(settings.graph_heads), "branch-0"))
     module, graph = build(settings, weights), in_precision(next(batches(folder))[0], torch.float32)
     return Case(
-        config=config,
-        names=list(parts[0]),
+        source=Source(config, Path("config.json")),
+        checkpoint=Checkpoint(parts[0], None, 0),
         file=sorted(path.name for path in folder.rglob("*.pk"))[0],
         settings=settings,
         module=module,
