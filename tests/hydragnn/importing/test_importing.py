@@ -258,7 +258,8 @@ def test_runs_predict_what_the_writer_computed(folder: Path, real_data: Path, tm
     models = imported_models(find_models(folder)[0])
     for graph, expected in batches(folder):
         outputs = alone(folder) or expected.get(torch.float32) or expected[torch.float64]
-        for number, model in enumerate(models if graph.branch is None or len(models) > 1 else []):
+        branch = graph.extra.get("branch")
+        for number, model in enumerate(models if branch is None or len(models) > 1 else []):
             variables, more = [*model.reading.variables], {}
             if graph.x.frac().any():  # divided by 20, which a folder without data does not tell
                 number_field = Field(name="number", on="node")
@@ -272,9 +273,9 @@ def test_runs_predict_what_the_writer_computed(folder: Path, real_data: Path, tm
             for place, (name, one) in enumerate(predicted.items()):
                 key = name if model.settings.interatomic else f"head{place}"
                 own = outputs[key]
-                rows = slice(None) if graph.branch is None else graph.branch == number
-                if len(own) == len(graph.x) and graph.branch is not None:
-                    rows = graph.branch[graph.batch] == number
+                rows = slice(None) if branch is None else branch == number
+                if len(own) == len(graph.x) and branch is not None:
+                    rows = branch[graph.batch] == number
                 difference = (one.mean.reshape(own.shape) - own)[rows].abs().max() / own.abs().max()
                 pairs = [(value, expected.get(torch.float64, {}).get(name, value)) for name, value in outputs.items()]
                 rounding = max(float((single - exact).abs().max() / single.abs().max()) for single, exact in pairs)
