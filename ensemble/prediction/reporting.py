@@ -64,6 +64,10 @@ class PredictionResult(Shown):
     """Time of the whole prediction."""
     seconds_of: Mapping[str, float]
     """Time by stage: preparing, predicting, writing what was not joined before."""
+    phases: Mapping[str, float]
+    """Seconds of all ranks while they predict, by phase: read, compute, write, wait."""
+    busy: float
+    """Share of these without waits."""
     graphs_per_second: float
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +77,8 @@ class PredictionResult(Shown):
     def table(self) -> dict[str, Any]:
         """Return what people want to know at the end."""
         losses = {"ranks lost": self.ranks_lost} if self.ranks_lost else {}
+        total = sum(self.phases.values())
+        shares = [f"{name} {100 * seconds / total:.0f} %" for name, seconds in self.phases.items() if total]
         return {
             "predictions": str(self.out),
             "graphs": self.graphs,
@@ -82,6 +88,7 @@ class PredictionResult(Shown):
             **losses,
             "seconds": self.seconds,
             "graphs per second": self.graphs_per_second,
+            "time of ranks": ", ".join(shares),
         }
 
     def __str__(self) -> str:
@@ -122,6 +129,8 @@ def prediction_result(
         busy_seconds=tuple(measured["busy"]),
         seconds=seconds,
         seconds_of=seconds_of,
+        phases=measured["phases"],
+        busy=1 - measured["phases"]["wait"] / max(1e-9, sum(measured["phases"].values())),
         graphs_per_second=counts["graphs"] / seconds,
     )
 
@@ -145,6 +154,8 @@ def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> d
     all_units, once = sum(account["units"] for account in accounts), schedule.units - schedule.resumed
     busy = sum(account["busy"] for account in accounts) * min(1.0, once / max(1, all_units))
     bound = max(busy / schedule.ranks, max((account["largest"] for account in accounts), default=0.0))
+    phases = {name: sum(account["phases"][name] for account in accounts) for name in ("read", "compute", "write")}
+    phases["wait"] = max(0.0, makespan * len(accounts) - sum(phases.values()))
     return {
         "ranks_heard": len(accounts),
         "units_done": once,
@@ -152,6 +163,7 @@ def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> d
         "makespan": makespan,
         "lower_bound": bound,
         "ratio": makespan / bound if bound > 0 else 1.0,
+        "phases": phases,
         "busy": [round(account["busy"], 3) for account in sorted(accounts, key=lambda account: int(account["rank"]))],
     }
 

@@ -3,7 +3,8 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -63,11 +64,19 @@ class PredictionWorker:
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
         self.sink, self.check, self.needed = sink, check, needed
         self.done, self.largest, self.busy, self.load = 0, 0.0, 0.0, 0.0
+        self.seconds = dict.fromkeys(("read", "keep", "join"), 0.0)
         self.start()
 
     def start(self) -> None:
         """Start the clock of the account."""
         self.began = self.ended = time.time()
+
+    @contextmanager
+    def timed(self, work: str) -> Iterator[None]:
+        """Add the time of the block to that of its kind of work."""
+        began = time.perf_counter()
+        yield
+        self.seconds[work] += time.perf_counter() - began
 
     def do(self, task: PredictionTask) -> None:
         """Predict the batches of a task and keep what is finished."""
@@ -97,7 +106,8 @@ class PredictionWorker:
                 counted.most_common(REASONS)
             )
             first = some[0][0]
-            self.parts.keep_segment(first, first + count, counts, joined([piece for *_, piece in some]))
+            with self.timed("keep"):
+                self.parts.keep_segment(first, first + count, counts, joined([piece for *_, piece in some]))
         self._kept_at = time.monotonic()
 
     def _predicted(self, chunk: Chunk) -> tuple[dict[str, int], Piece]:
@@ -119,7 +129,8 @@ class PredictionWorker:
     def _read(self, chunk: Chunk) -> Screened:
         """Return the graphs of a batch, screened."""
         store, optional = self.graphs.store, self.ensemble.optional
-        return read_screened(store, chunk.graphs, self.needed, self.needed, chunk.numbers, optional)
+        with self.timed("read"):
+            return read_screened(store, chunk.graphs, self.needed, self.needed, chunk.numbers, optional)
 
     def _piece(
         self, chunk: Chunk, read: Screened | None, outcomes: Sequence[MemberOutcome]
@@ -143,6 +154,7 @@ class PredictionWorker:
 
     def account(self) -> dict[str, Any]:
         """Return what this rank did and when."""
+        read, keep, join = self.seconds.values()
         return {
             "rank": self.group.rank,
             "began": self.began,
@@ -150,6 +162,7 @@ class PredictionWorker:
             "busy": self.busy,
             "units": self.done,
             "largest": self.largest,
+            "phases": {"read": read, "compute": self.busy - read - keep, "write": keep + join},
         }
 
     def seconds_of(self, loads: float) -> float:
@@ -209,7 +222,8 @@ class Joiner:
         counts, piece = segment
         self._begin()
         worker.check()
-        worker.sink.append(piece, worker.parts.folder / name)
+        with worker.timed("join"):
+            worker.sink.append(piece, worker.parts.folder / name)
         self._counts.update(counts)
         self.names.append(name)
         self._next = stop

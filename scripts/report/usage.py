@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[str, str, float, str]] = {
     "saving": ("saving", canvas.SOFT, 0.5, "raise train.checkpoint_seconds"),
     "data": ("waiting for data", canvas.FAIR, 1.0, "copy the store to a disk of the node, or keep it in memory (data.window = 0)"),
     "collectives": ("collectives of ranks", canvas.FAIR, 0.7, "raise batch.max_graphs, or take fewer ranks per trial"),
-    "other": ("the host between steps", canvas.FAIR, 0.4, 'raise batch.max_graphs, or on a GPU set train.graphs = "on"'),
+    "other": ("start and host", canvas.FAIR, 0.4, 'raise batch.max_graphs, or on a GPU set train.graphs = "on"; of short runs it is their start'),
     "overhead": (USES["overhead"], canvas.MUTED, 0.7, "take fewer rungs, since each of them starts anew"),
     "faults": (USES["faults"], canvas.POOR, 1.0, "see the table of faults"),
     "out": (USES["out"], canvas.POOR, 0.4, "ask for other nodes; the chart shows which were kept out"),

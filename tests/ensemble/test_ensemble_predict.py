@@ -33,6 +33,8 @@ from hydragnn.ensemble.prediction.formats.sink import Heading, joined
 from hydragnn.ensemble.prediction.formats.structures import Frame, as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.prediction.reporting import measured_course
+from hydragnn.ensemble.prediction.schedule import make_schedule
 from hydragnn.ensemble.prediction.work import _OWN
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 from hydragnn.models import Target
@@ -103,6 +105,23 @@ def test_reasons_count_without_the_numbers_of_their_graphs(reason: str, kind: st
     assert _OWN.sub("", reason) == kind
 
 
+@pytest.mark.parametrize(
+    ("ends", "phases"),
+    [
+        ((10.0,), {"read": 1.0, "compute": 5.0, "write": 2.0, "wait": 2.0}),
+        ((10.0, 40.0), {"read": 2.0, "compute": 10.0, "write": 4.0, "wait": 64.0}),
+        ((7.0,), {"read": 1.0, "compute": 5.0, "write": 2.0, "wait": 0.0}),
+        ((), {"read": 0.0, "compute": 0.0, "write": 0.0, "wait": 0.0}),
+    ],
+)
+def test_ranks_wait_for_the_last_of_them(ends: tuple[float, ...], phases: dict[str, float]) -> None:
+    own = {"began": 0.0, "busy": 7.0, "units": 2, "largest": 1.0, "phases": {"read": 1.0, "compute": 5.0, "write": 2.0}}
+    accounts = [{**own, "rank": rank, "ended": end} for rank, end in enumerate(ends)]
+    every = np.ones(4, dtype=np.bool_)
+    schedule = make_schedule(np.ones(4), every, ~every, ranks=2)
+    assert measured_course(accounts, schedule)["phases"] == phases
+
+
 @pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
 def test_a_single_run_claims_no_uncertainty_and_no_domain(
     suffix: str, runs: list[Path], structures: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -111,6 +130,9 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
     out = tmp_path / f"out{suffix}"
     result = predict_to_file(runs[0], structures, out, quiet=False)
     assert (result.failed, result.outside_training_domain, list(result.reasons.values())) == (1, 0, [1])
+    assert all(result.phases[name] > 0 for name in ("read", "compute", "write"))
+    assert result.busy == pytest.approx(1 - result.phases["wait"] / sum(result.phases.values()))
+    assert json.loads(out.with_name(f"{out.name}.plan.json").read_text())["measured"]["phases"] == dict(result.phases)
     assert "is a single run, so its predictions have no calibrated uncertainty and no domain" in capfd.readouterr().err
     if suffix == ".csv":
         heads = [path.read_text().splitlines()[0] for path in (out, out.with_suffix(".nodes.csv"))]

@@ -105,7 +105,7 @@ PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
         ([record(**BUSY, data=10.0), record(nodes=8, forward=9.0, collectives=3.0)], Timeline(), "Largest loss: collectives of ranks, 12 % of the time. Next move: raise batch.max_graphs, or take fewer ranks"),
         ([record(**BUSY, validation=45.0)], Timeline(), "Largest loss: validation, 33 % of the time. Next move: take a smaller split.valid."),
         ([record(**BUSY, saving=30.0)], Timeline(), "Largest loss: saving, 25 % of the time. Next move: raise train.checkpoint_seconds."),
-        ([record(**BUSY, other=20.0, unheard_of=10.0)], Timeline(), 'Largest loss: the host between steps, 25 % of the time. Next move: raise batch.max_graphs, or on a GPU set train.graphs = "on".'),
+        ([record(**BUSY, other=20.0, unheard_of=10.0)], Timeline(), 'Largest loss: start and host, 25 % of the time. Next move: raise batch.max_graphs, or on a GPU set train.graphs = "on"'),
         ([record(**BUSY, data=9.0, flops=1.8e12, bytes=9e11, **PEAKS)], Timeline(), "Largest loss: computation uses 2 % of the operations and 10 % of the memory traffic that the device can do. Next move: raise batch.max_graphs."),
         ([record(**BUSY, data=9.0, flops=1.8e12, bytes=4.5e12, **PEAKS)], Timeline(), "No loss takes a tenth of the time; the largest: waiting for data, 9 %."),
         ([record(**BUSY, data=9.0, flops=1.8e12, peak_flops=1e12)], Timeline(), "No loss takes a tenth of the time; the largest: waiting for data, 9 %."),
