@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hydragnn.base.errors import InputError, Interrupted, as_note, nearest, words_of
 from hydragnn.base.files import write_json
+from hydragnn.base.peaks import Peaks
 from hydragnn.callbacks import RunView, StopTraining, TrainingCallback, checked_values
 from hydragnn.datasets import Budget, Loader, open_store
 from hydragnn.distributed.mesh import Mesh
@@ -27,7 +28,7 @@ from hydragnn.distributed.sharing import first_ranks_value, texts_of_all
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import BranchedModel, Categorical, Distribution, GraphModel, Number, TrainedModel, save_model
 from hydragnn.models.executor import Eager
-from hydragnn.record import Cost, RunRecord, write_record
+from hydragnn.record import Cost, RunRecord, Usage, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep_beating
 from hydragnn.runs.checkpoint import save_checkpoint
@@ -75,6 +76,11 @@ class Stopwatch:
             self.ms_per_graph = min(own, self.ms_per_graph or own)
 
     @property
+    def seconds(self) -> float:
+        """Return the seconds of this segment."""
+        return time.perf_counter() - self.start
+
+    @property
     def graphs_per_second(self) -> float:
         """Training speed of this segment's later steps; 0 before the first."""
         return self.graphs / self.training_seconds if self.training_seconds else 0.0
@@ -87,7 +93,7 @@ class Stopwatch:
             unit = 2**20 if sys.platform == "darwin" else 2**10
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         return Cost(
-            seconds=self.earlier.seconds + time.perf_counter() - self.start,
+            seconds=self.earlier.seconds + self.seconds,
             cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
             peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
             graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,
@@ -118,6 +124,7 @@ class RunCallback:
         self.progress = progress if ranks.first else None
         self.callbacks = [*self.settings.callbacks, *callbacks]
         self.failed: set[int] = set()
+        self.per_step, self.peaks = (0.0, 0.0), Peaks()
         self.data = run.data
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
 
@@ -259,12 +266,24 @@ class RunCallback:
             curves={name: list(curve) for name, curve in state.curves.items()},
             best=best | {"epoch": state.best_epoch + 1.0} if best else {},
             cost=self.stopwatch.cost(),
+            usage=self.operations(state.steps),
             **changes,
         )
         if self.ranks.first:
             write_record(self.record, self.folder, self.heart.attempt.check)
             self.written_at = time.monotonic()
         return self.record
+
+    def operations(self, steps: int) -> Usage:
+        """Return the use of the machine with the operations of so many steps of the run."""
+        flops, moved = (steps * one for one in self.per_step)
+        return replace(
+            self.record.usage,
+            flops=flops,
+            bytes=moved,
+            peak_flops=self.peaks.flops,
+            peak_bytes=self.peaks.bytes,
+        )
 
     def close(self, sentence: str) -> None:
         """Say how the run ended and close what is open."""

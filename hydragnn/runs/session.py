@@ -11,6 +11,7 @@ import torch
 
 from hydragnn.base.errors import InputError, Interrupted, as_note
 from hydragnn.base.machine import bytes_of
+from hydragnn.base.peaks import peaks_of
 from hydragnn.callbacks import TrainingCallback
 from hydragnn.config import AnyConfig, RunConfig, with_begun_rate
 from hydragnn.distributed.ranks import Ranks, bind_near, cores_given_back, join_ranks, own_gpu
@@ -21,6 +22,7 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Fenced, Heartbeat, RunAttempt, keep_beating
 from hydragnn.runs.callback import RunCallback, Stopwatch
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
+from hydragnn.runs.counting import step_totals
 from hydragnn.runs.failures import (
     failure_of,
     first_failure,
@@ -48,6 +50,9 @@ from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.start import with_digest
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import train_epochs
+
+UNHURRIED = 20.0
+"""Seconds of a segment after which a tenth of a second for the speed of a CPU does not count."""
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 
@@ -173,6 +178,7 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
     try:
         callback.call("begin", state, {})
         with reserve_memory():
+            callback.per_step = step_totals(run, callback.ranks)
             status = train_epochs(state, run.data, run.context, callback, until)
             callback.save(state)
             try:
@@ -197,6 +203,8 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
             return callback.record
         raise
     callback.heartbeat()
+    if run.context.device.type == "cuda" or callback.stopwatch.seconds > UNHURRIED:
+        callback.peaks = peaks_of(run.context.device, settings.precision)
     record = callback.write(state, status=status)  # whatever comes later
     if run.start is not None and status != "paused":
         measure_forgetting(run, run.start, callback)

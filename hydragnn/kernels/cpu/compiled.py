@@ -8,47 +8,77 @@ import ctypes
 import functools
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from hydragnn.kernels.counting import open_counters, tensors_in
+
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
 VERSION = 13
 """Version of ``csr.cpp`` that this module calls."""
-FUNCTIONS = {
-    "weighted_sum": (6, 6),
-    "edge_product": (6, 6),
-    "sum_and_product": (8, 7),
-    "both_sums": (8, 7),
-    "edge_dot": (5, 3),
-    "outer_sum": (4, 4),
-    "along_directions": (4, 4),
-    "along_channels": (4, 4),
-    "sum_along": (7, 4),
-    "collect_along": (7, 5),
-    "multiply_along": (7, 5),
-    "contract_along": (7, 4),
-    "along_gradient": (10, 6),
-    "gather_add": (7, 3),
-    "scatter_sum": (3, 4),
-    "ascends": (1, 3),
-    "pair_edges": (6, 3),
-    "statistics": (6, 4),
-    "statistics_gradient": (11, 4),
-    "holders": (4, 4),
-    "silu_slope_gradient": (5, 2),
-    "activated_sum": (4, 4),
-    "activated_gradient": (6, 3),
-    "activated_second": (9, 4),
-    "power_sums": (4, 4),
-    "power_gradient": (6, 4),
-    "power_second": (9, 4),
-    "table_value": (4, 4),
-    "table_slope": (5, 4),
+FUNCTIONS: Mapping[str, tuple[int, int, Callable[..., float]]] = {
+    "weighted_sum": (6, 6, lambda _, edges, rows, axes, wide, per: 2 * edges * axes * wide),
+    "edge_product": (
+        6,
+        6,
+        lambda arrays, edges, weights, axes, wide, per: edges * wide * (2 * axes - (per == 1 and arrays[4] is None)),
+    ),
+    "sum_and_product": (
+        8,
+        7,
+        lambda arrays, edges, rows, weights, axes, wide, per: (
+            edges * wide * (4 * axes - (per == 1 and arrays[5] is None))
+        ),
+    ),
+    "both_sums": (8, 7, lambda _, edges, columns, rows, axes, wide, per: 4 * edges * axes * wide),
+    "edge_dot": (5, 3, lambda _, edges, wide: 2 * edges * wide),
+    "outer_sum": (4, 4, lambda arrays, rows, dim, wide: 2 * dim * arrays[0].numel()),
+    "along_directions": (4, 4, lambda _, edges, dim, wide: edges * wide * (2 * dim - 1)),
+    "along_channels": (4, 4, lambda _, edges, dim, wide: 2 * edges * dim * wide),
+    "sum_along": (7, 4, lambda arrays, rows, dim, wide: len(arrays[2]) * wide * (1 + 2 * dim)),
+    "collect_along": (7, 5, lambda _, edges, columns, dim, wide: edges * wide * (2 * dim + 1)),
+    "multiply_along": (
+        7,
+        5,
+        lambda arrays, edges, weights, dim, wide: edges * wide * (2 * dim + (arrays[5] is not None)),
+    ),
+    "contract_along": (7, 4, lambda _, edges, dim, wide: edges * wide * (1 + 2 * dim)),
+    "along_gradient": (10, 6, lambda _, edges, columns, weights, dim, wide: edges * wide * (4 * dim + 4)),
+    "gather_add": (
+        7,
+        3,
+        lambda arrays, edges, wide: edges * wide * sum(one is not None for one in (arrays[0], arrays[2])),
+    ),
+    "scatter_sum": (3, 4, lambda _, items, rows, wide: items * wide),
+    "ascends": (1, 3, lambda *_: 0),
+    "pair_edges": (6, 3, lambda *_: 0),
+    "statistics": (
+        6,
+        4,
+        lambda arrays, edges, nodes, wide: (
+            edges * wide * sum(one is not None for one in (*arrays[2:], arrays[3], arrays[3]))
+        ),
+    ),
+    "statistics_gradient": (
+        11,
+        4,
+        lambda arrays, edges, nodes, wide: 2 * edges * wide * sum(one is not None for one in arrays[5:9]),
+    ),
+    "holders": (4, 4, lambda arrays, edges, nodes, wide: edges * wide),
+    "silu_slope_gradient": (5, 2, lambda _, count: 10 * count),
+    "activated_sum": (4, 4, lambda _, edges, rows, wide: 3 * edges * wide),
+    "activated_gradient": (6, 3, lambda _, edges, wide: 5 * edges * wide),
+    "activated_second": (9, 4, lambda _, edges, rows, wide: 18 * edges * wide),
+    "power_sums": (4, 4, lambda _, edges, rows, wide: 12 * edges * wide),
+    "power_gradient": (6, 4, lambda _, edges, rows, wide: 22 * edges * wide),
+    "power_second": (9, 4, lambda _, edges, rows, wide: 50 * edges * wide),
+    "table_value": (4, 4, lambda _, items, intervals, wide: 12 * items * wide),
+    "table_slope": (5, 4, lambda _, items, intervals, wide: 14 * items * wide),
 }
-"""Numbers of arrays and of integers that each takes."""
+"""Numbers of arrays and of integers that each takes, and its operations by these."""
 UNUSABLE = (OSError, AttributeError, ValueError)
 """Exceptions of ``load`` without a library that fits."""
 DTYPES = (torch.float32, torch.float64)
@@ -81,8 +111,11 @@ def call(name: str, arrays: Sequence[Tensor | None], integers: Sequence[int], *o
     pointers = [None if array is None else array.data_ptr() for array in (*dense, *outs)]
     number = next(array.element_size() for array in arrays if array is not None)
     # ctypes takes more arguments than were declared, of other sizes then, and the loop writes beyond its arrays
-    assert (len(pointers), len(integers) + 1) == FUNCTIONS[name], f"{name} takes {FUNCTIONS[name]} arrays and integers"
+    *takes, flops = FUNCTIONS[name]
+    assert [len(pointers), len(integers) + 1] == takes, f"{name} takes {takes} arrays and integers"
     status: int = getattr(loaded, name)(*pointers, *integers, number)
+    if open_counters and status == 0:
+        open_counters[-1].add(name, float(flops((*dense, *outs), *integers)), tensors_in(dense), tensors_in(outs))
     return status == 0
 
 
@@ -114,7 +147,7 @@ def load(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     if loaded.version() != VERSION:
         raise ValueError(f"{path.name} was built from another version")
-    for name, (arrays, integers) in FUNCTIONS.items():
+    for name, (arrays, integers, _) in FUNCTIONS.items():
         function = getattr(loaded, name)
         function.argtypes = [*[ctypes.c_void_p] * arrays, *[ctypes.c_int64] * integers]
         function.restype = ctypes.c_int64

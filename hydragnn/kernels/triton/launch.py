@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import LONG as LONG_ROW
+from hydragnn.kernels.counting import open_counters
 from hydragnn.kernels.triton.tiles import TILES, architecture_of, tile_shape
 
 LONG = LONG_ROW
@@ -51,6 +52,8 @@ def launched_by(launcher: KernelLauncher) -> Iterator[None]:
 def launch(kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
     """Launch a kernel by the current launcher."""
     _launcher[-1](kernel, grid, inputs, options)
+    if open_counters:
+        open_counters[-1].add_launch(kernel, inputs, options)
 
 
 def sum_dtype(*tensors: Tensor | None) -> torch.dtype:
