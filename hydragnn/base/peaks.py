@@ -39,8 +39,8 @@ def peaks_of(device: torch.device, precision: str) -> Peaks:
     if device.type != "cuda":
         return measured_peaks("fp32" if precision == "tf32" else precision)
     name = torch.cuda.get_device_name(device)
-    for known, (speeds, memory, source) in GPUS.items():
-        if known in name:
+    for words, (speeds, memory, source) in GPUS.items():
+        if words in name:
             return Peaks(1e12 * speeds[PRECISIONS.index(precision)], 1e12 * memory, source)
     return Peaks(source=f"no figures of {name}")
 

@@ -75,8 +75,8 @@ class Counts:
         """Return the sum with ``factor`` times another one."""
         by_op = dict(self.by_op)
         for name, (flops, moved) in other.by_op.items():
-            before = by_op.get(name, (0.0, 0.0))
-            by_op[name] = before[0] + factor * flops, before[1] + factor * moved
+            earlier = by_op.get(name, (0.0, 0.0))
+            by_op[name] = earlier[0] + factor * flops, earlier[1] + factor * moved
         return Counts(by_op=by_op)
 
 
@@ -114,8 +114,8 @@ class Counter(TorchDispatchMode):
     def add(self, name: str, flops: float, read: Iterable[Tensor], written: Iterable[Tensor] = ()) -> None:
         """Count a call."""
         moved = sum(map(size_of, {id(one): one for one in read}.values())) + sum(map(size_of, written))
-        before = self.by_op.get(name, (0.0, 0.0))
-        self.by_op[name] = before[0] + flops, before[1] + moved
+        earlier = self.by_op.get(name, (0.0, 0.0))
+        self.by_op[name] = earlier[0] + flops, earlier[1] + moved
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
