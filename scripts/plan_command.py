@@ -17,11 +17,15 @@ from hydragnn.scripts.showing import Result
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
+    from hydragnn.runs.assembly import Assembly
     from hydragnn.runs.extrapolation import Extrapolation
     from hydragnn.runs.rank_steps import Interconnect
 
 SHOWN = 12
 """Layouts on a terminal; ``--json`` has all."""
+
+FAR = 0.1
+"""Share of a bound's speed below which no bound limits a step."""
 
 OF_CAMPAIGNS = ("search", "job", "runs")
 """Sections of a campaign that its trainings do not have."""
@@ -123,6 +127,7 @@ def plan(
         "network": extrapolation.network.source,
         "measured_layouts": len(extrapolation.layouts),
         "warning": extrapolation.warning,
+        "roofline": extrapolation.roofline,
         "layouts": extrapolation.best_first(machine.nodes * each, extrapolation.graphs),
         **({"curves": extrapolation.curves()} if curves else {}),
     }
@@ -167,6 +172,7 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
         alone, together = measured_steps(run, run_plan, layouts, ranks, graphs, show)
         if network is None and ranks.size > 1:
             network = measured_network(ranks)
+        roofline = roofline_of(run, graphs // ranks.size, settings.train.precision) if ranks.first else {}
     if not ranks.first:
         return None
     gpu = own.type == "cuda"
@@ -184,7 +190,74 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
         layers=model.num_layers if staged else 0,
         accelerator=gpu,
         memory=float(most or has),
+        roofline=roofline,
     )
+
+
+def roofline_of(run: "Assembly", graphs: int, precision: str) -> dict[str, Any]:
+    """Return operations, bytes and time of a step of a device, with its peaks."""
+    from hydragnn.base.peaks import peaks_of
+    from hydragnn.distributed.ranks import Ranks
+    from hydragnn.runs.counting import counts_of_gradient, counts_of_update
+    from hydragnn.runs.rank_steps import LONG, seconds_of, step_of
+
+    alone = Ranks()
+    graphs = max(1, min(graphs, int(LONG / seconds_of(step_of(run, 1)[0], alone))))
+    step, share, _ = step_of(run, graphs)
+    counts = counts_of_gradient(run, share).plus(counts_of_update(run.state.parameters), 1.0)
+    peaks, seconds = peaks_of(run.context.device, precision), min(seconds_of(step, alone) for _ in range(3))
+    bounds = {
+        name: amount / peak
+        for name, amount, peak in (("arithmetic", counts.flops, peaks.flops), ("memory", counts.bytes, peaks.bytes))
+        if peak
+    }
+    nearer = max(bounds, key=lambda name: bounds[name], default="")
+    return {
+        "graphs": graphs,
+        "flops": counts.flops,
+        "bytes": counts.bytes,
+        "flops_per_byte": counts.flops / counts.bytes,
+        "peak_flops": peaks.flops,
+        "peak_bytes": peaks.bytes,
+        "peaks": peaks.source,
+        "bound": nearer,
+        "seconds_at_bound": bounds.get(nearer),
+        "seconds": seconds,
+        "ops": [
+            {"name": name, "flops": flops, "bytes": moved}
+            for name, (flops, moved) in sorted(counts.by_op.items(), key=lambda one: -one[1][1])
+        ],
+    }
+
+
+def roofline_lines(roofline: Mapping[str, Any]) -> list[str]:
+    """Return operations, bytes, the nearer bound and its share of the time.
+
+    >>> ops = [{"name": "mm", "flops": 6e9, "bytes": 5e8}, {"name": "add", "flops": 1e8, "bytes": 1e8}]
+    >>> table = {"graphs": 4, "flops": 8e9, "bytes": 1e9, "flops_per_byte": 8.0, "peak_flops": 4e10, "peak_bytes": 1e10, "ops": ops}
+    >>> for line in roofline_lines({**table, "peaks": "measured", "bound": "arithmetic", "seconds_at_bound": 0.2, "seconds": 0.5}):
+    ...     print(line)
+    a step of 4 graphs on one device has 8 GFLOP and moves 1 GB (2 GFLOP and 250 MB a graph): 8.0 FLOP per byte
+    most bytes: mm 50%, add 10%
+    arithmetic is the nearer bound, of 40 GFLOP/s and 10 GB/s (measured): 200 ms at it, 500 ms measured, 40% of its speed
+    """
+    moved, graphs, unit = roofline["bytes"], roofline["graphs"], "FLOP"
+    total, each = (
+        f"{in_words(one).removesuffix('B')}{unit}" for one in (roofline["flops"], roofline["flops"] / graphs)
+    )
+    heaviest = ", ".join(f"{one['name']} {one['bytes'] / moved:.0%}" for one in roofline["ops"][:5])
+    lines = [
+        f"a step of {graphs:,} graph{'s' * (graphs > 1)} on one device has {total} and moves {in_words(moved)} "
+        f"({each} and {in_words(moved / graphs)} a graph): {roofline['flops_per_byte']:.1f} {unit} per byte",
+        f"most bytes: {heaviest}",
+    ]
+    if not roofline["bound"]:
+        return [*lines, f"no bound: {roofline['peaks']}"]
+    share = roofline["seconds_at_bound"] / roofline["seconds"]
+    peaks = f"{roofline['peak_flops'] / 1e9:,.0f} G{unit}/s and {roofline['peak_bytes'] / 1e9:,.0f} GB/s ({roofline['peaks']})"
+    times = f"{1e3 * roofline['seconds_at_bound']:,.3g} ms at it, {1e3 * roofline['seconds']:,.3g} ms measured"
+    far = "; calls and waits take the time, which larger batches share" if share < FAR else ""
+    return [*lines, f"{roofline['bound']} is the nearer bound, of {peaks}: {times}, {share:.0%} of its speed{far}"]
 
 
 def layout_row(one: dict[str, Any]) -> dict[str, str]:
@@ -210,6 +283,7 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
         f"the first has {in_words(best['memory']['state'])} of weights and states and {in_words(best['memory']['step'])} of a step",
         f"and loses {losses_in_words(best)}",
         f"~ extrapolated; network: {result['network']}",
+        *roofline_lines(result["roofline"]),
     ]
     for row in result.get("curves", ()):
         for name in ("strong", "weak"):

@@ -31,10 +31,21 @@ def step_totals(run: Assembly, ranks: Ranks) -> tuple[float, float]:
 def counts_of_step(run: Assembly) -> Counts:
     """Return operations and bytes of this rank in the mean step of an epoch; collective.
 
-    The gradient of the first batch of each branch is computed, without replays, and scaled by the work of the mean one. Weights,
-    their states, totals and random numbers stay as they are.
+    The first batch of each branch is computed and scaled by the work of the mean one.
     """
     turns = np.bincount(run.data.turns(0), minlength=len(run.data.shown)) / max(1, run.data.steps(0))
+    counts = counts_of_update(run.state.parameters)
+    for number, (branch, part) in enumerate(zip(run.data.shown, turns.tolist())):
+        share, ratio = first_share(branch, number)
+        counts = counts.plus(counts_of_gradient(run, share), part * ratio)
+    return counts
+
+
+def counts_of_gradient(run: Assembly, share: Share) -> Counts:
+    """Return those of the gradient of a share, without replays; collective.
+
+    Weights, their states, totals and random numbers stay as they are.
+    """
     state, device = run.state, run.context.device
     names = [one.name for one in fields(EagerSteps)]
     plain = tuple(
@@ -42,18 +53,13 @@ def counts_of_step(run: Assembly) -> Counts:
         for one in run.context.executors
     )
     context, totals = replace(run.context, executors=plain), state.totals.clone()
-    counts = counts_of_update(state.parameters)
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for number, (branch, part) in enumerate(zip(run.data.shown, turns.tolist())):
-                share, ratio = first_share(branch, number)
-                with Counter() as counter:
-                    gradient_of_share(state, share, context)
-                counts = counts.plus(counter.counts, part * ratio)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), Counter() as counter:
+            gradient_of_share(state, share, context)
     finally:
         state.totals.copy_(totals)
         state.parameters.zero_gradient()
-    return counts
+    return counter.counts
 
 
 def first_share(branch: BranchData, number: int) -> tuple[Share, float]:

@@ -56,6 +56,8 @@ class Extrapolation:
     """Layers of the model; 0 where stages are refused."""
     accelerator: bool
     memory: float = inf
+    roofline: Mapping[str, Any] = field(default_factory=dict)
+    """Operations and bytes of a step on one device, beside its peaks."""
     _shares: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, init=False)
 
     @property

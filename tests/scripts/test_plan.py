@@ -27,6 +27,9 @@ def test_a_plan_has_memory_time_and_losses_of_every_layout(call: Call, config: P
     assert code == 0, err
     plan = json.loads(out)
     assert "5 microseconds" in plan["network"] and plan["measured_layouts"] == 0 and "warning" in plan
+    roofline = plan["roofline"]
+    assert roofline["seconds"] > roofline["seconds_at_bound"] > 0 and roofline["bound"] in ("arithmetic", "memory")
+    assert sum(one["bytes"] for one in roofline["ops"]) == pytest.approx(roofline["bytes"])
     kinds = {(one["parallel"]["shard"], one["parallel"]["pipeline"]) for one in plan["layouts"]}
     assert kinds == {(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4)}
     assert {one["parallel"]["tensor"] for one in plan["layouts"]} == {1}  # within a node of one rank
