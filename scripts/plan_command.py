@@ -1,5 +1,6 @@
-"""Command ``hydragnn plan``: memory, time and efficiency of layouts."""
+"""Command ``hydragnn plan``: layouts, critical batch, and what a budget buys."""
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import typer
 from hydragnn.base.errors import InputError, nearest
 from hydragnn.base.machine import bytes_of, free_memory, in_words
 from hydragnn.base.settings import read_toml, with_overrides
+from hydragnn.hpo.status.facts import values_line
 from hydragnn.scripts.options import Overrides
 from hydragnn.scripts.showing import Result
 
@@ -91,10 +93,15 @@ class PlannedMachine:
 
 
 def plan(
-    config: Annotated[Path, typer.Argument(help="CONFIG.toml of the run, or CAMPAIGN.toml without its search.")],
+    config: Annotated[
+        Path, typer.Argument(help="CONFIG.toml of the run, CAMPAIGN.toml, or with --budget the folder of a campaign.")
+    ],
     machine: PlannedMachine,
     *,
     overrides: Overrides = (),
+    budget: Annotated[
+        float | None, typer.Option(metavar="NODE_HOURS", help="Which size and how many epochs they buy, by a campaign.")
+    ] = None,
     curves: Annotated[bool, typer.Option("--curves", help="Also weak and strong scaling to 65,536 devices.")] = False,
     quiet: bool = False,
 ) -> Result | None:
@@ -106,7 +113,17 @@ def plan(
     All else is extrapolated: computation by graphs, imbalance by the packing of the run, bytes and latency by a network that is stated (`--site`) or
     measured, and bubbles of stages. One process alone measures one device. Efficiency is the time of one device over the time of all devices
     together. The batch is the configuration's, over all ranks. The section `[parallel]` of the best layout is what the run needs to use it.
+
+    Above the critical batch training hardly pays in devices. It follows from the gradient's noise after a short training.
+
+    `hydragnn plan CAMPAIGN --budget 40` shows how many epochs of every finished trial 40 node-hours buy, and the error to expect.
     """
+    if budget is not None or config.is_dir():
+        if machine != PlannedMachine() or overrides or curves:
+            raise InputError(
+                "--budget goes by the costs of a campaign; leave --set, --curves and options of the machine out"
+            )
+        return budget_result(config, budget)
     from hydragnn.config import config_from_table
 
     table = with_overrides(read_toml(config), overrides)
@@ -128,10 +145,43 @@ def plan(
         "measured_layouts": len(extrapolation.layouts),
         "warning": extrapolation.warning,
         "roofline": extrapolation.roofline,
+        "critical_batch": extrapolation.noise,
         "layouts": extrapolation.best_first(machine.nodes * each, extrapolation.graphs),
         **({"curves": extrapolation.curves()} if curves else {}),
     }
     return Result(value=result, table=[layout_row(one) for one in result["layouts"][:SHOWN]], lines=plan_lines(result))
+
+
+def budget_result(campaign: Path, node_hours: float | None) -> Result:
+    """Return what node-hours buy by a campaign; InputError where nothing tells it."""
+    from hydragnn.hpo.records import bought
+
+    if node_hours is None or not 0 < node_hours < math.inf:
+        raise InputError(
+            f"{campaign}: give --budget with node-hours above 0, such as hydragnn plan CAMPAIGN --budget 40"
+        )
+    rows, table = bought(campaign, node_hours), []
+    for row in rows[:SHOWN]:
+        value, interval = row["expected"], row["interval"]
+        by = row["basis"] if value is None else f"{row['basis']}, {row['after']:,} epochs"
+        table.append(
+            {
+                "trial": str(row["trial"]),
+                "configuration": values_line(row["values"]),
+                "parameters": f"{row['parameters']:,}",
+                "node-hours/epoch": f"{row['node_hours_per_epoch']:.3g}",
+                "epochs": f"{row['epochs']:,}",
+                "expected": "unknown" if value is None else f"{value:.4g}",
+                "by": by if interval is None else f"{by}: {interval[0]:.4g} to {interval[1]:.4g}",
+            }
+        )
+    best = (
+        f"trial {rows[0]['trial']} is expected to be best"
+        if rows[0]["expected"] is not None
+        else "nothing tells an error"
+    )
+    line = f"{node_hours:g} node-hours, as {campaign} shared its nodes: {best}; curves without a law tell nothing beyond their epochs"
+    return Result(value={"node_hours": node_hours, "trials": rows}, table=table, lines=[line])
 
 
 def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet: bool) -> "Extrapolation | None":
@@ -144,8 +194,9 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
     from hydragnn.runs.extrapolation import Extrapolation, layouts_on
     from hydragnn.runs.memory import DEVICE_SHARE
     from hydragnn.runs.plan import plan_run
-    from hydragnn.runs.rank_steps import measured_network, measured_steps, possible
+    from hydragnn.runs.rank_steps import measured_network, measured_noise, measured_steps, possible
     from hydragnn.runs.session import DTYPES, own_device, select_device
+    from hydragnn.training.context import Diverged
     from hydragnn.training.data import DevicePlacement
 
     begin, place = time.monotonic(), select_device(None)
@@ -168,11 +219,18 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
         devices = machine.nodes * each
         started = layouts_on(ranks.size, ranks.size // ranks.nodes, model.num_layers)
         layouts = list(possible(run_plan, started)) if ranks.size > 1 else []
-        graphs = round((loader.budget.max_graphs or len(loader.indices) / len(loader)) * ranks.size / devices)
+        batch = loader.budget.max_graphs or len(loader.indices) / len(loader)
+        graphs = round(batch * ranks.size / devices)
         alone, together = measured_steps(run, run_plan, layouts, ranks, graphs, show)
         if network is None and ranks.size > 1:
             network = measured_network(ranks)
         roofline = roofline_of(run, graphs // ranks.size, settings.train.precision) if ranks.first else {}
+        noise: dict[str, Any] = {}
+        if ranks.first:  # peers wait
+            try:
+                noise = measured_noise(run, alone, round(batch), devices, show)
+            except (Diverged, torch.OutOfMemoryError) as error:
+                noise = {"not_measured": str(error)}
     if not ranks.first:
         return None
     gpu = own.type == "cuda"
@@ -191,6 +249,7 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
         accelerator=gpu,
         memory=float(most or has),
         roofline=roofline,
+        noise=noise,
     )
 
 
@@ -284,6 +343,7 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
         f"and loses {losses_in_words(best)}",
         f"~ extrapolated; network: {result['network']}",
         *roofline_lines(result["roofline"]),
+        critical_words(result["critical_batch"], devices),
     ]
     for row in result.get("curves", ()):
         for name in ("strong", "weak"):
@@ -293,6 +353,22 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
                 f"lost: {losses_in_words(one)}"
             )
     return lines
+
+
+def critical_words(noise: dict[str, Any], devices: int) -> str:
+    """Return where training stops to pay in devices, beside the configured batch."""
+    if "not_measured" in noise:
+        return f"critical batch not measured: {noise['not_measured']}"
+    own, scale = noise["batch"], noise["graphs"]
+    after = f"yours has {own:,}; by the gradient's noise after {noise['warm_up']} steps of training, which grows as errors fall"
+    if scale is None:
+        hidden = f"noise hides the mean gradient of {noise['graphs_per_step']:,} graphs a step"
+        return f"critical batch: above {max(1, round(noise['at_least'])):,} graphs, {after}; {hidden}"
+    most = max(1, round(scale * devices / own))
+    pays = f"up to {most:,} device{'s' * (most > 1)} with {own / devices:,.3g} graphs each pay"
+    return (
+        f"critical batch: {max(1.0, scale):,.3g} graphs, standard error {noise['standard_error']:,.2g}, {after}; {pays}"
+    )
 
 
 def losses_in_words(layout: dict[str, Any]) -> str:

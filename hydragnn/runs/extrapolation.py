@@ -58,6 +58,8 @@ class Extrapolation:
     memory: float = inf
     roofline: Mapping[str, Any] = field(default_factory=dict)
     """Operations and bytes of a step on one device, beside its peaks."""
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    """Noise scale of the gradient, or why it is not measured."""
     _shares: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, init=False)
 
     @property

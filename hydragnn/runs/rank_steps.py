@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, log2
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,10 @@ from hydragnn.parallel import AXES, Axis, ParallelSettings, check_divisible
 from hydragnn.runs.assembly import Assembly, begin_on, placement_on
 from hydragnn.runs.memory import measured_step
 from hydragnn.runs.plan import RunPlan
+from hydragnn.training.context import Diverged
 from hydragnn.training.data import Share
-from hydragnn.training.loop import take_step
+from hydragnn.training.loop import gradient_of_share, take_step
+from hydragnn.training.loss import label_counts
 
 TURNS = 3
 """Repeats of every measurement.
@@ -35,6 +38,12 @@ LONG = 1.0
 
 PARTS = 4
 """Parts of a batch for every stage."""
+
+WARM_UP, MEASURED = 40, 16
+"""Steps of training before the gradient's noise is measured, and measured ones; at first, noise is less than it becomes."""
+
+SHORT, WIDE, FEWEST, LIMIT = 32, 256, 8, 60.0
+"""Most graphs of these steps, the fewest parts of a batch, and the seconds, about, above which steps have fewer graphs."""
 
 Seconds = NDArray[np.float64]
 """Seconds of bytes, and seconds of latency."""
@@ -236,6 +245,73 @@ def possible(plan: RunPlan, layouts: Iterable[ParallelSettings]) -> Iterator[Par
         except InputError:
             continue
         yield layout
+
+
+def noise_scale(squares: NDArray[np.float64], small: int, large: int) -> dict[str, float | None]:
+    """Return tr(Sigma) / |G|^2 in graphs, by squared gradients of two sizes of batches ``[steps, 2]``.
+
+    Their means are unbiased (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1). Where noise hides the mean gradient there
+    is a bound alone, for a |G|^2 that is two standard errors larger.
+    """
+    noise = (squares[:, 0] - squares[:, 1]) / (1 / small - 1 / large)
+    signal = (large * squares[:, 1] - small * squares[:, 0]) / (large - small)
+    mean, spread = signal.mean(), signal.std(ddof=1) / len(signal) ** 0.5
+    scale = max(0.0, noise.mean() / mean) if mean > 2 * spread else None
+    error = None if scale is None else (noise - scale * signal).std(ddof=1) / (mean * len(signal) ** 0.5)
+    return {
+        "graphs": scale,
+        "standard_error": error,
+        "at_least": max(0.0, noise.mean()) / max(mean + 2 * spread, 1e-99),
+    }
+
+
+def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_step: OnStep) -> dict[str, Any]:
+    """Train some steps, and return the noise scale of the next; Diverged where that fails.
+
+    Graphs are drawn with replacement, and a part has at most those of a device. Steps are those of the run by the peak of its rate.
+    """
+    state, feed, settings = run.state, run.data.branches[0].train, run.context.settings
+    for moment in state.parameters.optimizer.moments.values():  # which measured steps moved
+        moment.zero_()
+    own, short, wide = feed.loader.indices, min(batch, SHORT), WIDE
+    cost = costs_of(feed.loader.sizes, feed.loader.node_cost)[own].mean() / alone.costs[-1]
+    while wide > FEWEST and min(alone.repeats[-1]) * cost * (WARM_UP * short + MEASURED * wide) > LIMIT:
+        wide //= 2
+    most = max(1, batch // devices)
+    part = min(most, wide // FEWEST)
+    sizes = [(short, min(short, most))] * WARM_UP + [(wide, part)] * MEASURED
+    random, squares = np.random.default_rng(settings.seed), list[list[float]]()
+    for number, (graphs, size) in enumerate(sizes):
+        if number % 8 == 0:
+            left = min(alone.repeats[-1]) * cost * sum(graphs for graphs, _ in sizes[number:])
+            on_step(f"gradient noise (step {number + 1} of {len(sizes)})", left)
+        chosen = random.choice(own, (graphs // size, size))
+        squares.append(step_of_parts(run, [Share(branch=0, parts=feed.parts_of(drawn)) for drawn in chosen]))
+        state.parameters.step(settings.learning_rate * min(1.0, (number + 1) / WARM_UP))
+        state.step += 1
+    large = wide // part * part
+    scale = noise_scale(np.array(squares[WARM_UP:]), part, large)
+    return {**scale, "batch": min(batch, len(own)), "graphs_per_step": large, "warm_up": WARM_UP}
+
+
+def step_of_parts(run: Assembly, shares: Sequence[Share]) -> list[float]:
+    """Leave the clipped gradient of a step; return the mean square of its parts' gradients, and its own.
+
+    Parts count as ranks: each has its random numbers, and labels are counted over all.
+    """
+    targets, parameters = run.data.branches[0].targets, run.state.parameters
+    labels = torch.stack([label_counts(targets, part) for share in shares for part in share.parts]).sum(0)
+    total, small = torch.zeros_like(parameters.gradient, dtype=torch.float64), 0.0
+    for rank, share in enumerate(shares):
+        gradient_of_share(run.state, share, replace(run.context, reduce=lambda own: labels.to(own), rank=rank))
+        total += parameters.gradient
+        small += len(shares) * float(parameters.gradient.to(torch.float64).square().sum())
+    large = float(total.square().sum())
+    if not np.isfinite(small + large):
+        raise Diverged(f"the gradient is {small + large} in step {run.state.step + 1} of training")
+    parameters.gradient.copy_(total)
+    parameters.clip()
+    return [small, large]
 
 
 SIZES: Sequence[int] = (4 * 2**10, 4 * 2**20)

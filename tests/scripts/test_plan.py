@@ -1,13 +1,17 @@
 """``hydragnn plan`` predicts layouts from small steps of a configuration."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hydragnn.scripts.plan_command import critical_words
 from tests.charged_rings import RUN, write_rings
+from tests.hydragnn.training.conftest import files
 from tests.once import Call
 
 CONFIG = RUN + "[batch]\nmax_nodes = 40\nmax_graphs = 8\n"
@@ -22,6 +26,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_plan_has_memory_time_and_losses_of_every_layout(call: Call, config: Path) -> None:
+    before = files(config.parent)
     words = ("plan", str(config), "--nodes", "8", "--latency", "5", "--curves", "--set", "model.num_layers=4", "--json")
     code, out, err = call(*words)
     assert code == 0, err
@@ -37,6 +42,54 @@ def test_a_plan_has_memory_time_and_losses_of_every_layout(call: Call, config: P
         assert one["memory"]["total"] == one["memory"]["state"] + one["memory"]["step"] > 0
         assert one["efficiency"] + sum(one["losses"].values()) == pytest.approx(1.0)
     assert [row["devices"] for row in plan["curves"]] == [8, 64, 512, 4096, 32_768, 65_536]
+    assert plan["critical_batch"]["batch"] == 8 and plan["critical_batch"]["at_least"] > 0
+    assert files(config.parent) == before
+
+
+FOUND = {"graphs": 64.4, "standard_error": 3.0, "at_least": 60.0, "batch": 16, "graphs_per_step": 256, "warm_up": 40}
+
+
+@pytest.mark.parametrize(
+    ("noise", "words"),
+    [
+        (
+            FOUND,
+            "critical batch: 64.4 graphs, standard error 3, yours has 16; .* up to 16 devices with 4 graphs each pay",
+        ),
+        (FOUND | {"graphs": 0.2}, "critical batch: 1 graphs, .* up to 1 device with 4 graphs each pay"),
+        (
+            FOUND | {"graphs": None},
+            "critical batch: above 60 graphs, yours has 16; .* hides the mean gradient of 256 graphs",
+        ),
+        ({"not_measured": "the gradient is nan"}, "critical batch not measured: the gradient is nan"),
+    ],
+)
+def test_the_critical_batch_is_compared_with_the_configured_one(noise: dict[str, Any], words: str) -> None:
+    assert re.match(words, critical_words(noise, 4))
+
+
+def test_a_training_that_diverges_leaves_the_rest_of_a_plan(call: Call, config: Path) -> None:
+    code, out, err = call("plan", str(config), "--set", "train.learning_rate=1e38")
+    assert code == 0, err
+    assert "one device" in out and re.search("critical batch not measured: the gradient is .* of training", out)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "0"), "give --budget with node-hours above 0"),
+        (("--budget", "-3"), "give --budget with node-hours above 0"),
+        (("--budget", "nan"), "give --budget with node-hours above 0"),
+        ((), "give --budget with node-hours above 0"),
+        (("--budget", "2", "--nodes", "4"), "leave --set, --curves and options of the machine out"),
+        (("--budget", "2"), "is not a campaign"),
+    ],
+)
+def test_a_budget_without_a_campaign_is_refused(
+    words: tuple[str, ...], message: str, call: Call, tmp_path: Path
+) -> None:
+    code, out, err = call("plan", str(tmp_path), *words)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
 def test_every_layout_of_a_campaign_is_planned(call: Call, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
