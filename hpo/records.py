@@ -30,7 +30,7 @@ FOREST = 200
 """Trees of the model of importances."""
 
 FEWEST, FARTHEST, MISS = 12, 4, 0.25
-"""Least epochs of an extrapolated curve, quotient of lengths at most, and largest relative error of a prediction of its end."""
+"""Least epochs, largest quotient of lengths and largest error of extrapolations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,9 +142,9 @@ def campaign_history(out: Path | str) -> CampaignHistory:
 
 
 def bought(out: Path, node_hours: float) -> list[dict[str, Any]]:
-    """Return the epochs that ``node_hours`` buy of finished trials, or of their front, by measured costs.
+    """Return the epochs that node-hours buy, by a campaign's costs.
 
-    The lowest expected objective comes first, of several the first that is an error. InputError without a finished trial.
+    Rows are finished trials, or their front. The lowest expected objective comes first, of several the first that is an error. InputError without a finished trial.
     """
     objective, follower = open_campaign(out).search.objective, Follower(out)
     follower.update()
@@ -168,7 +168,7 @@ def bought(out: Path, node_hours: float) -> list[dict[str, Any]]:
 
 
 def expected(record: RunRecord, curve: Sequence[float | None], epochs: int) -> dict[str, Any]:
-    """Return the objective of a run of at most so many epochs, as far as a curve tells it.
+    """Return the objective after so many epochs, where a curve tells it.
 
     A power law counts where it predicts the curve's end from parts of it. Twice the largest error there, for as many times the
     epochs, is its interval, which holds for about 90 % of simulated curves.
@@ -197,7 +197,9 @@ def expected(record: RunRecord, curve: Sequence[float | None], epochs: int) -> d
 
 
 def power_law(curve: Sequence[float], epochs: int) -> float:
-    """Return c + a epochs^-e, fitted to all but the first quarter of a curve; c and a are at least 0.
+    """Return c + a epochs^-e, fitted to all but a curve's first quarter.
+
+    c and a are at least 0.
 
     >>> round(power_law([0.5 + 2.0 / epoch for epoch in range(1, 20)], 40), 6)
     0.55

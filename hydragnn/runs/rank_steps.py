@@ -40,10 +40,13 @@ PARTS = 4
 """Parts of a batch for every stage."""
 
 WARM_UP, MEASURED = 40, 16
-"""Steps of training before the gradient's noise is measured, and measured ones; at first, noise is less than it becomes."""
+"""Steps of training before noise is measured, and measured ones.
+
+At first, noise is less than it becomes.
+"""
 
 SHORT, WIDE, FEWEST, LIMIT = 32, 256, 8, 60.0
-"""Most graphs of these steps, the fewest parts of a batch, and the seconds, about, above which steps have fewer graphs."""
+"""Most graphs of these steps, fewest parts, and seconds of all."""
 
 Seconds = NDArray[np.float64]
 """Seconds of bytes, and seconds of latency."""
@@ -248,9 +251,9 @@ def possible(plan: RunPlan, layouts: Iterable[ParallelSettings]) -> Iterator[Par
 
 
 def noise_scale(squares: NDArray[np.float64], small: int, large: int) -> dict[str, float | None]:
-    """Return tr(Sigma) / |G|^2 in graphs, by squared gradients of two sizes of batches ``[steps, 2]``.
+    """Return the noise scale, tr(Sigma) / |G|^2 in graphs.
 
-    Their means are unbiased (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1). Where noise hides the mean gradient there
+    ``squares`` are those of gradients of two sizes of batches ``[steps, 2]``. Their means are unbiased (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1). Where noise hides the mean gradient there
     is a bound alone, for a |G|^2 that is two standard errors larger.
     """
     noise = (squares[:, 0] - squares[:, 1]) / (1 / small - 1 / large)
@@ -266,9 +269,9 @@ def noise_scale(squares: NDArray[np.float64], small: int, large: int) -> dict[st
 
 
 def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_step: OnStep) -> dict[str, Any]:
-    """Train some steps, and return the noise scale of the next; Diverged where that fails.
+    """Train some steps, and return the noise scale of the next.
 
-    Graphs are drawn with replacement, and a part has at most those of a device. Steps are those of the run by the peak of its rate.
+    Diverged where the gradient is not finite. Graphs are drawn with replacement, and a part has at most those of a device. Steps are those of the run by the peak of its rate.
     """
     state, feed, settings = run.state, run.data.branches[0].train, run.context.settings
     for moment in state.parameters.optimizer.moments.values():  # which measured steps moved
@@ -295,9 +298,9 @@ def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_ste
 
 
 def step_of_parts(run: Assembly, shares: Sequence[Share]) -> list[float]:
-    """Leave the clipped gradient of a step; return the mean square of its parts' gradients, and its own.
+    """Return the squares of the gradients of a step's parts and of itself.
 
-    Parts count as ranks: each has its random numbers, and labels are counted over all.
+    It is left as the run's gradient, clipped. Parts count as ranks: each has its random numbers, and labels are counted over all.
     """
     targets, parameters = run.data.branches[0].targets, run.state.parameters
     labels = torch.stack([label_counts(targets, part) for share in shares for part in share.parts]).sum(0)
