@@ -60,7 +60,7 @@ def site_network(name: str) -> "Interconnect":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMachine:
-    """Machine that a run is planned for; what is not stated is measured."""
+    """Machine of a plan; what is not stated is measured."""
 
     nodes: Annotated[int, typer.Option(min=1, help="Nodes on which the run would train.")] = 1
     ranks_per_node: Annotated[
@@ -185,7 +185,7 @@ def budget_result(campaign: Path, node_hours: float | None) -> Result:
 
 
 def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet: bool) -> "Extrapolation | None":
-    """Return the steps of started ranks, extrapolated to a machine; None on other ranks than the first."""
+    """Return measured steps, extrapolated to a machine; None on other ranks."""
     import torch
 
     from hydragnn.distributed.ranks import Ranks, join_ranks
