@@ -182,22 +182,22 @@ def expected(record: RunRecord, curve: Sequence[float | None], epochs: int) -> d
         short = f"less than a schedule of {end} epochs" if epochs < end and fixed else "no curve of an error"
         return {"expected": None, "interval": None, "after": 0, "basis": short if epochs else "no epoch"}
     row = {"expected": value, "interval": None, "after": min(epochs, end), "basis": "measured"}
-    known = [one for one in curve if one is not None and one > 0]
-    if epochs <= end or fixed or record.status == "stopped" or end < FEWEST or len(known) < end:
+    values = [one for one in curve if one is not None and one > 0]
+    if epochs <= end or fixed or record.status == "stopped" or end < FEWEST or len(values) < end:
         return row
     misses = {
-        part: abs(power_law(known[:part], end) / known[-1] - 1.0) for part in (end // 2, end * 2 // 3, end * 3 // 4)
+        part: abs(power_law(values[:part], end) / values[-1] - 1.0) for part in (end // 2, end * 2 // 3, end * 3 // 4)
     }
     if max(misses.values()) > MISS:
         return row
-    after = min(epochs, FARTHEST * end)
-    value = power_law(known, after)
-    half = 2 * value * max(miss / math.log(end / part) for part, miss in misses.items()) * math.log(after / end)
-    return {"expected": value, "interval": (max(0.0, value - half), value + half), "after": after, "basis": "power law"}
+    last = min(epochs, FARTHEST * end)
+    value = power_law(values, last)
+    half = 2 * value * max(miss / math.log(end / part) for part, miss in misses.items()) * math.log(last / end)
+    return {"expected": value, "interval": (max(0.0, value - half), value + half), "after": last, "basis": "power law"}
 
 
 def power_law(curve: Sequence[float], epochs: int) -> float:
-    """Return c + a epochs^-e, fitted to all but a curve's first quarter.
+    """Return c + a epochs^-e, fitted to a curve's last three quarters.
 
     c and a are at least 0.
 

@@ -360,15 +360,13 @@ def critical_words(noise: dict[str, Any], devices: int) -> str:
     if "not_measured" in noise:
         return f"critical batch not measured: {noise['not_measured']}"
     own, scale = noise["batch"], noise["graphs"]
-    after = f"yours has {own:,}; by the gradient's noise after {noise['warm_up']} steps of training, which grows as errors fall"
+    ending = f"yours has {own:,}; by the gradient's noise after {noise['warm_up']} steps of training, which grows as errors fall"
     if scale is None:
         hidden = f"noise hides the mean gradient of {noise['graphs_per_step']:,} graphs a step"
-        return f"critical batch: above {max(1, round(noise['at_least'])):,} graphs, {after}; {hidden}"
+        return f"critical batch: above {max(1, round(noise['at_least'])):,} graphs, {ending}; {hidden}"
     most = max(1, round(scale * devices / own))
     pays = f"up to {most:,} device{'s' * (most > 1)} with {own / devices:,.3g} graphs each pay"
-    return (
-        f"critical batch: {max(1.0, scale):,.3g} graphs, standard error {noise['standard_error']:,.2g}, {after}; {pays}"
-    )
+    return f"critical batch: {max(1.0, scale):,.3g} graphs, standard error {noise['standard_error']:,.2g}, {ending}; {pays}"
 
 
 def losses_in_words(layout: dict[str, Any]) -> str:

@@ -286,10 +286,10 @@ def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_ste
     random, squares = np.random.default_rng(settings.seed), list[list[float]]()
     for number, (graphs, size) in enumerate(sizes):
         if number % 8 == 0:
-            left = min(alone.repeats[-1]) * cost * sum(graphs for graphs, _ in sizes[number:])
-            on_step(f"gradient noise (step {number + 1} of {len(sizes)})", left)
-        chosen = random.choice(own, (graphs // size, size))
-        squares.append(step_of_parts(run, [Share(branch=0, parts=feed.parts_of(drawn)) for drawn in chosen]))
+            rest = min(alone.repeats[-1]) * cost * sum(graphs for graphs, _ in sizes[number:])
+            on_step(f"gradient noise (step {number + 1} of {len(sizes)})", rest)
+        draws = random.choice(own, (graphs // size, size))
+        squares.append(step_of_parts(run, [Share(branch=0, parts=feed.parts_of(draw)) for draw in draws]))
         state.parameters.step(settings.learning_rate * min(1.0, (number + 1) / WARM_UP))
         state.step += 1
     large = wide // part * part
@@ -298,7 +298,7 @@ def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_ste
 
 
 def step_of_parts(run: Assembly, shares: Sequence[Share]) -> list[float]:
-    """Return the squares of the gradients of a step's parts and of itself.
+    """Return squared gradients of a step's parts and of itself.
 
     It is left as the run's gradient, clipped. Parts count as ranks: each has its random numbers, and labels are counted over all.
     """
