@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         campaign_history,
         campaign_records,
         finished_runs,
+        parameter_effects,
         parameter_importance,
     )
     from hydragnn.hpo.scheduling.scheduler import State, Trial, decide

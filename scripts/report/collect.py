@@ -16,7 +16,7 @@ from hydragnn.ensemble import Ensemble, Evaluation, Manifest, TargetEvaluation
 from hydragnn.ensemble.building.evaluation import evaluation_from_json
 from hydragnn.ensemble.domain import Domain
 from hydragnn.ensemble.manifest import manifest_from_json
-from hydragnn.hpo import campaign_history, campaign_records, parameter_importance
+from hydragnn.hpo import campaign_history, campaign_records, parameter_effects, parameter_importance
 from hydragnn.importing.page import read_page
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.data_facts import data_facts, part_graphs, run_rows, units_of_branches, with_store
@@ -123,10 +123,16 @@ def _data(config: Mapping[str, Any], folder: Path | None, manifest: Manifest | N
 
 def campaign_facts(folder: Path) -> Campaign:
     """Return a campaign's contents; InputError where it is missing or damaged."""
+    history = campaign_history(folder)
+    try:
+        effects = parameter_effects(history)
+    except ModuleNotFoundError:  # the figure of importances names it
+        effects = None
     return Campaign(
-        history=campaign_history(folder),
+        history=history,
         records={number: record for number, record, _ in campaign_records(folder)},
         importances=parameter_importance(folder),
+        effects=effects,
     )
 
 

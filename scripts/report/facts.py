@@ -19,6 +19,7 @@ from hydragnn.graphs.texts import NAME
 from hydragnn.hpo import CampaignHistory, TrialHistory
 from hydragnn.hpo.fronts import Bounds, violation
 from hydragnn.hpo.objective import bounds_of, goals_of, quantity_text
+from hydragnn.hpo.records import Effects
 from hydragnn.importing.page import Import
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.words import join
@@ -185,6 +186,8 @@ class Campaign:
     history: CampaignHistory
     records: Mapping[int, RunRecord]
     importances: Mapping[str, float]
+    effects: Effects | None = None
+    """None with few results, or without the package ``shap``."""
 
     @property
     def search(self) -> dict[str, Any]:

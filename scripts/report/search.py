@@ -18,6 +18,7 @@ from hydragnn.hpo.status.facts import TRIALS, counts_text
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
+from hydragnn.scripts.report.effects import effects_figure, effects_table
 from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, volume
 from hydragnn.scripts.report.training import curve
@@ -47,9 +48,16 @@ def chapter(facts: Facts) -> Section | None:
         "search",
         "Search",
         lead,
-        [history(campaign), front(campaign), volume(campaign), importance(campaign), learning_curves(campaign)],
+        [
+            history(campaign),
+            front(campaign),
+            volume(campaign),
+            effects_figure(campaign) or importance(campaign),
+            learning_curves(campaign),
+        ],
         [
             front_table(campaign),
+            effects_table(campaign),
             architectures,
             layouts_table(campaign),
             trials_table(campaign),
@@ -113,7 +121,8 @@ def importance(campaign: Campaign) -> Figure | None:
         "importance",
         "Importance of hyperparameters",
         "the share of the objective's variation over all trials that each hyperparameter explains. Long bars "
-        "are worth searching more finely; short ones can be left at their defaults. With few trials this is a hint only.",
+        "are worth searching more finely; short ones can be left at their defaults. With few trials this is a hint only. "
+        "pip install 'hydragnn-ensemble[effects]' adds directions and interactions (SHAP).",
         draw,
         height=70 + 34 * len(items),
     )

@@ -1,0 +1,120 @@
+"""The report shows which values of a hyperparameter are good, and which parameters interact."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings, parameter_effects
+from hydragnn.scripts.report import collect, search
+from hydragnn.scripts.report.effects import direction, effects_figure, effects_table
+from hydragnn.scripts.report.facts import Campaign
+
+NEEDED = "the extra effects is not installed"
+UNIT = {"type": "float", "low": -1.0, "high": 1.0}
+PICK = {"type": "categorical", "choices": ["slow", "good", "poor"]}
+COST = {"slow": 1.0, "good": 0.0, "poor": 4.0}
+
+
+def history(truth: Callable[[dict[str, Any]], float], trials: int, **space: Any) -> CampaignHistory:
+    draw = np.random.default_rng(1)
+    own = {path: parameter for path, parameter in space.items() if parameter is not None}
+    table = {"trials": trials, "space": {f"model.{path}": parameter for path, parameter in own.items()}}
+    settings = campaign_settings({"search": table}, Path("CAMPAIGN.toml"))
+    every = []
+    for number in range(trials):
+        values = {
+            path: str(draw.choice(one["choices"])) if one["type"] == "categorical" else float(draw.uniform(-1, 1))
+            for path, one in own.items()
+        }
+        if "when" in own.get("d", {}) and values["pick"] != "good":
+            del values["d"]
+        result = truth(values) + 0.05 * draw.normal()
+        facts: dict[str, Any] = {"origin": "sampler", "attempts": 1, "speed": 0.0, "failure": None}
+        named = {f"model.{path}": value for path, value in values.items()}
+        every.append(
+            TrialHistory(
+                number=number,
+                status="finished",
+                values=named,
+                rungs={1: result},
+                value=result,
+                folder=Path(str(number)),
+                **facts,
+            )
+        )
+    return CampaignHistory(settings=settings, trials=every, rungs=(1,), ending=None, timeline=Timeline(), sampler="")
+
+
+def campaign(trials: CampaignHistory, effects: bool = True) -> Campaign:
+    return Campaign(
+        history=trials, records={}, importances={"model.a": 1.0}, effects=parameter_effects(trials) if effects else None
+    )
+
+
+def made_up(values: dict[str, Any]) -> float:
+    return float(3 * values["a"] - 2 * values["b"] + values["a"] * values["c"])
+
+
+def test_signs_order_and_the_interaction_of_a_made_up_truth_are_found() -> None:
+    pytest.importorskip("shap", reason=NEEDED)
+    own = campaign(history(made_up, 200, a=UNIT, b=UNIT, c=UNIT, d=UNIT))
+    table, drawn = effects_table(own), effects_figure(own)
+    assert table is not None and drawn is not None
+    names = [row[0] for row in table.rows]
+    assert names[:3] == ["a", "b", "c"] and names[3] == "d"
+    assert [row[2] for row in table.rows[:2]] == ["larger values raise it", "larger values lower it"]
+    assert names[4] == "a with c", "the strongest interaction"
+    sizes = [float(row[1]) for row in table.rows[:4]]
+    assert sizes[0] == pytest.approx(1.5, rel=0.1), "mean of |3 a|"
+    assert sizes[1] == pytest.approx(1.0, rel=0.1) and sizes[3] < 0.1
+
+
+def test_effects_add_up_to_what_was_measured() -> None:
+    pytest.importorskip("shap", reason=NEEDED)
+    effects = parameter_effects(history(made_up, 100, a=UNIT, b=UNIT, c=UNIT))
+    assert effects is not None
+    residual = effects.results.values - effects.shares.sum(1)
+    assert residual.std() < 0.15 and effects.results.values.std() > 1.5
+
+
+@pytest.mark.parametrize(
+    ("truth", "space", "number", "words"),
+    [
+        (lambda v: COST[v["pick"]], {"pick": PICK, "a": UNIT}, 0, "lowest with good, highest with poor"),
+        (lambda v: 4 * v["a"] ** 2, {"a": UNIT, "b": UNIT}, 0, "no single direction"),
+        (lambda v: v["a"], {"a": UNIT, "b": {**UNIT, "low": 0.5, "high": 0.5}}, 0, "larger values raise it"),
+        (
+            lambda v: COST[v["pick"]] - 3 * v.get("d", 0.0),
+            {"pick": PICK, "d": {**UNIT, "when": {"model.pick": "good"}}},
+            1,
+            "larger values lower it",
+        ),
+    ],
+)
+def test_directions_are_words(truth: Any, space: dict[str, Any], number: int, words: str) -> None:
+    pytest.importorskip("shap", reason=NEEDED)
+    effects = parameter_effects(history(truth, 120, **space))
+    assert effects is not None and direction(effects, number) == words
+
+
+def test_few_results_have_no_effects() -> None:
+    assert parameter_effects(history(made_up, 5, a=UNIT, b=UNIT, c=UNIT)) is None
+
+
+def test_without_the_package_the_importances_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = campaign(history(made_up, 12, a=UNIT, b=UNIT, c=UNIT), effects=False)
+    monkeypatch.setitem(sys.modules, "shap", None)
+    with pytest.raises(ModuleNotFoundError):
+        parameter_effects(own.history)
+    monkeypatch.setattr(collect, "campaign_history", lambda folder: own.history)
+    monkeypatch.setattr(collect, "campaign_records", lambda folder: [])
+    monkeypatch.setattr(collect, "parameter_importance", lambda folder: {"model.a": 1.0})
+    read = collect.campaign_facts(Path("c"))
+    assert read.effects is None and (effects_table(read), effects_figure(read)) == (None, None)
+    figure = search.importance(replace(read))
+    assert figure is not None and "hydragnn-ensemble[effects]" in figure.caption
