@@ -11,7 +11,32 @@ from hydragnn.kernels.counting import Counter
 from hydragnn.record import read_record
 from hydragnn.runs import counting
 from hydragnn.runs.session import train
+from tests.hydragnn.training.by_hand import Hand
 from tests.hydragnn.training.conftest import STORE, assembled, make_config
+from tests.hydragnn.training.hand_written import WRITTEN, Sizes
+
+SIZES = {"small": (32, 2, 4), "medium": (64, 2, 6), "large": (128, 3, 8)}
+"""Channels, layers and radial functions; MACE has half the channels and two layers."""
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_count_by_hand_gives_the_same(kind: str, size: str) -> None:
+    channels, layers, radial = SIZES[size]
+    if kind == "mace":
+        channels, layers = channels // 2, 2
+    head = {"kind": "energy", "field": "energy", "hidden_dims": [8]}
+    head |= {} if kind == "pna" else {"forces": "forces", "forces_weight": 10.0}
+    model = {"hidden_dim": channels, "num_layers": layers, "num_radial": radial, "repulsion": "none"}
+    changes: dict[str, Any] = {f"model__{name}": value for name, value in model.items()}
+    run = assembled(make_config(kind, heads=[head], batch__max_graphs=100, **changes), STORE, torch.float32)
+    share, _ = counting.first_share(run.data.branches[0], 0)
+    (part,) = share.parts
+    counts = counting.counts_of_gradient(run, share)
+    sizes = Sizes(part.num_nodes, part.num_edges, channels, layers, radial, run.state.model)
+    hand = WRITTEN[kind](Hand(), sizes)
+    assert counts.flops == pytest.approx(hand.flops, rel=0.05)
+    assert counts.bytes == pytest.approx(hand.bytes, rel=0.05)
 
 
 @pytest.mark.parametrize(
