@@ -201,10 +201,15 @@ def mace(h: Hand, z: Sizes) -> Hand:
         mixed = [h.linear(h.join(*parts), c, bias=False) for parts in received.values()]
         side_by_side = h.scaled(h.join(*(h.view(x, (n, x.shape[1] * c)) for x in mixed)))
         components, rows = (ell + 1) ** 2, n * c
-        a = h.write([side_by_side], [(components, rows)], 0, lambda u, _: [h.view(u[0], (n, components * c))])[0]  # type: ignore[arg-type]
+        a = copied(h, side_by_side, (components, rows))
         states = polynomials(h, z, layer, a, states)
         of_layers.append(states[0])
     return step(h, h.join(*of_layers), [g.vectors])
+
+
+def copied(h: Hand, x: Symbol, shape: tuple[int, ...]) -> Symbol:
+    """The same numbers in another order"""
+    return h.write([x], [shape], 0, lambda u, _: [h.view(u[0], x.shape)])[0]  # type: ignore[arg-type]
 
 
 def couplings(states: list[int], ell: int) -> list[tuple[int, int, int]]:
