@@ -9,12 +9,12 @@ Own loops and Triton kernels are counted where they are called, all else where t
   between two. Views move nothing. Matrices that a network multiplies are moved again in every call.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torch import Tag, Tensor
+from torch import Tag, Tensor, ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ARITHMETIC: Mapping[str, int] = {
@@ -49,7 +49,7 @@ PER_NUMBER: Mapping[str, float] = {
 }
 """Operations of Triton kernels, about, per number that they read or write."""
 
-UNREAD = ("zero", "fill", "copy", "empty", "new_empty", "empty_like")
+UNREAD = ("zero", "fill", "copy")
 """Calls that write their first tensor without a read."""
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
@@ -129,7 +129,7 @@ class Counter(TorchDispatchMode):
         if kind != "view":
             read = list(tensors_in((*args, *options.values())))
             written = list(tensors_in([args[place] for place in places if place < len(args)] or [result]))
-            flops = FLOPS[kind](name, args, read, written)
+            flops = flops_of(kind, name, args, read, written)
             self.add(name, flops, read[1:] if name in UNREAD and places else read, written)
         return result
 
@@ -169,31 +169,35 @@ def kind_of(func: Any) -> tuple[str, str, tuple[int, ...]]:
     name = name.removesuffix("_") if writes else name
     aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     base = name.removeprefix("_foreach_")
-    if func.namespace != "aten" or aliases or name in ("_unsafe_view", "_local_scalar_dense", "empty", "empty_like"):
-        return name, "view", writes
-    if name.startswith(("new_empty", "empty_strided")):
-        return name, "view", writes
-    if name in PRODUCTS:
-        return name, "product", writes
-    if "attention" in name or "convolution" in name:
-        return name, "torch", writes
-    if "embedding_bag" in name:
-        return name, "bag", writes
-    if Tag.reduction in func.tags or base in ARITHMETIC:
-        return name, "reading", writes
-    by_element = Tag.pointwise in func.tags or (base != name and base not in UNREAD)
-    return name, "writing" if by_element and name not in ("clone", *UNREAD) else "copy", writes
+    if func.namespace != "aten" or aliases or name.startswith(("_unsafe_view", "_local_scalar", "empty", "new_empty")):
+        kind = "view"
+    elif name in PRODUCTS:
+        kind = "product"
+    elif "attention" in name or "convolution" in name:
+        kind = "torch"
+    elif "embedding_bag" in name:
+        kind = "bag"
+    elif Tag.reduction in func.tags or base in ARITHMETIC:
+        kind = "reading"
+    elif name not in ("clone", *UNREAD) and (Tag.pointwise in func.tags or base not in (name, *UNREAD)):
+        kind = "writing"
+    else:
+        kind = "copy"
+    return name, kind, writes
 
 
-def product_flops(name: str, args: Sequence[Any], read: Sequence[Tensor], written: Sequence[Tensor]) -> float:
-    """Return two per multiplication of a product of matrices."""
-    lhs, rhs = read[-2:]
-    return 2.0 * lhs.numel() * (rhs.shape[-1] if rhs.dim() > 1 else 1)
-
-
-def bag_flops(name: str, args: Sequence[Any], read: Sequence[Tensor], written: Sequence[Tensor]) -> float:
-    """Return those of a sum of rows, with weights or without."""
-    return float(args[1].numel() * args[0].shape[1] * (2 if len(args) > 6 and args[6] is not None else 1))
+def flops_of(kind: str, name: str, args: Sequence[Any], read: Sequence[Tensor], written: Sequence[Tensor]) -> float:
+    """Return the operations of a call of torch."""
+    if kind == "product":
+        lhs, rhs = read[-2:]
+        return 2.0 * lhs.numel() * (rhs.shape[-1] if rhs.dim() > 1 else 1)
+    if kind == "bag":  # a sum of rows, with weights or without
+        return float(args[1].numel() * args[0].shape[1] * (2 if len(args) > 6 and args[6] is not None else 1))
+    if kind == "writing":
+        return float((1 + name.startswith("addc")) * sum(one.numel() for one in written))
+    if kind == "reading":
+        return float(ARITHMETIC.get(name, 1) * max((one.numel() for one in read), default=0))
+    return torch_flops(name, args, read, written) if kind == "torch" else 0.0
 
 
 def torch_flops(name: str, args: Sequence[Any], read: Sequence[Tensor], written: Sequence[Tensor]) -> float:
@@ -201,28 +205,10 @@ def torch_flops(name: str, args: Sequence[Any], read: Sequence[Tensor], written:
     from torch.utils import flop_counter  # which loads for a sixth of a second
 
     if "attention" in name:
-        rows = "backward" in name
-        query, key, value = (tuple(one.shape) for one in read[rows : rows + 3])
-        forward = flop_counter.sdpa_flop_count(query, key, value)
-        return 2.5 * forward if rows else float(forward)
-    import torch
-
-    return float(flop_counter.flop_registry[getattr(torch.ops.aten, name)](*args, out_val=written[0]))
-
-
-FLOPS: Mapping[str, Callable[[str, Sequence[Any], Sequence[Tensor], Sequence[Tensor]], float]] = {
-    "product": product_flops,
-    "bag": bag_flops,
-    "torch": torch_flops,
-    "copy": lambda name, args, read, written: 0.0,
-    "writing": lambda name, args, read, written: float(
-        (1 + name.startswith("addc")) * sum(one.numel() for one in written)
-    ),
-    "reading": lambda name, args, read, written: float(
-        ARITHMETIC.get(name, 1) * max((one.numel() for one in read), default=0)
-    ),
-}
-"""Operations by kind, of name, arguments, tensors read and written."""
+        first = "backward" in name  # whose first tensor is the incoming gradient
+        forward = float(flop_counter.sdpa_flop_count(*(tuple(one.shape) for one in read[first : first + 3])))
+        return 2.5 * forward if first else forward
+    return float(flop_counter.flop_registry[getattr(ops.aten, name)](*args, out_val=written[0]))
 
 
 def launch_flops(name: str, tensors: Sequence[Tensor], options: Mapping[str, Any]) -> float:

@@ -20,65 +20,40 @@ LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so
 VERSION = 13
 """Version of ``csr.cpp`` that this module calls."""
 FUNCTIONS: Mapping[str, tuple[int, int, Callable[..., float]]] = {
-    "weighted_sum": (6, 6, lambda _, edges, rows, axes, wide, per: 2 * edges * axes * wide),
-    "edge_product": (
-        6,
-        6,
-        lambda arrays, edges, weights, axes, wide, per: edges * wide * (2 * axes - (per == 1 and arrays[4] is None)),
-    ),
-    "sum_and_product": (
-        8,
-        7,
-        lambda arrays, edges, rows, weights, axes, wide, per: (
-            edges * wide * (4 * axes - (per == 1 and arrays[5] is None))
-        ),
-    ),
-    "both_sums": (8, 7, lambda _, edges, columns, rows, axes, wide, per: 4 * edges * axes * wide),
-    "edge_dot": (5, 3, lambda _, edges, wide: 2 * edges * wide),
-    "outer_sum": (4, 4, lambda arrays, rows, dim, wide: 2 * dim * arrays[0].numel()),
-    "along_directions": (4, 4, lambda _, edges, dim, wide: edges * wide * (2 * dim - 1)),
-    "along_channels": (4, 4, lambda _, edges, dim, wide: 2 * edges * dim * wide),
-    "sum_along": (7, 4, lambda arrays, rows, dim, wide: len(arrays[2]) * wide * (1 + 2 * dim)),
-    "collect_along": (7, 5, lambda _, edges, columns, dim, wide: edges * wide * (2 * dim + 1)),
-    "multiply_along": (
-        7,
-        5,
-        lambda arrays, edges, weights, dim, wide: edges * wide * (2 * dim + (arrays[5] is not None)),
-    ),
-    "contract_along": (7, 4, lambda _, edges, dim, wide: edges * wide * (1 + 2 * dim)),
-    "along_gradient": (10, 6, lambda _, edges, columns, weights, dim, wide: edges * wide * (4 * dim + 4)),
-    "gather_add": (
-        7,
-        3,
-        lambda arrays, edges, wide: edges * wide * sum(one is not None for one in (arrays[0], arrays[2])),
-    ),
-    "scatter_sum": (3, 4, lambda _, items, rows, wide: items * wide),
+    "weighted_sum": (6, 6, lambda t, e, r, a, c, w: 2 * e * a * c),
+    "edge_product": (6, 6, lambda t, e, r, a, c, w: e * c * (2 * a - (w == 1 and t[4] is None))),
+    "sum_and_product": (8, 7, lambda t, e, r, p, a, c, w: e * c * (4 * a - (w == 1 and t[5] is None))),
+    "both_sums": (8, 7, lambda t, e, r, s, a, c, w: 4 * e * a * c),
+    "edge_dot": (5, 3, lambda t, e, c: 2 * e * c),
+    "outer_sum": (4, 4, lambda t, r, a, c: 2 * len(t[0]) * a * c),
+    "along_directions": (4, 4, lambda t, e, a, c: e * c * (2 * a - 1)),
+    "along_channels": (4, 4, lambda t, e, a, c: 2 * e * a * c),
+    "sum_along": (7, 4, lambda t, r, a, c: len(t[2]) * c * (2 * a + 1)),
+    "collect_along": (7, 5, lambda t, e, r, a, c: e * c * (2 * a + 1)),
+    "multiply_along": (7, 5, lambda t, e, p, a, c: e * c * (2 * a + (t[5] is not None))),
+    "contract_along": (7, 4, lambda t, e, a, c: e * c * (2 * a + 1)),
+    "along_gradient": (10, 6, lambda t, e, r, p, a, c: e * c * (4 * a + 4)),
+    "gather_add": (7, 3, lambda t, e, c: e * c * ((t[0] is not None) + (t[2] is not None))),
+    "scatter_sum": (3, 4, lambda t, e, r, c: e * c),
     "ascends": (1, 3, lambda *_: 0),
     "pair_edges": (6, 3, lambda *_: 0),
-    "statistics": (
-        6,
-        4,
-        lambda arrays, edges, nodes, wide: (
-            edges * wide * sum(one is not None for one in (*arrays[2:], arrays[3], arrays[3]))
-        ),
-    ),
-    "statistics_gradient": (
-        11,
-        4,
-        lambda arrays, edges, nodes, wide: 2 * edges * wide * sum(one is not None for one in arrays[5:9]),
-    ),
-    "holders": (4, 4, lambda arrays, edges, nodes, wide: edges * wide),
-    "silu_slope_gradient": (5, 2, lambda _, count: 10 * count),
-    "activated_sum": (4, 4, lambda _, edges, rows, wide: 3 * edges * wide),
-    "activated_gradient": (6, 3, lambda _, edges, wide: 5 * edges * wide),
-    "activated_second": (9, 4, lambda _, edges, rows, wide: 18 * edges * wide),
-    "power_sums": (4, 4, lambda _, edges, rows, wide: 12 * edges * wide),
-    "power_gradient": (6, 4, lambda _, edges, rows, wide: 22 * edges * wide),
-    "power_second": (9, 4, lambda _, edges, rows, wide: 50 * edges * wide),
-    "table_value": (4, 4, lambda _, items, intervals, wide: 12 * items * wide),
-    "table_slope": (5, 4, lambda _, items, intervals, wide: 14 * items * wide),
+    "statistics": (6, 4, lambda t, e, r, c: e * c * sum(one is not None for one in (*t[2:], t[3], t[3]))),
+    "statistics_gradient": (11, 4, lambda t, e, r, c: 2 * e * c * sum(one is not None for one in t[5:9])),
+    "holders": (4, 4, lambda t, e, r, c: e * c),
+    "silu_slope_gradient": (5, 2, lambda t, count: 10 * count),
+    "activated_sum": (4, 4, lambda t, e, r, c: 3 * e * c),
+    "activated_gradient": (6, 3, lambda t, e, c: 5 * e * c),
+    "activated_second": (9, 4, lambda t, e, r, c: 18 * e * c),
+    "power_sums": (4, 4, lambda t, e, r, c: 12 * e * c),
+    "power_gradient": (6, 4, lambda t, e, r, c: 22 * e * c),
+    "power_second": (9, 4, lambda t, e, r, c: 50 * e * c),
+    "table_value": (4, 4, lambda t, e, k, c: 12 * e * c),
+    "table_slope": (5, 4, lambda t, e, k, c: 14 * e * c),
 }
-"""Numbers of arrays and of integers that each takes, and its operations by these."""
+"""Numbers of arrays and of integers that each takes, and its operations by these.
+
+Of arrays t: e edges, r rows, p weights, a axes, c channels, w channels of a weight, k intervals of a table.
+"""
 UNUSABLE = (OSError, AttributeError, ValueError)
 """Exceptions of ``load`` without a library that fits."""
 DTYPES = (torch.float32, torch.float64)
