@@ -24,11 +24,29 @@ class Goal(Settings):
     """Trials with a larger value count after all others, and are not chosen."""
 
 
+JOULES = "cost/joules_per_graph"
+"""Energy of training over the graphs that it showed."""
+
+NO_ENERGY = (
+    f"{JOULES}: the machine measures no energy, by Cray's pm_counters, NVML, ROCm or RAPL (whose files the administrator opens "
+    "to users); take another objective"
+)
+
 Objective = Quantity | list[Quantity | Goal]
 """One quantity, or several, of which each may have a bound."""
 
+
+def joules_per_graph(record: RunRecord) -> float:
+    """Return joules per graph of training; 0 where nothing measured them."""
+    weights = {one["name"]: one.get("weight", 1.0) for one in record.config.get("branches", [])}
+    parts = [(weights.get(name, 1.0), one.parts) for name, one in record.branches.items()] or [(1.0, record.parts)]
+    graphs = record.epochs * sum(weight * counts.get("train", 0) for weight, counts in parts)
+    return (record.usage.joules or 0.0) / graphs if graphs else 0.0
+
+
 COSTS = {
     "cost/ms_per_graph": lambda record: record.cost.ms_per_graph,
+    JOULES: joules_per_graph,
     "cost/memory_mb": lambda record: record.cost.peak_memory_mb,
     "cost/parameters": lambda record: float(record.parameters),
 }

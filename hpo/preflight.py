@@ -9,17 +9,19 @@ from typing import Any
 
 from hydragnn.base.errors import InputError, about
 from hydragnn.base.files import check_own, check_utf8, write_sealed
+from hydragnn.base.machine import visible_gpus
 from hydragnn.base.places import text_of
 from hydragnn.base.settings import refuse_idle
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.datasets.fit import check_elements, elements_of
 from hydragnn.datasets.isolated_atoms import by_atomic_number
+from hydragnn.distributed.ranks import CPU
 from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table
 from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
-from hydragnn.hpo.objective import bounds_of, check_objective
+from hydragnn.hpo.objective import JOULES, NO_ENERGY, bounds_of, check_objective, goals_of
 from hydragnn.hpo.sampling.sampler import learns
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
@@ -30,6 +32,7 @@ from hydragnn.hpo.stores import check_stores, fingerprints_of, places_of, withou
 from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
+from hydragnn.runs.energy import counter_of
 from hydragnn.runs.folder import write_places
 from hydragnn.runs.plan import check_own_code
 
@@ -184,6 +187,9 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     if isinstance(launcher, AllocationLauncher):
         plan = replace(plan, sizes=launcher.sizes)
     if isinstance(launcher, LocalLauncher):
+        uses_joules = JOULES in [goal.of for goal in goals_of(settings.search.objective)]
+        if uses_joules and not visible_gpus() and counter_of(CPU) is None:
+            raise InputError(f"{settings.source}: search.objective: {NO_ENERGY}")
         if plan.min_slots > 1:
             raise InputError(
                 f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but this "

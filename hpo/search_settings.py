@@ -65,7 +65,7 @@ class SearchSettings(Settings):
     objective: Objective = "valid/loss"
     """Quantity that is minimised: ``valid/loss``, ``throughput`` (seconds per graph of training), one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
     absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``. A list has several, costs among them (``cost/ms_per_graph``,
-    ``cost/memory_mb``, ``cost/parameters``), each alone or with a bound: ``{of = "cost/ms_per_graph", at_most = 2.0}``."""
+    ``cost/memory_mb``, ``cost/parameters``, ``cost/joules_per_graph``), each alone or with a bound: ``{of = "cost/ms_per_graph", at_most = 2.0}``."""
 
     layout_trials: int = Field(default=0, ge=0)
     """Number of first trials that differ in ``space.parallel`` only, with the middle of all other ranges; the layout that trained the most graphs

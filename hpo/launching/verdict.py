@@ -9,7 +9,7 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.files import open_regular, read_json
 from hydragnn.config import parse_config
 from hydragnn.hpo.launching.launcher import Exit, Task
-from hydragnn.hpo.objective import Objective, goals_of, objective_values, quantity_text
+from hydragnn.hpo.objective import JOULES, NO_ENERGY, Objective, goals_of, objective_values, quantity_text
 from hydragnn.hpo.scheduling.events import Failed, Reached
 from hydragnn.record import FailureKind, RunRecord, read_record
 from hydragnn.runs.checkpoint import latest_checkpoint
@@ -51,6 +51,8 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
     value, *others = objective_values(record, objective, task.until)
     if value is None or None in others:
         goal = goals_of(objective)[0 if value is None else 1 + others.index(None)]
+        if goal.of == JOULES:
+            return _failure(end, "configuration", NO_ENERGY)
         name = f"objective {quantity_text(goal.of)}" if others else "objective"
         return _failure(end, "diverged", f"the {name} is not a number up to epoch {task.until}")
     return Reached(

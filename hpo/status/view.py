@@ -183,6 +183,7 @@ def running_lines(state: State, folder: Path) -> list[str]:
         else:
             epochs = max(epochs, record.epochs)
             speed = f", {record.cost.graphs_per_second:.0f} graphs/s" if record.cost.graphs_per_second else ""
+            speed += "" if record.usage.busy is None else f", {100 * record.usage.busy:.0f} % busy"
         until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
         lines.append(f"trial {trial.number}: epoch {epochs} of {until}{speed}; {values_line(trial.values)}")
     return lines

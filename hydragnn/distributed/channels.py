@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import dropout, layer_norm, linear
 
+from hydragnn.base.clock import phase
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.kernels import SiLU
@@ -42,12 +43,14 @@ class Between(torch.autograd.Function):
         return Between.apply(gradients[0], context.group, WAYS[context.way][1]), None, None
 
 
+@phase("collectives")
 def _reduce(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = values.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
+@phase("collectives")
 def _gather(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     values = values.contiguous()
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydragnn.base.clock import phase
 from hydragnn.base.errors import InputError, Interrupted, SaidByFirst
 from hydragnn.distributed.launch import Launch
 from hydragnn.distributed.mesh import Mesh
@@ -52,12 +53,14 @@ class GraphRanks:
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
         work = dist.all_to_all_single(arrived, rows, list(received), list(sent), group=self.group, async_op=True)
 
+        @phase("collectives")
         def wait() -> Tensor:
             work.wait()
             return arrived
 
         return wait
 
+    @phase("collectives")
     def total(self, values: Tensor) -> Tensor:
         """Return the sum over all peers."""
         result = values.clone()

@@ -8,6 +8,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from hydragnn.base.clock import phase
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.parallel import AXES, Axis, ParallelSettings
@@ -89,7 +90,8 @@ class Mesh:
         """Sum values over ranks with different items, or along other axes."""
         group = self.group(*(axes or ITEMS))
         if group is not None:
-            dist.all_reduce(values, group=group)
+            with phase("collectives"):
+                dist.all_reduce(values, group=group)
         return values
 
 

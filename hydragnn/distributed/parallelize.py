@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hydragnn.base.clock import phase
 from hydragnn.config import TrainSettings
 from hydragnn.distributed.channels import split_channels
 from hydragnn.distributed.mesh import Mesh
@@ -33,15 +34,16 @@ class TorchPeers:
     def begin_sum(self, values: Tensor) -> Wait:
         """Start the sum of a tensor over the ranks, in place."""
         work = dist.all_reduce(values, group=self.group, async_op=True)
-        return lambda: work.wait()
+        return phase("collectives")(work.wait)
 
     def begin_scatter(self, values: Tensor, own: Tensor) -> Wait:
         """Start the sum of ``values``; ``own`` receives this rank's share."""
         if self.in_place:
             scattered = scatter(own, values, group=self.group, async_op=True)
-            return lambda: scattered.wait()
+            return phase("collectives")(scattered.wait)
         work = dist.all_reduce(values, group=self.group, async_op=True)  # in less memory than gloo's own scatter
 
+        @phase("collectives")
         def wait() -> None:
             work.wait()
             own.copy_(values.chunk(self.count)[self.number])  # itself where it is a part of them
@@ -53,6 +55,7 @@ class TorchPeers:
         source = own if self.in_place else own.clone()
         work = gather(values, source, group=self.group, async_op=True)
 
+        @phase("collectives")
         def wait() -> None:
             work.wait()
             source.numel()  # in memory until here

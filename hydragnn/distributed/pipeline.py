@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hydragnn.base.clock import phase
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
 from hydragnn.graphs.batch import GraphBatch
@@ -152,6 +153,7 @@ class Pipeline:
         """Return True for the chunk before the heads."""
         return self.stage == self.stages - 1 and chunk == len(self.chunks) - 1
 
+    @phase("forward")
     def forward(self, model: GraphModel, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
         """Receive, compute and send; return what came, what went, and predictions."""
         received = {} if self.is_first(chunk) else self.receive()
@@ -175,6 +177,7 @@ class Pipeline:
         self.send(travellers)
         return received, travellers, {}
 
+    @phase("backward")
     def backward(self, chunk: int, received: Travellers, ends: Sequence[Tensor]) -> None:
         """Differentiate what was sent, or the loss; send gradients back."""
         gradients = [None] if self.is_last(chunk) else list(self.receive(back=True).values())
@@ -204,6 +207,7 @@ class Pipeline:
             assert work is not None
             self.sent.append((work, tensor))
 
+    @phase("collectives")
     def receive(self, *, back: bool = False) -> Travellers:
         """Wait for states of the stage before, or gradients of the next."""
         group, stage = self.link(1 if back else -1, back=back)
@@ -218,6 +222,7 @@ class Pipeline:
         leaves = {name: part.view(shape).to(dtype) for (name, (shape, _)), part, dtype in parts}
         return {name: leaf.requires_grad_(not back and torch.is_grad_enabled()) for name, leaf in leaves.items()}
 
+    @phase("collectives")
     def finish(self) -> None:
         """Wait until all is sent."""
         for work, _ in self.sent:

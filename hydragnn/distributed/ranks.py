@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hydragnn.base.clock import phase
 from hydragnn.base.errors import InputError, SaidByFirst
 from hydragnn.base.machine import numbers_in
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name, on_interfaces, this_launch
@@ -101,7 +102,8 @@ class Ranks:
     def sum_in_place(self, values: Tensor) -> Tensor:
         """``values`` summed over all ranks, the same bits on each."""
         if self.size > 1:
-            dist.all_reduce(values)
+            with phase("collectives"):
+                dist.all_reduce(values)
         return values
 
     def gather(self, values: Tensor) -> Tensor:
@@ -127,7 +129,8 @@ class Ranks:
     def wait(self) -> None:
         """Return when all ranks are here."""
         if self.size > 1:
-            dist.barrier()
+            with phase("collectives"):
+                dist.barrier()
 
 
 @contextmanager
@@ -258,20 +261,24 @@ def check_gpus(store: dist.Store, launch: Launch) -> None:
         raise LaunchError(sentence) if launch.rank == 0 else SaidByFirst(sentence)
 
 
-PCI = Path("/sys/bus/pci/devices")
+PCI = Path("sys/bus/pci/devices")
 
 
-def bind_near(gpu: torch.device, devices: Path = PCI) -> None:
+def bind_near(gpu: torch.device, devices: Path = Path("/") / PCI) -> None:
     """Bind this process to the cores beside its GPU.
 
     Nothing happens where a launcher has bound it already, or where the system does not tell which cores these are.
     """
-    properties: Any = torch.cuda.get_device_properties(gpu)
     with suppress(OSError, AttributeError, ValueError):  # another system, driver or version of torch
-        address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        near = {*numbers_in((devices / address / "local_cpulist").read_text(encoding="ascii"))}
+        near = {*numbers_in((devices / pci_address(gpu) / "local_cpulist").read_text(encoding="ascii"))}
         if near and near < os.sched_getaffinity(0):
             os.sched_setaffinity(0, near)
+
+
+def pci_address(gpu: torch.device) -> str:
+    """Return the address of a GPU as the system writes it."""
+    properties: Any = torch.cuda.get_device_properties(gpu)
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydragnn.base.clock import Clock, phase
 from hydragnn.base.errors import InputError, Interrupted, as_note, nearest, words_of
 from hydragnn.base.files import write_json
 from hydragnn.base.peaks import Peaks
@@ -32,8 +33,9 @@ from hydragnn.record import Cost, RunRecord, Usage, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep_beating
 from hydragnn.runs.checkpoint import save_checkpoint
+from hydragnn.runs.energy import Meter
 from hydragnn.runs.folder import identity
-from hydragnn.runs.progress import Progress
+from hydragnn.runs.progress import Progress, annotate
 from hydragnn.training.context import Values
 from hydragnn.training.data import RunData
 from hydragnn.training.state import STOPPED, TrainState
@@ -45,11 +47,19 @@ Their time counts only where there are no others.
 """
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait for a device, unless its work is being recorded."""
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)
+
+
 class Stopwatch:
     """Cost of this segment on top of what earlier segments cost."""
 
-    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device) -> None:
-        self.earlier, self.ranks, self.device = earlier, ranks, device
+    def __init__(self, earlier: Cost, used: Usage, ranks: Ranks, meter: Meter) -> None:
+        self.earlier, self.used, self.ranks, self.meter, self.device = earlier, used, ranks, meter, meter.device
+        Clock.running = Clock(partial(wait_for, self.device) if self.device.type == "cuda" else None)
+        self.others = [0.0 if ranks.size == 1 else math.nan] * 2  # of joules and busy shares
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.steps = self.graphs = 0
         self.training_seconds, self.step_start = 0.0, time.perf_counter()
@@ -84,6 +94,30 @@ class Stopwatch:
     def graphs_per_second(self) -> float:
         """Training speed of this segment's later steps; 0 before the first."""
         return self.graphs / self.training_seconds if self.training_seconds else 0.0
+
+    def share_usage(self) -> None:
+        """Add up joules and busy shares of the other ranks; collective."""
+        own = torch.tensor(self.meter.values(), dtype=torch.float64, device=self.ranks.device)
+        self.others = (self.ranks.gather(own).sum(0) - own).tolist()
+
+    def usage(self, counted: Usage, phases: Mapping[str, float]) -> Usage:
+        """Return what was ``counted``, and the use of all segments."""
+        own, before = self.seconds, sum(self.used.phases.values())
+        phases = {**phases, "other": own - sum(phases.values())}
+        joules, busy = (value + others for value, others in zip(self.meter.values(), self.others))
+        busy, sources = busy / self.ranks.size, [self.meter.counter.source] if self.meter.counter else []
+        if before:
+            joules += math.nan if self.used.joules is None else self.used.joules
+            busy = busy if self.used.busy is None else (self.used.busy * before + busy * own) / (before + own)
+            sources = [*dict.fromkeys([self.used.energy_source, *sources])]
+        names = {**self.used.phases, **phases}
+        return replace(
+            counted,
+            phases={name: self.used.phases.get(name, 0.0) + phases.get(name, 0.0) for name in names},
+            busy=None if math.isnan(busy) else busy,
+            joules=None if math.isnan(joules) else joules,
+            energy_source=Usage().energy_source if math.isnan(joules) else "; ".join(sources),
+        )
 
     def cost(self) -> Cost:
         """Return the cost of all segments, as if ranks were alike."""
@@ -136,6 +170,7 @@ class RunCallback:
     def begin(self, state: TrainState, steps: int) -> None:
         """Write configuration, model and record before the next step."""
         if self.ranks.first:
+            annotate("start", "--text", f"hydragnn train {self.folder}")
             write_json(self.folder / "config.json", self.record.config, self.heart.attempt.check)
         self.export(state)
         self.write(state)
@@ -163,6 +198,7 @@ class RunCallback:
     def on_validated(self, state: TrainState, values: Values) -> Values:
         """Return the callbacks' numbers; where one fails, save and raise."""
         self.stopwatch.count_validation(self.record.parts.get("valid", 0))
+        self.stopwatch.share_usage()
         try:
             return self.call("epoch", state, values)
         except InputError:
@@ -238,6 +274,7 @@ class RunCallback:
         late = self.ranks.first and time.monotonic() - self.saved_at >= max(self.settings.checkpoint_seconds, least)
         return self.ranks.any(late)
 
+    @phase("saving")
     def save(self, state: TrainState) -> None:
         """Write a checkpoint and the best epoch's model."""
         save_checkpoint(self.folder / "checkpoints", state, self.mesh, identity(self.record), self.heart.attempt)
@@ -266,11 +303,12 @@ class RunCallback:
             curves={name: list(curve) for name, curve in state.curves.items()},
             best=best | {"epoch": state.best_epoch + 1.0} if best else {},
             cost=self.stopwatch.cost(),
-            usage=self.operations(state.steps),
+            usage=self.stopwatch.usage(self.operations(state.steps), Clock.running.phases()),
             **changes,
         )
         if self.ranks.first:
-            write_record(self.record, self.folder, self.heart.attempt.check)
+            with phase("saving"):
+                write_record(self.record, self.folder, self.heart.attempt.check)
             self.written_at = time.monotonic()
         return self.record
 
@@ -287,6 +325,8 @@ class RunCallback:
 
     def close(self, sentence: str) -> None:
         """Say how the run ended and close what is open."""
+        if self.ranks.first:
+            annotate("stop")
         for one in self.callbacks if self.ranks.first else ():
             with as_note(f"callback {one.kind}"):
                 one.close()

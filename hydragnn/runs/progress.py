@@ -1,12 +1,16 @@
-"""Progress on screen: a bar in terminals, lines elsewhere."""
+"""Progress on screen, a bar in terminals and lines elsewhere, and in telemetry."""
 
+import subprocess
 import time
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from hydragnn.base.environment import environment
+from hydragnn.base.errors import as_note
 from hydragnn.base.terminal import PlainConsole
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -84,3 +88,14 @@ def console_progress(console: Console | None = None) -> Progress:
 
 def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def annotate(*words: str) -> None:
+    """Mark a moment for Omnistat, if ``OMNISTAT_DIR`` names its folder.
+
+    It keeps one mark per user and node: that of the run that began last.
+    """
+    if folder := environment().get("OMNISTAT_DIR"):
+        with as_note("omnistat-annotate"):
+            command = [str(Path(folder) / "omnistat-annotate"), "--mode", *words]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from hydragnn.config import AnyConfig, RunConfig, with_begun_rate
 from hydragnn.distributed.ranks import Ranks, bind_near, cores_given_back, join_ranks, own_gpu
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.models import GraphModel, load_graph_model
-from hydragnn.record import Cost, RunRecord
+from hydragnn.record import Cost, RunRecord, Usage
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Fenced, Heartbeat, RunAttempt, keep_beating
 from hydragnn.runs.callback import RunCallback, Stopwatch
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.counting import step_totals
+from hydragnn.runs.energy import Meter
 from hydragnn.runs.failures import (
     failure_of,
     first_failure,
@@ -114,8 +116,9 @@ def train(
                 store=store,
                 parts=micro_batches,
                 memory=memory,
+                sharing=sharing,
             )
-            with trap_signals() as signals:
+            with trap_signals() as signals, keep_beating(stopwatch.meter.sample, longest=inf):
                 callback = RunCallback(run, ranks, stopwatch, signals, heart, progress, callbacks)
                 return train_to_end(run, callback, until)
 
@@ -130,6 +133,7 @@ def ready_run(
     store: Stores | None = None,
     parts: int = 1,
     memory: str | None = None,
+    sharing: int = 1,
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
     """Return the run before its next step, with heartbeat and clock."""
     out = this.folder
@@ -138,7 +142,9 @@ def ready_run(
         forget_failures(out)
     ranks.wait()
     earlier = earlier_record(out)
-    heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier.cost if earlier else Cost(), ranks, device)
+    heart = Heartbeat(this, first=ranks.first)
+    cost, used = (earlier.cost, earlier.usage) if earlier else (Cost(), Usage())
+    stopwatch = Stopwatch(cost, used, ranks, Meter(device, sharing))
     with propagate_failure(this, ranks), interrupt_at_once() as check:
 
         def heartbeat() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hydragnn.base.clock import phase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target
 from hydragnn.models.executor import Eager, Recorded
@@ -47,6 +48,7 @@ class EagerSteps(Eager):
         """Let the sum over ranks begin in the next backward pass."""
         self.parameters.expect_sum()
 
+    @phase("forward")
     def add_gradient(self, batch: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Add the gradient of one part; return its errors and its loss."""
         with self.arithmetic(), self.parameters.in_use(self.branch):
@@ -91,6 +93,7 @@ class RecordedSteps(Recorded, EagerSteps):
     def expect_sum(self) -> None:
         """Do nothing: a recording of collectives was not seen."""
 
+    @phase("replay")
     def add_gradient(self, batch: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Replay the gradient of one part."""
         sums, total = self.replays(("gradient", self.model.training), super().add_gradient, batch, scale)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hydragnn.base.clock import phase, steps_of
 from hydragnn.base.errors import Interrupted
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData, Share
@@ -51,7 +52,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     with closing(
         ahead(data.epoch(state.epoch, start=state.step), context.device, lambda share: tensors_of_parts(share.parts))
     ) as shares:
-        for share in shares:
+        for share in steps_of(shares):
             rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
             result = take_step(state, share, context, rate)
             flag = context.reduce_all(torch.full_like(result.loss, float(callback.interrupted)))
@@ -95,11 +96,12 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     up, over parts and over ranks.
     """
     loss = gradient_of_share(state, share, context)
-    norm = state.parameters.clip()
-    state.parameters.step(rate)
-    state.step += 1
-    state.steps += 1
-    state.parameters.average(state.steps)
+    with phase("optimizer"):
+        norm = state.parameters.clip()
+        state.parameters.step(rate)
+        state.step += 1
+        state.steps += 1
+        state.parameters.average(state.steps)
     return StepResult(step=state.step, loss=loss, norm=norm)
 
 
@@ -126,6 +128,7 @@ def gradient_of_share(state: TrainState, share: Share, context: TrainingContext)
     return loss
 
 
+@phase("validation")
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
     """Return ``valid/loss`` and errors by averaged weights and last loss weights."""
     totals = torch.zeros_like(state.totals)

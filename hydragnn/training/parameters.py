@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from hydragnn.base.clock import phase
 from hydragnn.config import TrainSettings
 from hydragnn.training import buckets
 from hydragnn.training.buckets import Buckets, ParameterBlock, VectorPeers, Wait, blocks_of
@@ -254,6 +255,7 @@ class FlatParameters:
         """Gather weights in the block where they are shared."""
         return self.gathered.in_use(use) if self.gathered else nullcontext()
 
+    @phase("backward")
     def add_gradient(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a loss."""
         if self.buckets:

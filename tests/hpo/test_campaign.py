@@ -189,6 +189,8 @@ def test_a_folder_is_not_taken_over(search: Search, settings: Settings, tmp_path
         ({"objective": ["valid/loss", {"dipole": 1.0}]}, "no head predicts dipole"),
         ({"objective": ["valid/loss", {"of": "cost/price"}]}, "not recorded; valid: .*cost/ms_per_graph"),
         ({"objective": ["valid/loss", {"of": "cost/parameters", "at_mots": 3}]}, "at_mots"),
+        ({"objective": "cost/joules_per_graph"}, "the machine measures no energy.* take another objective"),
+        ({"objective": ["valid/loss", "cost/joules_per_graph"]}, "the machine measures no energy"),
         ({"objective": ["valid/loss", {"of": {"moment": -1.0, "other": 1.0}}]}, "a negative weight rewards errors"),
         ({"warm_start": ["nowhere"]}, "neither a campaign"),
         ({"nodes_per_trial": [3, 2]}, r"nodes_per_trial = \(3, 2\); give the smallest"),

@@ -28,7 +28,7 @@ from hydragnn.hpo.scheduling.state import Trouble
 from hydragnn.hpo.status.facts import forecast, node_counts
 from hydragnn.hpo.status.timeline import FaultRow, Timeline, TimelineBuilder
 from hydragnn.hpo.status.view import _fault_lines, event_line, show_status, status_rows
-from hydragnn.record import Cost, RunRecord, write_record
+from hydragnn.record import Cost, RunRecord, Usage, write_record
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
 
@@ -207,10 +207,10 @@ def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
 
 def test_on_a_terminal_the_table_shows_progress_and_speed(tmp_path: Path) -> None:
     folder = tmp_path / "trials" / "0002"
-    cost = Cost(graphs_per_second=1234.0)
-    write_record(RunRecord(config={}, config_hash="", data_hash="", seed=0, epochs=0, cost=cost), folder)
+    cost, usage = Cost(graphs_per_second=1234.0), Usage(busy=0.617)
+    write_record(RunRecord(config={}, config_hash="", data_hash="", seed=0, epochs=0, cost=cost, usage=usage), folder)
     text = shown(tmp_path, terminal=True)
-    assert "1234" in text
+    assert "1234 graphs/s, 62 % busy" in text
     assert "running" in text
     assert "hidden_dim=8" in text
     assert "best 0.75 (trial 0)" in text

@@ -8,8 +8,9 @@ import pytest
 
 from hydragnn.hpo import Exit, Task, objective_value
 from hydragnn.hpo.launching.verdict import verdict
+from hydragnn.hpo.objective import Objective
 from hydragnn.hpo.scheduling.events import Failed, Reached
-from hydragnn.record import Cost, Failure, RunRecord, write_record
+from hydragnn.record import BranchRecord, Cost, Failure, RunRecord, Usage, read_record, write_record
 
 CURVES: dict[str, list[float | None]] = {
     "valid/loss": [3.0, 1.0, 2.0],
@@ -24,9 +25,9 @@ def record(**members: Any) -> RunRecord:
     return RunRecord(**{**base, "epochs": 3, "curves": CURVES, "trivial": trivial, **members})
 
 
-def verdict_of(folder: Path, code: int | None = 0, **end: Any) -> Reached | Failed:
+def verdict_of(folder: Path, code: int | None = 0, objective: Objective = "valid/loss", **end: Any) -> Reached | Failed:
     task = Task(trial=4, attempt=2, until=3, folder=folder, slots=("p",))
-    return verdict(Exit(task=task, code=code, **end), "h", "valid/loss")
+    return verdict(Exit(task=task, code=code, **end), "h", objective)
 
 
 @pytest.mark.parametrize("code", [0, 1, -6, -11])
@@ -105,6 +106,32 @@ def test_the_objective_is_that_of_the_model_which_is_kept() -> None:
     assert objective_value(record(), {"charge": 1.0}) is None
     assert objective_value(record(curves={}), "valid/loss") is None
     assert objective_value(record(cost=Cost(graphs_per_second=40.0)), "throughput") == 0.025, "seconds per graph"
+
+
+SHOWN: list[tuple[str, dict[str, Any], float | None, float | None]] = [
+    ("three epochs of four graphs", {"parts": {"train": 4}}, 60.0, 5.0),
+    ("not measured", {"parts": {"train": 4}}, None, None),
+    ("no graphs", {}, 60.0, None),
+    ("branches, of which one is shown twice", {"parts": {"train": 10}, "branches": {"a": 4, "b": 6}}, 60.0, 1.25),
+]
+
+
+@pytest.mark.parametrize(("members", "joules", "value"), [one[1:] for one in SHOWN], ids=[one[0] for one in SHOWN])
+def test_joules_count_per_graph_that_training_showed(
+    tmp_path: Path, members: dict[str, Any], joules: float | None, value: float | None
+) -> None:
+    branches = {
+        name: BranchRecord(data_hash="", parts={"train": count}) for name, count in members.get("branches", {}).items()
+    }
+    config = {"branches": [{"name": "a"}, {"name": "b", "weight": 2.0}]} if branches else {}
+    write_record(record(**{**members, "branches": branches, "config": config}, usage=Usage(joules=joules)), tmp_path)
+    assert objective_value(read_record(tmp_path), "cost/joules_per_graph") == value
+    outcome = verdict_of(tmp_path, 0, objective=["valid/loss", "cost/joules_per_graph"])
+    if value is None:
+        assert isinstance(outcome, Failed) and outcome.kind == "configuration"
+        assert "the machine measures no energy" in outcome.message
+    else:
+        assert isinstance(outcome, Reached) and outcome.others == (value,)
 
 
 def test_an_objective_of_ones_own_sees_the_record_of_the_rung(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from hydragnn.base.terminal import PlainConsole
 from hydragnn.datasets import Budget, MemoryStore, make_split
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import TrainedModel, load_model
-from hydragnn.record import Cost, read_record
+from hydragnn.record import Cost, Usage, read_record
 from hydragnn.runs import callback, console_progress
+from hydragnn.runs.energy import Meter
 from hydragnn.training import errors_on
 from tests.hydragnn.training.conftest import STORE, RunOnce, Trained, make_config
 
@@ -163,7 +164,7 @@ def test_throughput_counts_graphs_of_steps_after_the_first_two(
     clock = SimpleNamespace(perf_counter=lambda: now, process_time=time.process_time)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(callback, "time", clock)
-        watch = callback.Stopwatch(Cost(), Ranks(size=ranks), torch.device("cpu"))
+        watch = callback.Stopwatch(Cost(), Usage(), Ranks(size=ranks), Meter(torch.device("cpu")))
         now += preparation
         for graphs, seconds, pause in steps:
             now += pause
