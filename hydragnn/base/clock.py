@@ -19,7 +19,9 @@ One takes half as long again at most, which is .4 % of all.
 
 
 class Clock:
-    """Seconds of this process by phase; a phase suspends the one around it.
+    """Seconds of this process by phase.
+
+    A phase suspends the one around it.
 
     A device computes while the host goes on. There a few steps wait for it at the end of every phase, and the time of all steps is
     divided as theirs. Steps replayed as graphs of the device have no phases: ``forward`` and ``backward`` share their time as
@@ -80,7 +82,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def steps_of(items: Iterable[T]) -> Iterator[T]:
-    """Return items; waits for them are ``data``, and the rest is a step."""
+    """Return items, each of which begins a step; waits are ``data``."""
     clock, iterator = Clock.running, iter(items)
     with phase("step"):
         while True:

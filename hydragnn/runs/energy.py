@@ -1,4 +1,4 @@
-"""Energy of a run and busy share of its device, by counters of the machine."""
+"""Energy of a run and busy share of its device."""
 
 import math
 import os
@@ -23,7 +23,7 @@ class Counter(NamedTuple):
     read: Callable[[], list[float]]
     """Returns joules so far, or watts."""
     share: float | None = None
-    """None: the share of this process in the CPU time of the machine."""
+    """None: this process's share of the machine's CPU time."""
     limits: Sequence[float] = ()
     """Joules after which each begins anew."""
     is_power: bool = False
@@ -78,7 +78,7 @@ def counter_of(device: torch.device, sharing: int = 1, root: Path = Path("/")) -
 
 
 class Meter:
-    """Joules and busy share of a process and its device from now on."""
+    """Joules of a process and busy share of its device."""
 
     def __init__(self, device: torch.device, sharing: int = 1, root: Path = Path("/")) -> None:
         self.device, self.root, self.counter = device, root, counter_of(device, sharing, root)

@@ -1,4 +1,4 @@
-"""Progress on screen, a bar in terminals and lines elsewhere, and in telemetry."""
+"""Progress on screen and in telemetry."""
 
 import subprocess
 import time

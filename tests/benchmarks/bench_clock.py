@@ -1,4 +1,4 @@
-"""What it costs to measure phases, busy share and energy: trainings with and without, in turns.
+"""Cost of measuring phases, busy share and energy.
 
     python -m tests.benchmarks.bench_clock [--rounds 40] [--json FILE]
 
@@ -21,7 +21,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "smallest steps": {"model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "cutoff": 3.0}, "epochs": 8},
     "quickstart": {"model": {"kind": "painn", "hidden_dim": 32, "num_layers": 3, "cutoff": 5.0}, "epochs": 1},
 }
-"""Models and epochs of runs with forces on crystals of 64 atoms, two in a batch."""
+"""Runs with forces on crystals, two in a batch."""
 
 
 class Plain:
@@ -37,7 +37,7 @@ class Plain:
 
 
 def serve(*, measured: bool) -> None:
-    """Train the run that a line of stdin names; answer with its CPU seconds and steps."""
+    """Train runs that stdin names; answer with their CPU seconds."""
     from hydragnn.base import clock
 
     if not measured:

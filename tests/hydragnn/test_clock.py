@@ -1,4 +1,4 @@
-"""Time of a run by phase: one is current at every moment, and a device is measured in some steps."""
+"""Time of a run by phase, on hosts and devices."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,7 +10,7 @@ from hydragnn.base.clock import EVERY, FIRST, Clock, phase, steps_of
 
 
 class Machine:
-    """A host whose time passes by hand, and a device that works off a queue."""
+    """Host whose time passes by hand, and device with a queue."""
 
     def __init__(self) -> None:
         self.now, self.free = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Joules and busy shares by files that stand in for the counters of a machine."""
+"""Joules and busy shares by stand-in files."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ SHARE = "this run's share of CPU time"
 
 
 class Files:
-    """Files of a machine, with a process that had a quarter of its CPU time."""
+    """Files of a machine; the process had a quarter of its time."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root, self.now = root, 0.0
@@ -73,7 +73,7 @@ SOURCES: list[tuple[str, torch.device, dict[str, Any], dict[str, Any], str, floa
     ("AMD's counter", GPU, {f"{CARD}/hwmon/hwmon3/energy1_input": 0, f"{CARD}/hwmon/hwmon3/power1_average": 1}, {f"{CARD}/hwmon/hwmon3/energy1_input": 8_000_000}, "ROCm, energy", 4.0),
     ("AMD's power", GPU, {f"{CARD}/hwmon/hwmon0/power1_average": 100_000_000}, {}, "ROCm, power", 500.0),
 ]  # fmt: skip
-"""Files, files ten seconds later, source, and joules of one of two processes that share the device."""
+"""Files, later files, source, joules of one process of two."""
 
 
 @pytest.mark.parametrize(("device", "files", "later", "source", "joules"), [one[1:] for one in SOURCES], ids=[one[0] for one in SOURCES])  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a run used of its machine: time by phase, busy share, joules, over segments and ranks."""
+"""Usage in records: time by phase, busy share, joules."""
 
 import math
 import time
@@ -26,7 +26,7 @@ PHASES = {"data", "forward", "backward", "collectives", "optimizer", "validation
 
 
 def assert_whole(record: RunRecord) -> None:
-    """The phases add up to the wall time, and each has a part of it."""
+    """Check that the phases add up to the wall time."""
     phases, seconds = record.usage.phases, record.cost.seconds
     assert sum(phases.values()) == pytest.approx(seconds, rel=0.02)
     assert min(phases.values()) > 0.0
