@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from safetensors.numpy import save
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import check_inside, file_errors, read_sealed, write_atomically, write_sealed
 from hydragnn.base.imports import NotAllowed
 from hydragnn.base.limits import check_readable
 from hydragnn.base.settings import first_problem
-from hydragnn.ensemble.domain import FILE, Domain, Latent, domain_from_json
+from hydragnn.ensemble.domain import FILE, Domain, Latent, arrays_in, domain_from_json
 from hydragnn.ensemble.estimates.calibration.classes import ClassCalibration
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration
@@ -23,13 +24,13 @@ from hydragnn.ensemble.members.latent import LatentSpace
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.models import Target, target_from_json
-from hydragnn.training.baselines import Baselines, linear_from_json
+from hydragnn.training.baselines import Baselines, predictors_from
 
 VERSION = 5
 """Version of the manifest; 4 has no weights by field, 6 calculators as members, and earlier ones were never released."""
 WITH_CALCULATORS, WITH_SIMPLE = 6, 7
 READS = (4, VERSION, WITH_SIMPLE)
-NAME = "ensemble.json"
+NAME, SIMPLE = "ensemble.json", "simple.safetensors"
 
 METHODS: Mapping[str, type[AnyCalibration]] = {
     "spread": Calibration,
@@ -86,12 +87,17 @@ class Manifest:
             "domain": self.domain.to_json(),
             "data": dict(self.data),
             "selection": dict(self.selection),
-            **({"simple": self.simple.to_json()} if self.simple.fitted else {}),
+            **({"simple": {**self.simple.to_json(), "sha256": self.simple_checksum}} if self.simple.fitted else {}),
         }
+
+    @property
+    def simple_checksum(self) -> str:
+        """Return the SHA-256 of the arrays of simple members."""
+        return hashlib.sha256(save(self.simple.arrays)).hexdigest()
 
     def columns_of(self, field: str) -> int:
         """Return the number of members that predict a field."""
-        return len(self.members) + (field in self.simple.fitted)
+        return len(self.members) + len(self.simple.fitted.get(field, ()))
 
     @property
     def spaces(self) -> tuple[LatentSpace | None, ...]:
@@ -140,7 +146,11 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             domain=domain_from_json(value["domain"], folder, fields),
             data=value["data"],
             selection=value["selection"],
-            simple=linear_from_json(value["simple"], fields | {ATOMIC_NUMBERS: ATOMIC_NUMBERS_FIELD})
+            simple=predictors_from(
+                value["simple"],
+                arrays_in(folder / SIMPLE, value["simple"]["sha256"]),
+                fields | {ATOMIC_NUMBERS: ATOMIC_NUMBERS_FIELD},
+            )
             if value["version"] == WITH_SIMPLE
             else Baselines(),
         )
@@ -198,6 +208,8 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     """Write ``ensemble.json`` atomically, after its tensors."""
     if manifest.domain.file_content:
         write_atomically(folder / FILE, manifest.domain.file_content)
+    if manifest.simple.fitted:
+        write_atomically(folder / SIMPLE, save(manifest.simple.arrays))
     write_sealed(folder / NAME, manifest.to_json())
 
 

@@ -5,6 +5,7 @@ In an ensemble by cross-validation, graphs calibrate only members that have not 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,13 @@ from hydragnn.ensemble.estimates.estimate import Estimate, FoldLabels
 from hydragnn.ensemble.estimates.moments import Array
 from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.outputs import MemberOutputs, member_outputs
+from hydragnn.ensemble.reading.structures import reads_atoms
 from hydragnn.models import Target
 from hydragnn.training import errors_of_folds, trivial_predictor
-from hydragnn.training.baselines import Baselines, Linear, baseline_errors, fitted_baselines
+from hydragnn.training.baselines import Baselines, baseline_errors, fitted_baselines
+
+MEANING = attrgetter("on", "shape", "unit", "classes")
+"""Facts that a prediction shares with the input that it may become."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,22 +70,26 @@ def weighted(setup: Setup) -> tuple[Setup, MemberOutputs]:
 
 
 def simple_members(setup: Setup) -> Baselines:
-    """Return the best linear predictor of every number of graphs.
+    """Return the best simple predictor of every number.
 
-    Best on validation graphs. None where graphs may lack inputs or edges, of classes, and of what grows with graphs, such as
-    energies: sums over nodes extrapolate to larger graphs, and counts of neighbours jump.
+    Best on validation graphs. None where graphs may lack inputs or edges, of classes, of nodes that are atoms, and of what grows with
+    graphs, such as energies: sums over nodes extrapolate to larger graphs, and counts of neighbours jump. None of what has the meaning
+    and the unit of an input on nodes or edges either: a roll-out may feed it back, and only models roll out.
     """
     ensemble, baselines = setup.ensemble, setup.baselines
     have_edges = any(one.model.description.edges for one in ensemble.members)
     is_optional = any(field.name in ensemble.optional for field in baselines.features.inputs)
     if is_optional or not have_edges or not all(one.config.data.edges for one in ensemble.members):
         return Baselines()
-    targets = [one for one in ensemble.targets if one.field.on == "graph" and not one.extensive]
-    every = {target.name: baselines.fitted.get(target.name, {}).items() for target in targets}
-    fitted = {field: {name: one for name, one in own if isinstance(one, Linear)} for field, own in every.items()}
-    linear = replace(baselines, fitted=fitted)
-    errors = baseline_errors([(linear, setup.split.valid)], setup.store, targets)
-    return linear.only({field: min(own, key=lambda name: own[name]["mae"] or 0.0) for field, own in errors.items()})
+    are_atoms, fed = reads_atoms(ensemble.manifest), {MEANING(one) for one in ensemble.inputs if one.unit}
+    targets = [
+        one
+        for one in ensemble.targets
+        if not (one.extensive or one.field.classes)
+        and (one.field.on == "graph" or not (are_atoms or MEANING(one.field) in fed))
+    ]
+    errors = baseline_errors([(baselines, setup.split.valid)], setup.store, targets)
+    return baselines.only({field: min(own, key=lambda name: own[name]["mae"] or 0.0) for field, own in errors.items()})
 
 
 def validated(setup: Setup, parts: Parts, valid: MemberOutputs | None = None) -> Basis:

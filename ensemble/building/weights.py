@@ -15,11 +15,8 @@ from hydragnn.ensemble.estimates.predictions import estimates_of
 from hydragnn.ensemble.members.outputs import MemberOutputs
 from hydragnn.models import Target
 
-FOLDS = 5
-"""Parts of validation graphs, each of which judges weights fitted on the others."""
-
-SHRINKAGE = (1.0, 0.75, 0.5, 0.25, 0.0)
-"""Shares of the starting weights in the mixture that the folds choose from; the first of equals is taken."""
+HALVES = 10
+"""Random halves of validation graphs, whose best weights are averaged: those of few graphs follow chance."""
 
 LEAST = 10
 """Validation graphs with labels below which the starting weights stand."""
@@ -31,7 +28,7 @@ SMALL = 0.02
 """Fitted weights below it are none."""
 
 SECOND = 0.01
-"""Weight of the second best member where only one is left, so that members can still disagree: a member with three times the error costs two percent, and one with more weighs less."""
+"""Weight of the second best member where only one is left, so that members can still disagree: a member with three times the error costs two percent, and one with more weighs less, which costs no more."""
 
 REST = 0.1
 """Share of the mean over fields beside the worst field."""
@@ -45,7 +42,7 @@ def fitted_weights(
 ) -> dict[str, tuple[float, ...]]:
     """Return weights of members by field, which validation graphs set.
 
-    They lie on the simplex, where the worst field of those that share them is best beside its best member. Folds of graphs choose how far they move away from ``start_weights``. Fields with too few labelled graphs keep those, and are absent.
+    They lie on the simplex, where the worst field of those that share them is best beside its best member: the mean of the best weights of halves of the graphs, which is on all graphs no worse than the best member. Fields with too few labelled graphs keep ``start_weights``, and are absent.
     """
     groups: dict[str, list[Target]] = {}
     for target in targets:
@@ -70,35 +67,25 @@ def _of_group(
     graphs = np.unique(np.concatenate(labelled))
     if min(map(len, labelled)) < LEAST:
         return None
-    fold_of = np.full(len(valid.graphs), -1)
-    fold_of[graphs] = np.random.default_rng(0).permutation(len(graphs)) % FOLDS
-    every = np.append(start_weights, 0.0)
-    base = every[speaking]
-    everything = _evidence(valid, targets, usable, speaking, fold_of >= 0)
-    folds = [
-        (
-            optimum(_evidence(valid, targets, usable, speaking, (fold_of >= 0) & (fold_of != fold)), base),
-            _evidence(valid, targets, usable, speaking, fold_of == fold),
-        )
-        for fold in range(FOLDS)
-    ]
-    alone = _joined([errors_alone(judge) for _, judge in folds])
-    scores = [
-        worst_ratio(_joined([errors_of(judge, mixed(fitted, base, share)) for fitted, judge in folds]), alone)
-        for share in SHRINKAGE
-    ]
-    own = mixed(optimum(everything, base), base, SHRINKAGE[int(np.argmin(scores))])
-    own = normalised(np.where((base > 0) | (own >= SMALL), own, 0.0))
+    base = np.append(start_weights, 0.0)[speaking]
+    generator, halves = np.random.default_rng(0), []
+    for _ in range(HALVES):
+        half = generator.permutation(graphs)[: len(graphs) // 2]
+        own = _evidence(valid, targets, usable, speaking, np.isin(np.arange(len(valid.graphs)), half))
+        halves.append(optimum(own, base))
+    everything = _evidence(valid, targets, usable, speaking, np.ones(len(valid.graphs), dtype=np.bool_))
+    own = cautious(everything, np.mean(halves, axis=0), base)
     if np.count_nonzero(own) == 1 and any(base[own == 0]):
         rivals = errors_alone(everything)
         of_each = [worst_ratio(errors_of(everything, one), rivals) for one in np.eye(len(base))]
         second = next(one for one in np.argsort(of_each, kind="stable") if own[one] == 0 < base[one])
         times = max(float(one[second].mean() / (one[own > 0].mean() or np.inf)) for one in rivals.values())
-        share = SECOND * 3 / max(3.0, times)
+        share = SECOND * 2 / max(2.0, times - 1)
         own = (1 - share) * own
         own[second] = share
+    every = np.zeros(len(start_weights) + (speaking[-1] == len(start_weights)))
     every[speaking] = own
-    return every if len(start_weights) in speaking else every[:-1]
+    return every
 
 
 def _evidence(
@@ -133,12 +120,6 @@ def errors_alone(evidence: Mapping[str, CandidateEvidence]) -> dict[str, Float[A
     return {
         name: np.stack([one.row_errors(alone) for alone in np.eye(len(one.values))]) for name, one in evidence.items()
     }
-
-
-def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the rows of all parts, by field."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: np.concatenate([part[name] for part in parts if name in part], axis=-1) for name in names}
 
 
 def worst_ratio(own: Mapping[str, Rows], alone: Mapping[str, Float[Array, "members rows"]]) -> float:
@@ -180,18 +161,20 @@ def optimum(evidence: Mapping[str, CandidateEvidence], base: Shares) -> Shares:
     return min(candidates, key=score)
 
 
-def mixed(fitted: Shares, base: Shares, share: float) -> Shares:
-    """Return the fitted weights moved towards the base weights.
+def cautious(evidence: Mapping[str, CandidateEvidence], own: Shares, base: Shares) -> Shares:
+    """Return weights moved towards the optimum until no member alone is better.
 
-    Below a ``share`` of 1 members without a fitted weight stay without.
-
-    >>> mixed(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 1.0), mixed(np.array([0.8, 0.2, 0.0]), np.full(3, 1 / 3), 0.5)
-    (array([0.5, 0.5]), array([0.65, 0.35, 0.  ]))
+    Simple members below ``SMALL`` are left out.
     """
-    common = np.where(fitted > 0, base, 0.0)
-    if share == 1.0 or not common.any():
-        return (base if share == 1.0 else fitted).copy()
-    return (1 - share) * fitted + share * normalised(common)
+    rivals, best = errors_alone(evidence), optimum(evidence, base)
+
+    def score(weights: Shares) -> float:
+        return worst_ratio(errors_of(evidence, weights), rivals)
+
+    most = min(map(score, np.eye(len(base))))
+    mixtures = [(1 - share) * own + share * best for share in np.linspace(0.0, 1.0, 11)]
+    steps = [normalised(np.where((base > 0) | (one >= SMALL), one, 0.0)) for one in mixtures]
+    return next((one for one in steps if score(one) <= most), best)
 
 
 def normalised(weights: Shares) -> Shares:

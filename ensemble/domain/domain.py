@@ -221,7 +221,7 @@ def domain_from_json(value: Mapping[str, Any], folder: Path, fields: Mapping[str
     ``fields`` are inputs of members by name and their predictions by target.
     """
     try:
-        tensors = _tensors(folder / FILE, value["sha256"]) if value["sha256"] else {}
+        tensors = arrays_in(folder / FILE, value["sha256"]) if value["sha256"] else {}
         current, table = value["version"] == Domain.version, DETECTORS
         if not current:
             table = {name: kind for name, (kind, _) in OLD.items() if kind is not None}
@@ -280,7 +280,8 @@ def _own(tensors: Mapping[str, Array], detector: str) -> dict[str, Array]:
     return {name.removeprefix(start): values for name, values in tensors.items() if name.startswith(start)}
 
 
-def _tensors(path: Path, expected: str) -> dict[str, Array]:
+def arrays_in(path: Path, expected: str) -> dict[str, Array]:
+    """Return the arrays of a safetensors file; InputError unless it has this SHA-256."""
     check_readable(path)
     with file_errors(f"cannot read {path}", "copy the whole folder again"):
         content = path.read_bytes()

@@ -75,7 +75,9 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
     sources = checked_feedback(members[0].model.description, feedback)
     for name, target in sources.items():
         if target in model.manifest.simple.fitted:
-            raise InputError(f"a simple predictor is a member for {target}, and only models roll out; take a run of it")
+            raise InputError(
+                f"a simple predictor is a member for {target}, and only models roll out; take a run of it, or build with by_field=False"
+            )
         if name not in batch.fields or not bool(batch.present(name).all()):
             raise InputError(f"graphs lack {name}, from which a roll-out begins; add it, or leave it out of feedback")
     courses = [course_of(member.model, member.name, batch, steps, sources) for member in members]

@@ -46,6 +46,8 @@ VOLUME = "volume"
 """Node input that weights means: the volumes of grains or cells."""
 FARTHEST = 10.0
 """Standardised inputs of ridge are cut here, so that no foreign graph gets an absurd value."""
+AT_ONCE = 1_000
+"""Rows that trees decide about at once, which bounds their memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -143,10 +145,70 @@ class Linear:
     def __call__(self, features: Float[Array, "rows features"], shares: Float[Array, "rows species"]) -> Array:
         """Return values; InputError for features of other inputs."""
         of_features = terms(features, self.first, products=self.products)
-        if (of_features.shape[1], shares.shape[1]) != (len(self.mean), len(self.shares)):
-            raise InputError("a linear predictor was fitted on other inputs; build the ensemble again")
+        check_inputs((of_features.shape[1], shares.shape[1]), (len(self.mean), len(self.shares)))
         standard = ((of_features - self.mean) / self.scale).clip(-FARTHEST, FARTHEST)
         return np.asarray(shares @ self.shares + (standard @ self.slopes + self.intercept))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trees:
+    """Boosted trees of what composition leaves, as arrays of all their nodes."""
+
+    shares: Float[Array, "species width"]
+    features: int
+    """Number of features that trees read."""
+    roots: Int[Array, " trees"]
+    """Nodes at which trees begin, by component."""
+    feature: Int[Array, " nodes"]
+    threshold: Float[Array, " nodes"]
+    left: Int[Array, " nodes"]
+    """Node for features up to the threshold; of a leaf itself, as is ``right``."""
+    right: Int[Array, " nodes"]
+    value: Float[Array, " nodes"]
+    intercept: Float[Array, " width"]
+
+    def __call__(self, features: Float[Array, "rows features"], shares: Float[Array, "rows species"]) -> Array:
+        """Return values; InputError for features of other inputs."""
+        check_inputs((features.shape[1], shares.shape[1]), (self.features, len(self.shares)))
+        parts = [shares @ self.shares + self.intercept]
+        for first in range(0, len(features), AT_ONCE):
+            some = features[first : first + AT_ONCE]
+            at, before = np.tile(self.roots, (len(some), 1)), None
+            while before is None or (at != before).any():
+                is_left = np.take_along_axis(some, self.feature[at], axis=1) <= self.threshold[at]
+                at, before = np.where(is_left, self.left[at], self.right[at]), at
+            parts[0][first : first + AT_ONCE] += self.value[at].reshape(len(some), len(self.intercept), -1).sum(axis=2)
+        return parts[0]
+
+
+def check_inputs(columns: tuple[int, int], fitted: tuple[int, int]) -> None:
+    """Raise InputError for other numbers of columns than were fitted."""
+    if columns != fitted:
+        raise InputError("a simple predictor was fitted on other inputs; build the ensemble again")
+
+
+def fitted_trees(
+    features: Float[Array, "rows features"], left: Float[Array, "rows width"], shares: Float[Array, "species width"]
+) -> Trees:
+    """Fit boosted trees to what shares of species have ``left``."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    settings = {"max_leaf_nodes": 15, "min_samples_leaf": _leaf(left), "early_stopping": False, "random_state": 0}
+    models = [HistGradientBoostingRegressor(**settings).fit(features, column) for column in left.T]
+    trees = [tree.nodes for model in models for (tree,) in model._predictors]
+    roots = np.cumsum([0, *map(len, trees)])
+    nodes, own, first = np.concatenate(trees), np.arange(roots[-1]), np.repeat(roots[:-1], [*map(len, trees)])
+    is_leaf = nodes["is_leaf"].astype(np.bool_)
+    return Trees(
+        shares=shares,
+        features=features.shape[1],
+        roots=roots[:-1],
+        feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
+        threshold=np.nan_to_num(np.where(is_leaf, 0.0, nodes["num_threshold"])),
+        **{side: np.where(is_leaf, own, first + nodes[side]) for side in ("left", "right")},
+        value=np.where(is_leaf, nodes["value"], 0.0),
+        intercept=np.array([model._baseline_prediction.item() for model in models]),
+    )
 
 
 def terms(features: Float[Array, "rows features"], first: int, *, products: bool) -> Float[Array, "rows terms"]:
@@ -193,9 +255,6 @@ def fitted_target(
     means: int = 0,
 ) -> dict[str, Predictor]:
     """Fit a target's baselines; the last ``means`` features are means by volume."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
-    from sklearn.multioutput import MultiOutputRegressor
-
     coefficients, count = np.linalg.lstsq(shares, values, rcond=None)[0], features.shape[1]
     left = values - shares @ coefficients
     is_trivial = target.references or shares.shape[1] < 2
@@ -205,12 +264,7 @@ def fitted_target(
         products = means <= MULTIPLIED
         models["mixture"] = fitted_linear(features, left, coefficients, count - means, products=products)
     if target.field.width <= BOOSTED:
-        trees = MultiOutputRegressor(
-            HistGradientBoostingRegressor(
-                max_leaf_nodes=15, min_samples_leaf=_leaf(values), early_stopping=False, random_state=0
-            )
-        ).fit(features, left)
-        models["boosting"] = lambda rows, of_rows: of_rows @ coefficients + trees.predict(rows)
+        models["boosting"] = fitted_trees(features, left, coefficients)
     return models
 
 
@@ -275,40 +329,77 @@ class Baselines:
         fitted = {target: {name: self.fitted[target][name]} for target, name in names.items()}
         return Baselines(features=self.features if fitted else Features(), fitted=fitted)
 
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays of linear predictors and trees, by place."""
+        return {
+            f"{target}/{name}/{key}": values
+            for target, own in self.fitted.items()
+            for name, one in own.items()
+            for key, values in _parts(one, arrays=True).items()
+        }
+
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON of linear predictors, for ``linear_from_json``."""
-
-        def numbers(one: Any) -> dict[str, Any]:
-            return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in asdict(one).items()}
-
+        """Return plain JSON of all but ``arrays``, for ``predictors_from``."""
         return {
             "inputs": [field.name for field in self.features.inputs],
             "kinds": {name: kinds.tolist() for name, kinds in self.features.kinds.items()},
             "fitted": {
-                target: {name: numbers(one) for name, one in own.items()} for target, own in self.fitted.items()
+                target: {name: _parts(one, arrays=False) for name, one in own.items()}
+                for target, own in self.fitted.items()
             },
         }
 
 
-def linear_from_json(value: Mapping[str, Any], fields: Mapping[str, Field]) -> Baselines:
-    """Return predictors of ``to_json``; KeyError, TypeError or ValueError on anything else."""
+def _parts(predictor: Any, *, arrays: bool) -> dict[str, Any]:
+    """Return the arrays of a predictor, or all else."""
+    return {key: one for key, one in asdict(predictor).items() if isinstance(one, np.ndarray) == arrays}
 
-    def predictor(own: Mapping[str, Any]) -> Linear:
-        arrays = {name: np.array(own[name], dtype=np.float64) for name in ("mean", "scale", "intercept")}
-        shape = (-1, len(arrays["intercept"]))
-        arrays |= {name: np.array(own[name], dtype=np.float64).reshape(shape) for name in ("shares", "slopes")}
-        if not len(arrays["mean"]) == len(arrays["scale"]) == len(arrays["slopes"]):
-            raise ValueError("a linear predictor has other terms than slopes")
-        if not all(np.isfinite(one).all() for one in arrays.values()) or not (arrays["scale"] > 0).all():
-            raise ValueError("a linear predictor is not finite")
-        return Linear(first=int(own["first"]), products=bool(own["products"]), **arrays)
+
+def predictors_from(value: Mapping[str, Any], stored: Mapping[str, Array], fields: Mapping[str, Field]) -> Baselines:
+    """Return predictors of ``to_json`` and ``arrays``; KeyError, TypeError or ValueError on anything else."""
+
+    def predictor(target: str, name: str, own: Mapping[str, Any]) -> Predictor:
+        width, trees = fields[target].width, name == "boosting"
+        if fields[target].classes or len(value["fitted"][target]) > 1:
+            raise ValueError(f"{target} has classes, or several simple members")
+
+        def numbers(key: str, *shape: int | None, dtype: type = np.float64) -> Array:
+            values = stored[f"{target}/{name}/{key}"]
+            fits = len(shape) == values.ndim and all(n in (None, m) for n, m in zip(shape, values.shape, strict=True))
+            if not fits or values.dtype != dtype or not np.isfinite(values).all():
+                raise ValueError(f"{key} of {name} of {target} is not finite, or has another shape")
+            return values
+
+        common = {"shares": numbers("shares", None, width), "intercept": numbers("intercept", width)}
+        if trees:
+            count = len(numbers("value", None))
+            inner = {key: numbers(key, count, dtype=np.int64) for key in ("feature", "left", "right")}
+            columns, roots, at = int(own["features"]), numbers("roots", None, dtype=np.int64), np.arange(count)
+            left, right = inner["left"], inner["right"]
+            ends = (left >= at) & (right >= at) & (np.maximum(left, right) < count) & ((left == at) == (right == at))
+            sound = ends & (inner["feature"] >= 0) & (inner["feature"] < columns)
+            if not sound.all() or not len(roots) or len(roots) % width or not ((roots >= 0) & (roots < count)).all():
+                raise ValueError(f"the trees of {target} lead nowhere")
+            values = {key: numbers(key, count) for key in ("threshold", "value")}
+            return Trees(features=columns, roots=roots, **common, **inner, **values)
+        mean = numbers("mean", None)
+        scale, slopes = numbers("scale", len(mean)), numbers("slopes", len(mean), width)
+        if not (scale > 0).all():
+            raise ValueError(f"the scale of {name} of {target} is not above 0")
+        return Linear(
+            first=int(own["first"]), products=bool(own["products"]), mean=mean, scale=scale, slopes=slopes, **common
+        )
 
     return Baselines(
         features=Features(
             inputs=tuple(fields[name] for name in value["inputs"]),
             kinds={name: torch.tensor(kinds, dtype=torch.int64) for name, kinds in value["kinds"].items()},
         ),
-        fitted={target: {name: predictor(one) for name, one in own.items()} for target, own in value["fitted"].items()},
+        fitted={
+            target: {name: predictor(target, name, one) for name, one in own.items()}
+            for target, own in value["fitted"].items()
+        },
     )
 
 

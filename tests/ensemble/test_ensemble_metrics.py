@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from hydragnn.ensemble.building.weights import SECOND, errors_alone, errors_of, mixed, optimum, worst_ratio
+from hydragnn.ensemble.building.weights import (
+    SECOND,
+    SMALL,
+    cautious,
+    errors_alone,
+    errors_of,
+    optimum,
+    worst_ratio,
+)
 from hydragnn.ensemble.estimates import metrics
 from hydragnn.ensemble.estimates.metrics import coverage, gaussian_crps, gaussian_nll, point_metrics
 from hydragnn.ensemble.estimates.moments import MixtureMoments, isotropic, total_variance
@@ -136,12 +144,23 @@ def test_fields_that_share_weights_are_weighed_by_the_one_that_is_worst_beside_i
     assert own < 1.1 and forces.row_errors(both).mean() < forces.row_errors(np.array([0.0, 1.0])).mean() * 1.1
 
 
-def test_mixtures_keep_members_out_that_have_no_fitted_weight() -> None:
-    base, fitted = np.array([0.5, 0.3, 0.2]), np.array([0.9, 0.1, 0.0])
-    assert mixed(fitted, base, 1.0).tolist() == base.tolist()
-    assert mixed(fitted, base, 0.0).tolist() == fitted.tolist()
-    half = mixed(fitted, base, 0.5)
-    assert half[2] == 0 and half.sum() == pytest.approx(1.0)
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 5), st.integers(5, 60))
+def test_no_member_alone_is_better_than_the_weights_on_validation_graphs(seed: int, members: int, rows: int) -> None:
+    generator = np.random.default_rng(seed)
+    fields = {"energy": evidence(noise(*generator.uniform(0.05, 2.0, size=members), rows=rows, seed=seed), seed)}
+    base = np.append(np.full(members - 1, 1 / (members - 1)), 0.0)  # the last is a simple one
+    weights = cautious(fields, generator.dirichlet(np.ones(members)), base)
+    assert errors_of(fields, weights)["energy"].mean() <= errors_alone(fields)["energy"].mean(axis=1).min() + 1e-12
+    assert weights.sum() == pytest.approx(1.0) and (weights >= 0).all() and not 0 < weights[-1] < SMALL
+
+
+def test_weights_move_no_further_than_they_must() -> None:
+    errors = noise(1.0, 1.0)
+    fields, base = {"energy": evidence(errors)}, np.full(2, 0.5)
+    assert cautious(fields, np.array([0.4, 0.6]), base).tolist() == [0.4, 0.6]
+    shared = {"energy": evidence(np.concatenate([errors[:1], 2 * errors[:1]]))}
+    assert cautious(shared, np.array([0.4, 0.6]), base).tolist() == [1.0, 0.0]
 
 
 def test_the_member_beside_a_much_better_one_costs_two_percent_at_most() -> None:

@@ -1,7 +1,7 @@
-"""Linear predictors are members of numbers of graphs."""
+"""Simple predictors are members of numbers."""
 
+import hashlib
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load, save
 
 import hydragnn
 from hydragnn.datasets import make_split, open_store
 from hydragnn.ensemble import Ensemble, build_ensemble, rollout
 from hydragnn.ensemble.building.weights import SECOND
+from hydragnn.ensemble.manifest import SIMPLE
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.training.baselines import Baselines, fitted_baselines
 from tests.ensemble.conftest import Built, refused, written
@@ -26,6 +28,9 @@ FIELDS = (
     Field(name="stiffness", on="graph", role="target", dtype="float64"),
     Field(name="total", on="graph", role="target", dtype="float64"),
     Field(name="shift", on="node", role="target", dtype="float64"),
+    Field(name="bend", on="node", role="target", dtype="float64"),
+    Field(name="next", on="node", unit="K", role="target", dtype="float64"),
+    Field(name="heat", on="node", unit="K", dtype="float64"),
 )
 TABLE: dict[str, Any] = {
     "split": {"train": 0.5, "valid": 0.3},
@@ -33,18 +38,19 @@ TABLE: dict[str, Any] = {
     "heads": [
         {"field": "stiffness", "kind": "scalar"},
         {"field": "total", "kind": "scalar", "extensive": True},
-        {"field": "shift", "kind": "scalar"},
+        *({"field": name, "kind": "scalar"} for name in ("shift", "bend", "next")),
     ],
     "train": {"epochs": 1, "checkpoint_seconds": 0},
 }
 
 
 def ring(generator: np.random.Generator) -> GraphBatch:
-    """Return nodes on a ring, whose stiffness is linear in statistics."""
+    """Return nodes on a ring, whose stiffness is linear in statistics and whose bend is a step."""
     count = int(generator.integers(4, 9))
     mass, load, around = generator.normal(size=count), float(generator.normal()), np.arange(count)
     graphs = {"load": load, "stiffness": 3 * mass.mean() + mass.max() - 2 * load, "total": mass.sum()}
-    nodes = {"mass": mass, "shift": generator.normal(size=count)}
+    nodes = {"mass": mass, "shift": generator.normal(size=count), "bend": np.sign(mass) + (mass > 1)}
+    nodes |= {"heat": generator.normal(size=count), "next": mass}
     return graph_from_arrays(
         generator.normal(size=(count, 3)), around, np.roll(around, 1), fields=FIELDS, nodes=nodes, graphs=graphs
     )
@@ -52,7 +58,7 @@ def ring(generator: np.random.Generator) -> GraphBatch:
 
 @shared
 def linear(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Two models that hardly learned, and a ridge that is exact."""
+    """Two models that hardly learned, and a ridge and trees that are exact."""
     folder, generator = tmp_path_factory.mktemp("linear"), np.random.default_rng(3)
     store = written(folder / "rings.h5", concatenate([ring(generator) for _ in range(80)]), FIELDS)
     runs = [folder / str(seed) for seed in (0, 1)]
@@ -69,25 +75,33 @@ def test_the_ridge_carries_its_field_and_none_that_grows_with_graphs(linear: Bui
     folder, evaluation = linear
     ensemble, scores = Ensemble.load(folder), evaluation.parts["test"]["stiffness"]
     weights = ensemble.weights_of("stiffness")
-    assert (
-        set(ensemble.manifest.simple.fitted) == {"stiffness"} and evaluation.parts["test"]["total"].baselines["ridge"]
-    )
-    assert 1 > weights[-1] > 1 - SECOND and np.count_nonzero(weights) == 2 and len(ensemble.weights_of("shift")) == 2
+    assert {"stiffness", "bend"} <= set(ensemble.manifest.simple.fitted) <= {"stiffness", "bend", "shift"}
+    assert evaluation.parts["test"]["total"].baselines["ridge"] and evaluation.parts["test"]["next"].baselines["ridge"]
+    assert 1 > weights[-1] > 1 - SECOND and np.count_nonzero(weights) == 2 and len(ensemble.weights_of("next")) == 2
     assert scores.ensemble["mae"] < 1.05 * (scores.baselines["ridge"]["mae"] or 0.0)
-    assert ensemble.shown()["members"][-1]["member"] == "ridge of stiffness"
+    assert {"ridge of stiffness", "boosting of bend"} <= {one["member"] for one in ensemble.shown()["members"]}
     assert evaluation.parts["test"]["stiffness"].ensemble["coverage"] > 0.5
 
 
-def test_a_simple_member_predicts_what_the_fit_to_the_training_part_does(linear: Built) -> None:
+def test_no_member_and_no_simple_predictor_is_better_on_validation_graphs(linear: Built) -> None:
+    """But for the share of the second best member, which costs two percent at most."""
+    part, simple = linear[1].parts["valid"], Ensemble.load(linear[0]).manifest.simple.fitted
+    for field in ("stiffness", "shift", "bend"):
+        alone = [*part[field].members.values(), *(part[field].baselines.values() if field in simple else ())]
+        assert part[field].ensemble["mae"] <= 1.02 * min(one["mae"] or 0.0 for one in alone) + 1e-12
+
+
+@pytest.mark.parametrize(("field", "name"), [("stiffness", "ridge"), ("bend", "boosting")])
+def test_a_simple_member_predicts_what_the_fit_to_the_training_part_does(linear: Built, field: str, name: str) -> None:
     ensemble, store = Ensemble.load(linear[0]), open_store(store_beside(linear[0]))
     train = make_split(store, ensemble.members[0].config.split).train
-    fitted, batch = fitted_baselines(store, train, ensemble.targets, ["mass", "load"]), store[:]
-    target = next(one for one in ensemble.targets if one.name == "stiffness")
-    expected = fitted.prediction("ridge", target, batch).tensors()["mean"].numpy()
-    one = ensemble.predict(batch)["stiffness"]
+    fitted, batch = fitted_baselines(store, train, ensemble.targets, ensemble.members[0].model.inputs), store[:]
+    target = next(one for one in ensemble.targets if one.name == field)
+    expected = fitted.prediction(name, target, batch).tensors()["mean"].numpy()
+    one = ensemble.predict(batch)[field]
     np.testing.assert_allclose(one.members[-1], expected, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(one.mean, ensemble.weights_of("stiffness") @ one.members, atol=1e-12)
-    module = ensemble.trainable()(batch)["stiffness"]
+    np.testing.assert_allclose(one.mean, ensemble.weights_of(field) @ one.members, atol=1e-12)
+    module = ensemble.trainable()(batch)[field]
     np.testing.assert_allclose(module.detach().numpy(), one.mean, atol=1e-5)
     module.sum().backward()
 
@@ -99,7 +113,7 @@ def test_files_hold_the_same_bits_in_copies_and_however_many_predict(linear: Bui
     hydragnn.predict(linear[0], store, files[0])
     hydragnn.predict(copy, store, files[1], workers=2)
     one, two = map(arrays_of, files)
-    assert np.isfinite(one["fields/stiffness/mean"]).all()
+    assert np.isfinite(one["fields/stiffness/mean"]).all() and np.isfinite(one["fields/bend/mean"]).all()
     for name, values in one.items():
         np.testing.assert_array_equal(values, two[name], err_msg=name)
 
@@ -114,10 +128,6 @@ def test_a_graph_without_numbers_fails_alone(linear: Built) -> None:
     np.testing.assert_allclose(damaged["stiffness"].mean[others], whole["stiffness"].mean[others], atol=1e-9)
 
 
-def change_linear(**changes: Any) -> Callable[[dict[str, Any]], object]:
-    return lambda value: value["simple"]["fitted"]["stiffness"]["ridge"].update(changes)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -125,15 +135,51 @@ def change_linear(**changes: Any) -> Callable[[dict[str, Any]], object]:
         (lambda value: value.update(version=5), "damaged .*no shares of its members"),
         (lambda value: value["weights"].pop("stiffness"), "damaged .*no shares of its members"),
         (lambda value: value["simple"].update(inputs=["speed"]), "damaged .*speed"),
-        (change_linear(intercept=[float("nan")]), "damaged .*not finite"),
-        (change_linear(mean=[0.0]), "damaged .*other terms"),
         (lambda value: value["simple"].update(inputs=["mass"]), "fitted on other inputs"),
+        (lambda value: value["simple"].update(sha256="0"), "differs from what was saved"),
+        (lambda value: value["simple"]["fitted"]["bend"].update(boosting={}), "damaged .*features"),
+        (lambda value: value["simple"]["fitted"]["bend"].update(ridge={}), "damaged .*several simple members"),
+        (lambda value: value["simple"]["fitted"].update(bend={}), "damaged .*no shares of its members"),
+        (lambda value: value["simple"]["fitted"].update(bend=7), "damaged"),
     ],
 )
-def test_damaged_predictors_are_refused(linear: Built, tmp_path: Path, change: Any, words: str) -> None:
+def test_damaged_descriptions_of_predictors_are_refused(linear: Built, tmp_path: Path, change: Any, words: str) -> None:
     copy = shutil.copytree(linear[0], tmp_path / "copy")
     edit_json(copy / "ensemble.json", change)
     refused(words, lambda: Ensemble.load(copy).predict(open_store(store_beside(linear[0]))[:2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("stiffness/ridge/intercept", lambda values: values * np.nan, "intercept of ridge of stiffness is not finite"),
+        ("stiffness/ridge/mean", lambda values: values[1:], "scale of ridge .*another shape"),
+        ("stiffness/ridge/scale", lambda values: 0 * values, "not above 0"),
+        ("stiffness/ridge/slopes", lambda values: values.astype(np.float32), "slopes of ridge"),
+        ("stiffness/ridge/slopes", lambda values: values[:, [0, 0]], "slopes of ridge"),
+        ("stiffness/ridge/shares", None, "shares"),
+        ("bend/boosting/value", lambda values: values + np.inf, "value of boosting"),
+        ("bend/boosting/left", lambda values: np.zeros_like(values), "lead nowhere"),  # a loop without an end
+        ("bend/boosting/right", lambda values: values + len(values), "lead nowhere"),
+        ("bend/boosting/feature", lambda values: values + 1_000, "lead nowhere"),
+        ("bend/boosting/feature", lambda values: values - 1, "lead nowhere"),
+        ("bend/boosting/roots", lambda values: values - 1, "lead nowhere"),
+        ("bend/boosting/roots", lambda values: values[:0], "lead nowhere"),
+        ("bend/boosting/threshold", lambda values: values.astype(np.int64), "threshold of boosting"),
+    ],
+)
+def test_damaged_arrays_of_predictors_are_refused(
+    linear: Built, tmp_path: Path, name: str, change: Any, words: str
+) -> None:
+    copy = shutil.copytree(linear[0], tmp_path / "copy")
+    arrays = load((copy / SIMPLE).read_bytes())
+    values = arrays.pop(name)
+    content = save(arrays if change is None else {**arrays, name: np.ascontiguousarray(change(values))})
+    (copy / SIMPLE).write_bytes(content)
+    refused("differs from what was saved", Ensemble.load, copy)
+    checksum = hashlib.sha256(content).hexdigest()
+    edit_json(copy / "ensemble.json", lambda value: value["simple"].update(sha256=checksum))
+    refused(f"ensemble.json is damaged .*{words}", Ensemble.load, copy)
 
 
 def test_what_computes_by_models_alone_refuses_a_simple_member(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
 
 from hydragnn.datasets import MemoryStore
 from hydragnn.graphs import Field, concatenate
@@ -14,7 +15,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
-from hydragnn.training.baselines import BASELINES, baseline_errors, fitted_baselines
+from hydragnn.training.baselines import AT_ONCE, BASELINES, baseline_errors, fitted_baselines, fitted_trees
 
 SPECIES = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
 MASS = Field(name="mass", on="node", dtype="float64")
@@ -69,6 +70,25 @@ def test_ridge_is_exact_where_labels_are_linear_in_statistics_of_inputs(store: M
     for name in ("stiffness", "diffused"):
         assert errors[name]["ridge"]["rmse"] == pytest.approx(0.0, abs=1e-4)  # the smallest penalty is 1e-6
         assert 0.5 < errors[name]["boosting"]["r2"] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "scale"), [(12, 1, 1.0), (AT_ONCE + 7, 2, 1.0), (300, 1, 1e300), (300, 1, 0.0), (40, 3, -1e-300)]
+)
+def test_trees_as_arrays_predict_what_scikit_learn_does(rows: int, width: int, scale: float) -> None:
+    generator = np.random.default_rng(rows)
+    features = scale * generator.normal(size=(rows, 4)).round(1)
+    values = generator.normal(size=(rows, width)) + 3 * np.sign(features[:, :1])
+    left, shares = values - values.mean(), np.zeros((0, width))
+    trees = fitted_trees(features, left, shares)
+    leaf = min(20, max(2, rows // 20))
+    expected = [
+        HistGradientBoostingRegressor(max_leaf_nodes=15, min_samples_leaf=leaf, early_stopping=False, random_state=0)
+        .fit(features, column)
+        .predict(features)
+        for column in left.T
+    ]
+    np.testing.assert_allclose(trees(features, features[:, :0]), np.stack(expected, axis=1), rtol=0, atol=1e-12)
 
 
 def test_the_linear_fit_to_composition_is_exact_for_sums_and_means_of_elements(store: MemoryStore) -> None:
