@@ -71,8 +71,8 @@ def _of_group(
     generator, halves = np.random.default_rng(0), []
     for _ in range(HALVES):
         half = generator.permutation(graphs)[: len(graphs) // 2]
-        own = _evidence(valid, targets, usable, speaking, np.isin(np.arange(len(valid.graphs)), half))
-        halves.append(optimum(own, base))
+        some = _evidence(valid, targets, usable, speaking, np.isin(np.arange(len(valid.graphs)), half))
+        halves.append(optimum(some, base))
     everything = _evidence(valid, targets, usable, speaking, np.ones(len(valid.graphs), dtype=np.bool_))
     own = cautious(everything, np.mean(halves, axis=0), base)
     if np.count_nonzero(own) == 1 and any(base[own == 0]):
