@@ -170,15 +170,16 @@ class Trees:
     def __call__(self, features: Float[Array, "rows features"], shares: Float[Array, "rows species"]) -> Array:
         """Return values; InputError for features of other inputs."""
         check_inputs((features.shape[1], shares.shape[1]), (self.features, len(self.shares)))
-        parts = [shares @ self.shares + self.intercept]
+        values, children = shares @ self.shares + self.intercept, np.stack([self.right, self.left], axis=1).ravel()
         for first in range(0, len(features), AT_ONCE):
             some = features[first : first + AT_ONCE]
-            at, before = np.tile(self.roots, (len(some), 1)), None
+            rows, before = self.features * np.arange(len(some))[:, None], None
+            at = np.tile(self.roots, (len(some), 1))
             while before is None or (at != before).any():
-                is_left = np.take_along_axis(some, self.feature[at], axis=1) <= self.threshold[at]
-                at, before = np.where(is_left, self.left[at], self.right[at]), at
-            parts[0][first : first + AT_ONCE] += self.value[at].reshape(len(some), len(self.intercept), -1).sum(axis=2)
-        return parts[0]
+                is_left = some.take(rows + self.feature.take(at)) <= self.threshold.take(at)
+                at, before = children.take(2 * at + is_left), at
+            values[first : first + AT_ONCE] += self.value.take(at).reshape(len(some), values.shape[1], -1).sum(axis=2)
+        return values
 
 
 def check_inputs(columns: tuple[int, int], fitted: tuple[int, int]) -> None:
