@@ -81,12 +81,12 @@ def simple_members(setup: Setup) -> Baselines:
     is_optional = any(field.name in ensemble.optional for field in baselines.features.inputs)
     if is_optional or not have_edges or not all(one.config.data.edges for one in ensemble.members):
         return Baselines()
-    are_atoms, fed = reads_atoms(ensemble.manifest), {MEANING(one) for one in ensemble.inputs if one.unit}
+    are_atoms, meanings = reads_atoms(ensemble.manifest), {MEANING(one) for one in ensemble.inputs if one.unit}
     targets = [
         one
         for one in ensemble.targets
         if not (one.extensive or one.field.classes)
-        and (one.field.on == "graph" or not (are_atoms or MEANING(one.field) in fed))
+        and (one.field.on == "graph" or not (are_atoms or MEANING(one.field) in meanings))
     ]
     errors = baseline_errors([(baselines, setup.split.valid)], setup.store, targets)
     return baselines.only({field: min(own, key=lambda name: own[name]["mae"] or 0.0) for field, own in errors.items()})

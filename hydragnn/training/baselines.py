@@ -189,13 +189,13 @@ def check_inputs(columns: tuple[int, int], fitted: tuple[int, int]) -> None:
 
 
 def fitted_trees(
-    features: Float[Array, "rows features"], left: Float[Array, "rows width"], shares: Float[Array, "species width"]
+    features: Float[Array, "rows features"], rest: Float[Array, "rows width"], shares: Float[Array, "species width"]
 ) -> Trees:
-    """Fit boosted trees to what shares of species have ``left``."""
+    """Fit boosted trees to what shares of species leave."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    settings = {"max_leaf_nodes": 15, "min_samples_leaf": _leaf(left), "early_stopping": False, "random_state": 0}
-    models = [HistGradientBoostingRegressor(**settings).fit(features, column) for column in left.T]
+    settings = {"max_leaf_nodes": 15, "min_samples_leaf": _leaf(rest), "early_stopping": False, "random_state": 0}
+    models = [HistGradientBoostingRegressor(**settings).fit(features, column) for column in rest.T]
     trees = [tree.nodes for model in models for (tree,) in model._predictors]
     roots = np.cumsum([0, *map(len, trees)])
     nodes, own, first = np.concatenate(trees), np.arange(roots[-1]), np.repeat(roots[:-1], [*map(len, trees)])
@@ -221,24 +221,24 @@ def terms(features: Float[Array, "rows features"], first: int, *, products: bool
 
 def fitted_linear(
     features: Float[Array, "rows features"],
-    left: Float[Array, "rows width"],
+    rest: Float[Array, "rows width"],
     shares: Float[Array, "species width"],
     first: int,
     *,
     products: bool = False,
 ) -> Linear:
-    """Fit ridge on terms to what shares of species have ``left``."""
+    """Fit ridge on terms to what shares of species leave."""
     from sklearn.linear_model import RidgeCV
     from sklearn.preprocessing import StandardScaler
 
-    of_features, shape = terms(features, first, products=products), left.shape[1]
+    of_features, shape = terms(features, first, products=products), rest.shape[1]
     if not of_features.shape[1]:
         none = np.zeros(0)
         return Linear(
             shares=shares, first=first, mean=none, scale=none, slopes=np.zeros((0, shape)), intercept=np.zeros(shape)
         )
     scaler, ridge = StandardScaler(), RidgeCV(alphas=np.logspace(-6, 4, 11), alpha_per_target=True)
-    ridge.fit(scaler.fit_transform(of_features).clip(-FARTHEST, FARTHEST), left)
+    ridge.fit(scaler.fit_transform(of_features).clip(-FARTHEST, FARTHEST), rest)
     facts = {
         "mean": scaler.mean_,
         "scale": scaler.scale_,
@@ -257,15 +257,15 @@ def fitted_target(
 ) -> dict[str, Predictor]:
     """Fit a target's baselines; the last ``means`` features are means by volume."""
     coefficients, count = np.linalg.lstsq(shares, values, rcond=None)[0], features.shape[1]
-    left = values - shares @ coefficients
+    rest = values - shares @ coefficients
     is_trivial = target.references or shares.shape[1] < 2
     first = {"ridge": 0} if is_trivial else {"composition": count, "ridge": 0}
-    models: dict[str, Predictor] = {name: fitted_linear(features, left, coefficients, at) for name, at in first.items()}
+    models: dict[str, Predictor] = {name: fitted_linear(features, rest, coefficients, at) for name, at in first.items()}
     if means:
         products = means <= MULTIPLIED
-        models["mixture"] = fitted_linear(features, left, coefficients, count - means, products=products)
+        models["mixture"] = fitted_linear(features, rest, coefficients, count - means, products=products)
     if target.field.width <= BOOSTED:
-        models["boosting"] = fitted_trees(features, left, coefficients)
+        models["boosting"] = fitted_trees(features, rest, coefficients)
     return models
 
 
@@ -357,7 +357,7 @@ def _parts(predictor: Any, *, arrays: bool) -> dict[str, Any]:
     return {key: one for key, one in asdict(predictor).items() if isinstance(one, np.ndarray) == arrays}
 
 
-def predictors_from(value: Mapping[str, Any], stored: Mapping[str, Array], fields: Mapping[str, Field]) -> Baselines:
+def predictors_from(value: Mapping[str, Any], arrays: Mapping[str, Array], fields: Mapping[str, Field]) -> Baselines:
     """Return predictors of ``to_json`` and ``arrays``; KeyError, TypeError or ValueError on anything else."""
 
     def predictor(target: str, name: str, own: Mapping[str, Any]) -> Predictor:
@@ -366,7 +366,7 @@ def predictors_from(value: Mapping[str, Any], stored: Mapping[str, Array], field
             raise ValueError(f"{target} has classes, or several simple members")
 
         def numbers(key: str, *shape: int | None, dtype: type = np.float64) -> Array:
-            values = stored[f"{target}/{name}/{key}"]
+            values = arrays[f"{target}/{name}/{key}"]
             fits = len(shape) == values.ndim and all(n in (None, m) for n, m in zip(shape, values.shape, strict=True))
             if not fits or values.dtype != dtype or not np.isfinite(values).all():
                 raise ValueError(f"{key} of {name} of {target} is not finite, or has another shape")
@@ -377,8 +377,8 @@ def predictors_from(value: Mapping[str, Any], stored: Mapping[str, Array], field
             count = len(numbers("value", None))
             inner = {key: numbers(key, count, dtype=np.int64) for key in ("feature", "left", "right")}
             columns, roots, at = int(own["features"]), numbers("roots", None, dtype=np.int64), np.arange(count)
-            left, right = inner["left"], inner["right"]
-            ends = (left >= at) & (right >= at) & (np.maximum(left, right) < count) & ((left == at) == (right == at))
+            low, high = (pick(inner["left"], inner["right"]) for pick in (np.minimum, np.maximum))
+            ends = (low >= at) & (high < count) & ((low == at) == (high == at))
             sound = ends & (inner["feature"] >= 0) & (inner["feature"] < columns)
             if not sound.all() or not len(roots) or len(roots) % width or not ((roots >= 0) & (roots < count)).all():
                 raise ValueError(f"the trees of {target} lead nowhere")

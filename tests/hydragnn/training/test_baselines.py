@@ -79,14 +79,13 @@ def test_trees_as_arrays_predict_what_scikit_learn_does(rows: int, width: int, s
     generator = np.random.default_rng(rows)
     features = scale * generator.normal(size=(rows, 4)).round(1)
     values = generator.normal(size=(rows, width)) + 3 * np.sign(features[:, :1])
-    left, shares = values - values.mean(), np.zeros((0, width))
-    trees = fitted_trees(features, left, shares)
+    trees = fitted_trees(features, values, np.zeros((0, width)))
     leaf = min(20, max(2, rows // 20))
     expected = [
         HistGradientBoostingRegressor(max_leaf_nodes=15, min_samples_leaf=leaf, early_stopping=False, random_state=0)
         .fit(features, column)
         .predict(features)
-        for column in left.T
+        for column in values.T
     ]
     np.testing.assert_allclose(trees(features, features[:, :0]), np.stack(expected, axis=1), rtol=0, atol=1e-12)
 
