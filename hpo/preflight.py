@@ -22,7 +22,7 @@ from hydragnn.hpo.launching.allocation_launcher import AllocationLauncher
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import JOULES, NO_ENERGY, bounds_of, check_objective, goals_of
-from hydragnn.hpo.sampling.sampler import learns
+from hydragnn.hpo.sampling.sampler import sampler_class
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space.able import check_model
@@ -54,7 +54,11 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
 
     And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
     """
-    learns(settings.search.sampler)
+    sampler = settings.search.sampler
+    if sampler != "auto" and (
+        words := sampler_class(sampler)().problem(space, len(goals_of(settings.search.objective)))
+    ):
+        raise InputError(f"{settings.source}: search.sampler = {sampler!r}: {words}")
     _check_sizes(settings)
     if settings.runs:
         configs = [run.config for run in settings.runs]

@@ -1,5 +1,6 @@
 """The [search] section of CAMPAIGN.toml, typed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -52,7 +53,7 @@ class SearchSettings(Settings):
     """Configurations to try, those that fail included."""
 
     sampler: str = "auto"
-    """auto: gp where 64 trials or more can run at once and for several objectives, otherwise tpe; tpe: Parzen estimators; gp: Gaussian process; nsga2: a genetic algorithm;
+    """auto: gp where 64 trials or more can run at once and for several objectives, otherwise tpe; tpe: Parzen estimators; gp: Gaussian process; nsga2: a genetic algorithm; cmaes: covariance matrix adaptation;
     qmc: scrambled Sobol points; random: independent draws; or one that an installed package announces."""
 
     seed: int = Field(default=0, ge=0)
@@ -125,6 +126,18 @@ class SearchSettings(Settings):
     def _number_or_auto(cls, value: Any) -> Any:
         if value != "auto" and (type(value) is not int or value < 1):
             raise ValueError('give a number from 1, or "auto"')
+        return value
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _finite_bounds(cls, value: Any) -> Any:
+        """Refuse a bound by its name; the union of forms would blame the whole list."""
+        for goal in value if isinstance(value, list) else []:
+            bound = goal.get("at_most") if isinstance(goal, Mapping) and "of" in goal else None
+            if bound is not None and not (type(bound) in (int, float) and math.isfinite(bound)):
+                raise ValueError(
+                    f"at_most = {bound!r} of {goal['of']} is no finite number; correct it, or leave it out"
+                )
         return value
 
     @model_validator(mode="after")

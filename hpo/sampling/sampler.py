@@ -95,6 +95,10 @@ class Sampler(ABC):
     learns = True
     """True where it needs results: its history has trials as soon as there are enough."""
 
+    def problem(self, space: Space, objectives: int) -> str:
+        """Return why it cannot search a space; empty where it can."""
+        return ""
+
     @abstractmethod
     def propose(self, history: History, number: int) -> Point:
         """Return a point of the space for trial ``number``.
@@ -134,6 +138,7 @@ class SobolSampler(Sampler):
 SAMPLERS: dict[str, type[Sampler] | str] = {
     "tpe": "hydragnn.hpo.sampling.tpe:ParzenEstimators",
     "nsga2": "hydragnn.hpo.sampling.tpe:Genetic",
+    "cmaes": "hydragnn.hpo.sampling.covariance:CovarianceAdaptation",
     "gp": "hydragnn.hpo.sampling.gaussian:GaussianProcess",
     "qmc": SobolSampler,
     "random": RandomSampler,

@@ -82,12 +82,12 @@ def direction(effects: Effects, number: int) -> str:
     parameter = [*effects.results.parameters.values()][number]
     active = effects.results.active[:, number]
     values, shares = effects.results.rows[active, number], effects.shares[active, number]
+    if len(np.unique(values)) < 2 or not shares.std():
+        return "–"
     if isinstance(parameter, Choices):
         means = {one: shares[values == one].mean() for one in np.unique(values)}
         low, high = (text(parameter.choices[int(pick(means, key=lambda one: means[one]))]) for pick in (min, max))
         return f"lowest with {low}, highest with {high}"
-    if len(np.unique(values)) < 2 or not shares.std():
-        return "–"
     slope = float(np.corrcoef(values, shares)[0, 1])
     return (
         "larger values raise it"

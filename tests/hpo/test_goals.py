@@ -280,6 +280,13 @@ def test_what_no_front_can_give_is_refused(
         chosen(tmp_path / "c", **{"top_k": None, **arguments})
 
 
+@pytest.mark.parametrize("bound", [float("nan"), float("inf"), True, "x", "2", [1.0]])
+def test_a_bound_that_is_no_number_is_refused_by_its_name(settings: Any, bound: Any) -> None:
+    words = rf"objective: at_most = {re.escape(repr(bound))} of cost/parameters is no finite number"
+    with pytest.raises(InputError, match=words):
+        settings(objective=["valid/loss", {"of": "cost/parameters", "at_most": bound}])
+
+
 def test_one_objective_has_no_front(search: Search, tmp_path: Path) -> None:
     assert search("c", trials=2).front == ()
     with pytest.raises(InputError, match="has one objective"):

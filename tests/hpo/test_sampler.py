@@ -95,6 +95,39 @@ def test_a_model_based_sampler_finds_better_points_than_chance(settings: Any, sa
     assert sum(map(error, learned[9:])) < 0.7 * sum(map(error, chance[9:]))
 
 
+def test_adapted_covariances_find_a_narrow_valley(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydragnn.hpo.sampling.sampler.problem_of", lambda *_: "")
+    unit = {"type": "float", "low": 0.0, "high": 1.0}
+    space = {**{f"train.{name}": unit for name in "abc"}, "model.kind": SPACE["model.kind"]}
+
+    def depth(values: Point) -> float:
+        a, b, c = (values[f"train.{name}"] - 0.4 for name in "abc")
+        return float((a + b) ** 2 + 100 * (a - b) ** 2 + c**2)
+
+    def late(sampler: str) -> float:
+        campaign = settings(sampler=sampler, space=space, trials=99)
+        points = asked(campaign, 99, result=lambda values: {"value": depth(values)})
+        assert {point["model.kind"] for point in points[-20:]} == {"schnet", "egnn"}, "choices are drawn at random"
+        return float(np.median([depth(point) for point in points[-20:]]))
+
+    assert late("cmaes") < 0.05 * late("random")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"objective": ["valid/loss", "cost/parameters"]},
+            "knows one objective, and there are 2; take gp, tpe or nsga2",
+        ),
+        ({"space": {"train.learning_rate": RATE}}, "needs two ranges of numbers without when; take tpe"),
+    ],
+)
+def test_what_no_covariance_is_for_is_refused(search: Any, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=f"search.sampler = 'cmaes': CMA-ES {words}"):
+        search("c", sampler="cmaes", **more)
+
+
 def test_points_near_a_known_point_of_the_estimators_come_next(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = {f"model.{name}": {"type": "int", "low": 1, "high": 9, "step": 1} for name in ("hidden_dim", "num_layers")}
     campaign, drawn, best = settings(sampler="tpe", space=grid), [], {"model.hidden_dim": 5, "model.num_layers": 5}

@@ -89,6 +89,12 @@ def test_effects_add_up_to_what_was_measured() -> None:
         (lambda v: 4 * v["a"] ** 2, {"a": UNIT, "b": UNIT}, 0, "no single direction"),
         (lambda v: v["a"], {"a": UNIT, "b": {**UNIT, "low": 0.5, "high": 0.5}}, 0, "larger values raise it"),
         (
+            lambda v: v["a"],
+            {"a": UNIT, "pick": {**PICK, "choices": ["slow"]}, "d": {**PICK, "when": {"model.pick": "slow"}}},
+            2,
+            "–",
+        ),
+        (
             lambda v: COST[v["pick"]] - 3 * v.get("d", 0.0),
             {"pick": PICK, "d": {**UNIT, "when": {"model.pick": "good"}}},
             1,
