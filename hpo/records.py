@@ -241,18 +241,18 @@ def parameter_importance(out: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstResults:
-    """Trials and their objective at the first rung, where all are equally far."""
+    """Trials at the first rung, where all are equally far."""
 
     parameters: dict[str, Parameter]
     rows: NDArray[np.float64]
-    """Values of parameters as trees split them; of inactive ones drawn at random: [trials, parameters]."""
+    """Values of parameters as trees split them: [trials, parameters]. Inactive ones are drawn at random."""
     active: NDArray[np.bool_]
     """True where a parameter is active: [trials, parameters]."""
     values: NDArray[np.float64]
 
 
 def first_results(history: CampaignHistory) -> FirstResults | None:
-    """Return the first results of all trials; None where they are too few or all equal."""
+    """Return the first results of trials; None where few or all equal."""
     results = [(trial.values, next(iter(trial.rungs.values()))) for trial in history.trials if trial.rungs]
     if len(results) < TOO_FEW or len({value for _, value in results}) < 2:
         return None

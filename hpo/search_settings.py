@@ -131,7 +131,7 @@ class SearchSettings(Settings):
     @field_validator("objective", mode="before")
     @classmethod
     def _finite_bounds(cls, value: Any) -> Any:
-        """Refuse a bound by its name; the union of forms would blame the whole list."""
+        """Refuse bounds by name; the union would blame the whole list."""
         for goal in value if isinstance(value, list) else []:
             bound = goal.get("at_most") if isinstance(goal, Mapping) and "of" in goal else None
             if bound is not None and not (type(bound) in (int, float) and math.isfinite(bound)):
