@@ -20,6 +20,8 @@ LATE = re.compile(r"(module\.)?(model\.)?graph_(conditioner|concat_projector|poo
 """Names of networks that are made in the first forward pass."""
 CLOSE, SMALL = 1e-4, 1e-5
 """Relative rounding of stored lengths, and of outputs."""
+CLEAR = 2
+"""Ratio of errors that tells which columns a model was trained on."""
 ROTATION = torch.tensor([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]], dtype=torch.float64)
 
 
@@ -63,6 +65,8 @@ class Case:
     """Name of the checkpoint."""
     epochs: Sequence[int] = ()
     """Epochs in the names of checkpoints in its folder."""
+    logged: Sequence[float] | None = None
+    """Validation losses beside it; None without an event file."""
     branches: int = 1
     """Branches that the configuration names."""
     began: Mapping[str, bool]
@@ -119,13 +123,18 @@ class Case:
         if change <= SMALL:
             return "not suffered", f"{evidence}; outputs stay as they are"
         text = f"outputs change by up to {change:.2g} of the largest"
-        tested = self.graph.batch < self.tests  # [nodes]
-        for number, (label, a, b) in enumerate(zip(self.labels, own, other)):
-            if label is not None and self.tests:
-                rows = tested if len(a) == len(tested) else slice(self.tests)
-                writer, right = (float((one.reshape(label.shape) - label)[rows].abs().mean()) for one in (a, b))
-                text += f"; output {number}: mean absolute error on {self.tests} test graphs {writer:.4g}, {arithmetic} arithmetic {right:.4g}"
+        for number, (writer, right) in self.errors(own, other, self.tests).items():
+            text += f"; output {number}: mean absolute error on {self.tests} test graphs {writer:.4g}, {arithmetic} arithmetic {right:.4g}"
         return "suffered", evidence, text
+
+    def errors(self, own: list[Tensor], other: list[Tensor], graphs: int) -> dict[int, list[float]]:
+        """Return mean absolute errors of two lists of outputs on the first graphs, by output with labels."""
+        result, chosen = dict[int, list[float]](), self.graph.batch < graphs  # [nodes]
+        for number, (label, *pair) in enumerate(zip(self.labels, own, other)):
+            if label is not None and graphs:
+                rows = chosen if len(label) == len(chosen) else slice(graphs)
+                result[number] = [float((one.reshape(label.shape) - label)[rows].abs().mean()) for one in pair]
+        return result
 
     @rule(1, "attention mixes the graphs of a batch", "no attention of GPS")
     def _mixed_attention(self) -> Answer:
@@ -229,6 +238,15 @@ class Case:
             return "not suffered", f"choosing columns {columns} twice fails, and this run did not"
         if columns == [*range(len(columns))] and graphs == [*range(len(graphs))]:
             return "not suffered", "choosing the first columns twice gives the same columns"
+        if self.graph is not None and graphs == [*range(len(levels))]:
+            twice = self.outputs(replace(self.graph, x=self.graph.x[:, columns]))
+            pairs = self.errors(self.outputs(), twice, self.graph.num_graphs).values()
+            once, again = (sum(errors) for errors in zip(*pairs)) if pairs else (0.0, 0.0)
+            evidence = f"mean absolute errors are {once:.3g} with columns {columns} chosen once, and {again:.3g} twice"
+            if once > CLEAR * again:  # a model fits the columns that it was trained on
+                return f"{evidence}; the imported run chooses them once"
+            if again > CLEAR * once:
+                return "not suffered", evidence
         return "cannot be told", "a script decides whether pickled data are loaded at once, which chooses twice"
 
     @rule(16, "random edges and larger radii where a node is alone", "there is no radius or no edge", data=True)
@@ -273,6 +291,10 @@ class Case:
         keys = [key for key in ("Checkpoint", "EarlyStopping", "CheckRemainingTime") if self.training.get(key)]
         if early := [epoch for epoch in self.epochs if epoch + 1 < (self.training.get("num_epoch") or 0)]:
             return "not suffered", f"a checkpoint of epoch {early[0]} was written before the last epoch"
+        if keys and self.logged:
+            return "not suffered", f"{len(self.logged)} validation losses are logged"
+        if keys and self.logged is not None and self.settings.generation not in OLD:  # which log none anyway
+            return f"{', '.join(keys)} did not act: no validation loss is logged, so that HYDRAGNN_VALTEST was 0"
         return bool(keys) and ("cannot be told", f"{', '.join(keys)}: no file keeps HYDRAGNN_VALTEST")
 
     @rule(21, "means are not weighted, surplus batches are dropped", "all parts are whole batches", data=True)

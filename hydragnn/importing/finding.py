@@ -1,8 +1,11 @@
 """Checkpoints, configurations and data of the public HydraGNN on disk."""
 
+import math
 import os
 import re
+import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +19,11 @@ DEEPEST, MOST = 5, 100_000
 """Folders below each other, and entries, that are looked at."""
 SETS = (".bp", ".pickle")
 """Suffixes of folders that are sets of graphs."""
+EVENTS, EVENT = "events.out.tfevents.*", re.compile(rb"\x0evalidate error\x15(.{4})", re.DOTALL)
+"""Event files of TensorBoard, and a validation loss in one, in single precision."""
+LINE = re.compile(rb"Val Loss: ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
+LONGEST = 2**28
+"""Bytes of a log that are read."""
 FORMATS = {"LSMS": "lsms", "unit_test": "lsms", "CFG": "cfg", "XYZ": "xyz"}
 """Our names of formats of raw files."""
 
@@ -98,6 +106,18 @@ def _config(folder: Path) -> Mapping[str, Any]:
                 raise InputError(f"{place} has no NeuralNetwork.Architecture; copy it again")
             return value
     raise InputError(f"{folder} has no config.json of its model; copy the one that was written beside the checkpoint")
+
+
+def logged_losses(folder: Path) -> list[float]:
+    """Return the validation losses of all epochs that a file beside checkpoints has."""
+    losses = list[float]()
+    for file in filter(Path.is_file, [*folder.glob(EVENTS), *folder.glob("run.log")]):
+        with suppress(OSError), file.open("rb") as log:  # a loss that nobody may read is none
+            content = log.read(LONGEST)
+            losses += [struct.unpack("<f", own)[0] for own in EVENT.findall(content)] or map(
+                float, LINE.findall(content)
+            )
+    return [*filter(math.isfinite, losses)]
 
 
 def find_data(model: ModelFiles) -> Path | None:

@@ -3,11 +3,8 @@
 import csv
 import io
 import json
-import math
 import re
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,9 @@ from hydragnn.base.errors import InputError
 from hydragnn.base.settings import leaves
 from hydragnn.hpo.warm import number_in, results
 from hydragnn.importing.configuration import import_configuration
-from hydragnn.importing.finding import ModelFiles
+from hydragnn.importing.finding import ModelFiles, logged_losses
 
 RESULTS = "results.csv"
-EVENT = re.compile(rb"\x0evalidate error\x15(.{4})", re.DOTALL)
-"""Validation loss in an event file of TensorBoard, in single precision."""
-LINE = re.compile(rb"Val Loss: ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
-MOST = 2**28
-"""Bytes of a log that are read."""
 
 
 def losses_of(models: Sequence[ModelFiles], path: Path) -> dict[Path, float]:
@@ -38,7 +30,7 @@ def losses_of(models: Sequence[ModelFiles], path: Path) -> dict[Path, float]:
         trials = [(one, rows.get(re.split(r"\D", one.checkpoint.parent.name)[-1])) for one in models]
         if own := {one.checkpoint: row[0] for one, row in trials if row and _agree(row[1], one)}:
             return own
-    logs = {one.checkpoint: [*_logged(one.checkpoint.parent)] for one in models}
+    logs = {one.checkpoint: logged_losses(one.checkpoint.parent) for one in models}
     return {checkpoint: min(values) for checkpoint, values in logs.items() if values}
 
 
@@ -51,17 +43,6 @@ def _agree(row: Mapping[str, str], model: ModelFiles) -> bool:
         return False
     pairs = [(known[name[2:]], text) for name, text in row.items() if name[2:] in known and text]
     return all(str(value) == text or value == number_in(text) for value, text in pairs)
-
-
-def _logged(folder: Path) -> Iterator[float]:
-    """Yield the validation losses of all epochs."""
-    for file in filter(Path.is_file, [*folder.glob("events.out.tfevents.*"), *folder.glob("run.log")]):
-        with suppress(OSError), file.open("rb") as log:  # a loss that nobody may read is none
-            content = log.read(MOST)
-            values = [struct.unpack("<f", own)[0] for own in EVENT.findall(content)] or map(
-                float, LINE.findall(content)
-            )
-            yield from filter(math.isfinite, values)
 
 
 def best(models: Sequence[ModelFiles], losses: Mapping[Path, float], top_k: int) -> list[ModelFiles]:

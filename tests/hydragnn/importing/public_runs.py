@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hydragnn.frozen import FrozenSettings
 from hydragnn.frozen.kinds import KINDS
+from tests.datasets.public_files import samples
 
 ARCHITECTURE = {
     "mpnn_type": "GIN",
@@ -77,11 +79,11 @@ def write_pickles(folder: Path, sets: Mapping[str, Sequence[Mapping[str, Any]]])
     from torch_geometric.data import Data
 
     folder.mkdir(parents=True)
-    for label, samples in sets.items():
+    for label, some in sets.items():
         with (folder / f"{label}-meta.pkl").open("wb") as file:
-            for one in (None, None, len(samples), False, 1000, {}):
+            for one in (None, None, len(some), False, 1000, {}):
                 pickle.dump(one, file)
-        for number, sample in enumerate(samples):
+        for number, sample in enumerate(some):
             values = {key: torch.as_tensor(one) for key, one in sample.items() if not isinstance(one, str)}
             (folder / f"{label}-{number}.pkl").write_bytes(pickle.dumps(Data(**values)))
 
@@ -139,3 +141,19 @@ def archive(table: Any, records: dict[str, bytes], **zipped: Any) -> bytes:
 def tensor(numel: int, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Code:
     """Return a tensor of the storage ``0``."""
     return Code(torch._utils._rebuild_tensor_v2, Named("0", numel), offset, size, stride, False, OrderedDict())
+
+
+def sets_of_branches(branches: int) -> dict[str, Any]:
+    """Return samples with atomic numbers, charge and forces in x, and the number of their branch."""
+    sets = {"trainset": samples(24), "valset": samples(12, seed=1), "testset": samples(12, seed=2)}
+    for some in sets.values():
+        for number, sample in enumerate(some):
+            assert isinstance(sample, dict)
+            sample["x"] = np.concatenate([sample["x"], 0 * sample["x"], sample["forces"].astype("f4")], axis=1)
+            sample["dataset_name"] = np.array([[number % branches]])
+    return sets
+
+
+def event(loss: float) -> bytes:
+    """Return an entry of an event file."""
+    return b"\x12\x17\n\x15\n\x0evalidate error\x15" + np.float32(loss).tobytes() + b"\n\x0atest error\x15\0\0\0\0"

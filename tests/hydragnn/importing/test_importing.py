@@ -43,7 +43,9 @@ from tests.hydragnn.importing.public_runs import (
     Code,
     archive,
     config_of,
+    event,
     of_branches,
+    sets_of_branches,
     tensor,
     write_model,
     write_pickles,
@@ -366,17 +368,6 @@ def test_scales_that_no_file_undoes_are_named(name: str, value: Any, words: str,
     assert any(words in note for note in page.notes)
 
 
-def sets_of_branches(branches: int) -> dict[str, Any]:
-    """Return samples with atomic numbers, charge and forces in x, and the number of their branch."""
-    sets = {"trainset": samples(24), "valset": samples(12, seed=1), "testset": samples(12, seed=2)}
-    for some in sets.values():
-        for number, sample in enumerate(some):
-            assert isinstance(sample, dict)
-            sample["x"] = np.concatenate([sample["x"], 0 * sample["x"], sample["forces"].astype("f4")], axis=1)
-            sample["dataset_name"] = np.array([[number % branches]])
-    return sets
-
-
 def one_head(sample: dict[str, Any], number: int) -> None:
     sample |= {"y": sample["y"].reshape(1, 1), "y_loc": np.array([[0, 1]])}
 
@@ -530,11 +521,6 @@ def test_pages_of_others_are_no_page_and_damaged_ones_are_named(tmp_path: Path) 
     (tmp_path / "import.json").write_text('{"out": 3}')
     with pytest.raises(InputError, match=r"import.json is damaged .*; import again, or remove it"):
         read_page(tmp_path)
-
-
-def event(loss: float) -> bytes:
-    """Return an entry of an event file."""
-    return b"\x12\x17\n\x15\n\x0evalidate error\x15" + np.float32(loss).tobytes() + b"\n\x0atest error\x15\0\0\0\0"
 
 
 LOGS: dict[str, tuple[list[dict[str, bytes]], int | str]] = {
