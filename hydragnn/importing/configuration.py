@@ -10,7 +10,7 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.frozen.settings import OWN_KINDS
-from hydragnn.importing.finding import FORMATS
+from hydragnn.importing.finding import FORMATS, has_files
 from hydragnn.importing.variables import LOSSES, Source, Variable, complete, variable
 
 Table = dict[str, Any]
@@ -121,7 +121,12 @@ def _files(source: Source, files: Sequence[str], notes: list[str]) -> Table:
     data, paths = source.section("Dataset"), source.section("Dataset", "path")
     if not files and paths and data.get("format") in FORMATS and "node_features" in data:
         return raw_files(source, notes)
-    return {"files": [*(files or _named(paths) or [f"dataset/{data.get('name', 'data')}.bp"])]}
+    names = files or _named(paths) or [f"dataset/{data.get('name', 'data')}.bp"]
+    if not files and (count := branches_of(source)) > 1:
+        notes.append("each branch is an entry of [[branches]] with a store of its own, made from its set")
+        names = [str(paths.get(f"branch-{number}", f"SET{number}.bp")) for number in range(count)]
+    roots = source.where.absolute().parents[:4]
+    return {"files": [next((str(root / one) for root in roots if has_files(root / one)), one) for one in names]}
 
 
 def _named(paths: Mapping[str, Any]) -> list[str]:
@@ -185,14 +190,22 @@ def _run(source: Source, build: Table, targets: Sequence[Variable], store: str, 
     for key, sentence in BROKEN.items():
         if source.architecture.get(key) or training.get(key):
             notes.append(f"{key} {sentence}")
-    return {
-        "data": {"store": store},
-        "split": split,
-        "batch": {"max_graphs": int(training["batch_size"])},
-        "model": _model(source, notes),
-        "heads": [*_run_heads(source, targets, notes)],
-        "train": train,
-    }
+    batch, model = {"max_graphs": int(training["batch_size"])}, _model(source, notes)
+    count = branches_of(source)
+    heads = [[*_run_heads(source, targets, notes, number)] for number in range(count)]
+    if count == 1:
+        sections = {"data": {"store": store}, "split": split, "batch": batch, "model": model}
+        return {**sections, "heads": heads[0], "train": train}
+    branches = [
+        {"name": name, "data": {"store": f"{name}.h5"}, "split": split, "heads": own}
+        for name, own in zip(map("branch-{}".format, range(count)), heads)
+    ]
+    return {"batch": batch, "model": model, "branches": branches, "train": train}
+
+
+def branches_of(source: Source) -> int:
+    """Return the number of branches, each with a set of its own."""
+    return max(1, *(len(source.networks(level)) for level in ("graph", "node")))
 
 
 BROKEN = {
@@ -238,27 +251,24 @@ def _model(source: Source, notes: list[str]) -> Table:
     return model
 
 
-def _run_heads(source: Source, targets: Sequence[Variable], notes: list[str]) -> Iterator[Table]:
-    """Yield the heads of a run, of the first branch."""
+def _run_heads(source: Source, targets: Sequence[Variable], notes: list[str], number: int) -> Iterator[Table]:
+    """Yield the heads of a branch."""
     if source.loss not in LOSSES:
         notes.append(f"the loss {source.loss} is unknown; here it is mse")
     loss = LOSSES.get(source.loss, "mse")
-    networks = {level: branches for level in ("graph", "node") if (branches := source.networks(level))}
-    for level, branches in networks.items():
-        if len(branches) > 1:
-            notes.append(
-                f"{len(branches)} branches on {level}s shared a trunk; here each is an entry of [[branches]] with its own store (docs/training.md)"
-            )
+    networks = {
+        level: some[min(number, len(some) - 1)] for level in ("graph", "node") if (some := source.networks(level))
+    }
     weights = [one.weight or 0.0 for one in targets]
     if source.potential:
-        own = [*networks.get("node", []), *networks.get("graph", []), {}][0]
+        own = networks.get("node") or networks.get("graph") or {}
         head: Table = {"kind": "energy", "field": "energy", "forces": "forces", "hidden_dims": _widths(own)}
         error = "mse" if loss == "nll" else loss
         yield {**head, "weight": weights[0], "forces_weight": weights[1], "loss": error}
         return
     for one, weight in zip(targets, weights):
         kind, level = "vector" if _turns(source, one) else "scalar", one.field.on
-        own = networks.get(level, [{}])[0]
+        own = networks.get(level, {})
         head = {"kind": kind, "field": one.field.name, "hidden_dims": _widths(own), "loss": loss}
         head |= {"distribution": "gaussian"} if loss == "nll" else {}
         head["weight"] = round(weight / (sum(weights) or 1.0) * len(targets), 6)

@@ -19,7 +19,7 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.configuration import raw_files
-from hydragnn.importing.finding import SETS, folder_of_raw
+from hydragnn.importing.finding import SETS, folder_of_raw, path_of_branch
 from hydragnn.importing.model import LENGTHS
 from hydragnn.importing.runs import Imported
 from hydragnn.importing.variables import CLASSES, Reading, Source, Variable, complete, reading_of
@@ -49,9 +49,11 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
         settings: Any = read_build_settings(table, cast(Path, folder_of_raw(model.files)) / "BUILD.toml")
         (source,) = settings.stores
     graphs: Sequence[int] = range(len(source))
-    if model.branches > 1:
+    if model.branches > 1 and not path_of_branch(model.files, model.branch):
         if BRANCH not in {one.name for one in source.fields()}:
-            raise InputError("no file says which branch it belongs to")
+            raise InputError(
+                f'no file says which branch it belongs to; add "Dataset": {{"path": {{"branch-{model.branch}": "{place.name}"}}}} to config.json if it is its set'
+            )
         graphs = np.flatnonzero(source.column(BRANCH).values.reshape(-1) == model.branch).tolist()
         if not graphs:
             raise InputError(f"none of its graphs is of branch {model.branch} by {BRANCH}")

@@ -21,7 +21,7 @@ from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
 from hydragnn.importing.diagnosis import LATE, Case
-from hydragnn.importing.finding import EPOCH, EVENTS, SETS, find_data, logged_losses
+from hydragnn.importing.finding import EPOCH, EVENTS, SETS, logged_losses
 from hydragnn.importing.model import PublicInputs
 from hydragnn.importing.runs import Imported
 from hydragnn.importing.variables import Variable
@@ -38,10 +38,9 @@ CLOSE = 1e-6
 """Part of a range."""
 
 
-def case_of(model: Imported, run: Path, store: Path | None) -> Case:
-    """Return all that is known of a model; ``store`` has its graphs."""
+def case_of(model: Imported, run: Path, store: Path | None, place: Path | None) -> Case:
+    """Return all that is known of a model; ``store`` has its graphs, of files at ``place``."""
     checkpoint = model.files.checkpoint.resolve()
-    place = find_data(model.files)
     return Case(
         source=model.source,
         settings=model.settings,

@@ -120,20 +120,40 @@ def logged_losses(folder: Path) -> list[float]:
     return [*filter(math.isfinite, losses)]
 
 
-def find_data(model: ModelFiles) -> Path | None:
-    """Return the set of a model, or its raw files; None without."""
+def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
+    """Return the set of a model or of its branch, or its raw files; None without.
+
+    InputError where several sets lie there, and the configuration names none of them.
+    """
     dataset = model.config.get("Dataset", {})
     dataset = dataset if isinstance(dataset, dict) else {}
     names = [*_paths(dataset), *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]
+    names, several = [own] if (own := path_of_branch(model, branch)) else names, list[Path]()
     for root in _roots(model):
         for name in names:
-            if name.endswith(SETS) and _has_files(root / name):
+            if name.endswith(SETS) and has_files(root / name):
                 return root / name
         near = [one for one in [*root.glob("*"), *root.glob("dataset/*")] if one.suffix in SETS and one.is_dir()]
-        if len(near) == 1 and root.resolve().is_relative_to(model.root.resolve()):
-            return near[0]
-    raw = folder_of_raw(model)
-    return None if raw is None else raw / _paths(dataset)[0]
+        if root.resolve().is_relative_to(model.root.resolve()):
+            if len(near) == 1 and not own:
+                return near[0]
+            several = several or sorted(near)
+    if (raw := folder_of_raw(model)) is not None:
+        return raw / _paths(dataset)[0]
+    if several:
+        some, key = ", ".join(one.name for one in several[:3]), "total" if branch is None else f"branch-{branch}"
+        raise InputError(
+            f"{len(several)} sets lie beside the checkpoint ({some}{', ...' * (len(several) > 3)}), and no key tells its own: "
+            f'add "Dataset": {{"path": {{"{key}": "FILE"}}}} to config.json, and import again'
+        )
+    return None
+
+
+def path_of_branch(model: ModelFiles, branch: int | None) -> str:
+    """Return the set that the configuration names for a branch; empty without."""
+    dataset = model.config.get("Dataset")
+    paths = dataset.get("path") if isinstance(dataset, dict) else None
+    return str(paths.get(f"branch-{branch}", "")) if isinstance(paths, dict) else ""
 
 
 def folder_of_raw(model: ModelFiles) -> Path | None:
@@ -142,10 +162,11 @@ def folder_of_raw(model: ModelFiles) -> Path | None:
     if not isinstance(dataset, dict) or dataset.get("format") not in FORMATS or "node_features" not in dataset:
         return None
     places = _paths(dataset)
-    return next((one for one in _roots(model) if places and all(_has_files(one / name) for name in places)), None)
+    return next((one for one in _roots(model) if places and all(has_files(one / name) for name in places)), None)
 
 
-def _has_files(path: Path) -> bool:
+def has_files(path: Path) -> bool:
+    """Return True for a folder that is not empty."""
     try:
         return any(path.iterdir())
     except (OSError, ValueError):  # no folder, or no path

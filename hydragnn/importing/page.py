@@ -140,10 +140,17 @@ def import_folder(path: Path, out: Path, top_k: int | None = None) -> Import:
             model, store = _with_data(model, making, stores)
             stores += [store] if store not in stores else []
             run = making if alone else making / name
-            errors = write_run(model, store.path, run, out)
+            try:
+                errors = write_run(model, store.path, run, out)
+            except InputError as error:
+                failures.append(error)
+                continue
             write_tuning(model, store.path, run)
-            pages.append(_page(model, "" if alone else name, errors, store, diagnose(case_of(model, run, store.path))))
-        ensemble = "" if alone else _ensemble(making, names, stores, failures)
+            findings = diagnose(case_of(model, run, store.path, store.place))
+            pages.append(_page(model, "" if alone else name, errors, store, findings))
+        if not pages:
+            raise failures[0]
+        ensemble = "" if alone else _ensemble(making, [page.run for page in pages], stores, failures)
         if trials := results_text(losses):
             write_atomically(making / RESULTS, trials)
         result = Import(
@@ -177,8 +184,12 @@ def _import_configuration(path: Path, out: Path) -> Import:
     with _written(out) as making:
         write_atomically(making / "run.toml", toml(files.run, files.notes))
         write_atomically(making / "build.toml", toml(files.build))
-    build = f"hydragnn data build {out / 'build.toml'} --out {out / files.run['data']['store']}"
-    commands, words = [build, f"hydragnn train {out / 'run.toml'} --out RUN"], "a configuration names them"
+    builds, branches = f"hydragnn data build {out / 'build.toml'}", files.run.get("branches", [])
+    commands = [
+        f"{builds} --set 'files=[\"{file}\"]' --out {out / branch['data']['store']}"
+        for file, branch in zip(files.build["files"], branches)
+    ] or [f"{builds} --out {out / files.run['data']['store']}"]
+    commands, words = [*commands, f"hydragnn train {out / 'run.toml'} --out RUN"], "a configuration names them"
     return Import(out=out, source=str(path.resolve()), models=(), data=words, left_out=files.notes, next=commands)
 
 
@@ -189,13 +200,17 @@ class Store:
     words: str
     """Origin of the graphs, or the reason for none."""
     key: tuple[Any, ...] = ()
+    place: Path | None = None
     path: Path | None = None
     notes: tuple[str, ...] = ()
 
 
 def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Imported, Store]:
     """Return a model as its data have it, and their store."""
-    place = find_data(model.files)
+    try:
+        place = find_data(model.files, model.branch if model.branches > 1 else None)
+    except InputError as error:
+        return model, Store(words=str(error))
     if place is None:
         return model, Store(words="none beside the checkpoint, so that nothing is measured")
     try:
@@ -207,9 +222,9 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
         path = making / f"data{len(stores) + 1 if stores else ''}.h5"
         write_data(source, graphs, own, path)
         notes = tuple(_scales(source, own))
-        return own, Store(words=f"{len(graphs)} graphs of {place}", key=key, path=path, notes=notes)
+        return own, Store(words=f"{len(graphs)} graphs of {place}", key=key, place=place, path=path, notes=notes)
     except InputError as error:
-        return model, Store(words=f"{place} is left out: {error}")
+        return model, Store(words=f"{place} is left out: {error}", place=place)
 
 
 def _scales(source: GraphStore, model: Imported) -> Iterator[str]:

@@ -19,7 +19,7 @@ from hydragnn.ensemble.uses.outside import validated_record
 from hydragnn.frozen import FrozenModel, FrozenSettings, build, of_branch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
-from hydragnn.importing.configuration import toml
+from hydragnn.importing.configuration import branches_of, toml
 from hydragnn.importing.finding import ModelFiles
 from hydragnn.importing.model import ENCODING, KIND, OUTPUT
 from hydragnn.importing.variables import LOSSES, Reading, Source, complete, reading_of
@@ -67,7 +67,7 @@ def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
     names = sorted(settings.graph_heads, key=lambda name: int(name.removeprefix("branch-"))) or ["branch-0"]
     if not settings.graph_heads and "branch-0" not in settings.node_heads:
         raise InputError("it holds no branch-0, which that code takes where no branch has heads on graphs")
-    branches = max(1, *(len(source.networks(level)) for level in ("graph", "node")))
+    branches = branches_of(source)
     models = []
     for name in names:
         own, tensors = of_branch(settings, weights, name)

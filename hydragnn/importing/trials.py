@@ -63,7 +63,7 @@ def results_text(losses: Mapping[Path, float]) -> str:
             run = import_configuration(checkpoint.parent / "config.json").run
         except InputError:
             continue
-        values = leaves({key: run[key] for key in ("batch", "model", "heads", "train")})
+        values = leaves({key: run[key] for key in ("batch", "model", "heads", "train") if key in run})
         texts = {f"p:{name}": value if isinstance(value, str) else json.dumps(value) for name, value in values}
         rows.append({**texts, "objective": -loss, "job_id": number})
     text = io.StringIO()

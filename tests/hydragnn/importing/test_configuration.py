@@ -14,7 +14,7 @@ from hydragnn.datasets import build_store
 from hydragnn.datasets.sources.registry import read_build_settings
 from hydragnn.importing.configuration import import_configuration, toml
 from tests.datasets.public_files import samples, write_bp
-from tests.hydragnn.importing.public_runs import config_of
+from tests.hydragnn.importing.public_runs import config_of, of_branches
 from tests.refusals import refuses
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -66,7 +66,7 @@ def test_configurations_are_read_by_our_parsers(path: Path) -> None:
     assert (run, build) == (imported.run, imported.build)
     parse_config(run, str(path))
     names = [field["name"] for field in read_build_settings(build, path.parent / "BUILD.toml").model_dump()["fields"]]
-    assert {head["field"] for head in run["heads"]} <= {*names}
+    assert {head["field"] for branch in run.get("branches", [run]) for head in branch["heads"]} <= {*names}
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,9 @@ def test_configurations_train(tmp_path: Path, path: Path) -> None:
     write_bp(tmp_path / "set.bp", sets_for(imported.build["fields"]), {})
     build_store(read_build_settings(tomllib.loads(toml(imported.build)), tmp_path / "BUILD.toml"), tmp_path / "data.h5")
     run = tomllib.loads(toml(imported.run, imported.notes))
-    run["train"]["epochs"], run["data"]["store"], run["split"] = (
-        1,
-        str(tmp_path / "data.h5"),
-        {"kind": "given", "field": "part"},
-    )
+    run["train"]["epochs"] = 1
+    for branch in run.get("branches", [run]):
+        branch |= {"data": {"store": str(tmp_path / "data.h5")}, "split": {"kind": "given", "field": "part"}}
     hydragnn.train(run, tmp_path / "run", quiet=True)
 
 
@@ -106,6 +104,25 @@ def test_raw_files_are_scaled_as_their_loader_did(tmp_path: Path, changes: Any, 
     imported = import_configuration(tmp_path / "config.json")
     assert {key: imported.build.get(key) for key in words} == words
     assert any("were scaled" in note for note in imported.notes) == (imported.build.get("scaling") is not None)
+
+
+@pytest.mark.parametrize(
+    ("paths", "files"), [({}, ["SET0.bp", "SET1.bp"]), ({"branch-0": "a.bp", "branch-1": "b.bp"}, ["a.bp", "b.bp"])]
+)
+def test_branches_are_those_of_a_run_with_a_set_for_each(tmp_path: Path, paths: Any, files: list[str]) -> None:
+    config = config_of(output_heads=of_branches(2)) | {"Dataset": {"path": paths}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "a.bp" / "data.0").mkdir(parents=True)  # which is named from wherever the build file lies
+    files = [str(tmp_path / "a.bp") if file == "a.bp" else file for file in files]
+    imported = hydragnn.import_public(tmp_path / "config.json", tmp_path / "out")
+    run = parse_config(tomllib.loads((tmp_path / "out" / "run.toml").read_text()))
+    assert [(one.name, str(one.data.store), one.targets) for one in run.branches] == [
+        (f"branch-{number}", f"branch-{number}.h5", ["energy_per_atom", "forces"]) for number in (0, 1)
+    ]
+    build, out = f"hydragnn data build {tmp_path}/out/build.toml", tmp_path / "out"
+    assert imported.next[:2] == [
+        f"{build} --set 'files=[\"{file}\"]' --out {out}/branch-{number}.h5" for number, file in enumerate(files)
+    ]
 
 
 def test_text_of_a_configuration_makes_no_keys(tmp_path: Path) -> None:

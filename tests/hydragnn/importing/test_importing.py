@@ -445,6 +445,39 @@ def test_a_branch_of_node_heads_alone_has_no_function(tmp_path: Path) -> None:
         imported_models(find_models(tmp_path)[0])
 
 
+@pytest.mark.parametrize(
+    ("paths", "names", "words"),
+    [
+        (
+            {},
+            ["a.bp", "b.bp"],
+            '2 sets lie beside the checkpoint (a.bp, b.bp), and no key tells its own: add "Dataset"',
+        ),
+        ({}, ["a.bp"], 'no file says which branch it belongs to; add "Dataset": {"path": {"branch-1": "a.bp"}}'),
+        (
+            {"branch-0": "b.bp", "branch-1": "a.bp"},
+            ["a.bp", "b.bp"],
+            "data.h5: 18 graphs of {run}/b.bp; {out}/data2.h5",
+        ),
+    ],
+)
+def test_sets_of_branches_are_those_that_the_configuration_names(
+    paths: Any, names: list[str], words: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "run", output_heads=of_branches(2))
+    config = config_of(output_heads=of_branches(2))
+    (tmp_path / "run" / "config.json").write_text(
+        json.dumps(config | {"Dataset": {**config["Dataset"], "path": paths}})
+    )
+    for name in names:
+        sets = sets_of_branches(1) if name == "a.bp" else {key: one[:6] for key, one in sets_of_branches(1).items()}
+        for sample in (sample for some in sets.values() for sample in some):
+            del sample["dataset_name"]
+        write_bp(tmp_path / "run" / name, sets, {})
+    page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    assert words.replace("{run}", str(tmp_path / "run")).replace("{out}", str(tmp_path / "out")) in page.data
+
+
 def test_each_branch_has_the_graphs_of_its_number(tmp_path: Path) -> None:
     for number in range(3):
         write_model(tmp_path / "run", f"N_branch{number}.pk", output_heads=of_branches(3))
@@ -552,14 +585,23 @@ def test_best_trials_of_a_search_are_imported(name: str, tmp_path: Path) -> None
         assert len(page.left_out) == (name not in ("event files", "a log"))  # where some have no loss
 
 
-def test_a_model_whose_outputs_are_no_numbers_is_refused(tmp_path: Path) -> None:
-    file = write_model(tmp_path / "run")
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_model_whose_outputs_are_no_numbers_is_refused(others: int, tmp_path: Path) -> None:
+    words = "run/NAME.pk gives no finite numbers on its own graphs; import an earlier epoch"
+    file = write_model(tmp_path / "all" / "run")
     content = torch.load(file, weights_only=True)
     content["model_state_dict"] = {key: 1e12 * value for key, value in content["model_state_dict"].items()}
     torch.save(content, file)
-    public_set(tmp_path / "run" / "set.bp")
-    with pytest.raises(InputError, match="gives no finite numbers on its own graphs"):
-        hydragnn.import_public(tmp_path / "run", tmp_path / "out")
+    public_set(tmp_path / "all" / "set.bp")
+    for number in range(others):
+        write_model(tmp_path / "all" / f"good{number}")
+    if others:
+        page = hydragnn.import_public(tmp_path / "all", tmp_path / "out")
+        assert [one.run for one in page.models] == ["good0"] and words in page.left_out[0]
+        assert hydragnn.load(tmp_path / "out" / "good0") and not (tmp_path / "out" / "run").exists()
+        return
+    with pytest.raises(InputError, match=words):
+        hydragnn.import_public(tmp_path / "all", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
