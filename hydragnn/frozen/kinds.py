@@ -76,7 +76,7 @@ def build(settings: FrozenSettings, weights: Mapping[str, Tensor], dtype: torch.
 def of_branch(
     settings: FrozenSettings, weights: Mapping[str, Tensor], name: str
 ) -> tuple[FrozenSettings, dict[str, Tensor]]:
-    """Return the settings of one branch, and its weights with those of all."""
+    """Return the settings of one branch, and its weights."""
     tables = {level: getattr(settings, level) for level in ("graph_heads", "node_heads")}
     heads = {level: {name: table[name]} if name in table else {} for level, table in tables.items()}
     owners = {key: re.search(r"\bbranch-\d+", key) for key in weights}

@@ -159,7 +159,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _optimizer(table: Any) -> tuple[int | None, Any]:
-    """Return the number of its parameters and its steps, if there is one."""
+    """Return its number of parameters and its steps."""
     state = table.get("optimizer_state_dict") if isinstance(table, dict) else None
     state = state if isinstance(state, dict) else {}
     groups, states = state.get("param_groups"), state.get("state")

@@ -35,7 +35,7 @@ BOUNDS = ("minmax_node_feature", "minmax_graph_feature")
 
 
 def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Sequence[int]]:
-    """Return a model as its data have it, their store, and its graphs.
+    """Return a model with its data, their store, and its graphs.
 
     InputError where the data lack a variable, or nothing tells which graphs are of a branch.
     """

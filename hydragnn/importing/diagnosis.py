@@ -55,7 +55,7 @@ def rule(number: int, name: str, otherwise: str, *kinds: str, data: bool = False
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Files of one model of the public HydraGNN, with a rule for every failure."""
+    """Files of one model, with a rule for every failure."""
 
     source: Source
     settings: FrozenSettings
@@ -114,7 +114,7 @@ class Case:
         return [energy.detach(), torch.zeros_like(graph.pos) if forces is None else -forces]
 
     def measured(self, evidence: str, *flags: str, other: Any = None, arithmetic: str = "with the right") -> Answer:
-        """Return a failure with its size, unless rounding explains it; without data the evidence alone."""
+        """Return a failure with its size, unless rounding explains it."""
         if self.graph is None:
             return evidence
         other = other or self.outputs(None, *flags)
@@ -128,7 +128,7 @@ class Case:
         return "suffered", evidence, text
 
     def errors(self, own: list[Tensor], other: list[Tensor], graphs: int) -> dict[int, list[float]]:
-        """Return mean absolute errors of two lists of outputs on the first graphs, by output with labels."""
+        """Return mean absolute errors of two lists of outputs, by number."""
         result, chosen = dict[int, list[float]](), self.graph.batch < graphs  # [nodes]
         for number, (label, *pair) in enumerate(zip(self.labels, own, other)):
             if label is not None and graphs:

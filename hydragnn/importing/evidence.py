@@ -39,7 +39,7 @@ CLOSE = 1e-6
 
 
 def case_of(model: Imported, run: Path, store: Path | None, place: Path | None) -> Case:
-    """Return all that is known of a model; ``store`` has its graphs, of files at ``place``."""
+    """Return the facts about a model; ``place`` has its data."""
     checkpoint = model.files.checkpoint.resolve()
     return Case(
         source=model.source,

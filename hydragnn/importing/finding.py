@@ -109,7 +109,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def logged_losses(folder: Path) -> list[float]:
-    """Return the validation losses of all epochs that a file beside checkpoints has."""
+    """Return the validation losses in logs of a folder."""
     losses = list[float]()
     for file in filter(Path.is_file, [*folder.glob(EVENTS), *folder.glob("run.log")]):
         with suppress(OSError), file.open("rb") as log:  # a loss that nobody may read is none
@@ -121,7 +121,7 @@ def logged_losses(folder: Path) -> list[float]:
 
 
 def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
-    """Return the set of a model or of its branch, or its raw files; None without.
+    """Return the data of a model or of its branch.
 
     InputError where several sets lie there, and the configuration names none of them.
     """
