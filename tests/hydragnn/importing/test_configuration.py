@@ -20,11 +20,25 @@ from tests.refusals import refuses
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 FOLDERS = ("hydragnn/ckpt/*", "hydragnn-generations/*", "hydragnn-generations/*/logs/*")
 CONFIGURATIONS = sorted(path for folder in FOLDERS for path in SHARED.glob(f"{folder}/config.json"))
-TRAINED = (
-    "GIN_v2_convhead CGCNN_v3_multihead EGNN_gfm2024_m61 EGNN_v4_branches3 GIN_v4_gps SAGE_v5_cond_film "
-    "EGNN_vars_mlip PNA_vars_multihead MACE_opt_cheb_agnesi DimeNet_nolen_atoms3 SchNet_mlip MFC_atoms3 "
-    "GIN_gaussian_nll PAINN_equivariant_transformer GAT_lengths3 PNAEq_convhead PNAPlus_lengths3"
-).split()
+TRAINED = [
+    "GIN_v2_convhead",
+    "CGCNN_v3_multihead",
+    "EGNN_gfm2024_m61",
+    "EGNN_v4_branches3",
+    "GIN_v4_gps",
+    "SAGE_v5_cond_film",
+    "EGNN_vars_mlip",
+    "PNA_vars_multihead",
+    "MACE_opt_cheb_agnesi",
+    "DimeNet_nolen_atoms3",
+    "SchNet_mlip",
+    "MFC_atoms3",
+    "GIN_gaussian_nll",
+    "PAINN_equivariant_transformer",
+    "GAT_lengths3",
+    "PNAEq_convhead",
+    "PNAPlus_lengths3",
+]
 
 
 def sets_for(fields: list[dict[str, Any]]) -> dict[str, Any]:
