@@ -208,7 +208,8 @@ def torch_flops(name: str, args: Sequence[Any], read: Sequence[Tensor], written:
         first = "backward" in name  # whose first tensor is the incoming gradient
         forward = float(flop_counter.sdpa_flop_count(*(tuple(one.shape) for one in read[first : first + 3])))
         return 2.5 * forward if first else forward
-    return float(flop_counter.flop_registry[getattr(ops.aten, name)](*args, out_val=written[0]))
+    formula = flop_counter.flop_registry.get(getattr(ops.aten, name), lambda *_, out_val: 0)
+    return float(formula(*args, out_val=written[0] if len(written) == 1 else tuple(written)))
 
 
 def launch_flops(name: str, tensors: Sequence[Tensor], options: Mapping[str, Any]) -> float:

@@ -22,6 +22,10 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
+def weighed(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
 @pytest.mark.parametrize(
     ("call", "flops", "moved"),
     [
@@ -41,6 +45,7 @@ def numbers(*shape: int) -> Tensor:
         (lambda: torch.cat([numbers(2, 3), numbers(4, 3)]), 0, 4 * (18 + 18)),
         (lambda: torch._foreach_add([numbers(3), numbers(5)], 1.0), 8, 4 * 16),
         (lambda: torch.nn.functional.conv1d(numbers(1, 2, 8), numbers(3, 2, 3)), 2 * 6 * 3 * 2 * 3, None),
+        (lambda: torch.nn.functional.conv1d(weighed(1, 2, 8), weighed(3, 2, 3)).sum().backward(), 3 * 216 + 18, None),
         (
             lambda: torch.nn.functional.scaled_dot_product_attention(*[numbers(1, 2, 7, 4) for _ in range(3)]),
             2 * 2 * 2 * 7 * 7 * 4,
@@ -51,7 +56,7 @@ def numbers(*shape: int) -> Tensor:
 def test_a_call_of_torch_counts_what_it_computes_and_moves(
     call: Callable[[], Any], flops: int, moved: int | None
 ) -> None:
-    with Counter() as counter, torch.no_grad():
+    with Counter() as counter:
         call()
     counts = Counts(by_op={name: count for name, count in counter.by_op.items() if name not in ("randn", "zeros")})
     assert counts.flops == flops
