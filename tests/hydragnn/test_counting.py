@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.kernels import ops
-from hydragnn.kernels.counting import Counter, Counts, kind_of
+from hydragnn.kernels.counting import Counter, Counts
 from hydragnn.kernels.family import plain_forms, taken_for
 from hydragnn.kernels.triton.launch import KernelLauncher, launched_by
 from tests.hydragnn.op_checks import parts_of
@@ -126,17 +126,3 @@ def test_a_dry_count_writes_nothing() -> None:
         assert x.add_(1.0) is x
         torch._foreach_add_([x], 1.0)
     assert torch.equal(x, torch.ones(4)) and counter.counts.flops == 8
-
-
-@pytest.mark.parametrize(
-    ("func", "kind"),
-    [
-        (torch.ops.aten.view.default, "view"),
-        (torch.ops.aten.add.Tensor, "writing"),
-        (torch.ops.aten.copy_.default, "copy"),
-        (torch.ops.aten.sum.default, "reading"),
-        (torch.ops.aten._fused_adamw_.default, "reading"),
-    ],
-)
-def test_calls_are_told_apart(func: Any, kind: str) -> None:
-    assert kind_of(func)[1] == kind
