@@ -241,9 +241,9 @@ def import_public(values: Values, as_json: bool) -> None:
 
 
 def _plan(values: Values, as_json: bool) -> None:
-    from hydragnn.distributed import leave
+    from hydragnn.distributed import leave, this_launch
 
-    if (result := plan(**values)) is not None:
+    if (result := plan(**values)) is not None and this_launch().rank == 0:
         show(result, as_json)
     leave(0)
 

@@ -364,8 +364,9 @@ def critical_words(noise: dict[str, Any], devices: int) -> str:
     if scale is None:
         hidden = f"noise hides the mean gradient of {noise['graphs_per_step']:,} graphs a step"
         return f"critical batch: above {max(1, round(noise['at_least'])):,} graphs, {ending}; {hidden}"
-    most = max(1, round(scale * devices / own))
+    most = max(1, round(min(scale, noise["training_graphs"]) * devices / own))
     pays = f"up to {most:,} device{'s' * (most > 1)} with {own / devices:,.3g} graphs each pay"
+    pays += f", which have all {noise['training_graphs']:,} training graphs" * (scale > noise["training_graphs"])
     return f"critical batch: {max(1.0, scale):,.3g} graphs, standard error {noise['standard_error']:,.2g}, {ending}; {pays}"
 
 

@@ -258,14 +258,11 @@ def noise_scale(squares: NDArray[np.float64], small: int, large: int) -> dict[st
     """
     noise = (squares[:, 0] - squares[:, 1]) / (1 / small - 1 / large)
     signal = (large * squares[:, 1] - small * squares[:, 0]) / (large - small)
-    mean, spread = signal.mean(), signal.std(ddof=1) / len(signal) ** 0.5
-    scale = max(0.0, noise.mean() / mean) if mean > 2 * spread else None
-    error = None if scale is None else (noise - scale * signal).std(ddof=1) / (mean * len(signal) ** 0.5)
-    return {
-        "graphs": scale,
-        "standard_error": error,
-        "at_least": max(0.0, noise.mean()) / max(mean + 2 * spread, 1e-99),
-    }
+    mean, spread = float(signal.mean()), float(signal.std(ddof=1) / len(signal) ** 0.5)
+    size = max(0.0, float(noise.mean()))
+    scale = size / mean if mean > 2 * spread else None
+    error = None if scale is None else float((noise - scale * signal).std(ddof=1) / (mean * len(signal) ** 0.5))
+    return {"graphs": scale, "standard_error": error, "at_least": size / max(mean + 2 * spread, 1e-99)}
 
 
 def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_step: OnStep) -> dict[str, Any]:
@@ -294,7 +291,8 @@ def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_ste
         state.step += 1
     large = wide // part * part
     scale = noise_scale(np.array(squares[WARM_UP:]), part, large)
-    return {**scale, "batch": min(batch, len(own)), "graphs_per_step": large, "warm_up": WARM_UP}
+    counts = {"batch": min(batch, len(own)), "training_graphs": len(own), "graphs_per_step": large, "warm_up": WARM_UP}
+    return {**scale, **counts}
 
 
 def step_of_parts(run: Assembly, shares: Sequence[Share]) -> list[float]:
