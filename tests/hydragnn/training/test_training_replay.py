@@ -135,6 +135,7 @@ def test_branches_have_recordings_of_their_own(recorder: StandIn, trained: Train
         records.append(trained(way, branched(one, heads), store=stores))
     assert records[1].graphs and len(recorder.recorded) > 2
     assert_same_curves(*records, rel=1e-12)
+    assert records[1].usage.flops >= records[0].usage.flops > 0  # padding is computed, too
 
 
 def test_bits_depend_neither_on_time_nor_on_room_of_recordings(
