@@ -53,18 +53,20 @@ class Rarity:
     def p_values(self, excesses: Float[Array, "items channels"], graphs: int | None = None) -> Float[Array, " items"]:
         """Return probabilities that a usual graph is as rare; NaN if unknown.
 
-        (1 + k) / (n + 1) for a joint score that k of n held-out graphs reach (split conformal). Beyond all of them,
-        1 / (n + 1) times the largest of their scores over the graph's: a rank, and no probability. What training never
+        k / (n + 1) at the k-th largest joint score of n held-out graphs, which a usual graph reaches as often, and linear between
+        two of them. Beyond all of them, 1 / (n + 1) times the largest of their scores over the graph's: a rank, and no probability. What training never
         showed (exact channels) is beyond all of them, whatever their scores. Of nodes k is the share of held-out nodes, times the number of their ``graphs``.
         """
         joint, scores = joint_scores(excesses), len(self.held_out)
         if not scores:
             return np.full(len(joint), np.nan)
         foreign = (excesses[:, self.unit == 1 / HIGHEST] >= HIGHEST).any(axis=1)
-        as_rare = np.where(foreign, 0, scores - np.searchsorted(self.held_out, joint, side="left"))
-        beyond = np.where(as_rare == 0, max(float(self.held_out[-1]), 1e-3) / np.maximum(joint, 1e-3), 1.0)
+        place = np.where(foreign, scores, np.searchsorted(self.held_out, joint, side="left"))
+        ends = np.concatenate([[0.0], self.held_out, [np.inf]])
+        away = (joint - ends[place]) / np.maximum(ends[place + 1] - ends[place], 1e-300)
+        beyond = np.where(place == scores, max(float(self.held_out[-1]), 1e-3) / np.maximum(joint, 1e-3), 1.0)
         graphs = scores if graphs is None else graphs
-        return (1 + as_rare * (graphs / scores)) / (graphs + 1) * np.minimum(beyond, 1.0)
+        return (1 + (scores - place - away) * (graphs / scores)) / (graphs + 1) * np.minimum(beyond, 1.0)
 
     def outside(self, excesses: Float[Array, "graphs channels"]) -> Bool[np.ndarray, " graphs"]:
         """Return the flagged graphs; without held-out ones by units of channels."""

@@ -81,12 +81,12 @@ NO_GROWTH: Final = Distance()
 def held_out_p_values(p_values: Float[Array, "*shape"], graphs: int) -> Float[Array, "*shape"]:
     """Return p-values of held-out graphs against the others alone.
 
-    Each of ``graphs`` was counted among those that are as rare as itself. One with what training never showed is as rare as the rarest.
+    The k-th rarest of ``graphs`` has k / graphs. One with what training never showed is as rare as the rarest.
 
     >>> held_out_p_values(np.array([0.2, 1.0, 0.003]), graphs=9).round(3)
-    array([0.111, 1.   , 0.111])
+    array([0.222, 1.   , 0.111])
     """
-    return np.asarray(np.maximum(p_values * (graphs + 1) - 1, 1.0) / graphs)
+    return np.asarray(np.clip(p_values * (graphs + 1), 1.0, graphs) / graphs)
 
 
 Part = Literal["valid", "calibration", "held-out"]
