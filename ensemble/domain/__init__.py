@@ -8,5 +8,5 @@ from hydragnn.ensemble.domain.detector import Detector, Doubts, GraphView
 from hydragnn.ensemble.domain.domain import FILE, Domain, DomainScores, arrays_in, domain_from_json
 from hydragnn.ensemble.domain.doubts import STATES, Latent, Spread, doubted_items, doubts_of, item_doubts
 from hydragnn.ensemble.domain.fitting import fitted_domain, references_of, scores_of, views
-from hydragnn.ensemble.domain.kinds import OpenReferences
+from hydragnn.ensemble.domain.kinds import OpenReferences, Statistics
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS

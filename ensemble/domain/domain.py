@@ -19,7 +19,7 @@ from hydragnn.base.files import file_errors
 from hydragnn.base.limits import check_readable
 from hydragnn.ensemble.domain.detector import Array, Detector, GraphView, Stored
 from hydragnn.ensemble.domain.doubts import Latent, Spread
-from hydragnn.ensemble.domain.kinds import Contacts, Kinds, OpenReferences, Spacing
+from hydragnn.ensemble.domain.kinds import Contacts, Kinds, OpenReferences, Statistics
 from hydragnn.ensemble.domain.rarity import Rarity
 from hydragnn.graphs.field import Field
 
@@ -28,7 +28,7 @@ RARITY, NODES = "rarity", "nodes"
 """Places of usual values and held-out scores, of graphs and of nodes, among tensors; no detector has such a name."""
 
 DETECTORS: Mapping[str, type[Detector]] = {
-    one.name: one for one in (Kinds, Contacts, Spacing, OpenReferences, Latent, Spread)
+    one.name: one for one in (Kinds, Contacts, Statistics, OpenReferences, Latent, Spread)
 }
 
 OLD: Mapping[str, tuple[type[Detector] | None, int]] = {
@@ -169,7 +169,7 @@ class Domain:
         )
 
     def doubts(self, excesses: Float[Array, "graphs channels"]) -> Float[Array, " graphs"]:
-        """Return how far members' doubts exceed those of 95 % of held-out graphs.
+        """Return how far members' doubts exceed the median of held-out graphs.
 
         Logarithms of root mean squares over nodes or edges, mean of targets; 0 where they do not, and without such targets.
         """
@@ -182,7 +182,7 @@ class Domain:
         ]
         if self.rarity is None or not columns:
             return np.zeros(len(excesses))
-        return ((excesses[:, columns] - 1) * self.rarity.unit[columns]).clip(0.0, LARGEST_DOUBT).mean(axis=1)
+        return (excesses[:, columns] * self.rarity.unit[columns]).clip(0.0, LARGEST_DOUBT).mean(axis=1)
 
     def usual_doubt(self, target: str) -> float:
         """Return the median doubt of held-out graphs; NaN if unknown."""

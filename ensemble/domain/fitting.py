@@ -6,9 +6,18 @@ import numpy as np
 from jaxtyping import Int
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.domain.detector import Channel, Detector, Doubts, GraphView, Numbers, length_scale, species_field
+from hydragnn.ensemble.domain.detector import (
+    LARGEST_TABLE,
+    Channel,
+    Detector,
+    Doubts,
+    GraphView,
+    Numbers,
+    length_scale,
+    species_field,
+)
 from hydragnn.ensemble.domain.domain import Domain, DomainScores, node_values_of, values_of
-from hydragnn.ensemble.domain.kinds import ContactsFit, KindsFit
+from hydragnn.ensemble.domain.kinds import Contacts, Kinds, fitted_statistics, items_of
 from hydragnn.ensemble.domain.rarity import FALSE_ALARMS, expected_alarms, fitted_rarity
 from hydragnn.ensemble.members.plan import default_budget
 from hydragnn.ensemble.members.screening import read_screened
@@ -16,7 +25,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.graphs.levels import is_levels
 
 REFERENCES = 2048
-"""Training graphs, at equal steps, whose final states are fitted; kinds and distances are of all."""
+"""Training graphs, at equal steps, whose final states and statistics are fitted; kinds and contacts are of all."""
 
 Graphs = Int[np.ndarray, " graphs"]
 
@@ -39,13 +48,26 @@ def fitted_domain(
     batches = (view.batch for _, view in views(store, train, read, 1.0))
     scale = next((length_scale(batch) for batch in batches if batch.num_edges), 1.0)
     inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
+    species = species_field({field.name: field for field in inputs})
 
     def fitted(graphs: Graphs) -> tuple[Detector, ...]:
-        fits = KindsFit(inputs), ContactsFit(species_field({field.name: field for field in inputs}))
+        known = {field.name: np.zeros(0, dtype=np.int64) for field in inputs if field.classes}
+        kinds, shortest, lonely = np.zeros(0, dtype=np.int64), np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf), False
         for _, view in views(store, graphs, read, scale):
-            for fit in fits:
-                fit.show(view)
-        return (*fits[0].detectors(), *fits[1].detectors(), *of_members)
+            known = {name: np.union1d(kinds_of, items_of(view.batch, name)[0]) for name, kinds_of in known.items()}
+            own = view.kinds(species)
+            kinds, lonely = np.union1d(kinds, own), lonely or bool((np.diff(view.edge_rows) == 0).any())
+            if len(view.lengths):
+                ends = own[view.batch.senders.numpy()], own[view.batch.receivers.numpy()]
+                np.minimum.at(shortest, ends, view.lengths)
+        known = {name: kinds_of for name, kinds_of in known.items() if len(kinds_of)}
+        found: list[Detector] = [Kinds(kinds_of=known)] if known else []
+        if len(kinds):
+            own = np.pad(shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
+            own[~np.isfinite(own)] = own.min()  # of strangers the shortest of all
+            found.append(Contacts(species=species, kinds=kinds, shortest=own, lonely=lonely))
+        references = (view for _, view in views(store, references_of(graphs), read, scale))
+        return (*found, *fitted_statistics(references, inputs), *of_members)
 
     detectors = fitted(train)
     if not detectors:

@@ -1,11 +1,11 @@
-"""Kinds, compositions and contacts that training never showed."""
+"""Kinds, compositions and contacts that training never showed, and unusual statistics of graphs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from hydragnn.ensemble.domain.detector import (
     LARGEST_TABLE,
@@ -17,6 +17,7 @@ from hydragnn.ensemble.domain.detector import (
     Stored,
     per_segment,
 )
+from hydragnn.ensemble.members.latent import whitened
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
@@ -40,7 +41,7 @@ class Kinds(Detector):
         """Return 1 for a graph with an unknown kind, else 0."""
         result = np.zeros((len(view), len(self.kinds_of)))
         for channel, name in enumerate(self.kinds_of):
-            items, owners = _items(view.batch, name)
+            items, owners = items_of(view.batch, name)
             result[owners[~np.isin(items, self.kinds_of[name])], channel] = 1.0
         return result
 
@@ -58,7 +59,7 @@ class Kinds(Detector):
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
         """Return the kinds that are not known."""
         name = list(self.kinds_of)[channel]
-        items, owners = _items(view.batch, name)
+        items, owners = items_of(view.batch, name)
         unknown = np.setdiff1d(items[owners == graph], self.kinds_of[name])
         listed = ", ".join(str(kind) for kind in unknown[:5].tolist()) + (", ..." if len(unknown) > 5 else "")
         return f"{name} {listed} {'is' if len(unknown) == 1 else 'are'} not in the training data"
@@ -77,24 +78,7 @@ class Kinds(Detector):
         return cls(kinds_of={name: stored.kinds(name, name) for name in settings["fields"]})
 
 
-class KindsFit:
-    """Notes which kinds occur."""
-
-    def __init__(self, inputs: Sequence[Field]) -> None:
-        self._known: dict[str, set[int]] = {field.name: set() for field in inputs if field.classes}
-
-    def show(self, view: GraphView) -> None:
-        """Note the kinds of some graphs."""
-        for name, kinds_of in self._known.items():
-            kinds_of.update(np.unique(_items(view.batch, name)[0]).tolist())
-
-    def detectors(self) -> list[Detector]:
-        """Return the kinds that occurred, if there are any."""
-        kinds_of = {name: np.array(sorted(kinds), dtype=np.int64) for name, kinds in self._known.items() if kinds}
-        return [Kinds(kinds_of=kinds_of)] if kinds_of else []
-
-
-def _items(batch: GraphBatch, name: str) -> tuple[Numbers, Numbers]:
+def items_of(batch: GraphBatch, name: str) -> tuple[Numbers, Numbers]:
     """Return the classes of a field with their graphs."""
     if name not in batch.fields:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -119,7 +103,7 @@ class OpenReferences(Detector):
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
         """Return 1 for a composition that references leave open, else 0."""
-        numbers, owners = _items(view.batch, ATOMIC_NUMBERS)
+        numbers, owners = items_of(view.batch, ATOMIC_NUMBERS)
         counts = np.zeros((len(view), len(self.elements)))
         known = np.isin(numbers, self.elements)
         np.add.at(counts, (owners[known], np.searchsorted(self.elements, numbers[known])), 1.0)
@@ -193,77 +177,105 @@ class Contacts(Detector):
         return cls(species=species, lonely=bool(settings["lonely"]), kinds=kinds, shortest=shortest)
 
 
-class ContactsFit:
-    """Notes the shortest edge between every two kinds of nodes, and spacings."""
-
-    def __init__(self, species: str) -> None:
-        """Take the field of kinds; "" where all nodes are alike."""
-        self._species = species
-        self._kinds: set[int] = set()
-        self._shortest = np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf)
-        self._lonely, self._spacings = False, [np.zeros((0, 2))]
-
-    def show(self, view: GraphView) -> None:
-        """Note the edges of some graphs."""
-        kinds = view.kinds(self._species)
-        self._kinds.update(np.unique(kinds).tolist())
-        if len(view.lengths):
-            ends = kinds[view.batch.senders.numpy()], kinds[view.batch.receivers.numpy()]
-            np.minimum.at(self._shortest, ends, view.lengths)
-        self._lonely |= bool((np.diff(view.edge_rows) == 0).any())
-        self._spacings.append(spacings_of(view))
-
-    def detectors(self) -> list[Detector]:
-        """Return the shortest edges, of strangers the shortest of all, and spacings."""
-        if not self._kinds:
-            return []
-        kinds = np.array(sorted(self._kinds))
-        shortest = np.pad(self._shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
-        shortest[~np.isfinite(shortest)] = shortest.min()
-        contacts = Contacts(species=self._species, kinds=kinds, shortest=shortest, lonely=self._lonely)
-        spacings = np.concatenate(self._spacings)
-        spacings = spacings[~np.isnan(spacings[:, 0])]
-        bounds = [spacings.min(axis=0), spacings.max(axis=0)] if len(spacings) else []
-        return [contacts, *([Spacing(bounds=np.stack(bounds))] if bounds else [])]
+RIDGE = 0.01
+"""Least variance of a direction, over the mean one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Spacing(Detector):
-    """Distances to nearest neighbours, of whole graphs."""
+class Statistics(Detector):
+    """Mahalanobis distance of a graph's statistics from those of training graphs."""
 
-    name: ClassVar[str] = "spacing"
-    channels: ClassVar = (Channel(slack=CLOSER),) * 2
-    """Their mean and the largest."""
+    name: ClassVar[str] = "statistics"
+    channels: ClassVar = (Channel(slack=0.1),)
 
-    bounds: Float[Array, "2 2"]
-    """Least and most of both in training, as logarithms in units of the scale."""
+    columns: Mapping[str, int]
+    """Inputs, and how many statistics each has."""
+    mean: Float[Array, " statistics"]
+    unit: Float[Array, " statistics"]
+    """One over standard deviations of training graphs; 0 of constants."""
+    whitening: Float[Array, "statistics statistics"]
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """Return how far both are beyond training; 0 without edges."""
-        spacings = spacings_of(view)
-        return np.nan_to_num(np.maximum(self.bounds[0] - spacings, spacings - self.bounds[1]).clip(min=0.0))
+        """Return logarithms of distances; what a graph has not is as usual."""
+        away = np.nan_to_num((statistics_of(view, self.columns) - self.mean) * self.unit)
+        return np.log(np.maximum(np.linalg.norm(away @ self.whitening.T, axis=1, keepdims=True), 1e-6))
 
     def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
-        """Return the distance in words, over the nearest in training."""
-        is_finer = spacings_of(view)[graph, channel] < self.bounds[0, channel]
-        which, side = ("mean", "largest")[channel], ("below the least", "beyond the most")[1 - is_finer]
-        factor = np.exp(-value if is_finer else value)
-        return f"the {which} distance of its nodes to their nearest neighbours is {side} in the training data ({factor:.2g} times)"
+        """Return the statistic that is furthest from its mean in words."""
+        away = np.nan_to_num((statistics_of(view, self.columns)[graph] - self.mean) * self.unit)
+        most = int(np.abs(away).argmax())
+        names = [f"the {which} distance of its nodes to their nearest neighbours" for which in ("mean", "largest")]
+        for name, count in self.columns.items():
+            classes = view.batch.fields[name].classes if name in view.batch.fields else 0
+            whats = [f"share of class {n}" for n in range(classes)] or ["mean", "standard deviation"]
+            names += [f"the {what} of its {name}" for what in whats for _ in range(count // len(whats))]
+        side = "above" if away[most] > 0 else "below"
+        return f"{names[most]} is {abs(away[most]):.2g} standard deviations {side} its mean over training graphs"
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spacing":
-        """Return the detector with these bounds."""
-        return cls(bounds=stored.numbers("bounds", 2, 2))
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Statistics":
+        """Return the detector with these tensors."""
+        columns = {str(name): int(count) for name, count in settings["columns"].items()}
+        if any(count != _columns(stored.fields[name]) for name, count in columns.items()):
+            raise ValueError("inputs have other statistics")
+        size = 2 + sum(columns.values())
+        mean, unit = stored.numbers("mean", size), stored.numbers("unit", size)
+        return cls(columns=columns, mean=mean, unit=unit, whitening=stored.numbers("whitening", size, size))
 
 
-def spacings_of(view: GraphView) -> Float[Array, "graphs 2"]:
+def _columns(field: Field) -> int:
+    return field.classes or 2 * field.width
+
+
+def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) -> list[Detector]:
+    """Return the statistics of training graphs; none where all are alike.
+
+    Components of vectors turn with a graph, and have none.
+    """
+    tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
+    columns = {one.name: _columns(one) for one in tables}
+    rows = np.concatenate([np.zeros((0, 2 + sum(columns.values()))), *(statistics_of(v, columns) for v in training)])
+    known = np.isfinite(rows)
+    counts = np.maximum(known.sum(axis=0), 1)
+    mean = np.where(known, rows, 0.0).sum(axis=0) / counts
+    away = np.where(known, rows - mean, 0.0)
+    deviation = np.sqrt((away**2).sum(axis=0) / counts)
+    varied = deviation > 1e-6 * (np.abs(mean) + 1e-6)
+    if not varied.any():
+        return []
+    unit = np.where(varied, 1 / np.where(varied, deviation, 1.0), 0.0)
+    scaled = away * unit
+    whitening = np.ascontiguousarray(whitened(scaled.T @ scaled / len(rows), RIDGE * len(varied) / varied.sum()))
+    return [Statistics(columns=columns, mean=mean, unit=unit, whitening=whitening)]
+
+
+def statistics_of(view: GraphView, columns: Mapping[str, int]) -> Float[Array, "graphs statistics"]:
+    """Return logarithms of distances to nearest neighbours, and statistics of inputs; NaN without them."""
+    batch, result = view.batch, [_spacings(view)]
+    for name, count in columns.items():
+        own = np.full((len(view), count), np.nan)
+        if field := batch.fields.get(name):
+            values, rows = batch[name].reshape(-1, field.width).numpy(), batch.offsets(field.on).numpy()
+            if field.classes:
+                place = np.repeat(batch.owner(field.on).numpy(), field.width) * field.classes + values.ravel()
+                own = np.bincount(place, minlength=own.size).reshape(own.shape) / np.maximum(np.diff(rows), 1)[:, None]
+            else:
+                mean, square = (_means(values.astype(np.float64) ** power, rows) for power in (1, 2))
+                own = np.concatenate([mean, np.sqrt(np.maximum(square - mean**2, 0.0))], axis=1)
+            own[~batch.present(name).numpy()] = np.nan
+        result.append(own)
+    return np.concatenate(result, axis=1)
+
+
+def _spacings(view: GraphView) -> Float[Array, "graphs 2"]:
     """Return logarithms of mean and largest distance to nearest neighbours; NaN without edges."""
-    result = np.full((len(view), 2), np.nan)
-    if len(view.lengths):
-        has_edges = np.diff(view.edge_rows) > 0
-        nearest = np.minimum.reduceat(view.lengths, view.edge_rows[:-1][has_edges])
-        owners = np.repeat(np.arange(len(view)), np.diff(view.node_rows))[has_edges]
-        counts = np.bincount(owners, minlength=len(view))
-        result[counts > 0, 0] = (np.bincount(owners, nearest, len(view)) / np.maximum(counts, 1))[counts > 0]
-        np.fmax.at(result[:, 1], owners, nearest)
-    return np.log(result)
+    if not len(view.lengths):
+        return np.full((len(view), 2), np.nan)
+    nearest = per_segment(np.minimum, view.lengths[:, None], view.edge_rows)
+    largest = view.largest(nearest)
+    both = np.concatenate([_means(nearest, view.node_rows), largest], axis=1)
+    return np.log(np.where(largest > 0, both, np.nan))
+
+
+def _means(items: Float[Array, "items columns"], rows: Int[Numbers, " ends"]) -> Float[Array, "graphs columns"]:
+    return per_segment(np.add, items, rows) / np.maximum(np.diff(rows), 1)[:, None]

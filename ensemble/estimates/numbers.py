@@ -13,7 +13,6 @@ from hydragnn.ensemble.estimates.calibration.forms import GrowthForm, forms
 from hydragnn.ensemble.estimates.calibration.numbers import (
     Calibration,
     calibrated,
-    corrected_scale,
     fit_calibration,
     fit_scale,
     labelled_rows,
@@ -107,7 +106,7 @@ class NumberEstimate(Estimate):
         if separate and valid:
             valid_moments = moments_of(valid.members, weights)
             rows = labelled_rows(field, valid.labels, valid_moments, valid.graph, valid.nodes)
-            scale = corrected_scale(fit_scale(rows, _forms(target)), rows)
+            scale = fit_scale(rows, _forms(target), corrected=True)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
         return replace(fitted, part="calibration" if separate else "valid")
@@ -125,7 +124,7 @@ class NumberEstimate(Estimate):
             for values in zip(*((one.rows.labels, one.rows.graph, one.rows.nodes) for one in folds))
         )
         rows = labelled_rows(field, labels, together, graph, nodes)
-        scale = corrected_scale(fit_scale(rows, _forms(target)), rows)
+        scale = fit_scale(rows, _forms(target), corrected=True)
         fitted = fit_calibration(field, labels, together, graph, nominal=nominal, nodes=nodes, scale=scale)
         scores = [_by_graph(fitted, *_relative(field, fitted, fold.rows, one)) for fold, one in zip(folds, moments)]
         return with_fold_scores(fitted, [fold.members for fold in folds], scores)

@@ -15,7 +15,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.base.arguments import check_arguments
 from hydragnn.base.errors import InputError, nearest, print_note
-from hydragnn.ensemble.domain import Latent, Spread
+from hydragnn.ensemble.domain import Latent, Spread, Statistics
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration
 from hydragnn.ensemble.estimates.predictions import Predictions
@@ -149,7 +149,9 @@ class EnsembleCalculator(Calculator):
         Others may come back, as hot atoms do, with errors about as usual.
         """
         scores = predictions.domain_scores
-        never_seen = any(scores[name][0] >= NEVER_SEEN for name in scores.keys() - {Latent.name, Spread.name})
+        never_seen = any(
+            scores[name][0] >= NEVER_SEEN for name in scores.keys() - {Latent.name, Spread.name, Statistics.name}
+        )
         mean = sum(self.errors) / (self.errors.maxlen or STEPS)
         return never_seen or len(self.errors) == 1 or mean > LARGEST_ERROR
 

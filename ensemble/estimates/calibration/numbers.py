@@ -96,29 +96,23 @@ class ScoreScale:
     """With scale 1 and quantile 0."""
 
 
-def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm]) -> ScoreScale:
-    """Return the scale with the best candidate; it uses any spread.
+def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm], *, corrected: bool = False) -> ScoreScale:
+    """Return the scale with the best candidate, and corrections by thirds; it uses any spread.
 
     Scores do not decide on the spread: it may not pay on graphs like those of training, and elsewhere nothing else widens.
     """
     follows = bool((rows.spread > 0).any(axis=0).all())
     candidates = [form for form in candidates if follows or not form.shared]
     form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
-    components = tuple(unit_component(rows, c, form, follows) for c in range(rows.error.shape[1]))
-    return ScoreScale(follows=follows, form=form, components=components)
-
-
-def corrected_scale(scale: ScoreScale, rows: LabelledRows) -> ScoreScale:
-    """Return the scale with corrections by thirds of these rows."""
     components = []
-    for c, component in enumerate(scale.components):
-        own = rows.labelled(c)
-        if len(own.graph):
-            scores = np.abs(own.error[:, c]) / component.corrected(own, c, scale.form, scale.follows)
+    for c in range(rows.error.shape[1]):
+        component, own = unit_component(rows, c, form, follows), rows.labelled(c)
+        if corrected and len(own.graph):
+            scores = np.abs(own.error[:, c]) / component.corrected(own, c, form, follows)
             corrections = fit_corrections(scores, own.nodes, own.magnitude[:, c], own.graph)
             component = replace(component, corrections=corrections)
         components.append(component)
-    return replace(scale, components=tuple(components))
+    return ScoreScale(follows=follows, form=form, components=tuple(components))
 
 
 def fit_calibration(
