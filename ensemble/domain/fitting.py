@@ -51,17 +51,19 @@ def fitted_domain(
     species = species_field({field.name: field for field in inputs})
 
     def fitted(graphs: Graphs) -> tuple[Detector, ...]:
-        known = {field.name: np.zeros(0, dtype=np.int64) for field in inputs if field.classes}
+        kinds_by_field = {field.name: np.zeros(0, dtype=np.int64) for field in inputs if field.classes}
         kinds, shortest, lonely = np.zeros(0, dtype=np.int64), np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf), False
         for _, view in views(store, graphs, read, scale):
-            known = {name: np.union1d(kinds_of, items_of(view.batch, name)[0]) for name, kinds_of in known.items()}
+            kinds_by_field = {
+                name: np.union1d(kinds_of, items_of(view.batch, name)[0]) for name, kinds_of in kinds_by_field.items()
+            }
             own = view.kinds(species)
             kinds, lonely = np.union1d(kinds, own), lonely or bool((np.diff(view.edge_rows) == 0).any())
             if len(view.lengths):
                 ends = own[view.batch.senders.numpy()], own[view.batch.receivers.numpy()]
                 np.minimum.at(shortest, ends, view.lengths)
-        known = {name: kinds_of for name, kinds_of in known.items() if len(kinds_of)}
-        found: list[Detector] = [Kinds(kinds_of=known)] if known else []
+        kinds_by_field = {name: kinds_of for name, kinds_of in kinds_by_field.items() if len(kinds_of)}
+        found: list[Detector] = [Kinds(kinds_of=kinds_by_field)] if kinds_by_field else []
         if len(kinds):
             own = np.pad(shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
             own[~np.isfinite(own)] = own.min()  # of strangers the shortest of all

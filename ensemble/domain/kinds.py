@@ -17,7 +17,7 @@ from hydragnn.ensemble.domain.detector import (
     Stored,
     per_segment,
 )
-from hydragnn.ensemble.members.latent import whitened
+from hydragnn.ensemble.members.latent import whitening_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
@@ -235,17 +235,17 @@ def fitted_statistics(training: Iterable[GraphView], inputs: Sequence[Field]) ->
     tables = [one for one in inputs if one.parity == "scalar" and max(one.width, one.classes) <= LARGEST_TABLE]
     columns = {one.name: _columns(one) for one in tables}
     rows = np.concatenate([np.zeros((0, 2 + sum(columns.values()))), *(statistics_of(v, columns) for v in training)])
-    known = np.isfinite(rows)
-    counts = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, rows, 0.0).sum(axis=0) / counts
-    away = np.where(known, rows - mean, 0.0)
+    has = np.isfinite(rows)
+    counts = np.maximum(has.sum(axis=0), 1)
+    mean = np.where(has, rows, 0.0).sum(axis=0) / counts
+    away = np.where(has, rows - mean, 0.0)
     deviation = np.sqrt((away**2).sum(axis=0) / counts)
-    varied = deviation > 1e-6 * (np.abs(mean) + 1e-6)
-    if not varied.any():
+    differs = deviation > 1e-6 * (np.abs(mean) + 1e-6)
+    if not differs.any():
         return []
-    unit = np.where(varied, 1 / np.where(varied, deviation, 1.0), 0.0)
-    scaled = away * unit
-    whitening = np.ascontiguousarray(whitened(scaled.T @ scaled / len(rows), RIDGE * len(varied) / varied.sum()))
+    unit = np.where(differs, 1 / np.where(differs, deviation, 1.0), 0.0)
+    moments = (away * unit).T @ (away * unit) / len(rows)
+    whitening = np.ascontiguousarray(whitening_of(moments, RIDGE * len(differs) / differs.sum()))
     return [Statistics(columns=columns, mean=mean, unit=unit, whitening=whitening)]
 
 

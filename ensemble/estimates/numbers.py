@@ -13,12 +13,12 @@ from hydragnn.ensemble.estimates.calibration.forms import GrowthForm, forms
 from hydragnn.ensemble.estimates.calibration.numbers import (
     Calibration,
     calibrated,
+    conformal_quantile,
     fit_calibration,
     fit_scale,
     labelled_rows,
     quantities_of,
     turning_axes,
-    with_quantiles,
 )
 from hydragnn.ensemble.estimates.calibration.protocol import AnyCalibration, Distance, Labels, Owners, with_fold_scores
 from hydragnn.ensemble.estimates.estimate import (
@@ -106,7 +106,7 @@ class NumberEstimate(Estimate):
         if separate and valid:
             valid_moments = moments_of(valid.members, weights)
             rows = labelled_rows(field, valid.labels, valid_moments, valid.graph, valid.nodes)
-            scale = fit_scale(rows, _forms(target), corrected=True)
+            scale = fit_scale(rows, _forms(target), by_thirds=True)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
         return replace(fitted, part="calibration" if separate else "valid")
@@ -124,7 +124,7 @@ class NumberEstimate(Estimate):
             for values in zip(*((one.rows.labels, one.rows.graph, one.rows.nodes) for one in folds))
         )
         rows = labelled_rows(field, labels, together, graph, nodes)
-        scale = fit_scale(rows, _forms(target), corrected=True)
+        scale = fit_scale(rows, _forms(target), by_thirds=True)
         fitted = fit_calibration(field, labels, together, graph, nominal=nominal, nodes=nodes, scale=scale)
         scores = [_by_graph(fitted, *_relative(field, fitted, fold.rows, one)) for fold, one in zip(folds, moments)]
         return with_fold_scores(fitted, [fold.members for fold in folds], scores)
@@ -143,7 +143,11 @@ class NumberEstimate(Estimate):
         grown, field = replace(calibration, distance=distance), target.field
         moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
         of_folds = [_relative(field, grown, fold.rows, one) for fold, one in zip(folds, moments)]
-        grown = with_quantiles(grown, *(np.concatenate(parts) for parts in zip(*of_folds)))
+        relative, graph = (np.concatenate(parts) for parts in zip(*of_folds))
+        known = zip(relative.T, ~np.isnan(relative.T))
+        quantiles = [conformal_quantile(own[has], graph[has], calibration.nominal)[0] for own, has in known]
+        components = (replace(one, quantile=own) for one, own in zip(grown.components, quantiles, strict=True))
+        grown = replace(grown, components=tuple(components))
         if not calibration.folds:
             return grown
         return with_fold_scores(grown, [fold.members for fold in folds], [_by_graph(grown, *one) for one in of_folds])

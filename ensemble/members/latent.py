@@ -81,13 +81,13 @@ class LatentFit:
         mean = means.mean(axis=0) if len(means) else np.zeros(len(self._squares))
         away = means - mean
         return LatentSpace(
-            whitening=whitened(self._squares / max(self._nodes, 1), RIDGE),
+            whitening=whitening_of(self._squares / max(self._nodes, 1), RIDGE),
             mean=mean,
-            of_graphs=whitened(away.T @ away / max(len(means), 1), max(RIDGE, 1 / max(len(means), 1))),
+            of_graphs=whitening_of(away.T @ away / max(len(means), 1), max(RIDGE, 1 / max(len(means), 1))),
         )
 
 
-def whitened(moments: Float[Array, "channels channels"], ridge: float) -> Float[Array, "channels channels"]:
+def whitening_of(moments: Float[Array, "channels channels"], ridge: float) -> Float[Array, "channels channels"]:
     """Return the matrix of unit second moments; 0 where all are 0."""
     values, vectors = np.linalg.eigh(moments)
     values = np.maximum(values, 0.0)

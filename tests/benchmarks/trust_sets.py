@@ -203,11 +203,11 @@ def from_demo(
 MICROSTRUCTURE, GRAIN_MODEL = demo_polycrystals.labelled_polycrystal, {"hidden_dim": 32, "num_layers": 3}
 
 
-def plates(data: Path) -> TrustSet:
-    """Plates with one to three pipes."""
-    beyond = {"more_pipes": {"HOLES": (6, 8), "RADII": (0.04, 0.08)}}
-    beyond |= {"larger_pipes": {"HOLES": (1, 2), "RADII": (0.17, 0.22)}}
-    return from_demo("plates", 320, demo_plates.labelled_plate, {"hidden_dim": 24, "num_layers": 4}, 30, **beyond)
+def plates(data: Path, holes: tuple[int, int], radii: tuple[float, float], **beyond: Mapping[str, Any]) -> TrustSet:
+    """Plates with so many pipes of such radii."""
+    with patch.dict(demo_plates.__dict__, {"HOLES": holes, "RADII": radii}):
+        model = {"hidden_dim": 24, "num_layers": 4}
+        return from_demo("plates", 320, demo_plates.labelled_plate, model, 30, **beyond)
 
 
 def polycrystals(data: Path) -> TrustSet:
@@ -216,12 +216,12 @@ def polycrystals(data: Path) -> TrustSet:
     return from_demo("polycrystals", 400, MICROSTRUCTURE, GRAIN_MODEL, 50, **beyond)
 
 
-def grains(data: Path) -> TrustSet:
-    """Polycrystals of 60 to 90 grains, of random or the weakest texture."""
-    beyond = {"finer": {"GRAINS": (140, 180)}, "coarser": {"GRAINS": (20, 35)}}
-    textures = {"medium_texture": {"SHARPNESS": (4.0,)}, "sharp_texture": {"SHARPNESS": (15.0,)}}
-    with patch.dict(MICROSTRUCTURE.__globals__, {"GRAINS": (60, 90), "SHARPNESS": (0.0, 1.0)}):
-        return from_demo("polycrystals", 400, MICROSTRUCTURE, GRAIN_MODEL, 40, **beyond, **textures)
+def textures(
+    data: Path, grains: tuple[int, int], sharpness: tuple[float, ...], **beyond: Mapping[str, Any]
+) -> TrustSet:
+    """Polycrystals of so many grains, of such textures."""
+    with patch.dict(MICROSTRUCTURE.__globals__, {"GRAINS": grains, "SHARPNESS": sharpness}):
+        return from_demo("polycrystals", 400, MICROSTRUCTURE, GRAIN_MODEL, 40, **beyond)
 
 
 def acetylacetone(data: Path) -> TrustSet:
@@ -327,23 +327,23 @@ def waves(data: Path) -> TrustSet:
     )
 
 
-def small_molecules(data: Path) -> TrustSet:
-    """Molecules of QM9 of 15 to 18 atoms, at most one of them N."""
-    every, table = molecules_of_qm9(4000, data), table_of_molecules(data)
+Choice = Callable[[int, Mapping[int, int]], bool]
+"""Says which molecules belong to a kind, by size and numbers of atoms of elements."""
+
+
+def small_molecules(data: Path, first: int, usual: Choice, **beyond: Choice) -> TrustSet:
+    """Usual ones of 4,000 molecules of QM9, and others."""
+    every, table = molecules_of_qm9(first + 4000, data)[first:], table_of_molecules(data)
     epochs = {"epochs": 60, "checkpoint_epochs": 60}
 
-    def some(least: int, most: int, nitrogen: range) -> list[GraphBatch]:
-        sized = [one for one in every if least <= one.num_nodes <= most]
-        return [one for one in sized if int((one["atomic_numbers"] == 7).sum()) in nitrogen]
+    def some(choice: Choice, most: int) -> list[GraphBatch]:
+        counts = (np.bincount(one["atomic_numbers"].flatten().numpy(), minlength=10) for one in every)
+        return [one for one, of in zip(every, counts) if choice(one.num_nodes, dict(enumerate(of.tolist())))][:most]
 
     return TrustSet(
-        graphs=some(15, 18, range(2))[:400],
+        graphs=some(usual, 400),
         table=table | {"split": SPLIT, "batch": {"max_graphs": 8}, "train": {**table["train"], **epochs}},
-        beyond={
-            "larger": some(22, 30, range(2))[:ASKED],
-            "smaller": some(1, 12, range(2))[:ASKED],
-            "rich in N": some(15, 18, range(3, 9))[:ASKED],
-        },
+        beyond={name.replace("_", " "): some(choice, ASKED) for name, choice in beyond.items()},
     )
 
 
@@ -385,25 +385,94 @@ def silicon(data: Path, element: str = "Si", size: float = 1.0) -> TrustSet:
     return TrustSet(graphs=known, table=forces_table("painn", 3.6 * size, 24, 40), beyond=beyond)
 
 
+NITROGEN, OXYGEN = 7, 8
 SETS: Mapping[str, Callable[[Path], TrustSet]] = {
     "alloys": alloys,
     "molecules": molecules,
-    "plates": plates,
+    "plates": partial(
+        plates,
+        holes=(1, 3),
+        radii=(0.06, 0.12),
+        more_pipes={"HOLES": (6, 8), "RADII": (0.04, 0.08)},
+        larger_pipes={"HOLES": (1, 2), "RADII": (0.17, 0.22)},
+    ),
     "polycrystals": polycrystals,
     "acac": acetylacetone,
     "mlearn": elements,
     "melts": melts,
     "mixed": mixed,
     "waves": waves,
-    "qm9": small_molecules,
+    "qm9": partial(
+        small_molecules,
+        first=0,
+        usual=lambda size, of: 15 <= size <= 18 and of[NITROGEN] <= 1,
+        larger=lambda size, of: 22 <= size <= 30 and of[NITROGEN] <= 1,
+        smaller=lambda size, of: size <= 12 and of[NITROGEN] <= 1,
+        rich_in_N=lambda size, of: 15 <= size <= 18 and of[NITROGEN] >= 3,
+    ),
     "silicon": silicon,
-    "grains": grains,
+    "grains": partial(
+        textures,
+        grains=(60, 90),
+        sharpness=(0.0, 1.0),
+        finer={"GRAINS": (140, 180)},
+        coarser={"GRAINS": (20, 35)},
+        medium_texture={"SHARPNESS": (4.0,)},
+        sharp_texture={"SHARPNESS": (15.0,)},
+    ),
     "diamond": partial(silicon, element="C", size=3.566 / 5.432),
+    "textures": partial(
+        textures,
+        grains=(30, 50),
+        sharpness=(0.0, 2.0),
+        finer={"GRAINS": (70, 90)},
+        coarser={"GRAINS": (10, 15)},
+        sharp={"SHARPNESS": (8.0,)},
+        sharpest={"SHARPNESS": (30.0,)},
+    ),
+    "pipes": partial(
+        plates,
+        holes=(2, 4),
+        radii=(0.05, 0.09),
+        few_large={"HOLES": (1, 1), "RADII": (0.15, 0.2)},
+        many={"HOLES": (6, 8), "RADII": (0.04, 0.07)},
+        finer={"SIZES": (0.065, 0.08)},
+    ),
+    "oxides": partial(
+        small_molecules,
+        first=4000,
+        usual=lambda size, of: 18 <= size <= 20 and of[OXYGEN] <= 2,
+        smaller=lambda size, of: size <= 15,
+        larger=lambda size, of: size >= 24,
+        rich_in_O=lambda size, of: of[OXYGEN] >= 4,
+    ),
+    "weak_textures": partial(
+        textures,
+        grains=(40, 60),
+        sharpness=(0.5, 1.5),
+        random={"SHARPNESS": (0.0,)},
+        medium={"SHARPNESS": (5.0,)},
+        sharp={"SHARPNESS": (10.0,)},
+        finer={"GRAINS": (100, 120)},
+    ),
+    "amines": partial(
+        small_molecules,
+        first=8000,
+        usual=lambda size, of: 16 <= size <= 19 and of[NITROGEN] >= 1,
+        without_N=lambda size, of: 16 <= size <= 19 and of[NITROGEN] == 0,
+        rich_in_N=lambda size, of: of[NITROGEN] >= 4,
+        smaller=lambda size, of: size <= 13,
+        larger=lambda size, of: size >= 22,
+    ),
 }
 TRUTHS: Mapping[str, Callable[[Atoms], np.ndarray]] = {
     **dict.fromkeys(("alloys", "melts", "mixed"), EMT().get_forces),
     "molecules": forces_of,
     **dict.fromkeys(("silicon", "diamond"), Tersoff(COVALENT).get_forces),
 }
-NEEDS = {"acac": "acac/train_600K.xyz.gz", "mlearn": "mlearn/Cu_train.extxyz.gz", "qm9": "qm9/qm9_dev_12000.npz"}
+NEEDS = {
+    "acac": "acac/train_600K.xyz.gz",
+    "mlearn": "mlearn/Cu_train.extxyz.gz",
+    **dict.fromkeys(("qm9", "oxides", "amines"), "qm9/qm9_dev_12000.npz"),
+}
 """Published data that a set needs."""

@@ -96,7 +96,7 @@ class ScoreScale:
     """With scale 1 and quantile 0."""
 
 
-def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm], *, corrected: bool = False) -> ScoreScale:
+def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm], *, by_thirds: bool = False) -> ScoreScale:
     """Return the scale with the best candidate, and corrections by thirds; it uses any spread.
 
     Scores do not decide on the spread: it may not pay on graphs like those of training, and elsewhere nothing else widens.
@@ -107,7 +107,7 @@ def fit_scale(rows: LabelledRows, candidates: Sequence[GrowthForm], *, corrected
     components = []
     for c in range(rows.error.shape[1]):
         component, own = unit_component(rows, c, form, follows), rows.labelled(c)
-        if corrected and len(own.graph):
+        if by_thirds and len(own.graph):
             scores = np.abs(own.error[:, c]) / component.corrected(own, c, form, follows)
             corrections = fit_corrections(scores, own.nodes, own.magnitude[:, c], own.graph)
             component = replace(component, corrections=corrections)
@@ -154,17 +154,6 @@ def fit_calibration(
         guaranteed=all(guarantees),
         form=scale.form,
     )
-
-
-def with_quantiles(
-    calibration: Calibration, scores: Float[Array, "rows components"], graph: Int[np.ndarray, " rows"]
-) -> Calibration:
-    """Return the calibration with half-widths from other scores."""
-    components = tuple(
-        replace(component, quantile=conformal_quantile(column[known], graph[known], calibration.nominal)[0])
-        for component, column, known in zip(calibration.components, scores.T, ~np.isnan(scores.T), strict=True)
-    )
-    return replace(calibration, components=components)
 
 
 def turning_axes(field: Field) -> int:
