@@ -17,14 +17,7 @@ from hydragnn.ensemble.building.basis import held_out_estimate
 from hydragnn.ensemble.domain.rarity import Rarity
 from hydragnn.ensemble.estimates.calibration.cross_validation import cross_interval, graph_scores
 from hydragnn.ensemble.estimates.calibration.numbers import Calibration, fit_calibration
-from hydragnn.ensemble.estimates.calibration.protocol import (
-    DOUBTS,
-    NO_GROWTH,
-    POWER,
-    USUAL,
-    Distance,
-    held_out_p_values,
-)
+from hydragnn.ensemble.estimates.calibration.protocol import NO_GROWTH, POWER, USUAL, Distance, held_out_p_values
 from hydragnn.ensemble.estimates.classes import ClassEstimate
 from hydragnn.ensemble.estimates.estimate import FoldLabels, Labelled
 from hydragnn.ensemble.estimates.metrics import coverage, gaussian_crps, point_metrics
@@ -209,7 +202,7 @@ def drawn(seed: int, p_values: np.ndarray, power: float = POWER, doubts: float =
     """Graphs whose errors grow with a power of their p-values and with doubts, which no item shows."""
     generator = np.random.default_rng(seed)
     shape = (len(p_values) * ITEMS, 3)
-    size = np.repeat(np.maximum(USUAL / p_values, 1.0) ** power * np.exp(DOUBTS * doubts), ITEMS)[:, None]
+    size = np.repeat(np.maximum(USUAL / p_values, 1.0) ** power * np.exp(DISTANCE.doubts * doubts), ITEMS)[:, None]
     means = generator.normal(size=(MEMBERS, *shape))
     graph, nodes = np.repeat(np.arange(len(p_values)), ITEMS), np.full(len(p_values) * ITEMS, ITEMS)
     return points(
