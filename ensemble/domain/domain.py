@@ -149,22 +149,22 @@ class Domain:
 
     def scores_of_values(self, values: Float[Array, "graphs channels"]) -> DomainScores:
         """Return scores for values of channels; reasons are names of detectors."""
-        known = ~np.isnan(values).all(axis=1)
+        valid = ~np.isnan(values).all(axis=1)
         if self.rarity is None:
             unknown = np.full(len(values), np.nan)
             return DomainScores(scores={}, p_values=unknown, doubts=unknown, reasons=("",) * len(values))
         excesses, names = self.rarity.standardised(values), [detector.name for detector in self.detectors]
         largest = np.stack([excesses[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(self._ends)], axis=1)
         reasons = [""] * len(values)
-        for graph in np.flatnonzero(known & self.rarity.outside(excesses)).tolist():
+        for graph in np.flatnonzero(valid & self.rarity.outside(excesses)).tolist():
             order = np.argsort(-largest[graph], kind="stable")[:REASONS]
             reasons[graph] = "; ".join(
                 names[n] for n in order.tolist() if largest[graph, n] >= CONCERNED * largest[graph].max()
             )
         return DomainScores(
-            scores={name: np.where(known, column, np.nan) for name, column in zip(names, largest.T)},
-            p_values=np.where(known, self.rarity.p_values(excesses), np.nan),
-            doubts=np.where(known, self.doubts(excesses), np.nan),
+            scores={name: np.where(valid, column, np.nan) for name, column in zip(names, largest.T)},
+            p_values=np.where(valid, self.rarity.p_values(excesses), np.nan),
+            doubts=np.where(valid, self.doubts(excesses), np.nan),
             reasons=tuple(reasons),
         )
 

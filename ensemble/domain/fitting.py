@@ -63,13 +63,13 @@ def fitted_domain(
                 ends = own[view.batch.senders.numpy()], own[view.batch.receivers.numpy()]
                 np.minimum.at(shortest, ends, view.lengths)
         kinds_by_field = {name: kinds_of for name, kinds_of in kinds_by_field.items() if len(kinds_of)}
-        found: list[Detector] = [Kinds(kinds_of=kinds_by_field)] if kinds_by_field else []
+        checks: list[Detector] = [Kinds(kinds_of=kinds_by_field)] if kinds_by_field else []
         if len(kinds):
             own = np.pad(shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
             own[~np.isfinite(own)] = own.min()  # of strangers the shortest of all
-            found.append(Contacts(species=species, kinds=kinds, shortest=own, lonely=lonely))
+            checks.append(Contacts(species=species, kinds=kinds, shortest=own, lonely=lonely))
         references = (view for _, view in views(store, references_of(graphs), read, scale))
-        return (*found, *fitted_statistics(references, inputs), *of_members)
+        return (*checks, *fitted_statistics(references, inputs), *of_members)
 
     detectors = fitted(train)
     if not detectors:

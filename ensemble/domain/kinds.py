@@ -105,8 +105,8 @@ class OpenReferences(Detector):
         """Return 1 for a composition that references leave open, else 0."""
         numbers, owners = items_of(view.batch, ATOMIC_NUMBERS)
         counts = np.zeros((len(view), len(self.elements)))
-        known = np.isin(numbers, self.elements)
-        np.add.at(counts, (owners[known], np.searchsorted(self.elements, numbers[known])), 1.0)
+        ours = np.isin(numbers, self.elements)
+        np.add.at(counts, (owners[ours], np.searchsorted(self.elements, numbers[ours])), 1.0)
         away = np.abs(counts @ self.directions.T).max(axis=1, keepdims=True, initial=0.0)
         return np.asarray(away > 1e-6 * np.maximum(np.diff(view.node_rows), 1)[:, None]).astype(np.float64)
 

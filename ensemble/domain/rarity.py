@@ -122,10 +122,10 @@ def fitted_rarity(
         elif len(values):
             unit[number] = UNKNOWN
     rarity = Rarity(usual=usual, unit=unit, held_out=np.zeros(0), false_alarms=false_alarms)
-    known = ~np.isnan(values).all(axis=1) if len(channels) else np.ones(len(values), dtype=np.bool_)
-    held_out = np.sort(joint := joint_scores(np.where(exact, 0.0, rarity.standardised(values[known]))))
+    valid = ~np.isnan(values).all(axis=1) if len(channels) else np.ones(len(values), dtype=np.bool_)
+    held_out = np.sort(joint := joint_scores(np.where(exact, 0.0, rarity.standardised(values[valid]))))
     if graph is not None and len(joint):
-        held_out = _quantiles(joint, graph[known])
+        held_out = _quantiles(joint, graph[valid])
     return Rarity(usual=usual, unit=unit, held_out=held_out, false_alarms=false_alarms)
 
 

@@ -144,8 +144,8 @@ class NumberEstimate(Estimate):
         moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
         of_folds = [_relative(field, grown, fold.rows, one) for fold, one in zip(folds, moments)]
         relative, graph = (np.concatenate(parts) for parts in zip(*of_folds))
-        known = zip(relative.T, ~np.isnan(relative.T))
-        quantiles = [conformal_quantile(own[has], graph[has], calibration.nominal)[0] for own, has in known]
+        columns = zip(relative.T, ~np.isnan(relative.T))
+        quantiles = [conformal_quantile(own[has], graph[has], calibration.nominal)[0] for own, has in columns]
         components = (replace(one, quantile=own) for one, own in zip(grown.components, quantiles, strict=True))
         grown = replace(grown, components=tuple(components))
         if not calibration.folds:
