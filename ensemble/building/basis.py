@@ -81,7 +81,7 @@ def simple_members(setup: Setup) -> Baselines:
     is_optional = any(field.name in ensemble.optional for field in baselines.features.inputs)
     if is_optional or not have_edges or not all(one.config.data.edges for one in ensemble.members):
         return Baselines()
-    are_atoms, meanings = reads_atoms(ensemble.manifest), {MEANING(one) for one in ensemble.inputs if one.unit}
+    are_atoms, meanings = reads_atoms(ensemble.manifest), set(map(MEANING, ensemble.inputs))
     targets = [
         one
         for one in ensemble.targets

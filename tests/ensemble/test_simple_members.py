@@ -23,14 +23,14 @@ from tests.ensemble.finished import arrays_of, edit_json
 from tests.once import shared
 
 FIELDS = (
-    Field(name="mass", on="node", dtype="float64"),
+    Field(name="mass", on="node", unit="g", dtype="float64"),
     Field(name="load", on="graph", dtype="float64"),
     Field(name="stiffness", on="graph", role="target", dtype="float64"),
     Field(name="total", on="graph", role="target", dtype="float64"),
-    Field(name="shift", on="node", role="target", dtype="float64"),
-    Field(name="bend", on="node", role="target", dtype="float64"),
-    Field(name="next", on="node", unit="K", role="target", dtype="float64"),
-    Field(name="heat", on="node", unit="K", dtype="float64"),
+    Field(name="shift", on="node", unit="mm", role="target", dtype="float64"),
+    Field(name="bend", on="node", unit="mm", role="target", dtype="float64"),
+    Field(name="next", on="node", role="target", dtype="float64"),
+    Field(name="heat", on="node", dtype="float64"),
 )
 TABLE: dict[str, Any] = {
     "split": {"train": 0.5, "valid": 0.3},
