@@ -62,7 +62,7 @@ def chapter(facts: Facts) -> Section | None:
     spent, timeline = spent_of(facts), facts.campaign.history.timeline if facts.campaign else Timeline()
     if not spent:
         return None
-    lead = next(iter(spent.values())).loss()
+    lead = " ".join(one.loss() for one in spent)
     if timeline.slots:
         hours, noun, nodes = timeline.node_hours(), timeline.noun, len(set(map(node_of, timeline.slots)))
         time = f"{nodes} {noun}{'' if nodes == 1 else 's'}, {duration(3600 * hours.allocated)} of {noun} time"

@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[str, str, float, str]] = {
     "overhead": (USES["overhead"], canvas.MUTED, 0.7, "take fewer rungs, since each of them starts anew"),
     "faults": (USES["faults"], canvas.POOR, 1.0, "see the table of faults"),
     "out": (USES["out"], canvas.POOR, 0.4, "ask for other nodes; the chart shows which were kept out"),
-    "idle": (USES["idle"], canvas.RULE, 1.0, "raise search.trials or search.finalists, or take fewer nodes"),
+    "idle": (USES["idle"], canvas.RULE, 1.0, "raise search.trials or search.finalists, or take fewer nodes or workers"),
 }  # fmt: skip
 """Phases of trainings and uses of nodes: words, colour, opacity, and the next move against a loss."""
 
@@ -47,6 +47,8 @@ NOTABLE, LOW = 0.1, 0.25
 class Spent:
     """Time of trainings: of a run, of a search, or of members."""
 
+    name: str
+    """search, members or run."""
     records: Sequence[RunRecord]
     timeline: Timeline = field(default_factory=Timeline)
 
@@ -89,36 +91,36 @@ class Spent:
         if name == "faults" and faults:
             words, move = f"{words} ({faults[0].what})", REMEDIES.get(faults[0].kind, move)
         if share >= NOTABLE:
-            return f"Largest loss: {words}, {100 * share:.0f} % of the time. Next move: {move}."
+            return f"Largest loss of the {self.name}: {words}, {100 * share:.0f} % of the time. Next move: {move}."
         flops, traffic = self.peak("flops"), self.peak("bytes")
         if flops and traffic and max(flops[0], traffic[0]) < LOW:
             return (
-                f"Largest loss: computation uses {100 * flops[0]:.0f} % of the operations and {100 * traffic[0]:.0f} % of the memory "
+                f"Largest loss of the {self.name}: computation uses {100 * flops[0]:.0f} % of the operations and {100 * traffic[0]:.0f} % of the memory "
                 "traffic that the device can do. Next move: raise batch.max_graphs."
             )
-        return f"No loss takes a tenth of the time; the largest: {words}, {100 * share:.0f} %."
+        return f"No loss takes a tenth of the time of the {self.name}; the largest: {words}, {100 * share:.0f} %."
 
 
-def spent_of(facts: Facts) -> dict[str, Spent]:
+def spent_of(facts: Facts) -> list[Spent]:
     """Return the known times of search, members and run."""
-    campaign = facts.campaign
-    spent = {
-        "search": Spent(records=[*campaign.records.values()], timeline=campaign.history.timeline) if campaign else None,
-        "members": Spent(records=[*facts.members.values()]),
-        "run": Spent(records=[facts.run] if facts.run else []),
-    }
-    return {name: one for name, one in spent.items() if one is not None and one.parts}
+    spent = [
+        Spent(name="members", records=[*facts.members.values()]),
+        Spent(name="run", records=[facts.run] if facts.run else []),
+    ]
+    if (campaign := facts.campaign) is not None:
+        spent.insert(0, Spent(name="search", records=[*campaign.records.values()], timeline=campaign.history.timeline))
+    return [one for one in spent if one.parts]
 
 
-def parts_figure(spent: Mapping[str, Spent]) -> Figure | None:
+def parts_figure(spent: Sequence[Spent]) -> Figure | None:
     """Return bars of the time by part, if any."""
     return canvas.panels(
         "parts",
         "Time by part",
         "the bar is all of the time: computation is blue, what surrounds it grey, waiting amber, and what the machine lost red. "
         "Training that counts is divided as the records of trials say.",
-        {name: (partial(_draw, one.parts), duration(sum(one.parts.values()))) for name, one in spent.items()},
-        height=70 + 20 * max([len(one.parts) for one in spent.values()], default=0),
+        {one.name: (partial(_draw, one.parts), duration(sum(one.parts.values()))) for one in spent},
+        height=70 + 20 * max([len(one.parts) for one in spent], default=0),
     )
 
 
@@ -134,10 +136,13 @@ def _draw(parts: Mapping[str, float], axes: Axes) -> None:
     canvas.legend_above(axes, 1)
 
 
-def usage_table(spent: Mapping[str, Spent]) -> Table:
+def usage_table(spent: Sequence[Spent]) -> Table:
     """Return use of devices and energy, as far as records have them."""
-    rows = [(name, *row) for name, one in spent.items() if one.phases for row in _usage(one)]
-    caption = "Use of the devices, and energy. Of the two peaks, that with the larger share is the nearer bound."
+    rows = [(one.name, *row) for one in spent if one.phases for row in _usage(one)]
+    caption = (
+        "Use of the devices, and energy. Traffic is counted by operation: caches can bring it above its peak. The peak "
+        "with the larger share is the nearer bound."
+    )
     return Table(header=("time of", "what", "value", "of"), rows=rows, caption=caption)
 
 

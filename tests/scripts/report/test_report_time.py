@@ -49,7 +49,11 @@ def test_every_slot_has_a_row(spans: tuple[Span, ...], slots: tuple[str, ...], r
 def test_nothing_is_drawn_before_anything_ran() -> None:
     assert nodes_over_time(Timeline()) is None
     assert nodes_over_time(Timeline(sessions=(session(0.0, 0.0),))) is None
-    assert not faults_table(Timeline()).rows and not Spent(records=[]).parts and not Spent(records=[]).loss()
+    assert (
+        not faults_table(Timeline()).rows
+        and not Spent(name="run", records=[]).parts
+        and not Spent(name="run", records=[]).loss()
+    )
 
 
 def test_pauses_between_controllers_are_left_out() -> None:
@@ -68,8 +72,8 @@ def test_outages_are_bars_like_attempts() -> None:
 def test_parts_add_up_to_the_time_of_all_nodes(disturbed: Any, played: ModuleType) -> None:
     timeline = played.timeline_builder(disturbed.events).timeline()
     allocated = pytest.approx(3600 * timeline.node_hours().allocated, rel=2e-3)  # small uses are left out
-    parts = Spent(records=[record(data=1.0, forward=3.0)], timeline=timeline).parts
-    assert sum(parts.values()) == sum(Spent(records=[], timeline=timeline).parts.values()) == allocated
+    parts = Spent(name="run", records=[record(data=1.0, forward=3.0)], timeline=timeline).parts
+    assert sum(parts.values()) == sum(Spent(name="run", records=[], timeline=timeline).parts.values()) == allocated
     assert parts["forward"] == pytest.approx(3 * parts["data"]) and {"faults", "out", "idle"} <= parts.keys()
     answers = {row[0]: row[5] for row in faults_table(timeline).rows}
     assert (answers["it did not start"], answers["diverged"]) == ("no", "yes")
@@ -101,21 +105,21 @@ PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
 @pytest.mark.parametrize(
     ("records", "timeline", "sentence"),
     [
-        ([record(**BUSY, data=50.0, other=40.0)], Timeline(), "Largest loss: waiting for data, 28 % of the time. Next move: copy the store to a disk"),
-        ([record(**BUSY, data=10.0), record(nodes=8, forward=9.0, collectives=3.0)], Timeline(), "Largest loss: collectives of ranks, 12 % of the time. Next move: raise batch.max_graphs, or take fewer ranks"),
-        ([record(**BUSY, validation=45.0)], Timeline(), "Largest loss: validation, 33 % of the time. Next move: take a smaller split.valid."),
-        ([record(**BUSY, saving=30.0)], Timeline(), "Largest loss: saving, 25 % of the time. Next move: raise train.checkpoint_seconds."),
-        ([record(**BUSY, other=20.0, unheard_of=10.0)], Timeline(), 'Largest loss: start and host, 25 % of the time. Next move: raise batch.max_graphs, or on a GPU set train.graphs = "on"'),
-        ([record(**BUSY, data=9.0, flops=1.8e12, bytes=9e11, **PEAKS)], Timeline(), "Largest loss: computation uses 2 % of the operations and 10 % of the memory traffic that the device can do. Next move: raise batch.max_graphs."),
-        ([record(**BUSY, data=9.0, flops=1.8e12, bytes=4.5e12, **PEAKS)], Timeline(), "No loss takes a tenth of the time; the largest: waiting for data, 9 %."),
-        ([record(**BUSY, data=9.0, flops=1.8e12, peak_flops=1e12)], Timeline(), "No loss takes a tenth of the time; the largest: waiting for data, 9 %."),
+        ([record(**BUSY, data=50.0, other=40.0)], Timeline(), "Largest loss of the run: waiting for data, 28 % of the time. Next move: copy the store to a disk"),
+        ([record(**BUSY, data=10.0), record(nodes=8, forward=9.0, collectives=3.0)], Timeline(), "Largest loss of the run: collectives of ranks, 12 % of the time. Next move: raise batch.max_graphs, or take fewer ranks"),
+        ([record(**BUSY, validation=45.0)], Timeline(), "Largest loss of the run: validation, 33 % of the time. Next move: take a smaller split.valid."),
+        ([record(**BUSY, saving=30.0)], Timeline(), "Largest loss of the run: saving, 25 % of the time. Next move: raise train.checkpoint_seconds."),
+        ([record(**BUSY, other=20.0, unheard_of=10.0)], Timeline(), 'Largest loss of the run: start and host, 25 % of the time. Next move: raise batch.max_graphs, or on a GPU set train.graphs = "on"'),
+        ([record(**BUSY, data=9.0, flops=1.8e12, bytes=9e11, **PEAKS)], Timeline(), "Largest loss of the run: computation uses 2 % of the operations and 10 % of the memory traffic that the device can do. Next move: raise batch.max_graphs."),
+        ([record(**BUSY, data=9.0, flops=1.8e12, bytes=4.5e12, **PEAKS)], Timeline(), "No loss takes a tenth of the time of the run; the largest: waiting for data, 9 %."),
+        ([record(**BUSY, data=9.0, flops=1.8e12, peak_flops=1e12)], Timeline(), "No loss takes a tenth of the time of the run; the largest: waiting for data, 9 %."),
         ([record(**BUSY)], Timeline(), ""),
         ([record()], Timeline(), ""),
-        ([record(**BUSY, data=10.0)], lost(span("n1", 0.0, 20.0), until=100.0), "Largest loss: idle, 80 % of the time. Next move: raise search.trials"),
-        ([record(**BUSY, data=90.0)], lost(span("n1", 0.0, 80.0), until=100.0), "Largest loss: waiting for data, 40 % of the time."),
-        ([], lost(span("n1", 0.0, 80.0), until=100.0), "Largest loss: idle, 20 % of the time."),
+        ([record(**BUSY, data=10.0)], lost(span("n1", 0.0, 20.0), until=100.0), "Largest loss of the run: idle, 80 % of the time. Next move: raise search.trials"),
+        ([record(**BUSY, data=90.0)], lost(span("n1", 0.0, 80.0), until=100.0), "Largest loss of the run: waiting for data, 40 % of the time."),
+        ([], lost(span("n1", 0.0, 80.0), until=100.0), "Largest loss of the run: idle, 20 % of the time."),
         *(
-            ([], lost(span("n1", 0.0, 40.0), changed(span("n1", 40.0, 100.0, kind), useful=0.0), until=100.0), f"Largest loss: lost in faults ({what}), 60 % of the time. Next move: {move}")
+            ([], lost(span("n1", 0.0, 40.0), changed(span("n1", 40.0, 100.0, kind), useful=0.0), until=100.0), f"Largest loss of the run: lost in faults ({what}), 60 % of the time. Next move: {move}")
             for kind, what, move in (
                 ("out_of_memory", "out of memory", "set batch.memory"),
                 ("lost_node", "a node was lost", "ask for other nodes"),
@@ -129,7 +133,7 @@ PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
 def test_the_largest_loss_and_the_next_move_follow_from_the_records(
     records: list[RunRecord], timeline: Timeline, sentence: str
 ) -> None:
-    said = Spent(records=records, timeline=timeline).loss()
+    said = Spent(name="run", records=records, timeline=timeline).loss()
     assert said.startswith(sentence) and bool(said) == bool(sentence)
 
 
@@ -149,7 +153,7 @@ def test_the_largest_loss_and_the_next_move_follow_from_the_records(
     ],
 )  # fmt: skip
 def test_what_was_not_measured_is_no_zero(records: list[RunRecord], rows: list[tuple[str, str, str]]) -> None:
-    assert usage_table({"run": Spent(records=records)}).rows == [("run", *row) for row in rows]
+    assert usage_table([Spent(name="run", records=records)]).rows == [("run", *row) for row in rows]
 
 
 def test_curves_of_thousands_of_trials_are_pixels(samples: Any) -> None:
