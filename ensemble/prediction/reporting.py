@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hydragnn.base.terminal import PlainConsole
 from hydragnn.ensemble.prediction.job import PredictionJob
 from hydragnn.ensemble.prediction.parts import COUNTS
 from hydragnn.ensemble.prediction.schedule import Schedule
+from hydragnn.record import Usage
 
 PLAN = {"planned", "measured"}
 """Keys of the plan beside a prediction."""
@@ -64,10 +65,8 @@ class PredictionResult(Shown):
     """Time of the whole prediction."""
     seconds_of: Mapping[str, float]
     """Time by stage: preparing, predicting, writing what was not joined before."""
-    phases: Mapping[str, float]
-    """Seconds of all ranks while they predict, by phase: read, compute, write, wait."""
-    busy: float
-    """Share of these without waits."""
+    usage: Usage
+    """Seconds of all ranks while they predict, by phase (read, compute, write, wait), the share without waits, and energy."""
     graphs_per_second: float
 
     def to_json(self) -> dict[str, Any]:
@@ -77,8 +76,8 @@ class PredictionResult(Shown):
     def table(self) -> dict[str, Any]:
         """Return what people want to know at the end."""
         losses = {"ranks lost": self.ranks_lost} if self.ranks_lost else {}
-        total = sum(self.phases.values())
-        shares = [f"{name} {100 * seconds / total:.0f} %" for name, seconds in self.phases.items() if total]
+        phases = self.usage.phases
+        shares = [f"{name} {100 * seconds / sum(phases.values()):.0f} %" for name, seconds in phases.items() if seconds]
         return {
             "predictions": str(self.out),
             "graphs": self.graphs,
@@ -111,8 +110,9 @@ def prediction_result(
 ) -> PredictionResult:
     """Return the result, and write plan and measurements beside the predictions."""
     planned, measured = schedule.certificate, measured_course(accounts, schedule)
+    usage = usage_of(accounts, measured["makespan"], job.graph_ranks)
     try:
-        write_sealed(job.plan, {"planned": planned, "measured": measured})
+        write_sealed(job.plan, {"planned": planned, "measured": {**measured, "usage": asdict(usage)}})
     except InputError as error:  # the predictions are complete
         print_note(str(error))
     seconds, own = sum(seconds_of.values()), (*COUNTS, "ranks_lost")
@@ -129,8 +129,7 @@ def prediction_result(
         busy_seconds=tuple(measured["busy"]),
         seconds=seconds,
         seconds_of=seconds_of,
-        phases=measured["phases"],
-        busy=1 - measured["phases"]["wait"] / max(1e-9, sum(measured["phases"].values())),
+        usage=usage,
         graphs_per_second=counts["graphs"] / seconds,
     )
 
@@ -154,8 +153,6 @@ def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> d
     all_units, once = sum(account["units"] for account in accounts), schedule.units - schedule.resumed
     busy = sum(account["busy"] for account in accounts) * min(1.0, once / max(1, all_units))
     bound = max(busy / schedule.ranks, max((account["largest"] for account in accounts), default=0.0))
-    phases = {name: sum(account["phases"][name] for account in accounts) for name in ("read", "compute", "write")}
-    phases["wait"] = max(0.0, makespan * len(accounts) - sum(phases.values()))
     return {
         "ranks_heard": len(accounts),
         "units_done": once,
@@ -163,9 +160,24 @@ def measured_course(accounts: Sequence[dict[str, Any]], schedule: Schedule) -> d
         "makespan": makespan,
         "lower_bound": bound,
         "ratio": makespan / bound if bound > 0 else 1.0,
-        "phases": phases,
         "busy": [round(account["busy"], 3) for account in sorted(accounts, key=lambda account: int(account["rank"]))],
     }
+
+
+def usage_of(accounts: Sequence[dict[str, Any]], makespan: float, graph_ranks: int = 1) -> Usage:
+    """Return how ranks spent the time until the last of them ended.
+
+    Energy is unknown where one rank does not know its own, and where ranks share batches.
+    """
+    phases = {
+        name: sum((account["phases"][name] for account in accounts), 0.0) for name in ("read", "compute", "write")
+    }
+    work, total = sum(phases.values()), makespan * len(accounts)
+    usage = Usage(phases={**phases, "wait": max(0.0, total - work)}, busy=min(1.0, work / total) if total else None)
+    sources = dict.fromkeys(account["energy_source"] for account in accounts)
+    if None in sources or not sources or graph_ranks > 1:
+        return usage
+    return replace(usage, joules=sum(account["joules"] for account in accounts), energy_source="; ".join(sources))
 
 
 def check_plan(plan: Path) -> None:

@@ -9,7 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from hydragnn.base.machine import visible_gpus
+from hydragnn.distributed import this_launch
 from hydragnn.distributed.group import Group
 from hydragnn.ensemble.ensemble import UNKNOWN, Ensemble
 from hydragnn.ensemble.members.member import MemberOutcome
@@ -20,6 +23,7 @@ from hydragnn.ensemble.prediction.parts import COUNTS, Parts
 from hydragnn.ensemble.prediction.schedule import PredictionTask
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.graphs.texts import Texts, one_line
+from hydragnn.runs.energy import Meter
 
 KEEP_SECONDS = 5.0
 """Seconds of work after which it is kept, although its task is not finished."""
@@ -65,6 +69,8 @@ class PredictionWorker:
         self.sink, self.check, self.needed = sink, check, needed
         self.done, self.largest, self.busy, self.load = 0, 0.0, 0.0, 0.0
         self.seconds = dict.fromkeys(("read", "keep", "join"), 0.0)
+        sharing = -(-group.size // max(1, visible_gpus())) if this_launch().by == "alone" else 1
+        self.meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"), sharing)
         self.start()
 
     def start(self) -> None:
@@ -106,6 +112,7 @@ class PredictionWorker:
                 counted.most_common(REASONS)
             )
             first = some[0][0]
+            self.meter.sample()
             with self.timed("keep"):
                 self.parts.keep_segment(first, first + count, counts, joined([piece for *_, piece in some]))
         self._kept_at = time.monotonic()
@@ -154,7 +161,7 @@ class PredictionWorker:
 
     def account(self) -> dict[str, Any]:
         """Return what this rank did and when."""
-        read, keep, join = self.seconds.values()
+        (joules, _), (read, keep, join) = self.meter.values(), self.seconds.values()
         return {
             "rank": self.group.rank,
             "began": self.began,
@@ -163,6 +170,8 @@ class PredictionWorker:
             "units": self.done,
             "largest": self.largest,
             "phases": {"read": read, "compute": self.busy - read - keep, "write": keep + join},
+            "joules": joules,
+            "energy_source": self.meter.counter.source if self.meter.counter else None,
         }
 
     def seconds_of(self, loads: float) -> float:

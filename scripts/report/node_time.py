@@ -126,10 +126,7 @@ def faults_table(timeline: Timeline) -> Table:
 
 
 def _advice(timeline: Timeline, used: Sequence[str]) -> str:
-    hours = timeline.node_hours()
-    idle = "Long blank stretches say that there was too little to do, or that trials were larger than what was free."
     sentences = {
-        idle: hours.idle > 0.05 * hours.allocated,
         "Red is a fault of the machine: the trial went on elsewhere from its last checkpoint.": "machine" in used,
         "Hatched nodes were probed or kept out after faults.": "out" in used,
         "A dashed line is a resume; pauses in between are left out.": len(timeline.sessions) > 1,

@@ -71,15 +71,15 @@ class Spent:
         useful = uses.pop("useful", 0.0) if phases else 0.0
         return {name: value / sum(phases.values()) * useful for name, value in phases.items()} | uses
 
-    def peak(self, name: str) -> tuple[float, float] | None:
-        """Return the share of a peak that computation uses, and the peak."""
-        used = peaks = seconds = 0.0
+    def share_of_peak(self, name: str) -> float | None:
+        """Return the share of a peak that computation uses, if known."""
+        used = peaks = 0.0
         for one in self.records:
             own, peak = getattr(one.usage, name), getattr(one.usage, f"peak_{name}")
             time = one.cost.ranks * sum(one.usage.phases.get(key, 0.0) for key in COMPUTING)
             if own > 0 and peak * time > 0:
-                used, peaks, seconds = used + own, peaks + peak * time, seconds + time
-        return (used / peaks, peaks / seconds) if peaks else None
+                used, peaks = used + own, peaks + peak * time
+        return used / peaks if peaks else None
 
     def loss(self) -> str:
         """Return the largest loss and the next move, if known."""
@@ -92,10 +92,10 @@ class Spent:
             words, move = f"{words} ({faults[0].what})", REMEDIES.get(faults[0].kind, move)
         if share >= NOTABLE:
             return f"Largest loss of the {self.name}: {words}, {100 * share:.0f} % of the time. Next move: {move}."
-        flops, traffic = self.peak("flops"), self.peak("bytes")
-        if flops and traffic and max(flops[0], traffic[0]) < LOW:
+        flops, traffic = self.share_of_peak("flops"), self.share_of_peak("bytes")
+        if flops and traffic and max(flops, traffic) < LOW:
             return (
-                f"Largest loss of the {self.name}: computation uses {100 * flops[0]:.0f} % of the operations and {100 * traffic[0]:.0f} % of the memory "
+                f"Largest loss of the {self.name}: computation uses {100 * flops:.0f} % of the operations and {100 * traffic:.0f} % of the memory "
                 "traffic that the device can do. Next move: raise batch.max_graphs."
             )
         return f"No loss takes a tenth of the time of the {self.name}; the largest: {words}, {100 * share:.0f} %."
@@ -151,9 +151,9 @@ def _usage(spent: Spent) -> Iterator[tuple[str, str, str]]:
     timed = [(one.usage.busy, one.cost.seconds * one.cost.ranks) for one in spent.records if one.usage.busy is not None]
     if weight := sum(seconds for _, seconds in timed):
         yield "device computes", f"{100 * sum(busy * own for busy, own in timed) / weight:.0f} %", "time of training"
-    for name, words in (("flops", "operations"), ("bytes", "bytes of memory traffic")):
-        if peak := spent.peak(name):
-            yield words, f"{100 * peak[0]:.1f} %", f"{plain_number(peak[1])} per second that a device can do"
+    for name, words in (("flops", "operations"), ("bytes", "memory traffic")):
+        if (share := spent.share_of_peak(name)) is not None:
+            yield f"{words} while it computes", f"{100 * share:.1f} %", "peak of the device"
     measured = [one for one in spent.records if one.usage.joules is not None]
     if results := sum(one.failure is None and bool(one.best) for one in measured):
         joules = sum(one.usage.joules or 0.0 for one in measured) / results

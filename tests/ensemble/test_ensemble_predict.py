@@ -1,6 +1,7 @@
 """One line per graph, in any format, in any number of sittings, always with the same bits."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -33,11 +34,11 @@ from hydragnn.ensemble.prediction.formats.sink import Heading, joined
 from hydragnn.ensemble.prediction.formats.structures import Frame, as_ase
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.prediction.reporting import measured_course
-from hydragnn.ensemble.prediction.schedule import make_schedule
+from hydragnn.ensemble.prediction.reporting import usage_of
 from hydragnn.ensemble.prediction.work import _OWN
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 from hydragnn.models import Target
+from hydragnn.runs import energy
 from hydragnn.scripts import api
 from tests.acting import first_acts
 from tests.ensemble.conftest import Predict, refused, written
@@ -106,20 +107,41 @@ def test_reasons_count_without_the_numbers_of_their_graphs(reason: str, kind: st
 
 
 @pytest.mark.parametrize(
-    ("ends", "phases"),
+    ("ends", "sources", "graph_ranks", "wait", "busy", "joules", "source"),
     [
-        ((10.0,), {"read": 1.0, "compute": 5.0, "write": 2.0, "wait": 2.0}),
-        ((10.0, 40.0), {"read": 2.0, "compute": 10.0, "write": 4.0, "wait": 64.0}),
-        ((7.0,), {"read": 1.0, "compute": 5.0, "write": 2.0, "wait": 0.0}),
-        ((), {"read": 0.0, "compute": 0.0, "write": 0.0, "wait": 0.0}),
+        ((10.0,), ["RAPL"], 1, 2.0, 0.8, 50.0, "RAPL"),
+        ((10.0, 40.0), ["RAPL", "NVML"], 1, 64.0, 0.2, 100.0, "RAPL; NVML"),
+        ((10.0, 40.0), ["RAPL", None], 1, 64.0, 0.2, None, "not measured"),
+        ((10.0,), ["RAPL"], 2, 2.0, 0.8, None, "not measured"),
+        ((7.0,), [None], 1, 0.0, 1.0, None, "not measured"),
+        ((), [], 1, 0.0, None, None, "not measured"),
     ],
 )
-def test_ranks_wait_for_the_last_of_them(ends: tuple[float, ...], phases: dict[str, float]) -> None:
-    own = {"began": 0.0, "busy": 7.0, "units": 2, "largest": 1.0, "phases": {"read": 1.0, "compute": 5.0, "write": 2.0}}
-    accounts = [{**own, "rank": rank, "ended": end} for rank, end in enumerate(ends)]
-    every = np.ones(4, dtype=np.bool_)
-    schedule = make_schedule(np.ones(4), every, ~every, ranks=2)
-    assert measured_course(accounts, schedule)["phases"] == phases
+def test_ranks_wait_for_the_last_of_them_and_energy_is_known_by_all_or_not_at_all(
+    ends: tuple[float, ...],
+    sources: list[str | None],
+    graph_ranks: int,
+    wait: float,
+    busy: float | None,
+    joules: float | None,
+    source: str,
+) -> None:
+    own = {"phases": {"read": 1.0, "compute": 5.0, "write": 2.0}, "joules": 50.0}
+    usage = usage_of([{**own, "energy_source": one} for one in sources], max(ends, default=0.0), graph_ranks)
+    count = len(ends)
+    assert usage.phases == {"read": count * 1.0, "compute": count * 5.0, "write": count * 2.0, "wait": wait}
+    assert (usage.busy, usage.joules, usage.energy_source) == (busy, joules, source)
+
+
+def test_a_prediction_has_the_joules_of_its_ranks(
+    runs: list[Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joules = itertools.count(100.0, 7.0)
+    counter = energy.Counter("stand-in", lambda: [next(joules)], share=0.5)
+    monkeypatch.setattr(energy, "counter_of", lambda *_: counter)
+    usage = predict_to_file(runs[0], stored, tmp_path / "out.h5").usage
+    looks, rest = divmod(usage.joules, 3.5)
+    assert usage.energy_source == "stand-in" and looks >= 2 and rest == 0
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
@@ -130,9 +152,9 @@ def test_a_single_run_claims_no_uncertainty_and_no_domain(
     out = tmp_path / f"out{suffix}"
     result = predict_to_file(runs[0], structures, out, quiet=False)
     assert (result.failed, result.outside_training_domain, list(result.reasons.values())) == (1, 0, [1])
-    assert all(result.phases[name] > 0 for name in ("read", "compute", "write"))
-    assert result.busy == pytest.approx(1 - result.phases["wait"] / sum(result.phases.values()))
-    assert json.loads(out.with_name(f"{out.name}.plan.json").read_text())["measured"]["phases"] == dict(result.phases)
+    assert all(result.usage.phases[name] > 0 for name in ("read", "compute", "write"))
+    plan = json.loads(out.with_name(f"{out.name}.plan.json").read_text())
+    assert plan["measured"]["usage"] == result.to_json()["usage"]
     assert "is a single run, so its predictions have no calibrated uncertainty and no domain" in capfd.readouterr().err
     if suffix == ".csv":
         heads = [path.read_text().splitlines()[0] for path in (out, out.with_suffix(".nodes.csv"))]

@@ -148,7 +148,7 @@ def test_the_largest_loss_and_the_next_move_follow_from_the_records(
         ),
         (
             [record(ranks=2, **BUSY, flops=9e13, bytes=0.0, **PEAKS)],
-            [("operations", "50.0 %", "10¹² per second that a device can do"), ("energy", "–", "not measured")],
+            [("operations while it computes", "50.0 %", "peak of the device"), ("energy", "–", "not measured")],
         ),
     ],
 )  # fmt: skip
