@@ -23,7 +23,8 @@ PARTS: dict[str, tuple[str, str, float, str]] = {
     "saving": ("saving", canvas.SOFT, 0.5, "raise train.checkpoint_seconds"),
     "data": ("waiting for data", canvas.FAIR, 1.0, "copy the store to a disk of the node, or keep it in memory (data.window = 0)"),
     "collectives": ("collectives of ranks", canvas.FAIR, 0.7, "raise batch.max_graphs, or take fewer ranks per trial"),
-    "other": ("start and host", canvas.FAIR, 0.4, 'raise batch.max_graphs, or on a GPU set train.graphs = "on"; of short runs it is their start'),
+    "gaps": ("gaps in the GPU's work", canvas.FAIR, 0.55, 'set train.graphs = "on", or raise batch.max_graphs'),
+    "other": ("start and host", canvas.FAIR, 0.4, "train longer after each start, or raise batch.max_graphs"),
     "overhead": (USES["overhead"], canvas.MUTED, 0.7, "take fewer rungs, since each of them starts anew"),
     "faults": (USES["faults"], canvas.POOR, 1.0, "see the table of faults"),
     "out": (USES["out"], canvas.POOR, 0.4, "ask for other nodes; the chart shows which were kept out"),
@@ -54,11 +55,20 @@ class Spent:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Return seconds on all nodes by phase, if records have them."""
+        """Return seconds on all nodes by phase, if records have them.
+
+        Time in which a GPU is not busy while it should compute is ``gaps``; validation and collectives count as busy.
+        """
         seconds = dict.fromkeys(PARTS, 0.0)
         for one in self.records:
-            for name, value in one.usage.phases.items():
-                seconds[name if name in PARTS else "other"] += value * one.cost.nodes
+            phases, busy, gaps = one.usage.phases, one.usage.busy, 0.0
+            computing = sum(phases.get(name, 0.0) for name in COMPUTING)
+            if busy is not None and computing and one.hardware.get("type") == "cuda":
+                others = phases.get("validation", 0.0) + phases.get("collectives", 0.0)
+                gaps = min(max(0.0, computing + others - busy * sum(phases.values())), computing)
+            for name, value in {**phases, "gaps": gaps}.items():
+                share = 1 - gaps / computing if gaps and name in COMPUTING else 1.0
+                seconds[name if name in PARTS else "other"] += value * share * one.cost.nodes
         return {name: value for name, value in seconds.items() if value > 0}
 
     @property

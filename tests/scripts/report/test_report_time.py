@@ -79,7 +79,7 @@ def test_parts_add_up_to_the_time_of_all_nodes(disturbed: Any, played: ModuleTyp
     assert (answers["it did not start"], answers["diverged"]) == ("no", "yes")
 
 
-def record(*, nodes: int = 1, ranks: int = 1, failed: bool = False, **values: Any) -> RunRecord:
+def record(*, nodes: int = 1, ranks: int = 1, failed: bool = False, device: str = "cpu", **values: Any) -> RunRecord:
     """A record with phases and other values of its usage."""
     known = {name: values.pop(name) for name in list(values) if name in Usage.__dataclass_fields__}
     return RunRecord(
@@ -90,6 +90,7 @@ def record(*, nodes: int = 1, ranks: int = 1, failed: bool = False, **values: An
         best={"valid/loss": 1.0},
         cost=Cost(seconds=sum(values.values()), nodes=nodes, ranks=ranks),
         usage=Usage(phases=values, **known),
+        hardware={"type": device},
         failure=Failure(kind="diverged", message="") if failed else None,
     )
 
@@ -109,7 +110,11 @@ PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
         ([record(**BUSY, data=10.0), record(nodes=8, forward=9.0, collectives=3.0)], Timeline(), "Largest loss of the run: collectives of ranks, 12 % of the time. Next move: raise batch.max_graphs, or take fewer ranks"),
         ([record(**BUSY, validation=45.0)], Timeline(), "Largest loss of the run: validation, 33 % of the time. Next move: take a smaller split.valid."),
         ([record(**BUSY, saving=30.0)], Timeline(), "Largest loss of the run: saving, 25 % of the time. Next move: raise train.checkpoint_seconds."),
-        ([record(**BUSY, other=20.0, unheard_of=10.0)], Timeline(), 'Largest loss of the run: start and host, 25 % of the time. Next move: raise batch.max_graphs, or on a GPU set train.graphs = "on"'),
+        ([record(**BUSY, other=20.0, unheard_of=10.0)], Timeline(), 'Largest loss of the run: start and host, 25 % of the time. Next move: train longer after each start, or raise batch.max_graphs.'),
+        ([record(**BUSY, data=10.0, busy=0.3)], Timeline(), "Largest loss of the run: waiting for data, 10 % of the time."),
+        ([record(**BUSY, data=10.0, busy=0.3, device="cuda")], Timeline(), 'Largest loss of the run: gaps in the GPU\'s work, 60 % of the time. Next move: set train.graphs = "on", or raise batch.max_graphs.'),
+        ([record(**BUSY, validation=20.0, collectives=8.0, data=7.0, busy=0.9, device="cuda")], Timeline(), "Largest loss of the run: validation, 16 % of the time."),
+        ([record(**BUSY, data=10.0, busy=0.0, device="cuda")], Timeline(), "Largest loss of the run: gaps in the GPU\'s work, 90 % of the time."),
         ([record(**BUSY, data=9.0, flops=1.8e12, bytes=9e11, **PEAKS)], Timeline(), "Largest loss of the run: computation uses 2 % of the operations and 10 % of the memory traffic that the device can do. Next move: raise batch.max_graphs."),
         ([record(**BUSY, data=9.0, flops=1.8e12, bytes=4.5e12, **PEAKS)], Timeline(), "No loss takes a tenth of the time of the run; the largest: waiting for data, 9 %."),
         ([record(**BUSY, data=9.0, flops=1.8e12, peak_flops=1e12)], Timeline(), "No loss takes a tenth of the time of the run; the largest: waiting for data, 9 %."),
