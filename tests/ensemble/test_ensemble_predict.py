@@ -107,30 +107,22 @@ def test_reasons_count_without_the_numbers_of_their_graphs(reason: str, kind: st
 
 
 @pytest.mark.parametrize(
-    ("ends", "sources", "graph_ranks", "wait", "busy", "joules", "source"),
+    ("end", "sources", "graph_ranks", "expected"),
     [
-        ((10.0,), ["RAPL"], 1, 2.0, 0.8, 50.0, "RAPL"),
-        ((10.0, 40.0), ["RAPL", "NVML"], 1, 64.0, 0.2, 100.0, "RAPL; NVML"),
-        ((10.0, 40.0), ["RAPL", None], 1, 64.0, 0.2, None, "not measured"),
-        ((10.0,), ["RAPL"], 2, 2.0, 0.8, None, "not measured"),
-        ((7.0,), [None], 1, 0.0, 1.0, None, "not measured"),
-        ((), [], 1, 0.0, None, None, "not measured"),
+        (10.0, ["RAPL"], 1, (2.0, 0.8, 50.0, "RAPL")),
+        (40.0, ["RAPL", "NVML"], 1, (64.0, 0.2, 100.0, "RAPL; NVML")),
+        (40.0, ["RAPL", None], 1, (64.0, 0.2, None, "not measured")),
+        (10.0, ["RAPL"], 2, (2.0, 0.8, None, "not measured")),
+        (7.0, [None], 1, (0.0, 1.0, None, "not measured")),
+        (0.0, [], 1, (0.0, None, None, "not measured")),
     ],
 )
-def test_ranks_wait_for_the_last_of_them_and_energy_is_known_by_all_or_not_at_all(
-    ends: tuple[float, ...],
-    sources: list[str | None],
-    graph_ranks: int,
-    wait: float,
-    busy: float | None,
-    joules: float | None,
-    source: str,
-) -> None:
-    own = {"phases": {"read": 1.0, "compute": 5.0, "write": 2.0}, "joules": 50.0}
-    usage = usage_of([{**own, "energy_source": one} for one in sources], max(ends, default=0.0), graph_ranks)
-    count = len(ends)
-    assert usage.phases == {"read": count * 1.0, "compute": count * 5.0, "write": count * 2.0, "wait": wait}
-    assert (usage.busy, usage.joules, usage.energy_source) == (busy, joules, source)
+def test_ranks_wait_for_the_last(end: float, sources: list[str | None], graph_ranks: int, expected: Any) -> None:
+    phases = {"read": 1.0, "compute": 5.0, "write": 2.0}
+    accounts = [{"phases": phases, "joules": 50.0, "energy_source": one} for one in sources]
+    usage, count = usage_of(accounts, end, graph_ranks), len(sources)
+    assert {name: usage.phases[name] for name in phases} == {name: count * value for name, value in phases.items()}
+    assert (usage.phases["wait"], usage.busy, usage.joules, usage.energy_source) == expected
 
 
 def test_a_prediction_has_the_joules_of_its_ranks(

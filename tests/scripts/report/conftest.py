@@ -45,24 +45,17 @@ SPACE: dict[str, Any] = {
 }
 
 
-USAGE = Usage(
-    phases={
-        "data": 9.0,
-        "forward": 14.0,
-        "backward": 21.0,
-        "optimizer": 3.0,
-        "validation": 5.0,
-        "saving": 0.4,
-        "other": 6.0,
-    },
-    busy=0.61,
-    flops=4e13,
-    bytes=9e12,
-    peak_flops=6e13,
-    peak_bytes=2e12,
-    joules=5400.0,
-    energy_source="NVML",
-)
+PHASES = {
+    "data": 9.0,
+    "forward": 14.0,
+    "backward": 21.0,
+    "optimizer": 3.0,
+    "validation": 5.0,
+    "saving": 0.4,
+    "other": 6.0,
+}
+COUNTS: Any = {"flops": 4e13, "bytes": 9e12, "peak_flops": 6e13, "peak_bytes": 2e12}
+USAGE = Usage(phases=PHASES, busy=0.61, joules=5400.0, energy_source="NVML", **COUNTS)
 """Of every training, whatever its length."""
 
 

@@ -82,17 +82,10 @@ def test_parts_add_up_to_the_time_of_all_nodes(disturbed: Any, played: ModuleTyp
 def record(*, nodes: int = 1, ranks: int = 1, failed: bool = False, device: str = "cpu", **values: Any) -> RunRecord:
     """A record with phases and other values of its usage."""
     known = {name: values.pop(name) for name in list(values) if name in Usage.__dataclass_fields__}
-    return RunRecord(
-        config={},
-        config_hash="",
-        data_hash="",
-        seed=0,
-        best={"valid/loss": 1.0},
-        cost=Cost(seconds=sum(values.values()), nodes=nodes, ranks=ranks),
-        usage=Usage(phases=values, **known),
-        hardware={"type": device},
-        failure=Failure(kind="diverged", message="") if failed else None,
-    )
+    cost, failure = Cost(seconds=sum(values.values()), nodes=nodes, ranks=ranks), Failure(kind="diverged", message="")
+    best: Any = {"best": {"valid/loss": 1.0}, "failure": failure if failed else None}
+    empty: Any = {"config": {}, "config_hash": "", "data_hash": "", "seed": 0}
+    return RunRecord(**empty, **best, cost=cost, usage=Usage(phases=values, **known), hardware={"type": device})
 
 
 def lost(*spans: Span, until: float) -> Timeline:
@@ -135,9 +128,7 @@ PEAKS = {"peak_flops": 1e12, "peak_bytes": 1e11}
         ),
     ],
 )  # fmt: skip
-def test_the_largest_loss_and_the_next_move_follow_from_the_records(
-    records: list[RunRecord], timeline: Timeline, sentence: str
-) -> None:
+def test_the_largest_loss_names_a_move(records: list[RunRecord], timeline: Timeline, sentence: str) -> None:
     said = Spent(name="run", records=records, timeline=timeline).loss()
     assert said.startswith(sentence) and bool(said) == bool(sentence)
 
