@@ -125,12 +125,9 @@ def test_ranks_wait_for_the_last(end: float, sources: list[str | None], graph_ra
     assert (usage.phases["wait"], usage.busy, usage.joules, usage.energy_source) == expected
 
 
-def test_a_prediction_has_the_joules_of_its_ranks(
-    runs: list[Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joules_of_ranks(runs: list[Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joules = itertools.count(100.0, 7.0)
-    counter = energy.Counter("stand-in", lambda: [next(joules)], share=0.5)
-    monkeypatch.setattr(energy, "counter_of", lambda *_: counter)
+    monkeypatch.setattr(energy, "counter_of", lambda *_: energy.Counter("stand-in", lambda: [next(joules)], 0.5))
     usage = predict_to_file(runs[0], stored, tmp_path / "out.h5").usage
     looks, rest = divmod(usage.joules, 3.5)
     assert usage.energy_source == "stand-in" and looks >= 2 and rest == 0
