@@ -175,11 +175,11 @@ def budget_result(campaign: Path, node_hours: float | None) -> Result:
                 "by": by if interval is None else f"{by}: {interval[0]:.4g} to {interval[1]:.4g}",
             }
         )
-    best = (
-        f"trial {rows[0]['trial']} is expected to be best"
-        if rows[0]["expected"] is not None
-        else "nothing tells an error"
-    )
+    first, interval = rows[0], rows[0]["interval"]
+    best = "nothing tells an error" if first["expected"] is None else f"trial {first['trial']} is expected to be best"
+    if interval:
+        close = sum(row["expected"] is not None and row["expected"] < interval[1] for row in rows[1:])
+        best += f", {close} other{'s' * (close != 1)} within its interval"
     line = f"{node_hours:g} node-hours, as {campaign} shared its nodes: {best}; curves without a law tell nothing beyond their epochs"
     return Result(value={"node_hours": node_hours, "trials": rows}, table=table, lines=[line])
 
