@@ -59,7 +59,7 @@ class Stopwatch:
     def __init__(self, earlier: Cost, used: Usage, ranks: Ranks, meter: Meter) -> None:
         self.earlier, self.used, self.ranks, self.meter, self.device = earlier, used, ranks, meter, meter.device
         Clock.running = Clock(partial(wait_for, self.device) if self.device.type == "cuda" else None)
-        self.others = [0.0 if ranks.size == 1 else math.nan] * 2  # of joules and busy shares
+        self.others: list[float] = []
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.steps = self.graphs = 0
         self.training_seconds, self.step_start = 0.0, time.perf_counter()
@@ -96,7 +96,7 @@ class Stopwatch:
         return self.graphs / self.training_seconds if self.training_seconds else 0.0
 
     def share_usage(self) -> None:
-        """Add up joules and busy shares of the other ranks; collective."""
+        """Add up joules and busy shares of other ranks; collective."""
         own = torch.tensor(self.meter.values(), dtype=torch.float64, device=self.ranks.device)
         self.others = (self.ranks.gather(own).sum(0) - own).tolist()
 
@@ -104,17 +104,21 @@ class Stopwatch:
         """Return what was ``counted``, and the use of all segments."""
         own, before = self.seconds, sum(self.used.phases.values())
         phases = {**phases, "other": own - sum(phases.values())}
-        joules, busy = (value + others for value, others in zip(self.meter.values(), self.others))
-        busy, sources = busy / self.ranks.size, [self.meter.counter.source] if self.meter.counter else []
+        values = self.meter.values()
+        others = self.others or [(self.ranks.size - 1) * value for value in values]  # until they meet, as if alike
+        joules, busy = (one + other for one, other in zip(values, others, strict=True))
+        earlier = math.nan if self.used.busy is None else self.used.busy
+        shares = [(earlier, before), (busy / self.ranks.size, own)]
+        shares = [(share, seconds) for share, seconds in shares if not math.isnan(share)]
+        sources = [self.meter.counter.source] if self.meter.counter else []
         if before:
             joules += math.nan if self.used.joules is None else self.used.joules
-            busy = busy if self.used.busy is None else (self.used.busy * before + busy * own) / (before + own)
-            sources = [*dict.fromkeys([self.used.energy_source, *sources])]
+            sources = [*dict.fromkeys([*self.used.energy_source.split("; "), *sources])]
         names = {**self.used.phases, **phases}
         return replace(
             counted,
             phases={name: self.used.phases.get(name, 0.0) + phases.get(name, 0.0) for name in names},
-            busy=None if math.isnan(busy) else busy,
+            busy=sum(share * part / sum(part for _, part in shares) for share, part in shares) if shares else None,
             joules=None if math.isnan(joules) else joules,
             energy_source=Usage().energy_source if math.isnan(joules) else "; ".join(sources),
         )

@@ -35,7 +35,7 @@ def numbers_in(paths: Sequence[Path], unit: float = 1.0) -> list[float]:
 
 
 def counters(device: torch.device, sharing: int, root: Path) -> Iterator[Counter]:
-    """Yield the counters that a machine may have; reading others raises."""
+    """Yield counters that may be there; ``sharing`` processes use the device."""
     cray = root / "sys/cray/pm_counters"
     node = Counter("pm_counters, this run's share of CPU time", partial(numbers_in, [cray / "energy"]))
     if device.type != "cuda":
@@ -65,10 +65,7 @@ def counters(device: torch.device, sharing: int, root: Path) -> Iterator[Counter
 
 
 def counter_of(device: torch.device, sharing: int = 1, root: Path = Path("/")) -> Counter | None:
-    """Return the first counter that can be read.
-
-    ``sharing`` processes use the device.
-    """
+    """Return the first counter that can be read."""
     with suppress(Exception):  # drivers raise errors of their own
         for counter in counters(device, sharing, root):
             with suppress(Exception):

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.bench_clock [--rounds 40] [--json FILE]
 
 Two processes train the same runs in turn; in one of them phases are plain calls and nothing looks at counters. Cells are what
-measuring adds to the CPU seconds of a run: of the fastest runs, which other programs disturbed least, and quartiles of the rounds.
+measuring adds to the CPU seconds of a run: the phases of its steps alone, the difference of the fastest runs, which other programs
+disturbed least, and quartiles of the rounds.
 """
 
 import contextlib
@@ -63,6 +64,20 @@ def serve(*, measured: bool) -> None:
         print(json.dumps({"seconds": seconds, "steps": steps, "loss": record.curves["valid/loss"][-1]}), flush=True)
 
 
+def phases_of_a_step(count: int = 20_000) -> float:
+    """Return the CPU seconds that the phases of one step take alone."""
+    from hydragnn.base.clock import phase, steps_of
+
+    add = phase("backward")(lambda: None)
+    begin = time.process_time()
+    for _ in steps_of(range(count)):
+        with phase("forward"):
+            add()
+        with phase("optimizer"):
+            pass
+    return (time.process_time() - begin) / count
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for."""
     options = parser(__doc__, rounds=40)
@@ -74,7 +89,15 @@ def main(arguments: list[str] | None = None) -> int:
     command = [sys.executable, "-m", "tests.benchmarks.bench_clock", "--serve"]
     servers = {name: Server([*command, name], {"PYTHONPATH": "."}) for name in ("plain", "measured")}
     figures = Figures(
-        {"run": "16", "ms": "7.2f", "fastest %": "9.2f", "lower %": "8.2f", "middle %": "8.2f", "upper %": "8.2f"},
+        {
+            "run": "16",
+            "ms": "7.2f",
+            "phases %": "8.3f",
+            "fastest %": "9.2f",
+            "lower %": "8.2f",
+            "middle %": "8.2f",
+            "upper %": "8.2f",
+        },
         chosen.json,
     )
     for run in RUNS:
@@ -87,7 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
                 taken[name].append(answers[name]["seconds"] / answers[name]["steps"])
         ratios = [one / other for one, other in zip(taken["measured"], taken["plain"], strict=True)]
         ratios = [min(taken["measured"]) / min(taken["plain"]), *quantiles(ratios, n=4)]
-        figures.add(run, 1e3 * min(taken["plain"]), *(100 * (one - 1) for one in ratios))
+        alone = 100 * phases_of_a_step() / min(taken["plain"])
+        figures.add(run, 1e3 * min(taken["plain"]), alone, *(100 * (one - 1) for one in ratios))
     for server in servers.values():
         server.end()
     return 0

@@ -126,6 +126,7 @@ SUMS: list[tuple[str, Usage, float | None, Ranks, float | None, str]] = [
     ("one segment", Usage(), 5.0, Ranks(), 5.0, "RAPL"),
     ("two", Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="RAPL"), 5.0, Ranks(), 12.0, "RAPL"),
     ("on two machines", Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="NVML"), 5.0, Ranks(), 12.0, "NVML; RAPL"),
+    ("again on one of them", Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="NVML; RAPL"), 5.0, Ranks(), 12.0, "NVML; RAPL"),
     ("two ranks", Usage(), 5.0, Peers(size=2), 20.0, "RAPL"),
     ("no counter", Usage(), None, Ranks(), None, "not measured"),
     ("no counter before", Usage(phases=BEFORE, busy=0.6), 5.0, Ranks(), None, "not measured"),
@@ -148,9 +149,19 @@ def test_joules_are_sums_over_segments_and_ranks_or_nothing(
     assert usage.phases["other"] == pytest.approx(used.phases.get("other", 0.0) + 3.0, rel=1e-3)
 
 
-def test_the_run_of_several_ranks_measures_nothing_before_they_have_met() -> None:
-    usage = Stopwatch(Cost(), Usage(), Peers(size=2), meter_of(5.0)).usage(Usage(), {})
-    assert usage.joules is None and usage.busy is None
+def test_until_ranks_meet_they_count_as_alike_so_that_no_earlier_sum_is_lost() -> None:
+    used = Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="RAPL")
+    usage = Stopwatch(Cost(), used, Peers(size=2), meter_of(5.0)).usage(Usage(), {})
+    assert usage.joules == 17.0
+    assert usage.busy == pytest.approx(0.6, rel=1e-2), "of a moment after four seconds"
+
+
+def test_a_segment_of_which_nothing_tells_the_busy_share_keeps_that_of_the_earlier() -> None:
+    meter = meter_of(None)
+    meter.values = lambda: [math.nan, math.nan]  # type: ignore[method-assign]
+    used = Usage(phases=BEFORE, busy=0.6)
+    assert Stopwatch(Cost(), used, Ranks(), meter).usage(Usage(), {}).busy == pytest.approx(0.6)
+    assert Stopwatch(Cost(), Usage(), Ranks(), meter).usage(Usage(), {}).busy is None
 
 
 def test_counters_change_no_bit(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
