@@ -14,7 +14,7 @@ import torch
 from hydragnn.distributed import leave, ranks, this_launch
 from hydragnn.runs import assembly, run
 from hydragnn.runs.callback import RunCallback
-from hydragnn.training import loop
+from hydragnn.training import executor, loop
 
 TOO_MUCH = 2**46  # numbers; no machine has them
 
@@ -44,7 +44,7 @@ def limited() -> None:
             except (RuntimeError, MemoryError):
                 size //= 2
 
-    after(loop, "loss_sums", 3, limit)
+    after(executor, "loss_sums", 3, limit)
 
 
 def stopped() -> None:
