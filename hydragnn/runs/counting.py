@@ -68,8 +68,8 @@ def first_share(branch: BranchData, number: int) -> tuple[Share, float]:
     batches, costs = feed.loader.batches(0), costs_of(feed.loader.sizes, feed.loader.node_cost)
     parts = feed.parts_of(batches[0])
     share = Share(branch=number, parts=parts, stand_ins=feed.stand_ins(len(parts)), graphs=len(batches[0]))
-    works = [float(costs[batch].sum()) for batch in batches]
-    return share, float(np.mean(works)) / max(1.0, works[0])
+    mean = float(costs[feed.loader.indices].sum()) / len(batches)
+    return share, mean / max(1.0, float(costs[batches[0]].sum()))
 
 
 def counts_of_update(parameters: FlatParameters) -> Counts:
