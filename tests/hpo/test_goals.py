@@ -93,14 +93,21 @@ def second(start: Start, results: list[tuple[float, float]]) -> Reached:
     return Reached(trial=start.trial, attempt=start.attempt, epochs=2, value=value, others=(other,))
 
 
-def test_trials_at_a_lower_rung_count_as_if_they_had_gone_on() -> None:
+@pytest.mark.parametrize(
+    ("sign", "expected"),
+    [
+        (1.0, {0: (2.0, 1.0), 1: (3.0, 5.0), 2: (4.5, 7.0)}),  # errors fall by half, a cost stays
+        (-1.0, {0: (-2.0, 1.0), 1: (-3.0, 5.0), 2: (-6.5, 7.0)}),  # likelihoods change by 2.5
+    ],
+)
+def test_trials_at_a_lower_rung_count_as_if_they_had_gone_on(sign: float, expected: Any) -> None:
     trials = [
-        Trial(number=0, results=(4.0, 2.0), others=((1.0,), (1.0,))),
-        Trial(number=1, results=(6.0, 3.0), others=((5.0,), (5.0,))),
-        Trial(number=2, results=(9.0,), others=((7.0,),)),
+        Trial(number=0, results=(sign * 4.0, sign * 2.0), others=((1.0,), (1.0,))),
+        Trial(number=1, results=(sign * 6.0, sign * 3.0), others=((5.0,), (5.0,))),
+        Trial(number=2, results=(sign * 9.0,), others=((7.0,),)),
         Trial(number=3),
     ]
-    assert foreseen(trials) == {0: (2.0, 1.0), 1: (3.0, 5.0), 2: (6.5, 7.0)}
+    assert foreseen(trials) == expected
 
 
 def trial(number: int, values: tuple[float, float] | None, **more: Any) -> Trial:
