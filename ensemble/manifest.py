@@ -116,9 +116,17 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             f"{source} has calculators of other packages as members, which are members no more; build the ensemble of its runs, "
             "and compare a calculator by --baseline"
         )
-    if isinstance(value.get("domain"), dict) and value["domain"].get("version") == 2:
+    match value:
+        case {"domain": {"version": 2}}:
+            is_earlier = True
+        case {"domain": {"detectors": list(detectors)}} if {"name": "spacing"} in detectors:
+            is_earlier = True
+        case _:
+            is_earlier = isinstance(own := value.get("simple"), dict) and "sha256" not in own
+    if is_earlier:
         raise InputError(
-            f"{source} has a training domain of detectors that are gone; build the ensemble of its runs anew"
+            f"{source} was made by an earlier version, with other detectors or simple predictors; build the ensemble of its "
+            "runs anew: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
         )
     if value["version"] not in READS:
         raise InputError(

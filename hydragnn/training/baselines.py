@@ -395,7 +395,9 @@ def predictors_from(value: Mapping[str, Any], arrays: Mapping[str, Array], field
     return Baselines(
         features=Features(
             inputs=tuple(fields[name] for name in value["inputs"]),
-            kinds={name: torch.tensor(kinds, dtype=torch.int64) for name, kinds in value["kinds"].items()},
+            kinds={
+                name: torch.from_numpy(np.array([*map(int, own)], np.int64)) for name, own in value["kinds"].items()
+            },
         ),
         fitted={
             target: {name: predictor(target, name, one) for name, one in own.items()}
