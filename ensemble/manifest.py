@@ -28,7 +28,7 @@ from hydragnn.training.baselines import Baselines, predictors_from
 
 VERSION = 5
 """Version of the manifest; 4 has no weights by field, 6 calculators as members, and earlier ones were never released."""
-WITH_CALCULATORS, WITH_SIMPLE = 6, 7
+WITH_CALCULATORS, WITH_SIMPLE = 6, 8
 READS = (4, VERSION, WITH_SIMPLE)
 NAME, SIMPLE = "ensemble.json", "simple.safetensors"
 
@@ -117,17 +117,13 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             "and compare a calculator by --baseline"
         )
     match value:
-        case {"domain": {"version": 2}}:
-            is_earlier = True
-        case {"domain": {"detectors": list(detectors)}} if {"name": "spacing"} in detectors:
-            is_earlier = True
-        case _:
-            is_earlier = isinstance(own := value.get("simple"), dict) and "sha256" not in own
-    if is_earlier:
-        raise InputError(
-            f"{source} was made by an earlier version, with other detectors or simple predictors; build the ensemble of its "
-            "runs anew: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
-        )
+        case {"version": version, "domain": {"version": own, "detectors": list(detectors)}} if (
+            version == WITH_SIMPLE - 1 or own == 2 or {"name": "spacing"} in detectors
+        ):
+            raise InputError(
+                f"{source} was made by an earlier version, with other detectors or simple predictors; build the ensemble of its "
+                "runs anew: hydragnn ensemble RUN RUN ... --out ENSEMBLE"
+            )
     if value["version"] not in READS:
         raise InputError(
             f"{source} has version {value['version']}, and this program reads version {VERSION}; "

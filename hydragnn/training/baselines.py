@@ -5,12 +5,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt16
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -48,6 +48,10 @@ FARTHEST = 10.0
 """Standardised inputs of ridge are cut here, so that no foreign graph gets an absurd value."""
 AT_ONCE = 1_000
 """Rows that trees decide about at once, which bounds their memory."""
+TREES, LEAVES, EVERY = 100, 16, np.uint16(2**16 - 1)
+"""Boosted trees of a component, most leaves of each, and all of them as bits."""
+LOWEST = np.log2(np.append(1, np.arange(1, 2**16) & -np.arange(1, 2**16))).astype(np.int64)
+"""Number of the lowest bit of all sets of leaves; of none the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -150,35 +154,49 @@ class Linear:
         return np.asarray(shares @ self.shares + (standard @ self.slopes + self.intercept))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
-    """Boosted trees of what composition leaves, as arrays of all their nodes."""
+    """Boosted trees of what composition leaves, as arrays of all their decisions.
+
+    A tree's leaves are bits, the first from the left the lowest. A decision takes the leaves on its left away, and the first that stays
+    is the tree's (Lucchese et al. 2015, doi:10.1145/2766462.2767733).
+    """
 
     shares: Float[Array, "species width"]
     features: int
     """Number of features that trees read."""
-    roots: Int[Array, " trees"]
-    """Nodes at which trees begin, by component."""
-    feature: Int[Array, " nodes"]
-    threshold: Float[Array, " nodes"]
-    left: Int[Array, " nodes"]
-    """Node for features up to the threshold; of a leaf itself, as is ``right``."""
-    right: Int[Array, " nodes"]
-    value: Float[Array, " nodes"]
+    tree: Int[Array, " decisions"]
+    feature: Int[Array, " decisions"]
+    threshold: Float[Array, " decisions"]
+    rest: UInt16[Array, " decisions"]
+    """Leaves that stay for features above the threshold."""
+    value: Float[Array, "trees leaves"]
+    """Values of leaves; trees in the order of components."""
     intercept: Float[Array, " width"]
+
+    @cached_property
+    def steps(self) -> list[tuple[int, Float[Array, " thresholds"], UInt16[Array, "ranks trees"]]]:
+        """Return every feature that decides, its thresholds, and the leaves that stay above so many of them."""
+        result = []
+        for feature in np.unique(self.feature).tolist():
+            own = np.flatnonzero(self.feature == feature)
+            own = own[self.threshold[own].argsort()]
+            stays = np.full((len(own) + 1, len(self.value)), EVERY)
+            stays[np.arange(len(own)) + 1, self.tree[own]] = self.rest[own]
+            result.append((feature, self.threshold[own], np.bitwise_and.accumulate(stays)))
+        return result
 
     def __call__(self, features: Float[Array, "rows features"], shares: Float[Array, "rows species"]) -> Array:
         """Return values; InputError for features of other inputs."""
         check_inputs((features.shape[1], shares.shape[1]), (self.features, len(self.shares)))
-        values, children = shares @ self.shares + self.intercept, np.stack([self.right, self.left], axis=1).ravel()
+        values, first_of = shares @ self.shares + self.intercept, LEAVES * np.arange(len(self.value))
         for first in range(0, len(features), AT_ONCE):
             some = features[first : first + AT_ONCE]
-            rows, before = self.features * np.arange(len(some))[:, None], None
-            at = np.tile(self.roots, (len(some), 1))
-            while before is None or (at != before).any():
-                is_left = some.take(rows + self.feature.take(at)) <= self.threshold.take(at)
-                at, before = children.take(2 * at + is_left), at
-            values[first : first + AT_ONCE] += self.value.take(at).reshape(len(some), values.shape[1], -1).sum(axis=2)
+            stays = np.full((len(some), len(self.value)), EVERY)
+            for feature, thresholds, table in self.steps:
+                stays &= table[thresholds.searchsorted(some[:, feature])]
+            own = self.value.take(first_of + LOWEST.take(stays))
+            values[first : first + AT_ONCE] += own.reshape(len(some), values.shape[1], -1).sum(axis=2)
         return values
 
 
@@ -194,20 +212,31 @@ def fitted_trees(
     """Fit boosted trees to what shares of species leave."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    settings = {"max_leaf_nodes": 15, "min_samples_leaf": _leaf(rest), "early_stopping": False, "random_state": 0}
-    models = [HistGradientBoostingRegressor(**settings).fit(features, column) for column in rest.T]
+    settings = {
+        "max_leaf_nodes": LEAVES - 1,
+        "min_samples_leaf": _leaf(rest),
+        "early_stopping": False,
+        "random_state": 0,
+    }
+    models = [HistGradientBoostingRegressor(max_iter=TREES, **settings).fit(features, column) for column in rest.T]
     trees = [tree.nodes for model in models for (tree,) in model._predictors]
-    roots = np.cumsum([0, *map(len, trees)])
-    nodes, own, first = np.concatenate(trees), np.arange(roots[-1]), np.repeat(roots[:-1], [*map(len, trees)])
-    is_leaf = nodes["is_leaf"].astype(np.bool_)
+    nodes, tree = np.concatenate(trees), np.repeat(np.arange(len(trees)), [*map(len, trees)])
+    is_leaf, start = nodes["is_leaf"].astype(np.bool_), np.searchsorted(tree, tree)
+    before = np.append(
+        0, is_leaf.cumsum()
+    )  # leaves; a node comes before those on its left, and these before the others
+    place, inner = before[:-1] - before[start], np.flatnonzero(~is_leaf)
+    on_left = before[start[inner] + nodes["right"][inner]] - before[inner]
+    value = np.zeros((len(trees), LEAVES))
+    value[tree[is_leaf], place[is_leaf]] = nodes["value"][is_leaf]
     return Trees(
         shares=shares,
         features=features.shape[1],
-        roots=roots[:-1],
-        feature=np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
-        threshold=np.nan_to_num(np.where(is_leaf, 0.0, nodes["num_threshold"])),
-        **{side: np.where(is_leaf, own, first + nodes[side]) for side in ("left", "right")},
-        value=np.where(is_leaf, nodes["value"], 0.0),
+        tree=tree[inner],
+        feature=nodes["feature_idx"][inner].astype(np.int64),
+        threshold=np.nan_to_num(nodes["num_threshold"][inner]),
+        rest=(~(((1 << on_left) - 1) << place[inner])).astype(np.uint16),
+        value=value,
         intercept=np.array([model._baseline_prediction.item() for model in models]),
     )
 
@@ -374,16 +403,15 @@ def predictors_from(value: Mapping[str, Any], arrays: Mapping[str, Array], field
 
         common = {"shares": numbers("shares", None, width), "intercept": numbers("intercept", width)}
         if trees:
-            count = len(numbers("value", None))
-            inner = {key: numbers(key, count, dtype=np.int64) for key in ("feature", "left", "right")}
-            columns, roots, at = int(own["features"]), numbers("roots", None, dtype=np.int64), np.arange(count)
-            low, high = (pick(inner["left"], inner["right"]) for pick in (np.minimum, np.maximum))
-            ends = (low >= at) & (high < count) & ((low == at) == (high == at))
-            sound = ends & (inner["feature"] >= 0) & (inner["feature"] < columns)
-            if not sound.all() or not len(roots) or len(roots) % width or not ((roots >= 0) & (roots < count)).all():
+            leaves, tree = numbers("value", TREES * width, LEAVES), numbers("tree", None, dtype=np.int64)
+            count, columns = len(tree), int(own["features"])
+            feature = numbers("feature", count, dtype=np.int64)
+            sound = (tree >= 0) & (tree < len(leaves)) & (feature >= 0) & (feature < columns)
+            if not sound.all() or count > leaves.size or width > BOOSTED:
                 raise ValueError(f"the trees of {target} lead nowhere")
-            values = {key: numbers(key, count) for key in ("threshold", "value")}
-            return Trees(features=columns, roots=roots, **common, **inner, **values)
+            rest, threshold = numbers("rest", count, dtype=np.uint16), numbers("threshold", count)
+            decisions = {"tree": tree, "feature": feature, "threshold": threshold, "rest": rest}
+            return Trees(features=columns, value=leaves, **common, **decisions)
         mean = numbers("mean", None)
         scale, slopes = numbers("scale", len(mean)), numbers("slopes", len(mean), width)
         if not (scale > 0).all():
