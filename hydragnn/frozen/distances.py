@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -258,8 +258,8 @@ class _PNAPlusConvolution(Statistics):
     def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
         (senders, receivers), radial = graph.edge_index, graph.extra["radial"]
         edges = self.rbf_emb(radial)
-        if self.edge_encoder is not None and graph.edge_attr is not None:
-            edges = self.edge_encoder(torch.cat([graph.edge_attr, edges], dim=1))
+        if self.edge_encoder is not None:
+            edges = self.edge_encoder(torch.cat([cast(Tensor, graph.edge_attr), edges], dim=1))
         messages = self.pre_nns[0](torch.cat([inv[receivers], inv[senders], edges], dim=1)) * self.rbf_lin(radial)
         return self.lin(self.read(inv, messages, receivers)), equiv
 

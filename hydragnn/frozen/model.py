@@ -131,14 +131,12 @@ class FrozenModel(nn.Module):
         return values.squeeze(1)
 
     def _conditioned(self, inv: Tensor, graph: FrozenGraph) -> Tensor:
-        if self.settings.conditioning is None or graph.graph_attr is None:
-            return inv
         if self.settings.conditioning == "film":
             scale, shift = self.graph_conditioner(graph.graph_attr).index_select(0, graph.batch).chunk(2, dim=1)
             repeats = inv.shape[1] // scale.shape[1]  # of the heads of GAT
             return inv * (1 + torch.tanh(scale).repeat_interleave(repeats, 1)) + shift.repeat_interleave(repeats, 1)
         if self.settings.conditioning == "concat_node":
-            attributes = graph.graph_attr.index_select(0, graph.batch)
+            attributes = cast(Tensor, graph.graph_attr).index_select(0, graph.batch)
             return self.graph_concat_projector(torch.cat([inv, attributes], dim=1))
         return inv
 

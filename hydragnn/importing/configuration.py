@@ -124,7 +124,7 @@ def _files(source: Source, files: Sequence[str], notes: list[str]) -> Table:
     names = files or _named(paths) or [f"dataset/{data.get('name', 'data')}.bp"]
     if not files and (count := branches_of(source)) > 1:
         notes.append("each branch is an entry of [[branches]] with a store of its own, made from its set")
-        names = [str(paths.get(f"branch-{number}", f"SET{number}.bp")) for number in range(count)]
+        names = [str(paths.get(f"branch-{number}") or f"SET{number}.bp") for number in range(count)]
     roots = source.where.absolute().parents[:4]
     return {"files": [next((str(root / one) for root in roots if has_files(root / one)), one) for one in names]}
 

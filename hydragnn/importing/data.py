@@ -49,12 +49,14 @@ def with_data(model: Imported, place: Path) -> tuple[Imported, GraphStore, Seque
         settings: Any = read_build_settings(table, cast(Path, folder_of_raw(model.files)) / "BUILD.toml")
         (source,) = settings.stores
     graphs: Sequence[int] = range(len(source))
-    if model.branches > 1 and not path_of_branch(model.files, model.branch):
-        if BRANCH not in {one.name for one in source.fields()}:
+    named, known = path_of_branch(model.files, model.branch), BRANCH in {one.name for one in source.fields()}
+    numbers = source.column(BRANCH).values.reshape(-1) if model.branches > 1 and known else np.zeros(0)
+    if model.branches > 1 and (not named or len(np.unique(numbers)) > 1):
+        if not known:
             raise InputError(
                 f'no file says which branch it belongs to; add "Dataset": {{"path": {{"branch-{model.branch}": "{place.name}"}}}} to config.json if it is its set'
             )
-        graphs = np.flatnonzero(source.column(BRANCH).values.reshape(-1) == model.branch).tolist()
+        graphs = np.flatnonzero(numbers == model.branch).tolist()
         if not graphs:
             raise InputError(f"none of its graphs is of branch {model.branch} by {BRANCH}")
     reading, scaled = model.reading, model.source.section("Dataset").get("normalize_features")

@@ -21,7 +21,7 @@ LATE = re.compile(r"(module\.)?(model\.)?graph_(conditioner|concat_projector|poo
 CLOSE, SMALL = 1e-4, 1e-5
 """Relative rounding of stored lengths, and of outputs."""
 CLEAR = 2
-"""Ratio of errors that tells which columns a model was trained on."""
+"""Ratio of errors, to others and to those of the mean, that tells which columns a model was trained on."""
 ROTATION = torch.tensor([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]], dtype=torch.float64)
 
 
@@ -66,7 +66,7 @@ class Case:
     epochs: Sequence[int] = ()
     """Epochs in the names of checkpoints in its folder."""
     logged: Sequence[float] | None = None
-    """Validation losses beside it; None without an event file."""
+    """Validation losses beside it; None where nothing tells that there were none."""
     branches: int = 1
     """Branches that the configuration names."""
     began: Mapping[str, bool]
@@ -242,11 +242,10 @@ class Case:
             twice = self.outputs(replace(self.graph, x=self.graph.x[:, columns]))
             pairs = self.errors(self.outputs(), twice, self.graph.num_graphs).values()
             once, again = (sum(errors) for errors in zip(*pairs)) if pairs else (0.0, 0.0)
+            spread = sum(float((one - one.mean(0)).abs().mean()) for one in self.labels if one is not None)
             evidence = f"mean absolute errors are {once:.3g} with columns {columns} chosen once, and {again:.3g} twice"
-            if once > CLEAR * again:  # a model fits the columns that it was trained on
-                return f"{evidence}; the imported run chooses them once"
-            if again > CLEAR * once:
-                return "not suffered", evidence
+            if min(once, again) * CLEAR < min(max(once, again), spread):  # it fits the columns that it was trained on
+                return ("not suffered", evidence) if once < again else f"{evidence}; the imported run chooses them once"
         return "cannot be told", "a script decides whether pickled data are loaded at once, which chooses twice"
 
     @rule(16, "random edges and larger radii where a node is alone", "there is no radius or no edge", data=True)
@@ -293,8 +292,10 @@ class Case:
             return "not suffered", f"a checkpoint of epoch {early[0]} was written before the last epoch"
         if keys and self.logged:
             return "not suffered", f"{len(self.logged)} validation losses are logged"
-        if keys and self.logged is not None and self.settings.generation not in OLD:  # which log none anyway
-            return f"{', '.join(keys)} did not act: no validation loss is logged, so that HYDRAGNN_VALTEST was 0"
+        if (
+            keys and self.logged is not None and not self.epochs and self.settings.generation not in OLD
+        ):  # which log none
+            return f"{', '.join(keys)} did not act: event files have no loss, so that HYDRAGNN_VALTEST was 0"
         return bool(keys) and ("cannot be told", f"{', '.join(keys)}: no file keeps HYDRAGNN_VALTEST")
 
     @rule(21, "means are not weighted, surplus batches are dropped", "all parts are whole batches", data=True)

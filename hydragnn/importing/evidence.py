@@ -21,7 +21,7 @@ from hydragnn.graphs.joining import unbatch
 from hydragnn.graphs.parts import PART
 from hydragnn.importing.checkpoints import read_checkpoint
 from hydragnn.importing.diagnosis import LATE, Case
-from hydragnn.importing.finding import EPOCH, EVENTS, SETS, logged_losses
+from hydragnn.importing.finding import EPOCH, SETS, logged_losses
 from hydragnn.importing.model import PublicInputs
 from hydragnn.importing.runs import Imported
 from hydragnn.importing.variables import Variable
@@ -48,7 +48,7 @@ def case_of(model: Imported, run: Path, store: Path | None, place: Path | None) 
         checkpoint=read_checkpoint(checkpoint),
         file=checkpoint.name,
         epochs=[int(match[2]) for one in sorted(checkpoint.parent.glob("*.pk")) if (match := EPOCH.match(one.stem))],
-        logged=logged_losses(checkpoint.parent) if any(checkpoint.parent.glob(EVENTS)) else None,
+        logged=logged_losses(checkpoint.parent),
         branches=model.branches,
         began=numbers_of_seed(model.module),
         format="" if place is None else place.suffix[1:] if place.suffix in SETS else "raw",

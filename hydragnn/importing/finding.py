@@ -1,6 +1,5 @@
 """Checkpoints, configurations and data of the public HydraGNN on disk."""
 
-import math
 import os
 import re
 import struct
@@ -21,6 +20,8 @@ SETS = (".bp", ".pickle")
 """Suffixes of folders that are sets of graphs."""
 EVENTS, EVENT = "events.out.tfevents.*", re.compile(rb"\x0evalidate error\x15(.{4})", re.DOTALL)
 """Event files of TensorBoard, and a validation loss in one, in single precision."""
+BEGIN, SHORT = b"brain.Event:2", 128
+"""First entry of an event file, and bytes that an entry after it exceeds."""
 LINE = re.compile(rb"Val Loss: ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
 LONGEST = 2**28
 """Bytes of a log that are read."""
@@ -108,16 +109,18 @@ def _config(folder: Path) -> Mapping[str, Any]:
     raise InputError(f"{folder} has no config.json of its model; copy the one that was written beside the checkpoint")
 
 
-def logged_losses(folder: Path) -> list[float]:
-    """Return the validation losses in logs of a folder."""
-    losses = list[float]()
-    for file in filter(Path.is_file, [*folder.glob(EVENTS), *folder.glob("run.log")]):
+def logged_losses(folder: Path) -> list[float] | None:
+    """Return the validation losses in logs of a folder; None where these neither have some nor show that there were none."""
+    losses, events = list[float](), [*folder.glob(EVENTS)]
+    contents = dict.fromkeys(events, b"")
+    for file in filter(Path.is_file, [*events, *folder.glob("run.log")]):
         with suppress(OSError), file.open("rb") as log:  # a loss that nobody may read is none
-            content = log.read(LONGEST)
+            contents[file] = content = log.read(LONGEST)
             losses += [struct.unpack("<f", own)[0] for own in EVENT.findall(content)] or map(
                 float, LINE.findall(content)
             )
-    return [*filter(math.isfinite, losses)]
+    bare = bool(events) and all(BEGIN in contents[file] and len(contents[file]) < SHORT for file in events)
+    return losses if losses or bare else None
 
 
 def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
@@ -127,11 +130,11 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
     """
     dataset = model.config.get("Dataset", {})
     dataset = dataset if isinstance(dataset, dict) else {}
-    names = [*_paths(dataset), *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]
-    names, several = [own] if (own := path_of_branch(model, branch)) else names, list[Path]()
+    shared = [*_paths(dataset, branch is not None), *(f"dataset/{dataset.get('name')}{suffix}" for suffix in SETS)]
+    names, several = [own] if (own := path_of_branch(model, branch)) else shared, list[Path]()
     for root in _roots(model):
         for name in names:
-            if name.endswith(SETS) and has_files(root / name):
+            if (root / name).suffix in SETS and has_files(root / name):
                 return root / name
         near = [one for one in [*root.glob("*"), *root.glob("dataset/*")] if one.suffix in SETS and one.is_dir()]
         if root.resolve().is_relative_to(model.root.resolve()):
@@ -143,8 +146,8 @@ def find_data(model: ModelFiles, branch: int | None = None) -> Path | None:
     if several:
         some, key = ", ".join(one.name for one in several[:3]), "total" if branch is None else f"branch-{branch}"
         raise InputError(
-            f"{len(several)} sets lie beside the checkpoint ({some}{', ...' * (len(several) > 3)}), and no key tells its own: "
-            f'add "Dataset": {{"path": {{"{key}": "FILE"}}}} to config.json, and import again'
+            f"config.json names none of the sets beside the checkpoint ({some}{', ...' * (len(several) > 3)}): "
+            f'add "Dataset": {{"path": {{"{key}": "FILE"}}}} to it, and import again'
         )
     return None
 
@@ -153,7 +156,7 @@ def path_of_branch(model: ModelFiles, branch: int | None) -> str:
     """Return the set that the configuration names for a branch; empty without."""
     dataset = model.config.get("Dataset")
     paths = dataset.get("path") if isinstance(dataset, dict) else None
-    return str(paths.get(f"branch-{branch}", "")) if isinstance(paths, dict) else ""
+    return str(paths.get(f"branch-{branch}") or "") if isinstance(paths, dict) else ""
 
 
 def folder_of_raw(model: ModelFiles) -> Path | None:
@@ -177,6 +180,8 @@ def _roots(model: ModelFiles) -> list[Path]:
     return [model.checkpoint.parent, *model.checkpoint.absolute().parents[1:4]]
 
 
-def _paths(dataset: Mapping[str, Any]) -> list[str]:
+def _paths(dataset: Mapping[str, Any], shared: bool = False) -> list[str]:
+    """Return named files; ``shared``: those of no branch alone."""
     paths = dataset.get("path") or {}
-    return [*map(str, paths.values())] if isinstance(paths, dict) else [str(paths)]
+    paths = paths if isinstance(paths, dict) else {"": paths}
+    return [str(one) for key, one in paths.items() if not (shared and key.startswith("branch-"))]

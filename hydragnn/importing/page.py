@@ -222,7 +222,8 @@ def _with_data(model: Imported, making: Path, stores: list[Store]) -> tuple[Impo
         path = making / f"data{len(stores) + 1 if stores else ''}.h5"
         write_data(source, graphs, own, path)
         notes = tuple(_scales(source, own))
-        return own, Store(words=f"{len(graphs)} graphs of {place}", key=key, place=place, path=path, notes=notes)
+        words = f"{len(graphs)}{f' of {len(source)}' * (len(graphs) < len(source))} graphs of {place}"
+        return own, Store(words=words, key=key, place=place, path=path, notes=notes)
     except InputError as error:
         return model, Store(words=f"{place} is left out: {error}", place=place)
 

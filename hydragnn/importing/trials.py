@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def losses_of(models: Sequence[ModelFiles], path: Path) -> dict[Path, float]:
         trials = [(one, rows.get(re.split(r"\D", one.checkpoint.parent.name)[-1])) for one in models]
         if own := {one.checkpoint: row[0] for one, row in trials if row and _agree(row[1], one)}:
             return own
-    logs = {one.checkpoint: logged_losses(one.checkpoint.parent) for one in models}
+    logs = {one.checkpoint: [*filter(math.isfinite, logged_losses(one.checkpoint.parent) or ())] for one in models}
     return {checkpoint: min(values) for checkpoint, values in logs.items() if values}
 
 

@@ -203,6 +203,14 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (15, chosen([1, 0], 0, "graph"), pair, data("pickle", graph=PAIR, labels=[labels_of(PAIR)]), NO),
     (15, chosen([1, 0], 0, "graph"), pair, data("pickle", graph=PAIR, labels=[labels_of(SWAPPED)]), YES),
     (15, chosen([1, 0], 0, "graph"), pair, data("pickle", graph=PAIR, labels=[None]), UNKNOWN),
+    # graphs of one label, of which one choice is nearer by chance
+    (
+        15,
+        chosen([1, 0], 0, "graph"),
+        pair,
+        data("pickle", graph=PAIR, labels=[labels_of(PAIR)[:1].repeat(2, 1)]),
+        UNKNOWN,
+    ),
     (15, chosen([2], 0, "graph"), gin, data("pickle"), NO),
     (15, chosen([1, 0], 0, "graph"), gin, data("bp"), NO),
     (15, chosen([0, 1], 0, "graph"), gin, {}, NO),
@@ -224,6 +232,7 @@ ROWS: list[tuple[int, dict[str, Any], FrozenSettings, dict[str, Any], str]] = [
     (20, training(Checkpoint=True, num_epoch=9), gin, {"epochs": [8]}, UNKNOWN),
     (20, training(Checkpoint=True, num_epoch=9), gin, {"epochs": [3, 8]}, NO),
     (20, training(Checkpoint=True), gin, {"logged": []}, YES),
+    (20, training(Checkpoint=True, num_epoch=9), gin, {"logged": [], "epochs": [8]}, UNKNOWN),
     (20, training(EarlyStopping=True), gin, {"logged": [0.5]}, NO),
     (20, training(Checkpoint=True), settings_of("GIN", "v3.0"), {"logged": []}, UNKNOWN),
     (20, {}, gin, {}, NO),
@@ -353,13 +362,25 @@ def test_every_failure_has_a_file_that_suffers_and_one_that_does_not() -> None:
     assert (sorted(RULES), suffered, spared) == ([*range(1, 30)], {*range(1, 30)}, {*range(1, 30)})
 
 
-def without_validation(folder: Path, suffers: bool) -> None:
-    """Write a run as HYDRAGNN_VALTEST = 0 leaves it, or 1."""
+def without_validation(folder: Path, suffers: bool, content: bytes = event(2.0)) -> None:
+    """Write a run as HYDRAGNN_VALTEST = 0 leaves it, or with this event file."""
     write_model(folder)
     config = run_config()
     config["NeuralNetwork"]["Training"]["EarlyStopping"] = True
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "events.out.tfevents.1").write_bytes(b"brain.Event:2" if suffers else event(2.0))
+    (folder / "events.out.tfevents.1").write_bytes(b"brain.Event:2" if suffers else content)
+
+
+@pytest.mark.parametrize(
+    ("content", "verdict"),
+    [(b"", UNKNOWN), (b"brain.Event:2" + b"memory" * 30, UNKNOWN), (event(float("nan")), NO)],
+)
+def test_event_files_that_do_not_tell_whether_there_was_validation(
+    content: bytes, verdict: str, tmp_path: Path
+) -> None:
+    without_validation(tmp_path / "run", False, content)
+    (page,) = import_folder(tmp_path / "run", tmp_path / "out").models
+    assert [one.verdict for one in page.findings if one.number == 20] == [verdict]
 
 
 def pickled(folder: Path, suffers: bool) -> None:

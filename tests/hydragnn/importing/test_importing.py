@@ -434,6 +434,13 @@ def test_a_file_of_one_branch_predicts_as_that_branch_of_the_whole(tmp_path: Pat
         assert not np.allclose(other[name]["mean"], expected[name]["mean"])
 
 
+def test_a_branch_without_the_heads_of_others_has_no_function(tmp_path: Path) -> None:
+    heads = of_branches(2)
+    write_model(tmp_path, output_heads={**heads, "node": heads["node"][:1]})
+    with pytest.raises(InputError, match="output_heads has no node heads of branch-1"):
+        imported_models(find_models(tmp_path)[0])
+
+
 def test_a_branch_of_node_heads_alone_has_no_function(tmp_path: Path) -> None:
     heads = {"node": of_branches(3)["node"]}
     write_model(tmp_path, "N_branch2.pk", output_heads=heads, output_type=["node"], output_dim=[3], task_weights=[1])
@@ -448,11 +455,10 @@ def test_a_branch_of_node_heads_alone_has_no_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("paths", "names", "words"),
     [
-        (
-            {},
-            ["a.bp", "b.bp"],
-            '2 sets lie beside the checkpoint (a.bp, b.bp), and no key tells its own: add "Dataset"',
-        ),
+        ({}, ["a.bp", "b.bp"], 'none of the sets beside the checkpoint (a.bp, b.bp): add "Dataset"'),
+        ({"branch-0": "a.bp"}, ["a.bp", "b.bp"], 'add "Dataset": {"path": {"branch-1": "FILE"}} to it'),
+        ({"branch-0": "a.bp", "branch-1": "c.bp"}, ["a.bp", "b.bp"], '"path": {"branch-1": "FILE"}} to it'),
+        ({"branch-0": "a.bp/", "branch-1": "b.bp"}, ["a.bp", "b.bp"], "data.h5: 48 graphs of {run}/a.bp; {out}"),
         ({}, ["a.bp"], 'no file says which branch it belongs to; add "Dataset": {"path": {"branch-1": "a.bp"}}'),
         (
             {"branch-0": "b.bp", "branch-1": "a.bp"},
@@ -478,13 +484,14 @@ def test_sets_of_branches_are_those_that_the_configuration_names(
     assert words.replace("{run}", str(tmp_path / "run")).replace("{out}", str(tmp_path / "out")) in page.data
 
 
-def test_each_branch_has_the_graphs_of_its_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dataset", [{}, {"path": {f"branch-{number}": "set.pickle" for number in range(3)}}])
+def test_each_branch_has_the_graphs_of_its_number(dataset: dict[str, Any], tmp_path: Path) -> None:
     for number in range(3):
-        write_model(tmp_path / "run", f"N_branch{number}.pk", output_heads=of_branches(3))
+        write_model(tmp_path / "run", f"N_branch{number}.pk", output_heads=of_branches(3), dataset=dataset)
     write_pickles(tmp_path / "run" / "set.pickle", sets_of_branches(2))
     page = hydragnn.import_public(tmp_path / "run", tmp_path / "out")
     assert [bool(one.test) for one in page.models] == [True, True, False] and not page.ensemble
-    assert page.data.count("24 graphs of") == 2 and "none of its graphs is of branch 2" in page.data
+    assert page.data.count("24 of 48 graphs of") == 2 and "none of its graphs is of branch 2" in page.data
     for number, file in enumerate(("data.h5", "data2.h5")):
         energies = [one["y"] for some in sets_of_branches(2).values() for one in some[number::2]]
         stored = open_store(tmp_path / "out" / file).column("energy_per_atom").values
