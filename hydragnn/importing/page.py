@@ -238,7 +238,7 @@ def _scales(source: GraphStore, model: Imported) -> Iterator[str]:
             "atom for total energies"
         )
     scaled = [name for name in ("minmax_node_feature", "minmax_graph_feature") if name in source.attributes]
-    if source.attributes.get("edge_attr_unit") and parts_of(source) is None:
+    if source.attributes.get("edge_attr_unit") and not parts_of(source):
         yield "no file tells the writer's parts of these raw files, which were drawn anew in every run: nothing is measured"
     if scaled and not any(one.span for one in model.reading.variables):
         yield f"the set was scaled ({', '.join(scaled)}), which config.json does not undo: values are in the scaled units"

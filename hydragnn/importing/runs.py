@@ -67,15 +67,11 @@ def _models(files: ModelFiles, weights: dict[str, Tensor]) -> list[Imported]:
     names = sorted(settings.graph_heads, key=lambda name: int(name.removeprefix("branch-"))) or ["branch-0"]
     if not settings.graph_heads and "branch-0" not in settings.node_heads:
         raise InputError("it holds no branch-0, which that code takes where no branch has heads on graphs")
-    branches = branches_of(source)
     models = []
     for name in names:
         own, tensors = of_branch(settings, weights, name)
-        title, module = (
-            f"{files.name}-{name.replace('-', '')}" if len(names) > 1 else files.name,
-            build(own, tensors, dtype),
-        )
-        models.append(Imported(title, files, own, module, source, reading, int(name[7:]), branches))
+        title, module = files.name + f"-{name.replace('-', '')}" * (len(names) > 1), build(own, tensors, dtype)
+        models.append(Imported(title, files, own, module, source, reading, int(name[7:]), branches_of(source)))
     return models
 
 
@@ -96,10 +92,10 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
         "images": reading.images,
     }
     training, optimizer = model.source.training, model.source.section("NeuralNetwork", "Training", "Optimizer")
-    store = home / ("data.h5" if data is None else data.name)
+    store, place = None if data is None else open_store(data), home / ("data.h5" if data is None else data.name)
     config = {
-        "data": {"store": str(store.resolve()), "inputs": [one.field.name for one in reading.inputs]},
-        "split": (parts_of(open_store(data)) or {}) if data is not None else {},
+        "data": {"store": str(place.resolve()), "inputs": [one.field.name for one in reading.inputs]},
+        "split": parts_of(store),
         "batch": {"max_graphs": training.get("batch_size") or 32},
         "model": public,
         "heads": [*_heads(model)],
@@ -122,7 +118,7 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
             scales[one.field.name] = Scale(mean=low, std=tuple(b - a or 1.0 for a, b in zip(low, high)))
     normalisation = Normalisation(scales=scales, references=reading.references)
     trained = TrainedModel(model=graph_model, normalisation=normalisation, executor=Eager(model=graph_model))
-    record, errors = _record(model, run, trained, data)
+    record, errors = _record(model, run, trained, store)
     if not all(map(math.isfinite, [*record.best.values(), *(one["mae"] or 0.0 for one in errors.values())])):
         raise InputError(f"{model.files.checkpoint} gives no finite numbers on its own graphs; import an earlier epoch")
     out.mkdir(parents=True, exist_ok=True)
@@ -148,12 +144,12 @@ def _heads(model: Imported) -> Iterator[dict[str, Any]]:
         column += one.field.width * (1 + gaussian)
 
 
-def parts_of(store: GraphStore) -> dict[str, Any] | None:
-    """Return the writer's split; None without training or validation."""
-    if PART.name not in {field.name for field in store.fields()}:
-        return None
+def parts_of(store: GraphStore | None) -> dict[str, Any]:
+    """Return the writer's split; empty without training or validation."""
+    if store is None or PART.name not in {field.name for field in store.fields()}:
+        return {}
     numbers = {*torch.as_tensor(store.column(PART.name).values).flatten().tolist()}
-    return {"kind": "given", "field": PART.name} if {0, 1} <= numbers else None
+    return {"kind": "given", "field": PART.name} if {0, 1} <= numbers else {}
 
 
 def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
@@ -165,7 +161,7 @@ def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     up, store = "" if data is not None and data.parent == out else "../", "data.h5" if data is None else data.name
     table = {
         "data": {"store": f"{up}{store}"},
-        "split": (parts_of(open_store(data)) or {}) if data is not None else {},
+        "split": parts_of(None if data is None else open_store(data)),
         "start": {"model": "."},
         "model": {},
         "heads": heads,
@@ -174,10 +170,11 @@ def write_tuning(model: Imported, data: Path | None, out: Path) -> None:
     write_atomically(out / TUNE, toml(table))
 
 
-def _record(model: Imported, run: RunConfig, trained: TrainedModel, data: Path | None) -> tuple[RunRecord, Metrics]:
+def _record(
+    model: Imported, run: RunConfig, trained: TrainedModel, store: GraphStore | None
+) -> tuple[RunRecord, Metrics]:
     """Return the record, and errors on the test part."""
-    settings, module, store = model.settings, trained.model, None if data is None else open_store(data)
-    why = "; ".join(settings.evidence)
+    settings, module, why = model.settings, trained.model, "; ".join(model.settings.evidence)
     note = f"{PROVENANCE}, generation {settings.generation} ({why}), file {model.files.checkpoint.name}"
     record = RunRecord(
         config=run.to_json(),
