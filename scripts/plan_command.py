@@ -257,25 +257,27 @@ def roofline_of(run: "Assembly", graphs: int, precision: str) -> dict[str, Any]:
     """Return operations, bytes and time of a step of a device, with its peaks."""
     from hydragnn.base.peaks import peaks_of
     from hydragnn.distributed.ranks import Ranks
-    from hydragnn.runs.counting import counts_of_gradient, counts_of_update
+    from hydragnn.kernels.counting import Counter
     from hydragnn.runs.rank_steps import LONG, seconds_of, step_of
 
     alone = Ranks()
     graphs = max(1, min(graphs, int(LONG / seconds_of(step_of(run, 1)[0], alone))))
-    step, share, _ = step_of(run, graphs)
-    counts = counts_of_gradient(run, share).plus(counts_of_update(run.state.parameters), 1.0)
+    step, *_ = step_of(run, graphs)
+    with Counter() as counter:
+        step()
+    flops, moved = counter.totals
     peaks, seconds = peaks_of(run.context.device, precision), min(seconds_of(step, alone) for _ in range(3))
     bounds = {
         name: amount / peak
-        for name, amount, peak in (("arithmetic", counts.flops, peaks.flops), ("memory", counts.bytes, peaks.bytes))
+        for name, amount, peak in (("arithmetic", flops, peaks.flops), ("memory", moved, peaks.bytes))
         if peak
     }
     nearer = max(bounds, key=lambda name: bounds[name], default="")
     return {
         "graphs": graphs,
-        "flops": counts.flops,
-        "bytes": counts.bytes,
-        "flops_per_byte": counts.flops / counts.bytes,
+        "flops": flops,
+        "bytes": moved,
+        "flops_per_byte": flops / moved,
         "peak_flops": peaks.flops,
         "peak_bytes": peaks.bytes,
         "peaks": peaks.source,
@@ -283,8 +285,8 @@ def roofline_of(run: "Assembly", graphs: int, precision: str) -> dict[str, Any]:
         "seconds_at_bound": bounds.get(nearer),
         "seconds": seconds,
         "ops": [
-            {"name": name, "flops": flops, "bytes": moved}
-            for name, (flops, moved) in sorted(counts.by_op.items(), key=lambda one: -one[1][1])
+            {"name": name, "flops": own, "bytes": traffic}
+            for name, (own, traffic) in sorted(counter.by_op.items(), key=lambda one: -one[1][1])
         ],
     }
 
@@ -316,6 +318,7 @@ def roofline_lines(roofline: Mapping[str, Any]) -> list[str]:
     peaks = f"{roofline['peak_flops'] / 1e9:,.0f} G{unit}/s and {roofline['peak_bytes'] / 1e9:,.0f} GB/s ({roofline['peaks']})"
     times = f"{1e3 * roofline['seconds_at_bound']:,.3g} ms at it, {1e3 * roofline['seconds']:,.3g} ms measured"
     far = "; calls and waits take the time, which larger batches share" if share < FAR else ""
+    far = "; caches serve a part, or other work slowed the measured peak" if share > 1 else far
     return [*lines, f"{roofline['bound']} is the nearer bound, of {peaks}: {times}, {share:.0%} of its speed{far}"]
 
 

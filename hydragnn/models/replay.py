@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hydragnn.base.errors import print_note
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.padding import Shape, as_padded, is_padded, padded, padded_size
+from hydragnn.kernels.counting import Counter as Work
+from hydragnn.kernels.counting import open_counters
 from hydragnn.layers.attention import GraphAttention
 from hydragnn.layers.field_tokens import LatentAttention
 from hydragnn.layers.size_buckets import padded_buckets
@@ -109,6 +111,7 @@ class Recording:
     inputs: list[Tensor]
     replay: Callable[[], object]
     result: Any
+    work: Work
 
 
 def replays_of(model: GraphModel, record: Recorder, shapes: Sequence[Shape] = ()) -> "Replays":
@@ -198,6 +201,8 @@ class Replays:
         recording = self.recordings[key] = self.recordings.pop(key)  # the last used one comes last
         copy_all(recording.inputs, inputs)
         recording.replay()
+        if open_counters:
+            open_counters[-1].add(what[0], lambda: recording.work.totals)
         return recording.result
 
     def can_record(
@@ -225,15 +230,17 @@ class Replays:
         Its tensors are zero meanwhile, so that weights of losses add nothing to a gradient.
         """
         resident = batch.mapped(lambda one: one.to(self.device, copy=True))
-        others = [torch.zeros_like(one) for one in tensors]
+        others, work = [torch.zeros_like(one) for one in tensors], Work()
 
         def run() -> Any:
             # tensors of their own: orders of edges are remembered by tensor, and must not outlive its numbers
-            return function(resident.mapped(Tensor.detach), *others)
+            work.by_op.clear()
+            with work:
+                return function(resident.mapped(Tensor.detach), *others)
 
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             replay, result = self.record(run)
-        return Recording(inputs=[*resident.tensors(), *others], replay=replay, result=result)
+        return Recording(inputs=[*resident.tensors(), *others], replay=replay, result=result, work=work)
 
 
 def copy_all(into: list[Tensor], inputs: list[Tensor]) -> None:

@@ -20,7 +20,6 @@ from torch import Tensor
 from hydragnn.base.clock import Clock, phase
 from hydragnn.base.errors import InputError, Interrupted, as_note, nearest, words_of
 from hydragnn.base.files import write_json
-from hydragnn.base.peaks import Peaks
 from hydragnn.callbacks import RunView, StopTraining, TrainingCallback, checked_values
 from hydragnn.datasets import Budget, Loader, open_store
 from hydragnn.distributed.mesh import Mesh
@@ -33,6 +32,7 @@ from hydragnn.record import Cost, RunRecord, Usage, write_record
 from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Fenced, Heartbeat, keep_beating
 from hydragnn.runs.checkpoint import save_checkpoint
+from hydragnn.runs.counting import StepWork
 from hydragnn.runs.energy import Meter
 from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress, annotate
@@ -59,7 +59,7 @@ class Stopwatch:
     def __init__(self, earlier: Cost, used: Usage, ranks: Ranks, meter: Meter) -> None:
         self.earlier, self.used, self.ranks, self.meter, self.device = earlier, used, ranks, meter, meter.device
         Clock.running = Clock(partial(wait_for, self.device) if self.device.type == "cuda" else None)
-        self.others: list[float] = []
+        self.others, self.work = list[float](), StepWork()
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.steps = self.graphs = 0
         self.training_seconds, self.step_start = 0.0, time.perf_counter()
@@ -96,17 +96,22 @@ class Stopwatch:
         return self.graphs / self.training_seconds if self.training_seconds else 0.0
 
     def share_usage(self) -> None:
-        """Add up joules and busy shares of other ranks; collective."""
-        own = torch.tensor(self.meter.values(), dtype=torch.float64, device=self.ranks.device)
+        """Add up joules, busy shares and work of other ranks; collective."""
+        own = torch.tensor(self.own_usage(), dtype=torch.float64, device=self.ranks.device)
         self.others = (self.ranks.gather(own).sum(0) - own).tolist()
 
-    def usage(self, counted: Usage, phases: Mapping[str, float]) -> Usage:
-        """Return what was ``counted``, and the use of all segments."""
+    def own_usage(self) -> list[float]:
+        """Return joules, busy share, operations and bytes of this rank and segment; NaN where unknown."""
+        return [*self.meter.values(), *self.work.totals]
+
+    def usage(self, phases: Mapping[str, float]) -> Usage:
+        """Return the use of all segments and ranks."""
         own, before = self.seconds, sum(self.used.phases.values())
         phases = {**phases, "other": own - sum(phases.values())}
-        values = self.meter.values()
+        values = self.own_usage()
         others = self.others or [(self.ranks.size - 1) * value for value in values]  # until they meet, as if alike
-        joules, busy = (one + other for one, other in zip(values, others, strict=True))
+        joules, busy, *work = (one + other for one, other in zip(values, others, strict=True))
+        flops, moved = (0.0 if math.isnan(one) else one for one in work)
         earlier = math.nan if self.used.busy is None else self.used.busy
         shares = [(earlier, before), (busy / self.ranks.size, own)]
         shares = [(share, seconds) for share, seconds in shares if not math.isnan(share)]
@@ -116,7 +121,9 @@ class Stopwatch:
             sources = [*dict.fromkeys([*self.used.energy_source.split("; "), *sources])]
         names = {**self.used.phases, **phases}
         return replace(
-            counted,
+            self.used,
+            flops=self.used.flops + flops,
+            bytes=self.used.bytes + moved,
             phases={name: self.used.phases.get(name, 0.0) + phases.get(name, 0.0) for name in names},
             busy=sum(share * part / sum(part for _, part in shares) for share, part in shares) if shares else None,
             joules=None if math.isnan(joules) else joules,
@@ -162,7 +169,6 @@ class RunCallback:
         self.progress = progress if ranks.first else None
         self.callbacks = [*self.settings.callbacks, *callbacks]
         self.failed: set[int] = set()
-        self.per_step, self.peaks = (0.0, 0.0), Peaks()
         self.data = run.data
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
 
@@ -307,7 +313,7 @@ class RunCallback:
             curves={name: list(curve) for name, curve in state.curves.items()},
             best=best | {"epoch": state.best_epoch + 1.0} if best else {},
             cost=self.stopwatch.cost(),
-            usage=self.stopwatch.usage(self.operations(state.steps), Clock.running.phases()),
+            usage=self.stopwatch.usage(Clock.running.phases()),
             **changes,
         )
         if self.ranks.first:
@@ -315,17 +321,6 @@ class RunCallback:
                 write_record(self.record, self.folder, self.heart.attempt.check)
             self.written_at = time.monotonic()
         return self.record
-
-    def operations(self, steps: int) -> Usage:
-        """Return the use of the machine with the operations of so many steps of the run."""
-        flops, moved = (steps * one for one in self.per_step)
-        return replace(
-            self.record.usage,
-            flops=flops,
-            bytes=moved,
-            peak_flops=self.peaks.flops,
-            peak_bytes=self.peaks.bytes,
-        )
 
     def close(self, sentence: str) -> None:
         """Say how the run ended and close what is open."""

@@ -23,7 +23,6 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Fenced, Heartbeat, RunAttempt, keep_beating
 from hydragnn.runs.callback import RunCallback, Stopwatch
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
-from hydragnn.runs.counting import step_totals
 from hydragnn.runs.energy import Meter
 from hydragnn.runs.failures import (
     failure_of,
@@ -184,8 +183,8 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
     try:
         callback.call("begin", state, {})
         with reserve_memory():
-            callback.per_step = step_totals(run, callback.ranks)
-            status = train_epochs(state, run.data, run.context, callback, until)
+            context = replace(run.context, counting=callback.stopwatch.work.counting)
+            status = train_epochs(state, run.data, context, callback, until)
             callback.save(state)
             try:
                 callback.call("rung" if status == "paused" else "end", state, {})
@@ -210,7 +209,12 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Run
         raise
     callback.heartbeat()
     if run.context.device.type == "cuda" or callback.stopwatch.seconds > UNHURRIED:
-        callback.peaks = peaks_of(run.context.device, settings.precision)
+        peaks, used = peaks_of(run.context.device, settings.precision), callback.stopwatch.used
+        flops, moved = (
+            max(used.peak_flops, peaks.flops),
+            max(used.peak_bytes, peaks.bytes),
+        )  # measured beside other work
+        callback.stopwatch.used = replace(used, peak_flops=flops, peak_bytes=moved)
     record = callback.write(state, status=status)  # whatever comes later
     if run.start is not None and status != "paused":
         measure_forgetting(run, run.start, callback)

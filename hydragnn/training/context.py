@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from hydragnn.config import TrainSettings
 from hydragnn.models import Target
+from hydragnn.training.data import Share
 from hydragnn.training.executor import EagerSteps
 from hydragnn.training.parameters import alone
 from hydragnn.training.state import TrainState
@@ -82,6 +84,8 @@ class TrainingContext:
     reduce_predicted: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over the processes with predictions of different graphs or nodes, in place; all get the same bits."""
     executors: tuple[EagerSteps, ...] = ()
+    counting: Callable[[Share], AbstractContextManager[object]] = nullcontext
+    """Counts the work of the step of a share in its block."""
 
     @property
     def device(self) -> torch.device:

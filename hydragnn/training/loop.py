@@ -95,13 +95,14 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     only the trunk and the heads of its branch are. Errors are summed and divided by the number of labels of all ranks, so gradients only have to be added
     up, over parts and over ranks.
     """
-    loss = gradient_of_share(state, share, context)
-    with phase("optimizer"):
-        norm = state.parameters.clip()
-        state.parameters.step(rate)
-        state.step += 1
-        state.steps += 1
-        state.parameters.average(state.steps)
+    with context.counting(share):
+        loss = gradient_of_share(state, share, context)
+        with phase("optimizer"):
+            norm = state.parameters.clip()
+            state.parameters.step(rate)
+            state.step += 1
+            state.steps += 1
+            state.parameters.average(state.steps)
     return StepResult(step=state.step, loss=loss, norm=norm)
 
 

@@ -163,7 +163,8 @@ def _usage(spent: Spent) -> Iterator[tuple[str, str, str]]:
         yield "device computes", f"{100 * sum(busy * own for busy, own in timed) / weight:.0f} %", "time of training"
     for name, words in (("flops", "operations"), ("bytes", "memory traffic")):
         if (share := spent.share_of_peak(name)) is not None:
-            yield f"{words} while it computes", f"{100 * share:.1f} %", "peak of the device"
+            slow = ", measured low beside other work" if share > 1 and name == "flops" else ""
+            yield f"{words} while it computes", f"{100 * share:.1f} %", f"peak of the device{slow}"
     measured = [one for one in spent.records if one.usage.joules is not None]
     if results := sum(one.failure is None and bool(one.best) for one in measured):
         joules = sum(one.usage.joules or 0.0 for one in measured) / results

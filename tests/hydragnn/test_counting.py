@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.kernels import ops
-from hydragnn.kernels.counting import Counter, Counts
+from hydragnn.kernels.counting import Counter
 from hydragnn.kernels.family import plain_forms, taken_for
 from hydragnn.kernels.triton.launch import KernelLauncher, launched_by
 from tests.hydragnn.op_checks import parts_of
@@ -20,10 +20,6 @@ CASES = [(name, label, case) for name, op in ops.OPS.items() for label, case in 
 
 def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape)
-
-
-def weighed(*shape: int) -> Tensor:
-    return torch.randn(*shape, requires_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +40,6 @@ def weighed(*shape: int) -> Tensor:
         (lambda: numbers(6, 4)[:1].expand(5, 4).clone(), 0, 4 * (4 + 20)),
         (lambda: torch.cat([numbers(2, 3), numbers(4, 3)]), 0, 4 * (18 + 18)),
         (lambda: torch._foreach_add([numbers(3), numbers(5)], 1.0), 8, 4 * 16),
-        (lambda: torch.nn.functional.conv1d(numbers(1, 2, 8), numbers(3, 2, 3)), 2 * 6 * 3 * 2 * 3, None),
-        (lambda: torch.nn.functional.conv1d(weighed(1, 2, 8), weighed(3, 2, 3)).sum().backward(), 3 * 216 + 18, None),
         (
             lambda: torch.nn.functional.scaled_dot_product_attention(*[numbers(1, 2, 7, 4) for _ in range(3)]),
             2 * 2 * 2 * 7 * 7 * 4,
@@ -58,9 +52,9 @@ def test_a_call_of_torch_counts_what_it_computes_and_moves(
 ) -> None:
     with Counter() as counter:
         call()
-    counts = Counts(by_op={name: count for name, count in counter.by_op.items() if name not in ("randn", "zeros")})
-    assert counts.flops == flops
-    assert moved is None or counts.bytes == moved
+    for name in ("randn", "zeros"):
+        counter.by_op.pop(name, None)
+    assert counter.totals == (flops, moved or counter.totals[1])
 
 
 class NoDevice(KernelLauncher):
@@ -73,7 +67,7 @@ class NoDevice(KernelLauncher):
         return
 
 
-def counted(name: str, case: ops.Case, *blocks: AbstractContextManager[object]) -> Counts:
+def counted(name: str, case: ops.Case, *blocks: AbstractContextManager[object]) -> tuple[float, float]:
     """Return the counts of an op, its gradient and the gradient of that."""
     tensors = tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
     with ExitStack() as stack:
@@ -85,7 +79,7 @@ def counted(name: str, case: ops.Case, *blocks: AbstractContextManager[object]) 
         again = [x for x in first if x.requires_grad]
         if again:
             torch.autograd.grad(again, tensors, [torch.ones_like(x) for x in again], allow_unused=True)
-    return counter.counts
+    return counter.totals
 
 
 LOOSE = {
@@ -109,20 +103,12 @@ def test_loops_and_kernels_count_what_plain_torch_computes(name: str, label: str
     case = case.to(dtype=torch.float32)
     on_device = case.to("meta")
 
-    def of_kernels() -> Counts:
+    def of_kernels() -> tuple[float, float]:
         return counted(name, on_device, taken_for("meta", "cuda"), launched_by(NoDevice()))
 
     counted(name, case), of_kernels()  # orders of edges are kept
-    plain = counted(name, case, plain_forms())
-    for fast in (counted(name, case), of_kernels()):
-        tolerance = LOOSE.get(name, 0.1) * plain.flops + (10_000 if name in ("gated", "segment_max") else 0)
-        assert abs(fast.flops - plain.flops) <= tolerance
-        assert name == "gated" or fast.bytes <= 1.2 * plain.bytes
-
-
-def test_a_dry_count_writes_nothing() -> None:
-    x = torch.ones(4)
-    with Counter(dry=True) as counter:
-        assert x.add_(1.0) is x
-        torch._foreach_add_([x], 1.0)
-    assert torch.equal(x, torch.ones(4)) and counter.counts.flops == 8
+    plain_flops, plain_bytes = counted(name, case, plain_forms())
+    for flops, moved in (counted(name, case), of_kernels()):
+        tolerance = LOOSE.get(name, 0.1) * plain_flops + (10_000 if name in ("gated", "segment_max") else 0)
+        assert abs(flops - plain_flops) <= tolerance
+        assert name == "gated" or moved <= 1.2 * plain_bytes

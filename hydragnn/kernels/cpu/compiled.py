@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hydragnn.kernels.counting import open_counters, tensors_in
+from hydragnn.kernels.counting import bytes_of, open_counters
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
 VERSION = 13
@@ -90,7 +90,7 @@ def call(name: str, arrays: Sequence[Tensor | None], integers: Sequence[int], *o
     assert [len(pointers), len(integers) + 1] == takes, f"{name} takes {takes} arrays and integers"
     status: int = getattr(loaded, name)(*pointers, *integers, number)
     if open_counters and status == 0:
-        open_counters[-1].add(name, float(flops((*dense, *outs), *integers)), tensors_in(dense), tensors_in(outs))
+        open_counters[-1].add(name, lambda: (flops((*dense, *outs), *integers), bytes_of(dense, outs)))
     return status == 0
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import LONG as LONG_ROW
-from hydragnn.kernels.counting import open_counters
+from hydragnn.kernels.counting import launch_amounts, open_counters
 from hydragnn.kernels.triton.tiles import TILES, architecture_of, tile_shape
 
 LONG = LONG_ROW
@@ -53,7 +53,8 @@ def launch(kernel: Any, grid: tuple[int, ...], inputs: Sequence[Any], options: M
     """Launch a kernel by the current launcher."""
     _launcher[-1](kernel, grid, inputs, options)
     if open_counters:
-        open_counters[-1].add_launch(kernel, inputs, options)
+        name = getattr(kernel, "fn", kernel).__name__
+        open_counters[-1].add(name, lambda: launch_amounts(name, inputs, options))
 
 
 def sum_dtype(*tensors: Tensor | None) -> torch.dtype:

@@ -1,16 +1,16 @@
 """Operations and bytes of steps: what a count by hand gives, moved by nothing."""
 
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from hydragnn.distributed import Ranks
+from hydragnn.kernels import counting
 from hydragnn.kernels.counting import Counter
-from hydragnn.record import read_record
-from hydragnn.runs import counting
-from hydragnn.runs.session import train
+from hydragnn.runs.counting import StepWork
+from hydragnn.runs.session import DTYPES, train
+from hydragnn.training.loop import gradient_of_share, take_step
 from tests.hydragnn.training.by_hand import Hand
 from tests.hydragnn.training.conftest import STORE, assembled, make_config
 from tests.hydragnn.training.hand_written import WRITTEN, Sizes
@@ -30,44 +30,48 @@ def test_a_count_by_hand_gives_the_same(kind: str, size: str) -> None:
     model = {"hidden_dim": channels, "num_layers": layers, "num_radial": radial, "repulsion": "none"}
     changes: dict[str, Any] = {f"model__{name}": value for name, value in model.items()}
     run = assembled(make_config(kind, heads=[head], batch__max_graphs=100, **changes), STORE, torch.float32)
-    share, _ = counting.first_share(run.data.branches[0], 0)
+    share = next(run.data.epoch(0))
     (part,) = share.parts
-    counts = counting.counts_of_gradient(run, share)
+    with Counter() as counter:
+        gradient_of_share(run.state, share, run.context)
     sizes = Sizes(part.num_nodes, part.num_edges, channels, layers, radial, run.state.model)
     hand = WRITTEN[kind](Hand(), sizes)
-    assert counts.flops == pytest.approx(hand.flops, rel=0.05)
-    assert counts.bytes == pytest.approx(hand.bytes, rel=0.05)
+    assert counter.totals == pytest.approx((hand.flops, hand.bytes), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"model__dropout": 0.5}, {"train__optimizer": "sgd"}, {"train__ema_decay": 0.9, "train__clip_norm": 1.0}],
-    ids=str,
+MODELS = (
+    [(kind, {}) for kind in ("schnet", "pna", "mace")]
+    + [("painn", {"model__dropout": 0.5, "train__precision": precision}) for precision in ("fp64", "bf16")]
+    + [("painn", {"train__optimizer": "sgd", "train__ema_decay": 0.9, "train__clip_norm": 1.0})]
 )
-def test_a_counted_step_moves_nothing(settings: dict[str, Any]) -> None:
-    run = assembled(make_config("painn", **settings), STORE)
-    run.state.totals += 1.0
-    before = {name: value.clone() for name, value in run.state.tensors().items()}
-    random = torch.random.get_rng_state()
-    counts = counting.counts_of_step(run)
-    assert counts.flops > 0 and torch.equal(random, torch.random.get_rng_state())
-    assert all(torch.equal(value, before[name]) for name, value in run.state.tensors().items())
-    assert (run.state.totals == 1.0).all() and not run.state.parameters.gradient.any()
-    assert counts == counting.counts_of_step(run)
 
 
-def test_a_run_records_the_work_of_its_steps(tmp_path: Any) -> None:
-    config = make_config("schnet", train__epochs=2)
-    run = assembled(config, STORE)
-    flops, moved = counting.step_totals(run, Ranks())
-    steps = sum(run.data.steps(epoch) for epoch in range(2))
-    train(config, tmp_path / "run", store=STORE, until=1)
-    train(config, tmp_path / "run", store=STORE, resume=True)
-    usage = read_record(tmp_path / "run").usage
-    assert (usage.flops, usage.bytes) == pytest.approx((steps * flops, steps * moved))
+@pytest.mark.parametrize(("kind", "settings"), MODELS, ids=str)
+def test_a_counted_step_has_the_bits_of_others(kind: str, settings: dict[str, Any]) -> None:
+    states = []
+    for counts in (False, True):
+        config, work = make_config(kind, **settings), StepWork()
+        run = assembled(config, STORE, DTYPES[config.train.precision])
+        context = replace(run.context, counting=work.counting) if counts else run.context
+        for share in run.data.epoch(0):
+            take_step(run.state, share, context, 1e-3)
+        states.append((run.state.tensors(), run.state.totals, torch.random.get_rng_state()))
+    assert min(work.totals) > 0
+    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-def test_a_step_that_cannot_be_counted_is_unknown(tmp_path: Any) -> None:
-    with patch.object(Counter, "add", side_effect=NotImplementedError):
-        record = train(make_config("schnet", train__epochs=1), tmp_path / "run", store=STORE)
+def test_a_run_records_the_work_of_its_segments_steps(tmp_path: Any) -> None:
+    config = make_config("schnet", train__epochs=3)
+    first = train(config, tmp_path / "run", store=STORE, until=1).usage
+    usage = train(config, tmp_path / "run", store=STORE, resume=True).usage
+    assert (usage.flops, usage.bytes) == pytest.approx((3 * first.flops, 3 * first.bytes), rel=0.05)
+
+
+def fails(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+def test_what_cannot_be_counted_is_unknown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "bytes_of", fails)
+    record = train(make_config("schnet", train__epochs=1), tmp_path / "run", store=STORE)
     assert record.status == "finished" and record.usage.flops == record.usage.bytes == 0

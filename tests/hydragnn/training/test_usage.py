@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter as Sums
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ BEFORE = {"forward": 3.0, "other": 1.0}
 
 SUMS: list[tuple[str, Usage, float | None, Ranks, float | None, str]] = [
     ("one segment", Usage(), 5.0, Ranks(), 5.0, "RAPL"),
-    ("two", Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="RAPL"), 5.0, Ranks(), 12.0, "RAPL"),
+    ("two", Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="RAPL", flops=2.0), 5.0, Ranks(), 12.0, "RAPL"),
     ("on two machines", Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="NVML"), 5.0, Ranks(), 12.0, "NVML; RAPL"),
     ("again on one of them", Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="NVML; RAPL"), 5.0, Ranks(), 12.0, "NVML; RAPL"),
     ("two ranks", Usage(), 5.0, Peers(size=2), 20.0, "RAPL"),
@@ -139,10 +140,11 @@ def test_joules_are_sums_over_segments_and_ranks_or_nothing(
     used: Usage, own: float | None, ranks: Ranks, joules: float | None, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopwatch = Stopwatch(Cost(), used, ranks, meter_of(own))
+    stopwatch.work.rates, stopwatch.work.costs = {0: (4.5, 1.0)}, Sums({0: 2})
     stopwatch.share_usage()
     stopwatch.start -= 4.0
-    usage = stopwatch.usage(Usage(flops=9.0), {"forward": 1.0})
-    assert (usage.joules, usage.energy_source, usage.flops) == (joules, source, 9.0)
+    usage = stopwatch.usage({"forward": 1.0})
+    assert (usage.joules, usage.energy_source, usage.flops) == (joules, source, used.flops + ranks.size**2 * 9.0)
     mean = 0.2 if ranks.size == 1 else 0.4
     assert usage.busy == pytest.approx(mean if not used.phases else (mean + 0.6) / 2, rel=1e-3)
     assert usage.phases["forward"] == used.phases.get("forward", 0.0) + 1.0
@@ -151,7 +153,7 @@ def test_joules_are_sums_over_segments_and_ranks_or_nothing(
 
 def test_until_ranks_meet_they_count_as_alike_so_that_no_earlier_sum_is_lost() -> None:
     used = Usage(phases=BEFORE, busy=0.6, joules=7.0, energy_source="RAPL")
-    usage = Stopwatch(Cost(), used, Peers(size=2), meter_of(5.0)).usage(Usage(), {})
+    usage = Stopwatch(Cost(), used, Peers(size=2), meter_of(5.0)).usage({})
     assert usage.joules == 17.0
     assert usage.busy == pytest.approx(0.6, rel=1e-2), "of a moment after four seconds"
 
@@ -160,8 +162,8 @@ def test_a_segment_of_which_nothing_tells_the_busy_share_keeps_that_of_the_earli
     meter = meter_of(None)
     meter.values = lambda: [math.nan, math.nan]  # type: ignore[method-assign]
     used = Usage(phases=BEFORE, busy=0.6)
-    assert Stopwatch(Cost(), used, Ranks(), meter).usage(Usage(), {}).busy == pytest.approx(0.6)
-    assert Stopwatch(Cost(), Usage(), Ranks(), meter).usage(Usage(), {}).busy is None
+    assert Stopwatch(Cost(), used, Ranks(), meter).usage({}).busy == pytest.approx(0.6)
+    assert Stopwatch(Cost(), Usage(), Ranks(), meter).usage({}).busy is None
 
 
 def test_counters_change_no_bit(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -146,6 +146,10 @@ def test_the_largest_loss_names_a_move(records: list[RunRecord], timeline: Timel
             [record(ranks=2, **BUSY, flops=9e13, bytes=0.0, **PEAKS)],
             [("operations while it computes", "50.0 %", "peak of the device"), ("energy", "–", "not measured")],
         ),
+        (
+            [record(**BUSY, flops=1.8e14, **PEAKS)],
+            [("operations while it computes", "200.0 %", "peak of the device, measured low beside other work"), ("energy", "–", "not measured")],
+        ),
     ],
 )  # fmt: skip
 def test_what_was_not_measured_is_no_zero(records: list[RunRecord], rows: list[tuple[str, str, str]]) -> None:
