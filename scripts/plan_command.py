@@ -266,12 +266,11 @@ def roofline_of(run: "Assembly", graphs: int, precision: str) -> dict[str, Any]:
     with Counter() as counter:
         step()
     flops, moved = counter.totals
+    if math.isnan(flops + moved):
+        return {}
     peaks, seconds = peaks_of(run.context.device, precision), min(seconds_of(step, alone) for _ in range(3))
-    bounds = {
-        name: amount / peak
-        for name, amount, peak in (("arithmetic", flops, peaks.flops), ("memory", moved, peaks.bytes))
-        if peak
-    }
+    known = ("arithmetic", flops, peaks.flops), ("memory", moved, peaks.bytes)
+    bounds = {name: amount / peak for name, amount, peak in known if peak}
     nearer = max(bounds, key=lambda name: bounds[name], default="")
     return {
         "graphs": graphs,
@@ -302,6 +301,8 @@ def roofline_lines(roofline: Mapping[str, Any]) -> list[str]:
     most bytes: mm 50%, add 10%
     arithmetic is the nearer bound, of 40 GFLOP/s and 10 GB/s (measured): 200 ms at it, 500 ms measured, 40% of its speed
     """
+    if not roofline:
+        return ["operations and bytes of a step are unknown: a call could not be counted"]
     moved, graphs, unit = roofline["bytes"], roofline["graphs"], "FLOP"
     total, each = (
         f"{in_words(one).removesuffix('B')}{unit}" for one in (roofline["flops"], roofline["flops"] / graphs)
