@@ -11,6 +11,7 @@ Own loops and Triton kernels are counted where they are called, all else where t
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tag, Tensor
@@ -113,6 +114,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
+@cache
 def is_view(func: Any) -> bool:
     """Return True for calls of torch that neither compute nor move."""
     aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
