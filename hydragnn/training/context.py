@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hydragnn.config import TrainSettings
 from hydragnn.models import Target
-from hydragnn.training.data import Share
 from hydragnn.training.executor import EagerSteps
 from hydragnn.training.parameters import alone
 from hydragnn.training.state import TrainState
@@ -84,7 +83,7 @@ class TrainingContext:
     reduce_predicted: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over the processes with predictions of different graphs or nodes, in place; all get the same bits."""
     executors: tuple[EagerSteps, ...] = ()
-    counting: Callable[[Share], AbstractContextManager[object]] = nullcontext
+    counting: Callable[[Any], AbstractContextManager[object]] = nullcontext
     """Counts the work of the step of a share in its block."""
 
     @property
