@@ -54,10 +54,8 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
 
     And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
     """
-    sampler = settings.search.sampler
-    if sampler != "auto" and (
-        words := sampler_class(sampler)().problem(space, len(goals_of(settings.search.objective)))
-    ):
+    sampler, count = settings.search.sampler, len(goals_of(settings.search.objective))
+    if sampler != "auto" and (words := sampler_class(sampler).problem(space, count)):
         raise InputError(f"{settings.source}: search.sampler = {sampler!r}: {words}")
     _check_sizes(settings)
     if settings.runs:

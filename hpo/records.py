@@ -3,9 +3,9 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from hydragnn.hpo.space.points import Point, Space, random_point, space_of
 from hydragnn.hpo.status.facts import Follower
 from hydragnn.hpo.status.timeline import Timeline
 from hydragnn.record import RunRecord, read_record
+
+Matrix = NDArray[np.float64]
 
 TOO_FEW = 6
 """Below so many results, importances are noise."""
@@ -226,65 +228,59 @@ def parameter_importance(out: Path) -> dict[str, float]:
     Trials are compared where all are equally far: at the first rung. A parameter that is inactive in a trial counts with
     a value drawn at random, so that it explains nothing there. Empty with fewer than six results.
     """
-    results = first_results(campaign_history(out))
+    results = _first_results(campaign_history(out))
     if results is None:
         return {}
     from sklearn.ensemble import RandomForestRegressor  # takes long to load, and histories do without
     from sklearn.inspection import permutation_importance
 
-    rows, values = results.rows, results.values
+    space, rows, _, values, _ = results
     forest = RandomForestRegressor(FOREST, min_samples_leaf=2, random_state=0).fit(rows, values)
     shares = permutation_importance(forest, rows, values, n_repeats=10, random_state=0).importances_mean.clip(min=0.0)
     shares = shares / (shares.sum() or 1.0)
-    return dict(sorted(zip(results.parameters, shares.tolist()), key=lambda item: -item[1]))
+    return dict(sorted(zip(space, shares.tolist()), key=lambda item: -item[1]))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirstResults:
-    """Trials at the first rung, where all are equally far."""
+def _first_results(
+    history: CampaignHistory,
+) -> tuple[dict[str, Parameter], Matrix, NDArray[np.bool_], Matrix, float] | None:
+    """Return parameters, their values, which are active, and objectives over their range.
 
-    parameters: dict[str, Parameter]
-    rows: NDArray[np.float64]
-    """Values of parameters as trees split them: [trials, parameters]. Inactive ones are drawn at random."""
-    active: NDArray[np.bool_]
-    """True where a parameter is active: [trials, parameters]."""
-    values: NDArray[np.float64]
-
-
-def first_results(history: CampaignHistory) -> FirstResults | None:
-    """Return the first results of trials; None where few or all equal."""
+    All at the first rung. Inactive values are drawn at random. None where results are few, or all equal.
+    """
     results = [(trial.values, next(iter(trial.rungs.values()))) for trial in history.trials if trial.rungs]
     if len(results) < TOO_FEW or len({value for _, value in results}) < 2:
         return None
-    space, generator = space_of(history.settings.search.space), np.random.default_rng(0)
-    complete = Space(parameters={path: p.model_copy(update={"when": {}}) for path, p in space.parameters.items()})
+    space, generator = space_of(history.settings.search.space).parameters, np.random.default_rng(0)
+    complete = Space(parameters={path: one.model_copy(update={"when": {}}) for path, one in space.items()})
     points = [random_point(complete, generator, values) for values, _ in results]
-    return FirstResults(
-        parameters=space.parameters,
-        rows=np.array([[_as_number(p, point[path]) for path, p in space.parameters.items()] for point in points]),
-        active=np.array([[path in values for path in space.parameters] for values, _ in results]),
-        values=np.array([value for _, value in results]),
-    )
+    rows = np.array([[_as_number(one, point[path]) for path, one in space.items()] for point in points])
+    active = np.array([[path in values for path in space] for values, _ in results])
+    values = np.array([value for _, value in results])
+    scale = float(np.ptp(values))  # trees do not split what varies by less than 1e-8
+    return space, rows, active, values / scale, scale
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Effects:
-    """Contributions of parameters to the objective, in its unit."""
+class Effects(NamedTuple):
+    """Contributions of parameters to the objective at the first rung."""
 
-    results: FirstResults
-    shares: NDArray[np.float64]
-    """SHAP values: [trials, parameters]."""
-    pairs: NDArray[np.float64]
+    parameters: dict[str, Parameter]
+    rows: Matrix
+    """Values as trees split them, those of inactive parameters by chance: [trials, parameters]."""
+    active: NDArray[np.bool_]
+    shares: Matrix
+    """SHAP values, in the unit of the objective."""
+    pairs: Matrix
     """Mean sizes of what two parameters do together: [parameters, parameters]."""
 
 
 def parameter_effects(history: CampaignHistory) -> Effects | None:
     """Return SHAP values (Lundberg et al. 2020, doi:10.1038/s42256-019-0138-9); None with few results.
 
-    ModuleNotFoundError without the package ``shap``. The trees are boosted, since forests see interactions that are none: of
+    ImportError without the package ``shap``. The trees are boosted, since forests see interactions that are none: of
     200 trials of y = 3 a - 2 b + a c they find that of a and b the strongest.
     """
-    results = first_results(history)
+    results = _first_results(history)
     if results is None:
         return None
     with warnings.catch_warnings():
@@ -292,14 +288,13 @@ def parameter_effects(history: CampaignHistory) -> Effects | None:
         import shap
     from sklearn.ensemble import GradientBoostingRegressor
 
-    trees = GradientBoostingRegressor(n_estimators=FOREST, subsample=0.5, random_state=0)
-    explainer = shap.TreeExplainer(trees.fit(results.rows, results.values))
-    few = slice(None, None, -(-len(results.rows) // EXPLAINED))
-    results = replace(results, rows=results.rows[few], active=results.active[few], values=results.values[few])
-    together = np.asarray(explainer.shap_interaction_values(results.rows))  # halves of a pair on both sides
+    space, rows, active, values, scale = results
+    trees = GradientBoostingRegressor(n_estimators=FOREST, subsample=0.5, random_state=0).fit(rows, values)
+    few = slice(None, None, -(-len(rows) // EXPLAINED))
+    together = scale * shap.TreeExplainer(trees).shap_interaction_values(rows[few])  # half of a pair on either side
     pairs = 2 * np.abs(together).mean(0)
     np.fill_diagonal(pairs, 0.0)
-    return Effects(results=results, shares=together.sum(2), pairs=pairs)
+    return Effects(space, rows[few], active[few], together.sum(2), pairs)
 
 
 def _as_number(parameter: Parameter, value: Any) -> float:

@@ -103,7 +103,11 @@ class Sampler(ABC):
     learns = True
     """True where it needs results: its history has trials as soon as there are enough."""
 
-    def problem(self, space: Space, objectives: int) -> str:
+    needs_all = False
+    """True where its history must not be a selection of trials."""
+
+    @staticmethod
+    def problem(space: Space, objectives: int) -> str:
         """Return why it cannot search a space; empty where it can."""
         return ""
 
@@ -190,8 +194,8 @@ def num_random(settings: CampaignSettings) -> int:
 def history_of(settings: CampaignSettings, space: Space, state: State) -> History:
     """Return the history that a sampler gets.
 
-    It has no trials before a model can learn, none that were lost to the machine, and at most ``HISTORY``: the best, as many
-    spread evenly over all results, and the latest without a result.
+    It has no trials before a model can learn, none that were lost to the machine, and at most ``HISTORY`` unless a sampler needs
+    all: the best, as many spread evenly over all results, and the latest without a result.
     """
     search, startup = settings.search, num_random(settings)
     first = [state.trials[number] for number in range(search.layout_trials) if number in state.trials]
@@ -202,7 +206,8 @@ def history_of(settings: CampaignSettings, space: Space, state: State) -> Histor
     results = len(state.rungs[0].reached) if state.rungs else 0
     if not learns(search.sampler) or results < startup:
         return history
-    numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
+    whole = len(state.trials) <= HISTORY or (search.sampler != "auto" and sampler_class(search.sampler).needs_all)
+    numbers = set(state.trials) if whole else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))
     included = tuple(trial for trial in trials if trial.values and trial.status != "lost")
     return replace(history, trials=included, width=attempts_at_once(state.plan, state.slots))

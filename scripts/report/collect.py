@@ -126,12 +126,12 @@ def campaign_facts(folder: Path) -> Campaign:
     history = campaign_history(folder)
     try:
         effects = parameter_effects(history)
-    except ModuleNotFoundError:  # the figure of importances names it
+    except ImportError:  # the figure of importances names the package
         effects = None
     return Campaign(
         history=history,
         records={number: record for number, record, _ in campaign_records(folder)},
-        importances=parameter_importance(folder),
+        importances={} if effects else parameter_importance(folder),
         effects=effects,
     )
 

@@ -1,5 +1,8 @@
 """Effects of hyperparameters with their directions, and interactions."""
 
+from collections.abc import Sequence
+from itertools import combinations
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,37 +17,37 @@ from hydragnn.scripts.report.words import measured, short, shorten, text
 
 SHOWN, PAIRS = 10, 5
 CLEAR = 0.3
-"""Least correlation of a value with its effect that is a direction."""
+"""Least rank correlation of a value with its effect that is a direction."""
 
 
-def effects_figure(campaign: Campaign) -> Figure | None:
-    """Return the effect of every parameter in every trial; None where unknown."""
-    effects = campaign.effects
-    if effects is None:
-        return None
-    order, names = _strongest(effects), [*effects.results.parameters]
-    jitter = np.random.default_rng(0).uniform(-0.16, 0.16, len(effects.shares))
+def effects(campaign: Campaign) -> tuple[Figure | None, Table | None]:
+    """Return the effect of parameters by trial, and their strengths; None where unknown."""
+    own = campaign.effects
+    if own is None:
+        return None, None
+    names, sizes = [*own.parameters], np.abs(own.shares).mean(0)
+    order = [int(one) for one in np.argsort(-sizes, kind="stable")[:SHOWN] if sizes[one] > 0]
+    jitter = np.random.default_rng(0).uniform(-0.16, 0.16, len(own.rows))
 
     def draw(axes: Axes) -> None:
         look: dict[str, Any] = {"markersize": 4.5, "markeredgewidth": 0, "alpha": 0.8, "rasterized": True}
         for row, number in enumerate(order):
-            values = effects.results.rows[:, number]
-            active, high = effects.results.active[:, number], values > np.median(values)
+            high = own.rows[:, number] > np.median(np.unique(own.rows[:, number]))
             for side, color in ((~high, canvas.SOFT), (high, canvas.RASTER_ACCENT)):
-                axes.plot(effects.shares[active & side, number], row + jitter[active & side], "o", color=color, **look)
-            axes.annotate(
-                shorten(names[number], 42),
-                (0, row - 0.24),
-                xycoords=("axes fraction", "data"),
-                va="bottom",
-                fontsize=11,
-            )
+                dots = own.active[:, number] & side
+                axes.plot(own.shares[dots, number], row + jitter[dots], "o", color=color, **look)
+        names_above(axes, [names[number] for number in order])
         axes.axvline(0, color=canvas.MUTED, linewidth=1, zorder=1)
-        axes.set(ylim=(len(order) - 0.6, -0.8), yticks=[])
-        axes.spines["left"].set_visible(False)
         canvas.linear_scale(axes, "x")
         canvas.label(axes, f"effect on {campaign.measure}", grid="x")
 
+    rows = [(short(names[one]), measured(sizes[one]), direction(own, one)) for one in order]
+    pairs = sorted(combinations(range(len(names)), 2), key=lambda pair: -own.pairs[pair])[:PAIRS]
+    rows += [
+        (" with ".join(short(names[one]) for one in pair), measured(own.pairs[pair]), "interaction")
+        for pair in pairs
+        if own.pairs[pair] > 0
+    ]
     return canvas.figure(
         "effects",
         "Effects of hyperparameters",
@@ -52,53 +55,32 @@ def effects_figure(campaign: Campaign) -> Figure | None:
         "as SHAP values of boosted trees. Coloured dots have values in the upper half of those tried, and choices that are later in their list.",
         draw,
         height=90 + 40 * len(order),
-    )
-
-
-def effects_table(campaign: Campaign) -> Table | None:
-    """Return strengths and directions of effects, then interactions; None where unknown."""
-    effects = campaign.effects
-    if effects is None:
-        return None
-    names = [*effects.results.parameters]
-    sizes = np.abs(effects.shares).mean(0)
-    rows = [(short(names[one]), measured(sizes[one]), direction(effects, one)) for one in _strongest(effects)]
-    pairs = sorted(zip(*np.triu_indices(len(names), 1)), key=lambda pair: -effects.pairs[pair])[:PAIRS]
-    rows += [
-        (f"{short(names[a])} with {short(names[b])}", measured(effects.pairs[a, b]), "interaction")
-        for a, b in pairs
-        if effects.pairs[a, b] > 0
-    ]
-    return table_of(
+    ), table_of(
         rows,
-        {"parameter": lambda row: row[0], "mean effect": lambda row: row[1], "direction": lambda row: row[2]},
+        {name: itemgetter(place) for place, name in enumerate(("parameter", "mean effect", "direction"))},
         f"Effects on {campaign.objective} at the first rung (lower is better), the strongest first, and the strongest interactions. With few trials this is a hint only.",
         prose=frozenset({2}),
     )
 
 
-def direction(effects: Effects, number: int) -> str:
+def names_above(axes: Axes, names: Sequence[str]) -> None:
+    """Set rows from the top down, below their names, which are longer than any margin."""
+    for row, name in enumerate(names):
+        place: dict[str, Any] = {"xy": (0, row - 0.24), "xycoords": ("axes fraction", "data")}
+        axes.annotate(shorten(name, 42), **place, va="bottom", fontsize=11)
+    axes.set(ylim=(len(names) - 0.6, -0.8), yticks=[])
+    axes.spines["left"].set_visible(False)
+
+
+def direction(own: Effects, number: int) -> str:
     """Return in words which values of a parameter lower the objective."""
-    parameter = [*effects.results.parameters.values()][number]
-    active = effects.results.active[:, number]
-    values, shares = effects.results.rows[active, number], effects.shares[active, number]
-    if len(np.unique(values)) < 2 or not shares.std():
+    parameter, active = [*own.parameters.values()][number], own.active[:, number]
+    values, shares = own.rows[active, number], own.shares[active, number]
+    levels, places = np.unique(values, return_inverse=True)
+    if len(levels) < 2 or not shares.std():
         return "–"
     if isinstance(parameter, Choices):
-        means = {one: shares[values == one].mean() for one in np.unique(values)}
-        low, high = (text(parameter.choices[int(pick(means, key=lambda one: means[one]))]) for pick in (min, max))
-        return f"lowest with {low}, highest with {high}"
-    slope = float(np.corrcoef(values, shares)[0, 1])
-    return (
-        "larger values raise it"
-        if slope > CLEAR
-        else "larger values lower it"
-        if slope < -CLEAR
-        else "no single direction"
-    )
-
-
-def _strongest(effects: Effects) -> list[int]:
-    """Return the parameters with any effect, the strongest first."""
-    sizes = np.abs(effects.shares).mean(0)
-    return [int(one) for one in np.argsort(-sizes, kind="stable")[:SHOWN] if sizes[one] > 0]
+        order = sorted(levels, key=lambda one: float(shares[values == one].mean()))
+        return "lowest with {}, highest with {}".format(*(text(parameter.choices[int(order[end])]) for end in (0, -1)))
+    slope = float(np.corrcoef(places, shares)[0, 1])
+    return "no single direction" if abs(slope) < CLEAR else f"larger values {'raise' if slope > 0 else 'lower'} it"

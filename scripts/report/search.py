@@ -18,11 +18,11 @@ from hydragnn.hpo.status.facts import TRIALS, counts_text
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
-from hydragnn.scripts.report.effects import effects_figure, effects_table
+from hydragnn.scripts.report.effects import effects, names_above
 from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
 from hydragnn.scripts.report.front import front, front_table, objective_of, volume
 from hydragnn.scripts.report.training import curve
-from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, shorten, text
+from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, text
 
 BEST_TRIALS, FAILURES = 10, 12
 DOTS, LINES = 2000, 400
@@ -44,6 +44,7 @@ def chapter(facts: Facts) -> Section | None:
         architectures = architectures_table(campaign)
     except InputError as error:  # of an objective of the user's own
         architectures, lead = None, f"{lead} Architectures are not compared: {one_line(str(error))}."
+    effects_drawn, effects_table = effects(campaign)
     return Section(
         "search",
         "Search",
@@ -52,12 +53,12 @@ def chapter(facts: Facts) -> Section | None:
             history(campaign),
             front(campaign),
             volume(campaign),
-            effects_figure(campaign) or importance(campaign),
+            effects_drawn or importance(campaign),
             learning_curves(campaign),
         ],
         [
             front_table(campaign),
-            effects_table(campaign),
+            effects_table,
             architectures,
             layouts_table(campaign),
             trials_table(campaign),
@@ -108,14 +109,13 @@ def importance(campaign: Campaign) -> Figure | None:
     top = max(value for _, value in items) or 1.0
 
     def draw(axes: Axes) -> None:
-        look: dict[str, Any] = {"ha": "left", "fontsize": 11}
-        for row, (name, value) in enumerate(items):  # names above the bars: they are longer than any margin
+        for row, (_, value) in enumerate(items):
             axes.barh(row, value, height=0.3, color=canvas.ACCENT if row == 0 else canvas.SOFT)
-            axes.text(0, row - 0.24, shorten(name, 42), va="bottom", **look)
-            axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", color=canvas.MUTED, **look)
-        axes.set(xlim=(0, 1.18 * top), ylim=(len(items) - 0.6, -0.8), yticks=[])
+            axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", color=canvas.MUTED, fontsize=11)
+        names_above(axes, [name for name, _ in items])
+        axes.set_xlim(0, 1.18 * top)
         axes.xaxis.set_visible(False)
-        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.spines["bottom"].set_visible(False)
 
     return canvas.figure(
         "importance",

@@ -168,6 +168,8 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
     assert best <= {trial.number for trial in history.trials}
     assert history.trials[-1].number == 1999, "what runs is told, too"
     assert history.width == 2
+    campaign = settings(sampler="cmaes", space={"train.learning_rate": RATE}, trials=5000)
+    assert len(history_of(campaign, space_of(campaign.search.space), state).trials) == 2000, "its generations need all"
 
 
 def test_a_sampler_gets_every_result_once_there_are_enough_and_an_unknown_one_is_refused(settings: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings, parameter_effects
 from hydragnn.scripts.report import collect, search
-from hydragnn.scripts.report.effects import direction, effects_figure, effects_table
+from hydragnn.scripts.report.effects import direction, effects
 from hydragnn.scripts.report.facts import Campaign
 
 NEEDED = "the extra effects is not installed"
@@ -50,9 +50,12 @@ def history(truth: Callable[[dict[str, Any]], float], trials: int, **space: Any)
     return CampaignHistory(settings=settings, trials=every, rungs=(1,), ending=None, timeline=Timeline(), sampler="")
 
 
-def campaign(trials: CampaignHistory, effects: bool = True) -> Campaign:
+def campaign(trials: CampaignHistory, with_effects: bool = True) -> Campaign:
     return Campaign(
-        history=trials, records={}, importances={"model.a": 1.0}, effects=parameter_effects(trials) if effects else None
+        history=trials,
+        records={},
+        importances={"model.a": 1.0},
+        effects=parameter_effects(trials) if with_effects else None,
     )
 
 
@@ -63,7 +66,7 @@ def made_up(values: dict[str, Any]) -> float:
 def test_signs_order_and_the_interaction_of_a_made_up_truth_are_found() -> None:
     pytest.importorskip("shap", reason=NEEDED)
     own = campaign(history(made_up, 200, a=UNIT, b=UNIT, c=UNIT, d=UNIT))
-    table, drawn = effects_table(own), effects_figure(own)
+    drawn, table = effects(own)
     assert table is not None and drawn is not None
     names = [row[0] for row in table.rows]
     assert names[:3] == ["a", "b", "c"] and names[3] == "d"
@@ -76,10 +79,10 @@ def test_signs_order_and_the_interaction_of_a_made_up_truth_are_found() -> None:
 
 def test_effects_add_up_to_what_was_measured() -> None:
     pytest.importorskip("shap", reason=NEEDED)
-    effects = parameter_effects(history(made_up, 100, a=UNIT, b=UNIT, c=UNIT))
-    assert effects is not None
-    residual = effects.results.values - effects.shares.sum(1)
-    assert residual.std() < 0.15 and effects.results.values.std() > 1.5
+    own = history(made_up, 100, a=UNIT, b=UNIT, c=UNIT)
+    found, values = parameter_effects(own), np.array([trial.value for trial in own.trials])
+    assert found is not None
+    assert (values - found.shares.sum(1)).std() < 0.15 and values.std() > 1.5
 
 
 @pytest.mark.parametrize(
@@ -104,23 +107,43 @@ def test_effects_add_up_to_what_was_measured() -> None:
 )
 def test_directions_are_words(truth: Any, space: dict[str, Any], number: int, words: str) -> None:
     pytest.importorskip("shap", reason=NEEDED)
-    effects = parameter_effects(history(truth, 120, **space))
-    assert effects is not None and direction(effects, number) == words
+    found = parameter_effects(history(truth, 120, **space))
+    assert found is not None and direction(found, number) == words
 
 
 def test_few_results_have_no_effects() -> None:
     assert parameter_effects(history(made_up, 5, a=UNIT, b=UNIT, c=UNIT)) is None
 
 
-def test_without_the_package_the_importances_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = campaign(history(made_up, 12, a=UNIT, b=UNIT, c=UNIT), effects=False)
-    monkeypatch.setitem(sys.modules, "shap", None)
-    with pytest.raises(ModuleNotFoundError):
-        parameter_effects(own.history)
+def test_small_objectives_have_the_effects_of_large_ones() -> None:
+    pytest.importorskip("shap", reason=NEEDED)
+    own = history(made_up, 60, a=UNIT, b=UNIT, c=UNIT)
+    large, small = (
+        parameter_effects(replace(own, trials=[replace(t, rungs={1: size * t.rungs[1]}) for t in own.trials]))
+        for size in (1.0, 1e-12)
+    )
+    assert large is not None and small is not None
+    assert small.shares == pytest.approx(1e-12 * large.shares, rel=1e-6)
+
+
+@pytest.mark.parametrize("error", [None, ImportError("Numba needs NumPy 2.3 or less")])
+def test_without_the_package_the_importances_name_it(
+    monkeypatch: pytest.MonkeyPatch, error: ImportError | None
+) -> None:
+    own = campaign(history(made_up, 12, a=UNIT, b=UNIT, c=UNIT), with_effects=False)
+
+    def fail(_: CampaignHistory) -> None:
+        assert error is not None
+        raise error
+
+    if error is None:
+        monkeypatch.setitem(sys.modules, "shap", None)
+    else:
+        monkeypatch.setattr(collect, "parameter_effects", fail)
     monkeypatch.setattr(collect, "campaign_history", lambda folder: own.history)
     monkeypatch.setattr(collect, "campaign_records", lambda folder: [])
     monkeypatch.setattr(collect, "parameter_importance", lambda folder: {"model.a": 1.0})
     read = collect.campaign_facts(Path("c"))
-    assert read.effects is None and (effects_table(read), effects_figure(read)) == (None, None)
-    figure = search.importance(replace(read))
+    assert read.effects is None and effects(read) == (None, None)
+    figure = search.importance(read)
     assert figure is not None and "hydragnn-ensemble[effects]" in figure.caption
