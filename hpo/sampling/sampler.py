@@ -75,22 +75,20 @@ def foreseen(trials: Sequence[Trial]) -> dict[int, tuple[float, ...]]:
     A trial that rests lower gets the median change of those that went on, so that what went on does not look better for that alone.
     Objectives that are positive change by a factor, as errors do: a difference would take small ones below zero.
     """
-    passed = [np.array([trial.values_at(level) for level in range(len(trial.results))]) for trial in trials]
-    positive = np.all([(values > 0).all(0) for values in passed if len(values)], axis=0)
-    changes = []
-    for level in range(1, max(map(len, passed), default=0)):
-        before, after = np.array([values[level - 1 : level + 1] for values in passed if len(values) > level]).swapaxes(
-            0, 1
-        )
-        factors = after / np.where(positive, before, 1.0)
-        changes.append(np.where(positive, np.median(factors, axis=0), np.median(after - before, axis=0)))
-    ends = {}
-    for trial, values in zip(trials, passed):
-        if len(values):
-            end = values[-1]
-            for change in changes[len(values) - 1 :]:
-                end = np.where(positive, end * change, end + change)
-            ends[trial.number] = tuple(end.tolist())
+    passed = {
+        one.number: np.array([one.values_at(n) for n in range(len(one.results))]) for one in trials if one.results
+    }
+    positive = np.all([(values > 0).all(0) for values in passed.values()], axis=0)
+    changes, ends = [], dict[int, tuple[float, ...]]()
+    for level in range(1, max(map(len, passed.values()), default=0)):
+        both = np.array([values[level - 1 : level + 1] for values in passed.values() if len(values) > level])
+        before, after = both[:, 0], both[:, 1]
+        changes.append(np.median(np.where(positive, after / np.where(positive, before, 1.0), after - before), axis=0))
+    for number, values in passed.items():
+        end = values[-1]
+        for change in changes[len(values) - 1 :]:
+            end = np.where(positive, end * change, end + change)
+        ends[number] = tuple(end.tolist())
     return ends
 
 

@@ -174,11 +174,9 @@ class CampaignStatus(Shown):
 
     def shown(self) -> dict[str, Any]:
         """The status with a table of the front: objectives and configurations."""
-        rows = [
-            {"trial": one.trial, **dict(zip(self.objectives, (one.value, *one.others))), **one.values}
-            for one in self.front
-        ]
-        return {**self.to_json(), "front": rows}
+        names = ("trial", *self.objectives)
+        front = [{**dict(zip(names, (one.trial, one.value, *one.others))), **one.values} for one in self.front]
+        return {**self.to_json(), "front": front}
 
     def __str__(self) -> str:
         """Return state, finished trials, the best one and node counts."""

@@ -1,5 +1,6 @@
 """Figures and table of a search with several objectives."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -34,13 +35,8 @@ def front(campaign: Campaign) -> Figure | None:
         if len(campaign.objectives) == 2 and len(best) > 1:
             axes.step(*zip(*[one.objectives[1::-1] for one in best[::-1]]), where="post", zorder=1)
         if middle is not None:
-            ring: dict[str, Any] = {
-                "markersize": 13,
-                "color": "none",
-                "markeredgecolor": canvas.ACCENT,
-                "markeredgewidth": 1.5,
-            }
-            axes.plot([middle.objectives[1]], [middle.objectives[0]], "o", **ring)
+            ring: dict[str, Any] = {"markersize": 13, "color": "none", "markeredgecolor": canvas.ACCENT}
+            axes.plot([middle.objectives[1]], [middle.objectives[0]], "o", **ring, markeredgewidth=1.5)
         axis: Literal["x", "y"]
         for axis, place in (("y", 0), ("x", 1)):
             canvas.value_axis(axes, axis, [trial.objectives[place] for trial in trials])
@@ -98,6 +94,16 @@ def volume(campaign: Campaign) -> Figure | None:
     )
 
 
+def settings_of(campaign: Campaign, trials: Sequence[TrialHistory]) -> dict[str, Callable[[TrialHistory], str]]:
+    """Return the columns of the hyperparameters that trials have."""
+    names = [name for name in campaign.search["space"] if any(name in trial.values for trial in trials)]
+
+    def setting(name: str, trial: TrialHistory) -> str:
+        return text(trial.values.get(name))
+
+    return {short(name): partial(setting, name) for name in names}
+
+
 def objective_of(place: int, trial: TrialHistory) -> str:
     """Return one of several objectives of a trial, as text."""
     return measured(trial.objectives[place])
@@ -109,17 +115,12 @@ def front_table(campaign: Campaign) -> Table | None:
     if not best:
         return None
     middle = best[knee([trial.objectives for trial in best])]
-    names = [name for name in campaign.search["space"] if any(name in trial.values for trial in best)]
-
-    def setting(name: str, trial: TrialHistory) -> str:
-        return text(trial.values.get(name))
-
     return table_of(
         best,
         {
             "trial": lambda trial: f"{trial.number} (knee)" if trial is middle else str(trial.number),
             **{name: partial(objective_of, place) for place, name in enumerate(campaign.objectives)},
-            **{short(name): partial(setting, name) for name in names},
+            **settings_of(campaign, best),
         },
         "The front: finished trials within bounds that no other is better than in all objectives. hydragnn ensemble "
         "CAMPAIGN --from-front --at-most OBJECTIVE=NUMBER makes an ensemble of them.",

@@ -20,7 +20,7 @@ from hydragnn.scripts.report import canvas
 from hydragnn.scripts.report.canvas import Figure, Section, Table, table_of
 from hydragnn.scripts.report.effects import effects, names_above
 from hydragnn.scripts.report.facts import FAILED, Campaign, Facts, failure_kind
-from hydragnn.scripts.report.front import front, front_table, objective_of, volume
+from hydragnn.scripts.report.front import front, front_table, objective_of, settings_of, volume
 from hydragnn.scripts.report.training import curve
 from hydragnn.scripts.report.words import duration, measured, one_line, plain_number, short, text
 
@@ -168,10 +168,6 @@ def learning_curves(campaign: Campaign) -> Figure | None:
 def trials_table(campaign: Campaign) -> Table:
     """Return the best trials with their hyperparameters."""
     ranked, trials, scores = campaign.ranked[:BEST_TRIALS], len(campaign.history.trials), campaign.scores
-    names = [name for name in campaign.search["space"] if any(name in trial.values for trial in ranked)]
-
-    def setting(name: str) -> Callable[[TrialHistory], str]:
-        return lambda trial: text(trial.values.get(name))
 
     def of_record(make: Callable[[RunRecord], str]) -> Callable[[TrialHistory], str]:
         return lambda trial: make(campaign.records[trial.number]) if trial.number in campaign.records else "–"
@@ -185,7 +181,7 @@ def trials_table(campaign: Campaign) -> Table:
             "status": lambda trial: TRIALS[trial.status],
             "epochs": of_record(lambda record: str(record.epochs)),
             "time": of_record(lambda record: duration(record.cost.seconds)),
-            **{short(name): setting(name) for name in names},
+            **settings_of(campaign, ranked),
         },
         f"The best {len(ranked)} of {trials} trials." if len(ranked) < trials else "All trials, best first.",
     )

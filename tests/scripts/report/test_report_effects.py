@@ -5,18 +5,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from hydragnn.hpo import CampaignHistory, Timeline, TrialHistory, campaign_settings, parameter_effects
+from hydragnn.hpo.records import Effects
 from hydragnn.scripts.report import collect, search
 from hydragnn.scripts.report.effects import direction, effects
 from hydragnn.scripts.report.facts import Campaign
 
-NEEDED = "the extra effects is not installed"
 UNIT = {"type": "float", "low": -1.0, "high": 1.0}
 PICK = {"type": "categorical", "choices": ["slow", "good", "poor"]}
+OF_GOOD = {**UNIT, "when": {"model.pick": "good"}}
 COST = {"slow": 1.0, "good": 0.0, "poor": 4.0}
 
 
@@ -34,29 +36,23 @@ def history(truth: Callable[[dict[str, Any]], float], trials: int, **space: Any)
         if "when" in own.get("d", {}) and values["pick"] != "good":
             del values["d"]
         result = truth(values) + 0.05 * draw.normal()
-        facts: dict[str, Any] = {"origin": "sampler", "attempts": 1, "speed": 0.0, "failure": None}
+        more: dict[str, Any] = {"origin": "sampler", "attempts": 1, "speed": 0.0, "failure": None, "status": "finished"}
         named = {f"model.{path}": value for path, value in values.items()}
-        every.append(
-            TrialHistory(
-                number=number,
-                status="finished",
-                values=named,
-                rungs={1: result},
-                value=result,
-                folder=Path(str(number)),
-                **facts,
-            )
-        )
+        more |= {"values": named, "rungs": {1: result}, "value": result, "folder": Path(str(number))}
+        every.append(TrialHistory(number=number, **more))
     return CampaignHistory(settings=settings, trials=every, rungs=(1,), ending=None, timeline=Timeline(), sampler="")
 
 
+def effects_of(own: CampaignHistory) -> Effects:
+    pytest.importorskip("shap", reason="the extra effects is not installed")
+    found = parameter_effects(own)
+    assert found is not None
+    return found
+
+
 def campaign(trials: CampaignHistory, with_effects: bool = True) -> Campaign:
-    return Campaign(
-        history=trials,
-        records={},
-        importances={"model.a": 1.0},
-        effects=parameter_effects(trials) if with_effects else None,
-    )
+    found = effects_of(trials) if with_effects else None
+    return Campaign(history=trials, records={}, importances={"model.a": 1.0}, effects=found)
 
 
 def made_up(values: dict[str, Any]) -> float:
@@ -64,7 +60,6 @@ def made_up(values: dict[str, Any]) -> float:
 
 
 def test_signs_order_and_the_interaction_of_a_made_up_truth_are_found() -> None:
-    pytest.importorskip("shap", reason=NEEDED)
     own = campaign(history(made_up, 200, a=UNIT, b=UNIT, c=UNIT, d=UNIT))
     drawn, table = effects(own)
     assert table is not None and drawn is not None
@@ -78,11 +73,9 @@ def test_signs_order_and_the_interaction_of_a_made_up_truth_are_found() -> None:
 
 
 def test_effects_add_up_to_what_was_measured() -> None:
-    pytest.importorskip("shap", reason=NEEDED)
     own = history(made_up, 100, a=UNIT, b=UNIT, c=UNIT)
-    found, values = parameter_effects(own), np.array([trial.value for trial in own.trials])
-    assert found is not None
-    assert (values - found.shares.sum(1)).std() < 0.15 and values.std() > 1.5
+    values = np.array([trial.value for trial in own.trials])
+    assert (values - effects_of(own).shares.sum(1)).std() < 0.15 and values.std() > 1.5
 
 
 @pytest.mark.parametrize(
@@ -97,18 +90,11 @@ def test_effects_add_up_to_what_was_measured() -> None:
             2,
             "–",
         ),
-        (
-            lambda v: COST[v["pick"]] - 3 * v.get("d", 0.0),
-            {"pick": PICK, "d": {**UNIT, "when": {"model.pick": "good"}}},
-            1,
-            "larger values lower it",
-        ),
+        (lambda v: COST[v["pick"]] - 3 * v.get("d", 0.0), {"pick": PICK, "d": OF_GOOD}, 1, "larger values lower it"),
     ],
 )
 def test_directions_are_words(truth: Any, space: dict[str, Any], number: int, words: str) -> None:
-    pytest.importorskip("shap", reason=NEEDED)
-    found = parameter_effects(history(truth, 120, **space))
-    assert found is not None and direction(found, number) == words
+    assert direction(effects_of(history(truth, 120, **space)), number) == words
 
 
 def test_few_results_have_no_effects() -> None:
@@ -116,30 +102,18 @@ def test_few_results_have_no_effects() -> None:
 
 
 def test_small_objectives_have_the_effects_of_large_ones() -> None:
-    pytest.importorskip("shap", reason=NEEDED)
     own = history(made_up, 60, a=UNIT, b=UNIT, c=UNIT)
-    large, small = (
-        parameter_effects(replace(own, trials=[replace(t, rungs={1: size * t.rungs[1]}) for t in own.trials]))
-        for size in (1.0, 1e-12)
-    )
-    assert large is not None and small is not None
-    assert small.shares == pytest.approx(1e-12 * large.shares, rel=1e-6)
+    small = replace(own, trials=[replace(trial, rungs={1: 1e-12 * trial.rungs[1]}) for trial in own.trials])
+    assert effects_of(small).shares == pytest.approx(1e-12 * effects_of(own).shares, rel=1e-6)
 
 
-@pytest.mark.parametrize("error", [None, ImportError("Numba needs NumPy 2.3 or less")])
-def test_without_the_package_the_importances_name_it(
-    monkeypatch: pytest.MonkeyPatch, error: ImportError | None
-) -> None:
+@pytest.mark.parametrize("error", [ModuleNotFoundError, ImportError])  # absent; of no use with this numpy
+def test_without_the_package_the_importances_name_it(monkeypatch: pytest.MonkeyPatch, error: type[ImportError]) -> None:
     own = campaign(history(made_up, 12, a=UNIT, b=UNIT, c=UNIT), with_effects=False)
-
-    def fail(_: CampaignHistory) -> None:
-        assert error is not None
-        raise error
-
-    if error is None:
-        monkeypatch.setitem(sys.modules, "shap", None)
-    else:
-        monkeypatch.setattr(collect, "parameter_effects", fail)
+    monkeypatch.setitem(sys.modules, "shap", None)
+    with pytest.raises(ModuleNotFoundError):
+        parameter_effects(own.history)
+    monkeypatch.setattr(collect, "parameter_effects", Mock(side_effect=error))
     monkeypatch.setattr(collect, "campaign_history", lambda folder: own.history)
     monkeypatch.setattr(collect, "campaign_records", lambda folder: [])
     monkeypatch.setattr(collect, "parameter_importance", lambda folder: {"model.a": 1.0})
