@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hydragnn.kernels.counting import bytes_of, open_counters
 
@@ -89,7 +90,7 @@ def call(name: str, arrays: Sequence[Tensor | None], integers: Sequence[int], *o
     *takes, flops = FUNCTIONS[name]
     assert [len(pointers), len(integers) + 1] == takes, f"{name} takes {takes} arrays and integers"
     status: int = getattr(loaded, name)(*pointers, *integers, number)
-    if open_counters and status == 0:
+    if open_counters and status == 0 and _get_current_dispatch_mode():  # batches are made in a thread of their own
         open_counters[-1].add(name, lambda: (flops((*dense, *outs), *integers), bytes_of(dense, outs)))
     return status == 0
 
