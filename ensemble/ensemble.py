@@ -321,7 +321,8 @@ class Ensemble(Shown):
         Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
         """
         if isinstance(source, GraphBatch):
-            return self._predict_screened(screen(source, self._read_by_members(source.fields), optional=self.optional))
+            batch = source.mapped(Tensor.detach)
+            return self._predict_screened(screen(batch, self._read_by_members(batch.fields), optional=self.optional))
         if is_graph_store(source):
             return self._predict_store(source, None, {})
         if isinstance(source, str | os.PathLike):

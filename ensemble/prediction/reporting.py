@@ -120,7 +120,7 @@ def prediction_result(
     return PredictionResult(
         out=job.out,
         **{name: counts[name] for name in own},
-        reasons=dict(reasons.most_common(5)),
+        reasons=dict(sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:5]),  # ranks count in any order
         units=schedule.units,
         units_resumed=schedule.resumed,
         ranks=schedule.ranks,

@@ -76,7 +76,7 @@ def rollout(model: Ensemble, graphs: Any, steps: int, *, feedback: Mapping[str, 
     for name, target in sources.items():
         if target in model.manifest.simple.fitted:
             raise InputError(
-                f"a simple predictor is a member for {target}, and only models roll out; take a run of it, or build with by_field=False"
+                f"a simple predictor is a member for {target}, and only models roll out; take a run of it, or build it by hydragnn.ensemble.build_ensemble with by_field=False"
             )
         if name not in batch.fields or not bool(batch.present(name).all()):
             raise InputError(f"graphs lack {name}, from which a roll-out begins; add it, or leave it out of feedback")

@@ -78,7 +78,10 @@ class Features:
 
     def arrays(self, batch: GraphBatch, location: Location) -> tuple[Array, Array]:
         """Return features and composition of every graph, node or edge."""
-        return np.nan_to_num(self.of(batch, location).numpy()), self.composition(batch, location).numpy()
+        features = self.of(batch, location)
+        if features.requires_grad:
+            raise InputError("a simple predictor is a member, and has no gradients by inputs; take a run of it")
+        return np.nan_to_num(features.numpy()), self.composition(batch, location).numpy()
 
     def own(self, batch: GraphBatch, location: Location) -> Float[Tensor, "items features"]:
         """Return inputs, with the neighbours of nodes and the lengths of edges."""
