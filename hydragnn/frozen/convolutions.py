@@ -38,13 +38,12 @@ class _Convolution(nn.Module):
     def __init__(self, convolution: nn.Module, sees_edges: bool) -> None:
         super().__init__()
         self.module_0 = convolution
-        self.module_1: nn.Module | None = None
+        self.module_1: nn.Module = nn.Identity()
         self.sees_edges = sees_edges
 
     def forward(self, inv: Tensor, equiv: Tensor | None, graph: FrozenGraph) -> tuple[Tensor, Tensor | None]:
         features = [graph.edge_attr] if self.sees_edges else []
-        inv = self.module_0(inv, graph.edge_index, *features)
-        return (inv if self.module_1 is None else self.module_1(inv)), equiv
+        return self.module_1(self.module_0(inv, graph.edge_index, *features)), equiv
 
 
 class Convolutional(FrozenModel):

@@ -81,8 +81,7 @@ def of_branch(
     heads = {level: {name: table[name]} if name in table else {} for level, table in tables.items()}
     if absent := [one.level for one in settings.heads if not heads[f"{one.level}_heads"]]:
         raise InputError(f"config.json: output_heads has no {absent[0]} heads of {name}; copy it again")
-    owners = {key: re.search(r"\bbranch-\d+", key) for key in weights}
-    own = {key: weights[key] for key, owner in owners.items() if owner is None or owner[0] == name}
+    own = {key: one for key, one in weights.items() if (re.search(r"\bbranch-\d+", key) or [name])[0] == name}
     return settings.model_copy(update=heads), own
 
 

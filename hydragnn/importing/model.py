@@ -87,8 +87,7 @@ class PublicInputs(nn.Module):
             graph = self.graph(batch)
             states: list[Tensor] = []  # scalars after the last layer
             last = self.model.graph_convs[-1]
-            hook = last.register_forward_hook(lambda module, arguments, result: states.append(result[0]))
-            try:
+            with last.register_forward_hook(lambda module, arguments, result: states.append(result[0])):
                 if frozen.interatomic:
                     graph = replace(graph, pos=graph.pos.detach().requires_grad_())
                     energy = self.model.energy(graph)
@@ -99,8 +98,6 @@ class PublicInputs(nn.Module):
                     levels = [head.level for head in frozen.heads for _ in range(1 + frozen.variance)]
                     pairs = zip(levels, parts)
                     outputs = [one.index_select(0, graph.batch) if level == "graph" else one for level, one in pairs]
-            finally:
-                hook.remove()
         values = torch.cat([states[-1], *outputs], dim=1)
         return values if recording else values.detach()
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,9 +29,7 @@ from hydragnn.models.saving import weights_checksum
 from hydragnn.record import RunRecord, write_record
 from hydragnn.training.evaluate import Metrics, errors_on
 
-BUDGET = Budget(max_graphs=32)
 TUNE = "tune.toml"
-PROVENANCE = "imported from the public HydraGNN"
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,7 @@ def write_run(model: Imported, data: Path | None, out: Path, home: Path) -> Metr
     fields = [one.field for one in reading.variables]
     description = make_description(run.model, run.heads, fields, inputs=run.data.inputs or [], dim=3)
     graph_model = build_from_description(description, seed=0).to(dtype).eval()
-    inputs: Any = graph_model.node_inputs
-    inputs.model = module
+    cast(Any, graph_model.node_inputs).model = module
     scales = {}
     for one in reading.variables:
         if one.span or not one.field.classes:
@@ -174,8 +171,8 @@ def _record(
     model: Imported, run: RunConfig, trained: TrainedModel, store: GraphStore | None
 ) -> tuple[RunRecord, Metrics]:
     """Return the record, and errors on the test part."""
-    settings, module, why = model.settings, trained.model, "; ".join(model.settings.evidence)
-    note = f"{PROVENANCE}, generation {settings.generation} ({why}), file {model.files.checkpoint.name}"
+    module, version = trained.model, f"generation {model.settings.generation} ({'; '.join(model.settings.evidence)})"
+    note = f"imported from the public HydraGNN, {version}, file {model.files.checkpoint.name}"
     record = RunRecord(
         config=run.to_json(),
         config_hash=run.hash,
@@ -192,5 +189,5 @@ def _record(
     record = validated_record(member, module, run, store, note)
     test = make_split(store, run.split).test
     with torch.no_grad():
-        errors = errors_on(trained.predict, store, test, trained.targets, BUDGET) if len(test) else {}
+        errors = errors_on(trained.predict, store, test, trained.targets, Budget(max_graphs=32)) if len(test) else {}
     return record, errors
