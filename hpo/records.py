@@ -269,7 +269,7 @@ class Effects(NamedTuple):
     """Values as trees split them, those of inactive parameters by chance: [trials, parameters]."""
     active: NDArray[np.bool_]
     shares: Matrix
-    """SHAP values, in the unit of the objective."""
+    """SHAP values in the unit of the objective; 0 where inactive."""
     pairs: Matrix
     """Mean sizes of what two parameters do together: [parameters, parameters]."""
 
@@ -291,10 +291,12 @@ def parameter_effects(history: CampaignHistory) -> Effects | None:
     space, rows, active, values, scale = results
     trees = GradientBoostingRegressor(n_estimators=FOREST, subsample=0.5, random_state=0).fit(rows, values)
     few = slice(None, None, -(-len(rows) // EXPLAINED))
-    together = scale * shap.TreeExplainer(trees).shap_interaction_values(rows[few])  # half of a pair on either side
+    rows, active = rows[few], active[few]
+    together = scale * shap.TreeExplainer(trees).shap_interaction_values(rows)  # half of a pair on either side
+    together *= active[:, :, None] & active[:, None, :]
     pairs = 2 * np.abs(together).mean(0)
     np.fill_diagonal(pairs, 0.0)
-    return Effects(space, rows[few], active[few], together.sum(2), pairs)
+    return Effects(space, rows, active, together.sum(2), pairs)
 
 
 def _as_number(parameter: Parameter, value: Any) -> float:

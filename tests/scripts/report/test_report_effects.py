@@ -94,7 +94,8 @@ def test_effects_add_up_to_what_was_measured() -> None:
     ],
 )
 def test_directions_are_words(truth: Any, space: dict[str, Any], number: int, words: str) -> None:
-    assert direction(effects_of(history(truth, 120, **space)), number) == words
+    found = effects_of(history(truth, 120, **space))
+    assert direction(found, number) == words and not found.shares[~found.active].any()
 
 
 def test_few_results_have_no_effects() -> None:
