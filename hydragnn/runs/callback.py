@@ -106,7 +106,7 @@ class Stopwatch:
 
     def usage(self, phases: Mapping[str, float]) -> Usage:
         """Return the use of all segments and ranks."""
-        own, before = self.seconds, sum(self.used.phases.values())
+        own, before = self.seconds, self.earlier.seconds
         phases = {**phases, "other": own - sum(phases.values())}
         values = self.own_usage()
         others = self.others or [(self.ranks.size - 1) * value for value in values]  # until they meet, as if alike

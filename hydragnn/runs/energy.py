@@ -25,7 +25,7 @@ class Counter(NamedTuple):
     share: float | None = None
     """None: this process's share of the machine's CPU time."""
     limits: Sequence[float] = ()
-    """Joules after which each begins anew."""
+    """Joules after which each begins anew; a step back by less is a reset."""
     is_power: bool = False
 
 
@@ -59,9 +59,9 @@ def counters(device: torch.device, sharing: int, root: Path) -> Iterator[Counter
             return [pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3]
 
         yield Counter("NVML", read, 1 / sharing)
-    for word, name in (("energy", "energy1_input"), ("power", "power1_average")):
-        files = sorted((root / PCI / pci_address(device)).glob(f"hwmon/hwmon*/{name}"))[:1]
-        yield Counter(f"ROCm, {word}", partial(numbers_in, files, 1e-6), 1 / sharing, is_power=word == "power")
+    for name in ("average", "input"):  # not every GPU has the first
+        files = sorted((root / PCI / pci_address(device)).glob(f"hwmon/hwmon*/power1_{name}"))[:1]
+        yield Counter("ROCm, power", partial(numbers_in, files, 1e-6), 1 / sharing, is_power=True)
 
 
 def counter_of(device: torch.device, sharing: int = 1, root: Path = Path("/")) -> Counter | None:
@@ -116,4 +116,6 @@ class Meter:
         self.last, share = now, min(1.0, own / machine if machine else 0.0) if counter.share is None else counter.share
         used = [seconds * watts for watts in now[3:]] if counter.is_power else used
         pairs = zip_longest(used, counter.limits, fillvalue=0.0)
-        return share * sum(max(0.0, one if one >= 0 else one + limit) for one, limit in pairs)
+        return share * sum(
+            max(0.0, one + limit if one < 0 and one + limit < limit / 16 else one) for one, limit in pairs
+        )

@@ -98,4 +98,5 @@ def annotate(*words: str) -> None:
     if folder := environment().get("OMNISTAT_DIR"):
         with as_note("omnistat-annotate"):
             command = [str(Path(folder) / "omnistat-annotate"), "--mode", *words]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            nothing = subprocess.DEVNULL  # or a process that it leaves is waited for
+            subprocess.run(command, check=True, stdin=nothing, stdout=nothing, stderr=nothing, timeout=10)

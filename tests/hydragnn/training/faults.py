@@ -14,7 +14,7 @@ import torch
 from hydragnn.distributed import leave, ranks, this_launch
 from hydragnn.runs import assembly, run
 from hydragnn.runs.callback import RunCallback
-from hydragnn.training import executor, loop
+from hydragnn.training import executor
 
 TOO_MUCH = 2**46  # numbers; no machine has them
 
@@ -27,7 +27,7 @@ def in_preparation() -> None:
 def in_a_step_while_the_first_hangs() -> None:
     """The allocator refuses memory in the fifth step, and the first rank does not notice, as in a collective on GPUs."""
     hangs = this_launch().rank == 0
-    after(loop, "loss_sums", 5, lambda: time.sleep(60) if hangs else torch.empty(TOO_MUCH))
+    after(executor, "loss_sums", 5, lambda: time.sleep(60) if hangs else torch.empty(TOO_MUCH))
 
 
 def limited() -> None:
@@ -51,7 +51,7 @@ def stopped() -> None:
     """The second rank stops in the fifth step and goes on for nobody; looks at it are fast."""
     ranks.LOOK_EVERY = 0.05
     if this_launch().rank == 1:
-        after(loop, "loss_sums", 5, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        after(executor, "loss_sums", 5, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 def killed_before_the_end() -> None:

@@ -61,6 +61,7 @@ SOURCES: list[tuple[str, torch.device, dict[str, Any], dict[str, Any], str, floa
         f"RAPL, {SHARE}",
         20.0,
     ),
+    ("a counter that was reset", CPU, zone("0", "package-0", 100000), zone("0", "package-0", 50), f"RAPL, {SHARE}", 0.0),
     ("a counter that began anew", CPU, zone("0", "package-0", 260000), zone("0", "package-0", 7856.7), f"RAPL, {SHARE}", 2500.0),
     (
         "two dies on a card, of which a process sees one",
@@ -70,8 +71,8 @@ SOURCES: list[tuple[str, torch.device, dict[str, Any], dict[str, Any], str, floa
         "pm_counters, this run's share of GPUs",
         100.0,
     ),
-    ("AMD's counter", GPU, {f"{CARD}/hwmon/hwmon3/energy1_input": 0, f"{CARD}/hwmon/hwmon3/power1_average": 1}, {f"{CARD}/hwmon/hwmon3/energy1_input": 8_000_000}, "ROCm, energy", 4.0),
-    ("AMD's power", GPU, {f"{CARD}/hwmon/hwmon0/power1_average": 100_000_000}, {}, "ROCm, power", 500.0),
+    ("AMD's power without means", GPU, {f"{CARD}/hwmon/hwmon3/power1_input": 100_000_000}, {}, "ROCm, power", 500.0),
+    ("AMD's mean power", GPU, {f"{CARD}/hwmon/hwmon0/power1_average": 100_000_000}, {}, "ROCm, power", 500.0),
 ]  # fmt: skip
 """Files, later files, source, joules of one process of two."""
 
