@@ -112,9 +112,8 @@ class Stopwatch:
         others = self.others or [(self.ranks.size - 1) * value for value in values]  # until they meet, as if alike
         joules, busy, *work = (one + other for one, other in zip(values, others, strict=True))
         flops, moved = (0.0 if math.isnan(one) else one for one in work)
-        earlier = math.nan if self.used.busy is None else self.used.busy
-        shares = [(earlier, before), (busy / self.ranks.size, own)]
-        shares = [(share, seconds) for share, seconds in shares if not math.isnan(share)]
+        both = ((self.used.busy, before), (busy / self.ranks.size, own))
+        shares = [(share, part) for share, part in both if share is not None and not math.isnan(share)]
         sources = [self.meter.counter.source] if self.meter.counter else []
         if before:
             joules += math.nan if self.used.joules is None else self.used.joules

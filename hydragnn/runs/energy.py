@@ -114,8 +114,7 @@ class Meter:
         if counter.share is None and machine <= 0 and self.last:
             return 0.0  # no tick since then: the next look counts it all
         self.last, share = now, min(1.0, own / machine if machine else 0.0) if counter.share is None else counter.share
-        used = [seconds * watts for watts in now[3:]] if counter.is_power else used
+        if counter.is_power:
+            return share * seconds * sum(now[3:])
         pairs = zip_longest(used, counter.limits, fillvalue=0.0)
-        return share * sum(
-            max(0.0, one + limit if one < 0 and one + limit < limit / 16 else one) for one, limit in pairs
-        )
+        return share * sum(max(one, one % limit if one < 0 < limit / 16 > one % limit else 0.0) for one, limit in pairs)
