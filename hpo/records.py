@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hydragnn.base.errors import InputError
 from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.fronts import Bounds, front_of, ranked
-from hydragnn.hpo.objective import COSTS, THROUGHPUT, bounds_of, goals_of, objective_value
+from hydragnn.hpo.objective import COSTS, THROUGHPUT, bounds_of, goals_of, objective_value, quantity_text
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.sizing import Load
@@ -161,6 +161,8 @@ def bought(out: Path, node_hours: float) -> list[dict[str, Any]]:
         raise InputError(f"no trial of {out} is trained to its end yet; continue the search with --resume")
     if state.plan.bounds:
         trials = [trials[at] for at in front_of([trial.values_at(-1) for trial in trials], state.plan.bounds)]
+    if not trials:
+        raise InputError(f"no finished trial of {out} is within the bounds of its objectives; let more finish")
     errors = [goal.of for goal in goals_of(objective) if goal.of not in (THROUGHPUT, *COSTS)]
     curves = bool(errors) and ":" not in errors[0]  # code of users does not run here
     for trial in trials:
@@ -170,6 +172,7 @@ def bought(out: Path, node_hours: float) -> list[dict[str, Any]]:
         curve = [objective_value(record, errors[0], end) for end in range(1, curves * record.epochs + 1)]
         row = {"trial": trial.number, "values": trial.values, "parameters": record.parameters}
         row |= {"objectives": trial.values_at(-1), "node_hours_per_epoch": hours, "epochs": int(node_hours / hours)}
+        row |= {"estimated": not trial.measured, "objective": quantity_text(errors[0]) if errors else ""}
         rows.append(row | expected(record, curve, int(node_hours / hours)))
     return sorted(rows, key=lambda row: (row["expected"] is None, row["expected"], row["objectives"]))
 

@@ -81,11 +81,9 @@ class PlannedMachine:
 
     def network(self) -> "Interconnect | None":
         """Return the network that options state; None without any."""
-        if not self.site and self.latency is None and self.bandwidth is None:
-            return None
-        base = site_network(self.site or "frontier")
         if self.latency is None and self.bandwidth is None:
-            return base
+            return site_network(self.site) if self.site else None
+        base = site_network(self.site or "frontier")
         seconds = base.latency if self.latency is None else 1e-6 * self.latency
         between = base.between if self.bandwidth is None else 1e9 * self.bandwidth
         words = f"{1e6 * seconds:g} microseconds, {between / 1e9:g} GB/s of a node, as options say; else {base.source}"
@@ -120,18 +118,14 @@ def plan(
     """
     if budget is not None or config.is_dir():
         if machine != PlannedMachine() or overrides or curves:
-            raise InputError(
-                "--budget goes by the costs of a campaign; leave --set, --curves and options of the machine out"
-            )
+            raise InputError("--budget goes by a campaign; leave --set, --curves and options of the machine out")
         return budget_result(config, budget)
     from hydragnn.config import config_from_table
 
     table = with_overrides(read_toml(config), overrides)
     settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
     if len(settings.branches) > 1:
-        raise InputError(
-            f"{config} has several data sets; plan the largest one, with its data and heads at the top of a file"
-        )
+        raise InputError(f"{config} has several data sets; plan the largest one, in a file without [[branches]]")
     extrapolation = measured(settings, machine, config.absolute().parent, quiet)
     if extrapolation is None:
         return None
@@ -156,10 +150,8 @@ def budget_result(campaign: Path, node_hours: float | None) -> Result:
     """Return what node-hours buy by a campaign; InputError where nothing tells it."""
     from hydragnn.hpo.records import bought
 
-    if node_hours is None or not 0 < node_hours < math.inf:
-        raise InputError(
-            f"{campaign}: give --budget with node-hours above 0, such as hydragnn plan CAMPAIGN --budget 40"
-        )
+    if node_hours is None or not 0 < node_hours < 1e12:
+        raise InputError(f"{campaign}: give --budget with node-hours above 0 and below 1e12, such as --budget 40")
     rows, table = bought(campaign, node_hours), []
     for row in rows[:SHOWN]:
         value, interval = row["expected"], row["interval"]
@@ -169,14 +161,15 @@ def budget_result(campaign: Path, node_hours: float | None) -> Result:
                 "trial": str(row["trial"]),
                 "configuration": values_line(row["values"]),
                 "parameters": f"{row['parameters']:,}",
-                "node-hours/epoch": f"{row['node_hours_per_epoch']:.3g}",
+                "node-hours/epoch": f"{'~ ' * row['estimated']}{row['node_hours_per_epoch']:.3g}",
                 "epochs": f"{row['epochs']:,}",
                 "expected": "unknown" if value is None else f"{value:.4g}",
                 "by": by if interval is None else f"{by}: {interval[0]:.4g} to {interval[1]:.4g}",
             }
         )
     first, interval = rows[0], rows[0]["interval"]
-    best = "nothing tells an error" if first["expected"] is None else f"trial {first['trial']} is expected to be best"
+    best = f"trial {first['trial']} has the lowest expected {first['objective']}"
+    best = "nothing tells an error" if first["expected"] is None else best
     if interval:
         close = sum(row["expected"] is not None and row["expected"] < interval[1] for row in rows[1:])
         best += f", {close} other{'s' * (close != 1)} within its interval"

@@ -56,6 +56,6 @@ def measured_peaks(precision: str) -> Peaks:
     with torch.no_grad():
         matrix, numbers = torch.ones(SIDE, SIDE, dtype=dtype), torch.ones(COPIED, dtype=torch.uint8)
         product, copy = torch.empty_like(matrix), torch.ones_like(numbers)
-        multiplied = min(repeat(lambda: torch.mm(matrix, matrix, out=product), number=1, repeat=4))
-        copied = min(repeat(lambda: copy.copy_(numbers), number=1, repeat=4))
+        multiplied = min(repeat(lambda: torch.mm(matrix, matrix, out=product), number=1, repeat=12))
+        copied = min(repeat(lambda: copy.copy_(numbers), number=1, repeat=12))
     return Peaks(2.0 * SIDE**3 / multiplied, 2.0 * COPIED / copied, "measured")

@@ -173,12 +173,8 @@ class Extrapolation:
     def warning(self) -> str | None:
         """Return why times are not to be trusted; None where they are."""
         most = max(one.difference for one in (self.alone, *self.layouts))
-        if most <= DIFFERENCE:
-            return None
-        return (
-            f"the machine was busy: repeated steps differ by {most:.0%}, more than {DIFFERENCE:.0%}; do not trust the order of layouts, "
-            "and plan again when it is idle"
-        )
+        words = f"the machine was busy: repeated steps differ by {most:.0%}, more than {DIFFERENCE:.0%}; do not trust the order of layouts, and plan again later"
+        return words if most > DIFFERENCE else None
 
 
 def layouts_on(ranks: int, per_node: int, layers: int = 0) -> Iterator[ParallelSettings]:

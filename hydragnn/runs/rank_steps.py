@@ -70,7 +70,7 @@ class Interconnect:
     def sums(self, ranks: int, stride: int, per_node: int, size: float, ways: int = 2) -> Seconds:
         """Return seconds of bytes and of latency of a sum.
 
-        One of its two ``ways`` is a gather.         Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521).
+        One of its two ``ways`` is a gather. Rings move bytes and trees hide latency (Thakur et al. 2005, doi:10.1177/1094342005051521).
 
         >>> Interconnect(latency=1.0, within=1.0, between=1.0, source="").sums(4, 1, 4, 8.0).tolist()
         [12.0, 4.0]
@@ -262,7 +262,7 @@ def noise_scale(squares: NDArray[np.float64], small: int, large: int) -> dict[st
     size = max(0.0, float(noise.mean()))
     scale = size / mean if mean > 2 * spread else None
     error = None if scale is None else float((noise - scale * signal).std(ddof=1) / (mean * len(signal) ** 0.5))
-    return {"graphs": scale, "standard_error": error, "at_least": size / max(mean + 2 * spread, 1e-99)}
+    return {"graphs": scale, "standard_error": error, "at_least": size / max(max(0.0, mean) + 2 * spread, 1e-99)}
 
 
 def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_step: OnStep) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_ste
     own, short, wide = feed.loader.indices, min(batch, SHORT), WIDE
     cost = costs_of(feed.loader.sizes, feed.loader.node_cost)[own].mean() / alone.costs[-1]
     while wide > FEWEST and min(alone.repeats[-1]) * cost * (WARM_UP * short + MEASURED * wide) > LIMIT:
-        wide //= 2
+        wide, short = wide // 2, min(short, wide // 2)
     most = max(1, batch // devices)
     part = min(most, wide // FEWEST)
     sizes = [(short, min(short, most))] * WARM_UP + [(wide, part)] * MEASURED

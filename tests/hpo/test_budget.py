@@ -82,9 +82,16 @@ def test_a_budget_buys_epochs_of_finished_trials_by_their_costs(search: Search, 
         hours = (state.trials[row["trial"]].work or 0.0) / 3600
         assert row["node_hours_per_epoch"] == pytest.approx(hours) and row["epochs"] == int(1 / hours)
         assert row["expected"] == pytest.approx(row["objectives"][0]) and row["after"] == 6
+        assert row["objective"] == "valid/loss" and not row["estimated"]
     values = [row["expected"] for row in rows]
     assert values == sorted(values) and json.dumps(rows)
     assert {row["basis"] for row in bought(out, 1e-12)} == {"no epoch"}
+
+
+def test_bounds_that_no_trial_meets_are_said(search: Search, tmp_path: Path) -> None:
+    search("c", objective=[{"of": "valid/loss", "at_most": 1e-30}, "cost/parameters"])
+    with pytest.raises(InputError, match=r"no finished trial of .* is within the bounds of its objectives"):
+        bought(tmp_path / "c", 1.0)
 
 
 def test_without_a_finished_trial_nothing_tells_costs(search: Search, tmp_path: Path) -> None:

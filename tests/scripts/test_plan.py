@@ -80,6 +80,7 @@ def test_a_training_that_diverges_leaves_the_rest_of_a_plan(call: Call, config: 
     [
         (("--budget", "0"), "give --budget with node-hours above 0"),
         (("--budget", "-3"), "give --budget with node-hours above 0"),
+        (("--budget", "1e308"), "and below 1e12"),
         (("--budget", "nan"), "give --budget with node-hours above 0"),
         ((), "give --budget with node-hours above 0"),
         (("--budget", "2", "--nodes", "4"), "leave --set, --curves and options of the machine out"),

@@ -46,6 +46,11 @@ def test_of_a_solved_problem_there_is_a_bound_alone() -> None:
     assert min(one["at_least"] or 0.0 for one in hidden) > 32
 
 
+def test_noise_that_outweighs_the_gradient_by_chance_bounds_nothing_beyond_its_error() -> None:
+    squares = np.array([[100.0, 1.0], [120.0, 1.0]])  # the mean gradient's square would be negative
+    assert noise_scale(squares, 4, 32)["at_least"] == pytest.approx(174.4)
+
+
 def alone(seconds: float) -> Steps:
     """Return steps of a device that take so long for an edge."""
     sizes = dict.fromkeys(AXES, 1)
