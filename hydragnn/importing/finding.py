@@ -110,7 +110,10 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def logged_losses(folder: Path) -> list[float] | None:
-    """Return the validation losses in logs of a folder; None where these neither have some nor show that there were none."""
+    """Return the validation losses in logs; None where unknown.
+
+    Unknown are those of logs that neither have some nor show that there were none.
+    """
     losses, events = list[float](), [*folder.glob(EVENTS)]
     contents = dict.fromkeys(events, b"")
     for file in filter(Path.is_file, [*events, *folder.glob("run.log")]):
