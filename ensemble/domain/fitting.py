@@ -1,6 +1,6 @@
 """A training domain from training graphs, with the scores of held-out graphs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -48,28 +48,11 @@ def fitted_domain(
     batches = (view.batch for _, view in views(store, train, read, 1.0))
     scale = next((length_scale(batch) for batch in batches if batch.num_edges), 1.0)
     inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
-    species = species_field({field.name: field for field in inputs})
 
     def fitted(graphs: Graphs) -> tuple[Detector, ...]:
-        kinds_by_field = {field.name: np.zeros(0, dtype=np.int64) for field in inputs if field.classes}
-        kinds, shortest, lonely = np.zeros(0, dtype=np.int64), np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf), False
-        for _, view in views(store, graphs, read, scale):
-            kinds_by_field = {
-                name: np.union1d(kinds_of, items_of(view.batch, name)[0]) for name, kinds_of in kinds_by_field.items()
-            }
-            own = view.kinds(species)
-            kinds, lonely = np.union1d(kinds, own), lonely or bool((np.diff(view.edge_rows) == 0).any())
-            if len(view.lengths):
-                ends = own[view.batch.senders.numpy()], own[view.batch.receivers.numpy()]
-                np.minimum.at(shortest, ends, view.lengths)
-        kinds_by_field = {name: kinds_of for name, kinds_of in kinds_by_field.items() if len(kinds_of)}
-        checks: list[Detector] = [Kinds(kinds_of=kinds_by_field)] if kinds_by_field else []
-        if len(kinds):
-            own = np.pad(shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
-            own[~np.isfinite(own)] = own.min()  # of strangers the shortest of all
-            checks.append(Contacts(species=species, kinds=kinds, shortest=own, lonely=lonely))
+        seen = (view for _, view in views(store, graphs, read, scale))
         references = (view for _, view in views(store, references_of(graphs), read, scale))
-        return (*checks, *fitted_statistics(references, inputs), *of_members)
+        return (*fitted_checks(seen, inputs), *fitted_statistics(references, inputs), *of_members)
 
     detectors = fitted(train)
     if not detectors:
@@ -98,6 +81,29 @@ def fitted_domain(
         scale=scale,
     )
     return domain, domain.scores_of_values(every)
+
+
+def fitted_checks(seen: Iterable[GraphView], inputs: Sequence[Field]) -> list[Detector]:
+    """Return checks of kinds and contacts, from views of training graphs."""
+    species = species_field({field.name: field for field in inputs})
+    kinds_by_field = {field.name: np.zeros(0, dtype=np.int64) for field in inputs if field.classes}
+    kinds, shortest, lonely = np.zeros(0, dtype=np.int64), np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf), False
+    for view in seen:
+        kinds_by_field = {
+            name: np.union1d(kinds_of, items_of(view.batch, name)[0]) for name, kinds_of in kinds_by_field.items()
+        }
+        own = view.kinds(species)
+        kinds, lonely = np.union1d(kinds, own), lonely or bool((np.diff(view.edge_rows) == 0).any())
+        if len(view.lengths):
+            ends = own[view.batch.senders.numpy()], own[view.batch.receivers.numpy()]
+            np.minimum.at(shortest, ends, view.lengths)
+    kinds_by_field = {name: kinds_of for name, kinds_of in kinds_by_field.items() if len(kinds_of)}
+    checks: list[Detector] = [Kinds(kinds_of=kinds_by_field)] if kinds_by_field else []
+    if len(kinds):
+        own = np.pad(shortest[np.ix_(kinds, kinds)], (0, 1), constant_values=np.inf)
+        own[~np.isfinite(own)] = own.min()  # of strangers the shortest of all
+        checks.append(Contacts(species=species, kinds=kinds, shortest=own, lonely=lonely))
+    return checks
 
 
 def references_of(train: Int[np.ndarray, " train"]) -> Int[np.ndarray, " references"]:
