@@ -10,7 +10,7 @@ from typing import Any
 from hydragnn.base.errors import InputError
 from hydragnn.base.files import read_json
 from hydragnn.frozen.settings import OWN_KINDS
-from hydragnn.importing.finding import FORMATS, has_files
+from hydragnn.importing.finding import FORMATS, has_files, path_texts
 from hydragnn.importing.variables import LOSSES, Source, Variable, complete, variable
 
 Table = dict[str, Any]
@@ -118,24 +118,24 @@ def _inputs(source: Source, notes: list[str]) -> Iterator[Table]:
 
 def _files(source: Source, files: Sequence[str], notes: list[str]) -> Table:
     """Return files and, of raw ones, how they are read."""
-    data, paths = source.section("Dataset"), source.section("Dataset", "path")
+    data, paths = source.section("Dataset"), path_texts(source.section("Dataset", "path"))
     if not files and paths and data.get("format") in FORMATS and "node_features" in data:
         return raw_files(source, notes)
     names = files or _named(paths) or [f"dataset/{data.get('name', 'data')}.bp"]
     if not files and (count := branches_of(source)) > 1:
         notes.append("each branch is an entry of [[branches]] with a store of its own, made from its set")
-        names = [str(paths.get(f"branch-{number}") or f"SET{number}.bp") for number in range(count)]
+        names = [paths.get(f"branch-{number}") or f"SET{number}.bp" for number in range(count)]
     roots = source.where.absolute().parents[:4]
     return {"files": [next((str(root / one) for root in roots if has_files(root / one)), one) for one in names]}
 
 
-def _named(paths: Mapping[str, Any]) -> list[str]:
-    return [str(paths[part]) for part in (*PARTS, "total") if part in paths]
+def _named(paths: Mapping[str, str]) -> list[str]:
+    return [paths[part] for part in (*PARTS, "total") if part in paths]
 
 
 def raw_files(source: Source, notes: list[str]) -> Table:
     """Return raw files, and how they are read."""
-    data, paths = source.section("Dataset"), source.section("Dataset", "path")
+    data, paths = source.section("Dataset"), path_texts(source.section("Dataset", "path"))
     radius, most = source.architecture["radius"], source.architecture.get("max_neighbours")
     raw: Table = {
         "files": _named(paths),
@@ -165,7 +165,7 @@ def raw_files(source: Source, notes: list[str]) -> Table:
 
 
 def _run(source: Source, build: Table, targets: Sequence[Variable], store: str, notes: list[str]) -> Table:
-    training, paths = source.training, source.section("Dataset", "path")
+    training, paths = source.training, path_texts(source.section("Dataset", "path"))
     share = float(training.get("perc_train") or 0.8)
     split: Table = {"kind": "given", "field": "part"}
     if "total" in paths and "format" in build:

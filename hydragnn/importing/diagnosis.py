@@ -295,6 +295,12 @@ class Case:
         if (
             keys and self.logged is not None and not self.epochs and self.settings.generation not in OLD
         ):  # which log none
+            last = -(-len(self.parts.get("trainset", ())) // (self.training.get("batch_size") or 1))
+            if "Checkpoint" in keys and not 0 < self.steps == last * (self.training.get("num_epoch") or 0):
+                return (
+                    "cannot be told",
+                    f"event files end before the {self.steps} steps of the checkpoint, as in a killed run",
+                )
             return f"{', '.join(keys)} did not act: event files have no loss, so that HYDRAGNN_VALTEST was 0"
         return bool(keys) and ("cannot be told", f"{', '.join(keys)}: no file keeps HYDRAGNN_VALTEST")
 

@@ -186,5 +186,13 @@ def _roots(model: ModelFiles) -> list[Path]:
 def _paths(dataset: Mapping[str, Any], shared: bool = False) -> list[str]:
     """Return named files; ``shared``: those of no branch alone."""
     paths = dataset.get("path") or {}
-    paths = paths if isinstance(paths, dict) else {"": paths}
-    return [str(one) for key, one in paths.items() if not (shared and key.startswith("branch-"))]
+    paths = path_texts(paths if isinstance(paths, dict) else {"": paths})
+    return [one for key, one in paths.items() if not (shared and key.startswith("branch-"))]
+
+
+def path_texts(paths: Mapping[str, Any]) -> dict[str, str]:
+    """Return paths by part; InputError for one that is no text."""
+    for key, one in paths.items():
+        if not isinstance(one, str | None):
+            raise InputError(f"config.json: Dataset.path {key} is {one}, which is no text; write one path for each key")
+    return {key: one for key, one in paths.items() if one}

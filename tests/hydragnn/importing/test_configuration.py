@@ -146,6 +146,8 @@ def test_text_of_a_configuration_makes_no_keys(tmp_path: Path) -> None:
         (json.dumps({"NeuralNetwork": {"Architecture": {"mpnn_type": "GNN"}}}), "mpnn_type is GNN"),
         (json.dumps({"NeuralNetwork": {"Architecture": {"mpnn_type": "GIN"}}}), "KeyError"),
         (json.dumps({"NeuralNetwork": 3}), "NeuralNetwork is no section"),
+        (json.dumps(config_of() | {"Dataset": {"path": {"train": ["a", "b"]}}}), r"path train is \['a', 'b'\], which"),
+        (json.dumps(config_of() | {"Dataset": {"path": {"branch-1": 7}}}), "path branch-1 is 7, which is no text"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -172,6 +172,8 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], str]] = {
     "a path that none can be": ({"path": {"total": "a" * 5000}}, "none beside"),
     "an empty folder": ({"path": {"total": "empty"}}, "none beside"),
     "no columns": ({}, "does not say how raw files are read"),
+    "a list for a path": ({"path": {"total": ["raw", "b"]}}, "path total is ['raw', 'b'], which is no text"),
+    "a number for all paths": ({"path": 7}, "is 7, which is no text"),
     "no path but a text": ({"path": "raw"}, "path is no section"),
     "no numbers": ({"column_index": [0, 1, 2]}, "lacks a column"),
     "a set without files": ({"path": {"total": "set.pickle"}}, "neither md.idx of ADIOS2 nor a -meta.pkl"),
