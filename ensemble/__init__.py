@@ -16,4 +16,5 @@ from hydragnn.ensemble.manifest import Manifest, read_manifest
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.reporting import PredictionResult
 from hydragnn.ensemble.uses.calculator import EnsembleCalculator, OutsideDomain, calculator
+from hydragnn.ensemble.uses.neutron import NeutronSpectrum, neutron_spectrum
 from hydragnn.ensemble.uses.rollout import Rollout, rollout, spread_factors

@@ -59,6 +59,13 @@ FAULTS: dict[str, tuple[str, Callable[[Results, Any], Results]]] = {
         lambda r, one: {"forces": r["forces"] @ np.array([[1, 0.1, 0], [-0.1, 1, 0], [0, 0, 1]])},
     ),
     "anchored": ("acoustic sums", lambda r, one: {"forces": r["forces"] - 0.1 * one.atoms.positions}),
+    "positions as inputs": (
+        "acoustic sums",
+        lambda r, one: {
+            "energy": r["energy"] + 0.05 * (one.atoms.positions**2).sum(),
+            "forces": r["forces"] - 0.1 * one.atoms.positions,
+        },
+    ),
     "sign of stress": ("stress", lambda r, one: {"stress": -r["stress"]}),
     "energies of members": ("shapes of results", lambda r, one: {"energies": np.zeros(3)}),
     "stale cell": ("stale results", lambda r, one: {}),

@@ -1,0 +1,328 @@
+"""Neutron spectra of crystals: phonon density of states and powder S(|Q|, E), with a band."""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms, units
+from ase.calculators.calculator import Calculator
+from ase.data import atomic_masses
+from jaxtyping import Float
+from rich.progress import track
+
+from hydragnn.base.arguments import check_arguments
+from hydragnn.base.errors import InputError, MissingPackageError, print_note
+from hydragnn.base.files import write_atomically
+from hydragnn.base.terminal import PlainConsole
+from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
+from hydragnn.ensemble.estimates.moments import Array
+from hydragnn.ensemble.uses.calculator import EnsembleCalculator
+
+FORCE, STEPS = 5e-4, 300  # largest force (eV/Angstrom) and most steps of a relaxation
+GROWTH = 1.5  # of the volume: it would be another crystal
+GAP = 0.5  # meV, of what rounding and interpolation leave of acoustic branches at the origin, and of imaginary modes
+CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their supercell is given
+MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum
+FLOOR = 0.01
+"""Share of the largest value below which a spectrum is empty; the spread has it in addition, as equal members may be wrong."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NeutronSpectrum:
+    """Spectra of a crystal by members, on the same energies and momenta."""
+
+    members: Mapping[str, Array]
+    """``"dos"``, the phonon density of states ``[members, energies]`` in modes per meV and atom, which adds up to 3, and
+    ``"intensity"``, the coherent one-phonon S(|Q|, E) ``[members, momenta, energies]`` of a powder in mbarn per meV and atom."""
+    energies: Float[Array, " energies"]
+    """Middles of bins, meV."""
+    momenta: Float[Array, " momenta"]
+    """|Q|, 1/Angstrom."""
+    settings: Mapping[str, Any]
+    """Arguments that give the same axes to a reference: ``neutron_spectrum(calculator, atoms, **settings)``."""
+    model: str
+    """Digest of the ensemble."""
+    names: tuple[str, ...]
+    weights: Float[Array, " members"]
+    cells: Float[Array, "members 3 3"]
+    """Relaxed cells, Angstrom."""
+    domain: str = ""
+    """Reason why the crystal is outside the training domain; empty for others."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Half widths of the band over the spread; empty before ``calibrated``."""
+    level: float = math.nan
+
+    def __str__(self) -> str:
+        return (
+            f"neutron spectrum of {len(self.names)} members to {self.energies[-1]:.3g} meV, {len(self.momenta)} momenta"
+        )
+
+    def mean(self, what: str = "dos") -> Array:
+        """Return the weighted mean of the members."""
+        return np.tensordot(self.weights, self.members[what], axes=1)
+
+    def spread(self, what: str = "dos") -> Array:
+        """Return the deviation of truth, if it is like one more member, as ``Rollout.spread``; InputError for one."""
+        if len(self.weights) < 2:
+            raise InputError(f"{self.names[0]} is one model without a spread; give an ensemble of two or more members")
+        mean, squares = self.mean(what), (self.weights**2).sum()
+        variance = np.tensordot(self.weights, (self.members[what] - mean) ** 2, axes=1)
+        return np.sqrt((1 + squares) / (1 - squares) * variance) + FLOOR * mean.max(axis=-1, keepdims=True)
+
+    def interval(self, what: str = "dos") -> tuple[Array, Array]:
+        """Return the ends of the band; InputError before ``calibrated``."""
+        if not self.factors:
+            raise InputError("no band before a calibration; call calibrated with other crystals and their references")
+        mean, half = self.mean(what), self.factors[what] * self.spread(what)
+        return np.maximum(mean - half, 0), mean + half
+
+    def calibrated(self, pairs: Sequence[tuple[Any, Any]], level: float = 0.9) -> "NeutronSpectrum":
+        """Return the spectrum with a band that has ``level`` of the energies of other crystals.
+
+        ``pairs`` are their spectra, by the same ensemble, and references. InputError where this crystal is among them.
+        """
+        if not pairs or not 0 < level < 1:
+            raise InputError(f"{len(pairs)} crystals at level {level:g}; give one or more, and a level between 0 and 1")
+        for own, _ in pairs:
+            if own.model != self.model or (own.cells.shape == self.cells.shape and np.allclose(own.cells, self.cells)):
+                raise InputError("only spectra of the same ensemble on other crystals calibrate; leave this one out")
+        scores = {what: np.concatenate([own._scores(truth, what) for own, truth in pairs]) for what in self.members}
+        factors = {what: float(np.quantile(one, level)) for what, one in scores.items()}
+        return replace(self, factors=factors, level=level)
+
+    def coverage(self, reference: "NeutronSpectrum") -> dict[str, float]:
+        """Return shares of energies, where there is a spectrum, at which the band has the reference."""
+        self.interval()
+        return {what: float((self._scores(reference, what) <= own).mean()) for what, own in self.factors.items()}
+
+    def _scores(self, reference: "NeutronSpectrum", what: str) -> Float[Array, " scores"]:
+        """Return errors over the spread where there is a spectrum."""
+        for name in ("energies", "momenta", "width", "temperature", "pressure"):
+            if not np.array_equal(self.settings[name], reference.settings[name]):
+                raise InputError(f"the reference has another {name}; make it with **spectrum.settings")
+        mean, truth = self.mean(what), reference.mean(what)
+        seen = np.logical_or(*(one > FLOOR * one.max(axis=-1, keepdims=True) for one in (mean, truth)))
+        return (np.abs(mean - truth) / self.spread(what))[seen]
+
+    def save(self, path: Path | str) -> None:
+        """Write arrays to an ``.npz`` file, with settings and units as JSON."""
+        if Path(path).suffix != ".npz":
+            raise InputError(f"{path}: a spectrum is saved as .npz; name it so")
+        facts = {name: getattr(self, name) for name in ("settings", "names", "factors", "level", "domain", "model")}
+        facts["units"] = {"energies": "meV", "momenta": "1/Angstrom", "dos": "1/meV", "intensity": "mbarn/meV"}
+        arrays = {name: getattr(self, name) for name in ("energies", "momenta", "weights", "cells")}
+        for what, values in self.members.items():
+            arrays |= {f"{what}_members": values, f"{what}_mean": self.mean(what)}
+            if self.factors:
+                arrays[f"{what}_lower"], arrays[f"{what}_upper"] = self.interval(what)
+        content = BytesIO()
+        np.savez_compressed(content, facts=json.dumps(facts, default=np.ndarray.tolist), **arrays)
+        write_atomically(Path(path), content.getvalue())
+
+    def picture(self, path: Path | str, reference: "NeutronSpectrum | None" = None) -> None:
+        """Draw the density of states, S(|Q|, E), and a cut through it."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 3.3), layout="constrained")
+        left, middle, right = figure.subplots(1, 3)
+        cut = int(0.6 * len(self.momenta))
+        whole = self.mean("intensity").T
+        middle.pcolormesh(self.momenta, self.energies, whole, shading="nearest", vmax=np.quantile(whole, 0.99))
+        middle.set(xlabel="|Q|, 1/Å", ylabel="E, meV", title="S(|Q|, E)")
+        middle.axvline(self.momenta[cut], color="white", linestyle=":")
+        left.set(title="density of states, 1/meV")
+        right.set(title=f"S at |Q| = {self.momenta[cut]:.3g} 1/Å, mbarn/meV")
+        for axes, what, row in ((left, "dos", slice(None)), (right, "intensity", cut)):
+            axes.plot(self.energies, self.members[what][:, row].T, linewidth=0.5, color="grey")
+            if self.factors:
+                lower, upper = (one[row] for one in self.interval(what))
+                axes.fill_between(self.energies, lower, upper, alpha=0.35, label=f"{self.level:.0%} band")
+            axes.plot(self.energies, self.mean(what)[row], label="mean")
+            if reference is not None:
+                axes.plot(reference.energies, reference.mean(what)[row], "k--", label="reference")
+            axes.set(xlabel="E, meV", ylim=(0, None))
+            axes.legend(frameon=False)
+        figure.savefig(path, dpi=100)
+
+
+@check_arguments
+def neutron_spectrum(
+    model: "Path | str | Ensemble | Calculator",
+    atoms: Atoms,
+    *,
+    energies: Any = None,
+    momenta: Any = None,
+    width: float = 1.5,
+    temperature: float = 300.0,
+    pressure: float | None = 0.0,
+    supercell: Any = None,
+    scattering_lengths: Mapping[str, float] | None = None,
+    allow_code: Sequence[str] = (),
+) -> NeutronSpectrum:
+    """Return the phonon density of states and powder S(|Q|, E) of a crystal by every member.
+
+    Each member relaxes the cell within its symmetry at ``pressure`` (GPa; None keeps the cell), and has force constants by finite displacements in
+    ``supercell`` (repetitions; by default wider than twice the cutoff). ``energies`` are edges of bins in meV, ``momenta`` |Q| in 1/Angstrom, ``width`` the instrument's full
+    width at half maximum in meV, ``temperature`` is in K. ``scattering_lengths`` in fm by element replace those of Sears (1992), as for isotopes.
+    ``model`` is a folder, an ensemble, or a calculator of ASE as a reference. InputError for what has no spectrum, as molecules and unstable crystals.
+    """
+    try:
+        import phonopy  # noqa: F401
+        from euphonic import ureg
+        from euphonic.powder import sample_sphere_structure_factor
+    except ImportError as error:
+        raise MissingPackageError("euphonic", "neutron", "a neutron spectrum") from error
+    if not (0 < width < math.inf and 0 < temperature < math.inf):
+        raise InputError(f"width {width:g} meV and temperature {temperature:g} K are not both above 0; correct them")
+    momenta = _axis("momenta", np.arange(0.25, 8.01, 0.25) if momenta is None else momenta)
+    energies = energies if energies is None else _axis("energies", energies)
+    lengths = _lengths(atoms, scattering_lengths or {})
+    model = Ensemble.load(model, torch.float64) if isinstance(model, str | Path) else model
+    calculators, weights, cutoff = _potentials(model, CUTOFF if supercell is None else 0.0)
+    if domain := model.predict([atoms]).domain[0] if isinstance(model, Ensemble) else "":
+        print_note(f"the crystal is outside the training domain: {domain}")
+    repeats, console = _repeats(atoms, cutoff, supercell), PlainConsole(stderr=True, work=True)
+    show: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "More than one OpenMP")  # euphonic then takes one thread
+        relaxed = (_relaxed(name, one, atoms, pressure) for name, one in track(calculators, "force constants", **show))
+        phonons = [_phonons(name, crystal, repeats) for (name, _), crystal in zip(calculators, relaxed)]
+        if energies is None:
+            highest = max(mesh.frequencies.to("meV").magnitude.max() for _, mesh, _ in phonons)
+            energies = np.arange(width, 1.05 * highest + 2 * width, width / 4)
+        spectra: dict[str, list[Array]] = {"dos": [], "intensity": []}
+        heat, wide, bins = temperature * ureg("K"), width * ureg("meV"), energies * ureg("meV")
+        for constants, mesh, _ in track(phonons, "spectra", **show):
+            how = {"temperature": heat, "energy_bins": bins, "npts": DIRECTIONS, "scattering_lengths": lengths}
+            how["dw"] = mesh.calculate_debye_waller(heat)
+            rows = [sample_sphere_structure_factor(constants, one * ureg("1/angstrom"), **how) for one in momenta]
+            rows = [one.broaden(wide).y_data.to("mbarn/meV").magnitude for one in rows]
+            spectra["intensity"].append(np.stack(rows))
+            spectra["dos"].append(mesh.calculate_dos(bins).broaden(wide).y_data.to("1/meV").magnitude)
+    own = {"energies": energies, "momenta": momenta, "width": width, "temperature": temperature, "pressure": pressure}
+    return NeutronSpectrum(
+        members={what: np.stack(values) for what, values in spectra.items()},
+        energies=(energies[1:] + energies[:-1]) / 2,
+        momenta=momenta,
+        settings=own | {"supercell": repeats, "scattering_lengths": scattering_lengths},
+        model=model.digest if isinstance(model, Ensemble) else "",
+        names=tuple(name for name, _ in calculators),
+        weights=weights / weights.sum(),
+        cells=np.stack([cell for *_, cell in phonons]),
+        domain=domain,
+    )
+
+
+def _axis(name: str, values: Any) -> Float[Array, " values"]:
+    axis, least = np.asarray(values, dtype=np.float64), {"energies": 0, "momenta": 1e-3}[name]
+    if axis.ndim != 1 or len(axis) < 2 or not np.isfinite(axis).all() or (np.diff(axis) <= 0).any() or axis[0] < least:
+        raise InputError(f"{name} do not rise from {least:g} on; give edges of energies in meV, momenta in 1/Angstrom")
+    return axis
+
+
+def _lengths(atoms: Atoms, own: Mapping[str, float]) -> dict[str, Any]:
+    """Return scattering lengths by element; InputError without them, or a crystal."""
+    from euphonic import ureg
+    from euphonic.isotopes import LegacyJsonData
+
+    if not isinstance(atoms, Atoms) or not len(atoms) or not atoms.pbc.all() or abs(atoms.cell.volume) < 1e-6:
+        what = getattr(atoms, "symbols", type(atoms).__name__)
+        raise InputError(f"{what} is no crystal; give ase.Atoms with a cell and three periodic axes")
+    table, lengths = LegacyJsonData("Sears1992"), {one: length * ureg("fm") for one, length in own.items()}
+    for symbol, number, mass in set(zip(atoms.symbols, atoms.numbers, atoms.get_masses())):
+        hint = f"give scattering_lengths = {{{symbol!r}: ...}} in fm"
+        if symbol not in own and abs(mass / atomic_masses[number] - 1) > 0.01:
+            raise InputError(f"{symbol} of mass {mass:g} is an isotope with a scattering length of its own; {hint}")
+        try:
+            lengths.setdefault(symbol, own.get(symbol) or table.get_value(symbol, mass, "coherent_scattering_length"))
+        except KeyError as error:
+            raise InputError(f"no scattering length of {symbol} is known (Sears 1992); {hint}") from error
+    return lengths
+
+
+def _potentials(model: Any, unknown: float) -> tuple[list[tuple[str, Calculator]], Float[Array, " members"], float]:
+    """Return names and calculators of members, weights, and the cutoff; of a calculator ``unknown``."""
+    if isinstance(model, Calculator):
+        return [(type(model).__name__, model)], np.ones(1), unknown
+    names = EnsembleCalculator(model, "record").names
+    calculators, weights = [], model.weights_of(names.get("forces", names["energy"]))
+    for member, weight in zip(model.members, weights):
+        if weight > 0:
+            alone = ensemble_of([replace(member, weight=1.0)])
+            alone = alone.with_manifest(replace(alone.manifest, data=model.manifest.data))
+            calculators.append((member.name, EnsembleCalculator(alone, "record")))
+    return calculators, weights[weights > 0], model.structures.cutoff
+
+
+def _repeats(atoms: Atoms, cutoff: float, supercell: Any) -> tuple[int, ...]:
+    """Return repetitions of a cell wider than two cutoffs; InputError for fewer."""
+    least = [math.floor(2 * cutoff * float(np.linalg.norm(one))) + 1 for one in atoms.cell.reciprocal()]
+    repeats = np.ravel(least if supercell is None else supercell)
+    if len(repeats) != 3 or repeats.dtype.kind != "i" or (repeats < least).any():
+        need = f"at least {least} are wider than two cutoffs of {cutoff:g} Angstrom"
+        raise InputError(f"supercell = {supercell} is too small, or not three whole numbers; {need}")
+    return tuple(repeats.tolist())
+
+
+def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | None) -> Atoms:
+    """Return the relaxed crystal of the same symmetry; InputError where there is none."""
+    from ase.constraints import FixSymmetry
+    from ase.filters import FrechetCellFilter
+    from ase.optimize import BFGS
+
+    if lacks := {"forces", *(["stress"] * (pressure is not None))} - {*calculator.implemented_properties}:
+        raise InputError(
+            f"{name} has no {' and no '.join(sorted(lacks))}; train with it (pressure=None needs no stress)"
+        )
+    crystal = atoms.copy()
+    crystal.calc = calculator
+    crystal.set_constraint(FixSymmetry(crystal))
+    moves = crystal if pressure is None else FrechetCellFilter(crystal, scalar_pressure=pressure * units.GPa)
+    done = BFGS(moves, logfile=None, maxstep=0.05).run(FORCE, STEPS)  # FixSymmetry takes small steps alone
+    times = crystal.cell.volume / atoms.cell.volume
+    if not done or not 1 / GROWTH < times < GROWTH:
+        how = f"does not relax {atoms.symbols}: after {STEPS} steps at most, the cell is {times:.3g} times as large"
+        raise InputError(f"member {name} {how}; begin nearer to equilibrium, or leave that member out")
+    crystal.set_constraint()
+    return crystal
+
+
+def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, Any, Float[Array, "3 3"]]:
+    """Return force constants and modes of euphonic, and the cell; InputError where it is not stable."""
+    from euphonic import ForceConstants, ureg
+    from euphonic.util import mp_grid
+    from phonopy import Phonopy
+    from phonopy.structure.atoms import PhonopyAtoms
+
+    what = {"symbols": list(crystal.symbols), "masses": crystal.get_masses(), "cell": crystal.cell.array}
+    cell = PhonopyAtoms(**what, scaled_positions=crystal.get_scaled_positions())
+    phonopy = Phonopy(cell, supercell_matrix=np.diag(repeats), primitive_matrix="auto")
+    phonopy.generate_displacements()
+    origin, forces = [phonopy.supercell.u2u_map[one] for one in phonopy.supercell.s2u_map], []
+    for displaced in phonopy.supercells_with_displacements:
+        frame = crystal[origin]  # with all that members read of atoms, in phonopy's order
+        frame.cell, frame.positions, frame.calc = displaced.cell, displaced.positions, crystal.calc
+        forces.append(frame.get_forces())
+    phonopy.forces = np.array(forces)
+    phonopy.produce_force_constants(calculate_full_force_constants=False)
+    with TemporaryDirectory() as folder:
+        phonopy.save(Path(folder) / "phonopy.yaml", settings={"force_constants": True})
+        constants = ForceConstants.from_phonopy(path=folder)
+    at_origin = constants.calculate_qpoint_phonon_modes(np.zeros((1, 3))).frequencies.to("meV").magnitude
+    if (gap := np.sort(np.abs(at_origin).ravel())[2]) > GAP:
+        raise InputError(f"acoustic branches of {name} are {gap:.3g} meV at the origin, not 0; ask hydragnn check why")
+    points = constants.crystal.get_mp_grid_spec(MESH * ureg("1/angstrom"))  # even: Debye-Waller is infinite at 0
+    mesh = constants.calculate_qpoint_phonon_modes(mp_grid([one + one % 2 for one in points]))
+    lowest = mesh.frequencies.to("meV").magnitude.min(axis=1)
+    if lowest.min() < -GAP:
+        mode = f"an imaginary mode, {-lowest.min():.3g}i meV at q = {mesh.qpts[lowest.argmin()].round(3).tolist()}"
+        raise InputError(f"member {name} has {mode}; leave it out, or train it on crystals like this one")
+    return constants, mesh, crystal.cell.array
