@@ -1,4 +1,4 @@
-"""Neutron spectra of crystals: phonon density of states and powder S(|Q|, E), with a band."""
+"""Neutron spectra of crystals: density of states, S(|Q|, E), and a band."""
 
 import json
 import math
@@ -32,7 +32,7 @@ GAP = 0.5  # meV, of what rounding and interpolation leave of acoustic branches 
 CUTOFF = 5.0  # Angstrom, of calculators, which do not say theirs, unless their supercell is given
 MESH, DIRECTIONS = 0.1, 1000  # 1/Angstrom between points of the density of states; directions for each momentum
 FLOOR = 0.01
-"""Share of the largest value below which a spectrum is empty; the spread has it in addition, as equal members may be wrong."""
+"""Share of the largest value: below it a spectrum is empty. Spreads have it in addition, as equal members may be wrong."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,8 +40,9 @@ class NeutronSpectrum:
     """Spectra of a crystal by members, on the same energies and momenta."""
 
     members: Mapping[str, Array]
-    """``"dos"``, the phonon density of states ``[members, energies]`` in modes per meV and atom, which adds up to 3, and
-    ``"intensity"``, the coherent one-phonon S(|Q|, E) ``[members, momenta, energies]`` of a powder in mbarn per meV and atom."""
+    """Values of ``"dos"`` in modes per meV and atom, and of ``"intensity"`` in mbarn.
+
+    ``[members, energies]``, the density of states, which adds up to 3; ``[members, momenta, energies]``, S(|Q|, E) per meV and atom."""
     energies: Float[Array, " energies"]
     """Middles of bins, meV."""
     momenta: Float[Array, " momenta"]
@@ -70,7 +71,7 @@ class NeutronSpectrum:
         return np.tensordot(self.weights, self.members[what], axes=1)
 
     def spread(self, what: str = "dos") -> Array:
-        """Return the deviation of truth, if it is like one more member, as ``Rollout.spread``; InputError for one."""
+        """Return the deviation of truth, if it is like one more member."""
         if len(self.weights) < 2:
             raise InputError(f"{self.names[0]} is one model without a spread; give an ensemble of two or more members")
         mean, squares = self.mean(what), (self.weights**2).sum()
@@ -85,9 +86,9 @@ class NeutronSpectrum:
         return np.maximum(mean - half, 0), mean + half
 
     def calibrated(self, pairs: Sequence[tuple[Any, Any]], level: float = 0.9) -> "NeutronSpectrum":
-        """Return the spectrum with a band that has ``level`` of the energies of other crystals.
+        """Return the spectrum with a band that held on other crystals.
 
-        ``pairs`` are their spectra, by the same ensemble, and references. InputError where this crystal is among them.
+        ``pairs`` are their spectra, by the same ensemble, and references, of which it has the share ``level``. InputError where this crystal is among them.
         """
         if not pairs or not 0 < level < 1:
             raise InputError(f"{len(pairs)} crystals at level {level:g}; give one or more, and a level between 0 and 1")
@@ -99,7 +100,7 @@ class NeutronSpectrum:
         return replace(self, factors=factors, level=level)
 
     def coverage(self, reference: "NeutronSpectrum") -> dict[str, float]:
-        """Return shares of energies, where there is a spectrum, at which the band has the reference."""
+        """Return shares of energies at which the band has the reference."""
         self.interval()
         return {what: float((self._scores(reference, what) <= own).mean()) for what, own in self.factors.items()}
 
@@ -167,8 +168,9 @@ def neutron_spectrum(
     scattering_lengths: Mapping[str, float] | None = None,
     allow_code: Sequence[str] = (),
 ) -> NeutronSpectrum:
-    """Return the phonon density of states and powder S(|Q|, E) of a crystal by every member.
+    """Return the neutron spectrum of a crystal by every member.
 
+    It is the phonon density of states and the coherent one-phonon S(|Q|, E) of a powder.
     Each member relaxes the cell within its symmetry at ``pressure`` (GPa; None keeps the cell), and has force constants by finite displacements in
     ``supercell`` (repetitions; by default wider than twice the cutoff). ``energies`` are edges of bins in meV, ``momenta`` |Q| in 1/Angstrom, ``width`` the instrument's full
     width at half maximum in meV, ``temperature`` is in K. ``scattering_lengths`` in fm by element replace those of Sears (1992), as for isotopes.
@@ -249,7 +251,7 @@ def _lengths(atoms: Atoms, own: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _potentials(model: Any, unknown: float) -> tuple[list[tuple[str, Calculator]], Float[Array, " members"], float]:
-    """Return names and calculators of members, weights, and the cutoff; of a calculator ``unknown``."""
+    """Return names and calculators of members, weights, and the cutoff."""
     if isinstance(model, Calculator):
         return [(type(model).__name__, model)], np.ones(1), unknown
     names = EnsembleCalculator(model, "record").names
@@ -273,7 +275,7 @@ def _repeats(atoms: Atoms, cutoff: float, supercell: Any) -> tuple[int, ...]:
 
 
 def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | None) -> Atoms:
-    """Return the relaxed crystal of the same symmetry; InputError where there is none."""
+    """Return the relaxed crystal of the same symmetry; InputError without one."""
     from ase.constraints import FixSymmetry
     from ase.filters import FrechetCellFilter
     from ase.optimize import BFGS
@@ -296,7 +298,7 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
 
 
 def _phonons(name: str, crystal: Atoms, repeats: Sequence[int]) -> tuple[Any, Any, Float[Array, "3 3"]]:
-    """Return force constants and modes of euphonic, and the cell; InputError where it is not stable."""
+    """Return force constants, modes and cell; InputError for unstable crystals."""
     from euphonic import ForceConstants, ureg
     from euphonic.util import mp_grid
     from phonopy import Phonopy
