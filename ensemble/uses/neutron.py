@@ -110,8 +110,8 @@ class NeutronSpectrum:
             if not np.array_equal(self.settings[name], reference.settings[name]):
                 raise InputError(f"the reference has another {name}; make it with **spectrum.settings")
         mean, truth = self.mean(what), reference.mean(what)
-        seen = np.logical_or(*(one > FLOOR * one.max(axis=-1, keepdims=True) for one in (mean, truth)))
-        return (np.abs(mean - truth) / self.spread(what))[seen]
+        filled = np.logical_or(*(one > FLOOR * one.max(axis=-1, keepdims=True) for one in (mean, truth)))
+        return (np.abs(mean - truth) / self.spread(what))[filled]
 
     def save(self, path: Path | str) -> None:
         """Write arrays to an ``.npz`` file, with settings and units as JSON."""
@@ -133,15 +133,15 @@ class NeutronSpectrum:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 3.3), layout="constrained")
-        left, middle, right = figure.subplots(1, 3)
+        first, middle, last = figure.subplots(1, 3)
         cut = int(0.6 * len(self.momenta))
         whole = self.mean("intensity").T
         middle.pcolormesh(self.momenta, self.energies, whole, shading="nearest", vmax=np.quantile(whole, 0.99))
         middle.set(xlabel="|Q|, 1/Å", ylabel="E, meV", title="S(|Q|, E)")
         middle.axvline(self.momenta[cut], color="white", linestyle=":")
-        left.set(title="density of states, 1/meV")
-        right.set(title=f"S at |Q| = {self.momenta[cut]:.3g} 1/Å, mbarn/meV")
-        for axes, what, row in ((left, "dos", slice(None)), (right, "intensity", cut)):
+        first.set(title="density of states, 1/meV")
+        last.set(title=f"S at |Q| = {self.momenta[cut]:.3g} 1/Å, mbarn/meV")
+        for axes, what, row in ((first, "dos", slice(None)), (last, "intensity", cut)):
             axes.plot(self.energies, self.members[what][:, row].T, linewidth=0.5, color="grey")
             if self.factors:
                 lower, upper = (one[row] for one in self.interval(what))
@@ -288,9 +288,9 @@ def _relaxed(name: str, calculator: Calculator, atoms: Atoms, pressure: float | 
     crystal.calc = calculator
     crystal.set_constraint(FixSymmetry(crystal))
     moves = crystal if pressure is None else FrechetCellFilter(crystal, scalar_pressure=pressure * units.GPa)
-    done = BFGS(moves, logfile=None, maxstep=0.05).run(FORCE, STEPS)  # FixSymmetry takes small steps alone
+    converged = BFGS(moves, logfile=None, maxstep=0.05).run(FORCE, STEPS)  # FixSymmetry takes small steps alone
     times = crystal.cell.volume / atoms.cell.volume
-    if not done or not 1 / GROWTH < times < GROWTH:
+    if not converged or not 1 / GROWTH < times < GROWTH:
         how = f"does not relax {atoms.symbols}: after {STEPS} steps at most, the cell is {times:.3g} times as large"
         raise InputError(f"member {name} {how}; begin nearer to equilibrium, or leave that member out")
     crystal.set_constraint()
