@@ -4,12 +4,14 @@
 
 The seed is that of data, split, weights and configurations: three of the scale's search space, trained in full. ``--small``: on 96 graphs, with 60 that validate, 24 that calibrate and 60 that test.
 
-Printed are mean absolute errors of the test part over those of the model that is best there, of the model that is best on validation graphs, and of the simple predictor that is best on the test part; and the weights.
+Printed are mean absolute errors of the test part over those of the model that is best there (with the standard error of this ratio), of the model that is best on validation graphs, and of the simple predictor that is best on the test part; and the weights.
 """
 
 import argparse
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from hydragnn.base.files import read_sealed
 from hydragnn.base.settings import read_toml
@@ -49,7 +51,20 @@ def show(folder: Path) -> None:
         simple = [one["mae"] for one in own.get("baselines", {}).values()] or [float("nan")]
         ratios = [own["ensemble"]["mae"] / one for one in (min(test), test[valid.index(min(valid))], min(simple))]
         weights = [f"{one:.2f}" for one in ensemble.weights_of(field)]
-        print(folder.name, field, *(f"{one:.3f}" for one in ratios), "weights", *weights, flush=True)
+        first, *others = (f"{one:.3f}" for one in ratios)
+        error = f"({standard_error(folder, field):.3f})"
+        print(folder.name, field, first, error, *others, "weights", *weights, flush=True)
+
+
+def standard_error(folder: Path, field: str) -> float:
+    """Return that of the ratio to the best model, over 400 bootstraps of test graphs."""
+    rows, random = np.load(folder / "ensemble" / "evaluation.npz"), np.random.default_rng(0)
+    target, mean, members, graph = (rows[f"test/{field}/{name}"] for name in ("target", "mean", "members", "graph"))
+    _, owners = np.unique(graph, return_inverse=True)
+    errors = np.array([np.bincount(owners, np.abs(one - target)) for one in (mean, *members[:3])])
+    best = 1 + errors[1:].sum(axis=1).argmin()
+    draws = errors[:, random.integers(0, errors.shape[1], (400, errors.shape[1]))].sum(axis=2)
+    return float((draws[0] / draws[best]).std())
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ def alloys(data: Path) -> TrustSet:
             "pure": [crystal(three[n % 3 : n % 3 + 1], usual) for n in range(ASKED)],
             "slabs": [crystal(three, usual, slab=True) for _ in range(ASKED)],
             "compressed to .9": [crystal(three, usual, scale=0.9) for _ in range(ASKED)],
+            "dynamics (300-900 K)": dynamics(random, ASKED, (300, 900), two=("Cu", "Au")),
+            "dynamics (1500 K)": dynamics(random, ASKED, (1500, 1500), two=("Cu", "Au")),
         },
     )
 
@@ -242,28 +244,34 @@ def elements(data: Path) -> TrustSet:
     return TrustSet(graphs=known, table=forces_table("schnet", 4.2, 24, 30), beyond=beyond)
 
 
-def melts(data: Path) -> TrustSet:
-    """Crystals of Ni and Pt in dynamics at 300 to 900 K."""
-    random = np.random.default_rng(0)
-
-    def at(kelvin: tuple[float, float], structure: str = "fcc", missing: int = 0) -> list[GraphBatch]:
-        share, frames = random.uniform(0.2, 0.8), []
-        lattice = (share * 3.52 + (1 - share) * 3.92) * (0.81 if structure == "bcc" else 1.0)
-        cells = (3, 3, 2) if structure == "bcc" else (2, 2, 2)
-        atoms = bulk("Ni", structure, a=lattice, cubic=True) * cells
-        atoms.symbols[:] = random.choice(["Ni", "Pt"], size=len(atoms), p=[share, 1 - share])
+def dynamics(
+    random: np.random.Generator,
+    count: int,
+    kelvin: tuple[float, float],
+    structure: str = "fcc",
+    missing: int = 0,
+    two: tuple[str, str] = ("Ni", "Pt"),
+) -> list[GraphBatch]:
+    """Return frames of crystals of two elements in Langevin dynamics, eight of each."""
+    frames = []
+    for _ in range(count // 8):
+        share, (a, b) = random.uniform(0.2, 0.8), (demo_alloys.ELEMENTS[one] for one in two)
+        lattice = (share * a + (1 - share) * b) * (0.81 if structure == "bcc" else 1.0)
+        atoms = bulk(two[0], structure, a=lattice, cubic=True) * ((3, 3, 2) if structure == "bcc" else (2, 2, 2))
+        atoms.symbols[:] = random.choice(two, size=len(atoms), p=[share, 1 - share])
         del atoms[:missing]
         atoms.calc, temperature = EMT(), random.uniform(*kelvin)
         MaxwellBoltzmannDistribution(atoms, temperature_K=2 * temperature, rng=random)
-        dynamics = Langevin(atoms, 4 * fs, temperature_K=temperature, friction=0.02 / fs, fixcm=False, rng=random)
+        motion = Langevin(atoms, 4 * fs, temperature_K=temperature, friction=0.02 / fs, fixcm=False, rng=random)
         for _ in range(8):
-            dynamics.run(8)
+            motion.run(8)
             frames.append(from_ase(atoms, 4.2, fields=[ENERGY, FORCES]))
-        return frames
+    return frames
 
-    def many(count: int, *shift: Any) -> list[GraphBatch]:
-        return [frame for _ in range(count // 8) for frame in at(*shift)]
 
+def melts(data: Path) -> TrustSet:
+    """Crystals of Ni and Pt in dynamics at 300 to 900 K."""
+    many = partial(dynamics, np.random.default_rng(0))
     return TrustSet(
         graphs=many(360, (300, 900)),
         table=forces_table("schnet", 4.2, 32, 40),
