@@ -60,19 +60,30 @@ class ParallelSettings(Settings):
         return self.shard * self.pipeline * self.graph * self.tensor
 
 
+GLOBAL_HEADS = "model.global_attention.heads"
+
+
+def heads_of(description: ModelDescription) -> dict[str, int]:
+    """Return the numbers of attention heads by key."""
+    model = description.model
+    counts = {
+        "model.heads": getattr(model, "heads", None),
+        GLOBAL_HEADS: model.global_attention and model.global_attention.heads,
+    }
+    return {key: count for key, count in counts.items() if count}
+
+
 def check_divisible(layout: ParallelSettings, description: ModelDescription) -> None:
     """Raise InputError where ranks cannot divide a model like this."""
-    model, stages = description.model, layout.pipeline
+    model, stages, size = description.model, layout.pipeline, layout.tensor
     attention = model.global_attention
-    counts = {
-        "model.hidden_dim": model.hidden_dim,
-        "model.heads": getattr(model, "heads", layout.tensor),
-        "model.global_attention.heads": attention.heads if attention else layout.tensor,
-    }
-    for key, count in counts.items():
-        if count % layout.tensor:
+    for key, count in {"model.hidden_dim": model.hidden_dim, **heads_of(description)}.items():
+        whole = key == "model.hidden_dim" or (key in GLOBAL_HEADS and attention is not None and attention.has_pairs)
+        if count % size and (whole or size % count):
+            multiple, more = ("", "") if whole else (", and is no multiple of it", " or a multiple")
             raise InputError(
-                f"parallel.tensor = {layout.tensor} does not divide {key} = {count}, which its ranks would share; set a divisor of it, or change {key}"
+                f"parallel.tensor = {size} does not divide {key} = {count}, which its ranks would share{multiple}; set a divisor{more} of it, or "
+                f"change {key}"
             )
     if stages > 1:
         check_use(description, "stages", f"leave parallel.pipeline = {stages} out, or use shard or tensor")

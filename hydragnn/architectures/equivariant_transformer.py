@@ -88,7 +88,7 @@ class ScalarVectorAttention(nn.Module):
         self.outs = nn.ModuleList(nn.Linear(channels, channels) for _ in range(outs))
         mixed = 2 + gives_vectors if takes_vectors else 0
         self.mix = nn.Linear(channels, mixed * channels, bias=False) if mixed else None
-        self.read, self.own = nn.Identity(), nn.Identity()  # names for plans
+        self.read, self.own, self.scores = nn.Identity(), nn.Identity(), nn.Identity()  # names for plans
 
     def forward(
         self,
@@ -130,6 +130,7 @@ class ScalarVectorAttention(nn.Module):
             "mix": LayerSplit(weights="columns", blocks=2 + self.gives_vectors),
             "own": LayerSplit(gives=("cut",)),
             "read": LayerSplit(gives=("gather", "copy")),
+            "scores": LayerSplit(in_head=("reduce", "copy")),
         }
 
     def attended(
@@ -151,8 +152,8 @@ class ScalarVectorAttention(nn.Module):
 
     def shares(self, products: Float[Tensor, "items channels"]) -> Float[Tensor, "items channels"]:
         """The attention of every head on all its channels."""
-        of_heads = silu(products.unflatten(-1, (self.heads, -1)).sum(-1, keepdim=True))  # [items, heads, 1]
-        return of_heads.expand(-1, -1, products.shape[-1] // self.heads).flatten(1)
+        of_heads = silu(self.scores(products.unflatten(-1, (self.heads, -1)).sum(-1)))  # [items, heads]
+        return of_heads.unsqueeze(-1).expand(-1, -1, products.shape[-1] // self.heads).flatten(1)
 
 
 class EquivariantTransformerLayer(nn.Module):

@@ -3,8 +3,8 @@
 Megatron's scheme (Shoeybi et al. 2019, arXiv:1909.08053) on the plans of layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,8 @@ from hydragnn.distributed.mesh import Mesh
 from hydragnn.kernels import SiLU
 from hydragnn.layers import MessageGraph
 from hydragnn.layers.split_plan import LayerSplit, Plan, Splittable, Ways
+from hydragnn.models import GraphModel, ModelDescription
+from hydragnn.parallel import heads_of
 from hydragnn.training.pieces import Piece, whole_piece
 
 
@@ -81,6 +83,8 @@ class Channels:
     group: dist.ProcessGroup
     size: int
     rank: int
+    heads: Mapping[int, dist.ProcessGroup] = field(default_factory=dict)
+    """Ranks that share a head with this one, by the number of heads, where it is below the number of ranks."""
 
     def along(self, values: Tensor, ways: Ways, blocks: int = 1) -> Tensor:
         """Return an array after these ways, block by block."""
@@ -92,6 +96,14 @@ class Channels:
             else:
                 values = Between.apply(values, self.group, way)
         return values
+
+    def in_head(self, values: Tensor, split: LayerSplit, group: dist.ProcessGroup) -> Tensor:
+        """Return outputs after the ways among ranks that share a head."""
+        parts = list(values.chunk(split.blocks, dim=-1))
+        for number in range(max(1, split.blocks - 1)):
+            for way in split.in_head:
+                parts[number] = Between.apply(parts[number], group, way)
+        return torch.cat(parts, dim=-1)
 
     def everywhere(self, value: Any, ways: Ways, blocks: int = 1) -> Any:
         """Return an argument or output with its arrays after these ways."""
@@ -199,10 +211,14 @@ def split_channels(model: nn.Module, mesh: Mesh) -> dict[str, Piece]:
     ]
     if len(own_weights) > len(set(own_weights)):
         raise InputError("parallel.tensor: layers of this model share weights, which would be split twice; use shard")
-    channels = Channels(group=group, size=mesh.size("tensor"), rank=mesh.coordinate("tensor"))
+    size = mesh.size("tensor")
+    fewer = sorted({count for count in heads_of(description_of(model)).values() if count < size})
+    heads = {count: mesh.new_group("tensor", neighbours=size // count) for count in fewer}
+    channels = Channels(group=group, size=size, rank=mesh.coordinate("tensor"), heads=heads)
     claimed: set[int] = set()
     for layer in list(model.modules()):
         plan = layer.split_plan() if isinstance(layer, Splittable) else {}
+        of_head = heads.get(getattr(layer, "heads", size))
         if isinstance(layer, nn.Sequential) and not claimed & {id(part) for part in layer}:
             plan = plan_of_network(layer, channels.size)
         for part, split in parts_of(layer, plan):
@@ -214,7 +230,7 @@ def split_channels(model: nn.Module, mesh: Mesh) -> dict[str, Piece]:
                 own = nn.Parameter(piece.of(whole.detach()).clone(), requires_grad=whole.requires_grad)
                 setattr(owner, key, own)
             if isinstance(part, nn.Module):
-                set_ways(part, split, channels)
+                set_ways(part, split, channels, of_head)
     return pieces
 
 
@@ -263,7 +279,12 @@ def pieces_of(
         yield owner, key, Piece(shape=tuple(whole.shape), dim=dim, rows=rows)
 
 
-def set_ways(part: nn.Module, split: LayerSplit, channels: Channels) -> None:
+def description_of(model: nn.Module) -> ModelDescription:
+    """Return the description of a model, or of its trunk."""
+    return next(part.description for part in model.modules() if isinstance(part, GraphModel))
+
+
+def set_ways(part: nn.Module, split: LayerSplit, channels: Channels, of_head: dist.ProcessGroup | None = None) -> None:
     """Let a part compute with local weights, arguments and outputs."""
     form = {"rows": SummedLinear, "shared": SHARED.get(type(part))}.get(split.weights or "")
     if isinstance(part, nn.Dropout):
@@ -272,7 +293,7 @@ def set_ways(part: nn.Module, split: LayerSplit, channels: Channels) -> None:
         own: Any = part
         own.__class__, own.channels = form, channels  # in place: views of branches hold the same layer
     for name in split.counts:
-        setattr(part, name, getattr(part, name) // channels.size)
+        setattr(part, name, max(1, getattr(part, name) // channels.size))
     if split.takes:
         ways: Sequence[Ways] = split.takes
 
@@ -281,6 +302,8 @@ def set_ways(part: nn.Module, split: LayerSplit, channels: Channels) -> None:
             return (*inputs, *arguments[len(ways) :])
 
         part.register_forward_pre_hook(take)
+    if split.in_head and of_head is not None:
+        part.register_forward_hook(lambda _, arguments, outputs: channels.in_head(outputs, split, of_head))
     if split.gives:
 
         def give(_: nn.Module, arguments: Any, outputs: Any) -> Any:

@@ -77,11 +77,11 @@ class Mesh:
             self._groups[axes] = self.new_group(*axes) if world is None else world
         return self._groups[axes]
 
-    def new_group(self, *axes: Axis, **options: Any) -> dist.ProcessGroup:
-        """Return a new group along the axes, with torch's options; collective."""
-        own = None
-        for ranks in self.sets(*axes):  # every rank makes every group, as torch asks
-            group = dist.new_group(ranks, **options)
+    def new_group(self, *axes: Axis, neighbours: int | None = None, **options: Any) -> dist.ProcessGroup:
+        """Return a new group of so many neighbours along the axes, or of all; collective."""
+        own, each = None, neighbours or self.size(*axes)
+        for ranks in (row[at : at + each] for row in self.sets(*axes) for at in range(0, len(row), each)):
+            group = dist.new_group(ranks, **options)  # every rank makes every group, as torch asks
             own = group if self.ranks.rank in ranks else own
         assert isinstance(own, dist.ProcessGroup)
         return own

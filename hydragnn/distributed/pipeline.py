@@ -5,6 +5,7 @@ The stages of ``torch.distributed.pipelining`` exchange tensors of fixed shapes,
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
@@ -17,18 +18,20 @@ from torch import Tensor, nn
 from hydragnn.base.clock import phase
 from hydragnn.base.errors import InputError
 from hydragnn.distributed.mesh import Mesh
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
-from hydragnn.models import BranchedModel, Distribution, GraphModel
-from hydragnn.models.graph_model import Predicted, tied
+from hydragnn.models import BranchedModel, Distribution, GraphModel, Point
+from hydragnn.models.graph_model import Predicted, derived_from, energy_seed, gradients_of, tied
 from hydragnn.training.executor import EagerSteps, Part
+from hydragnn.training.loss import sums_of_predicted
 
 
 class Action(NamedTuple):
-    """Forward or backward pass of one chunk for one micro-batch."""
+    """Pass of one sweep of one chunk for one micro-batch."""
 
-    back: bool
+    sweep: int
+    """Even ones lead from the inputs to the heads, and odd ones back."""
     chunk: int
     """Number among the chunks of this rank, from the inputs on."""
     number: int
@@ -40,19 +43,57 @@ def stage_schedule(stage: int, stages: int, chunks: int, micro_batches: int) -> 
     That is the interleaved schedule 1F1B of Narayanan et al. 2021, arXiv:2104.04473, section 2.2; with one chunk it is 1F1B. Micro-batches go
     through the chunks in rounds of ``stages`` or more, so that any number of them will do. All stages send and receive in one order.
 
-    >>> [f"{'b' if back else 'f'}{number}" for back, _, number in stage_schedule(0, stages=2, chunks=1, micro_batches=3)]
+    >>> [f"{'fb'[sweep]}{number}" for sweep, _, number in stage_schedule(0, stages=2, chunks=1, micro_batches=3)]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
     count = max(1, micro_batches // stages)
     ends = [-(-micro_batches * number // count) for number in range(count + 1)]
     rounds = [range(first, last) for first, last in pairwise(ends)]
-    forward = [Action(False, chunk, number) for one in rounds for chunk in range(chunks) for number in one]
-    backward = [Action(True, chunk, number) for one in rounds for chunk in reversed(range(chunks)) for number in one]
+    forward = [Action(0, chunk, number) for one in rounds for chunk in range(chunks) for number in one]
+    backward = [Action(1, chunk, number) for one in rounds for chunk in reversed(range(chunks)) for number in one]
     behind = stages - 1 - stage
     # forward passes that are ahead of backward ones: until the first loss, and while it comes back
     ahead = behind if chunks == 1 else (chunks - 1) * len(rounds[0]) + 2 * behind
     pairs = zip(forward[ahead:], backward)
     return [*forward[:ahead], *(one for pair in pairs for one in pair), *backward[max(0, len(forward) - ahead) :]]
+
+
+STATES, ADJOINTS, TANGENTS, GRADIENTS = range(4)
+"""Sweeps with forces: states, their derivatives of the energy, and the gradients of the loss by these and by those."""
+
+COSTS = (1, 2, 2, 4)
+"""Time of a chunk in each sweep, roughly."""
+
+
+def force_schedule(stages: int, chunks: int, micro_batches: int) -> list[list[Action]]:
+    """Return the actions of every stage where energies are differentiated.
+
+    On a simulated clock, a stage takes the last sweep that has arrived. No more micro-batches than stages are on their way.
+
+    >>> [f"{'satg'[sweep]}{number}" for sweep, _, number in force_schedule(stages=2, chunks=1, micro_batches=2)[1]]
+    ['s0', 'a0', 's1', 'a1', 't0', 'g0', 't1', 'g1']
+    """
+    pieces, started = stages * chunks, min(stages, micro_batches)
+    path = [(sweep, one if sweep % 2 == 0 else pieces - 1 - one) for sweep in range(4) for one in range(pieces)]
+    inside, clocks = 2, [0] * stages  # beside messages that wrap around or not
+    orders: list[list[Action]] = [[] for _ in range(stages)]
+    queues = {(0, STATES, inside): [(0, 0, number) for number in range(started)]}
+    while any(queues.values()):
+        heads = [(max(clocks[key[0]], one[0][0]), -one[0][1], key) for key, one in queues.items() if one]
+        begin, _, key = min(heads)
+        _, step, number = queues[key].pop(0)
+        (sweep, piece), stage = path[step], key[0]
+        clocks[stage] = begin + COSTS[sweep]
+        orders[stage].append(Action(sweep, piece // stages, number))
+        if step + 1 < len(path):
+            sweep, following = path[step + 1]
+            to = following % stages
+            way = inside if following == piece else int((to < stage) == (sweep % 2 == 0))
+            queues.setdefault((to, sweep, way), []).append((clocks[stage], step + 1, number))
+        elif started < micro_batches:
+            queues[0, STATES, inside].append((clocks[stage], 0, started))
+            started += 1
+    return orders
 
 
 Travellers = dict[str, Tensor]
@@ -77,7 +118,9 @@ def make_pipeline(model: nn.Module, mesh: Mesh, chunks: int, device: torch.devic
     if group is None:
         return None
     assert isinstance(model, GraphModel | BranchedModel)
-    links = {link: mesh.new_group("pipeline") for link in LINKS[: 4 if chunks > 1 else 2]}
+    views = model.views if isinstance(model, BranchedModel) else [model]
+    sweeps = 4 if any(one.description.has_derivatives for one in views) else 2
+    links = {(n, wraps): mesh.new_group("pipeline") for wraps in {False, chunks > 1} for n in range(sweeps)}
     return Pipeline(chunks=keep_stage(model, mesh, chunks), group=group, links=links, device=device)
 
 
@@ -119,8 +162,27 @@ def keep_stage(model: GraphModel | BranchedModel, mesh: Mesh, chunks: int) -> li
     return own
 
 
-LINKS = ((False, False), (True, False), (False, True), (True, True))
-"""Kinds of messages: going back or not, and between the last stage and the first or not."""
+@dataclass(kw_only=True, slots=True, eq=False)
+class Passage:
+    """Micro-batch in a chunk: what came, and what was computed from it."""
+
+    received: Travellers
+    adjoints: Travellers = field(default_factory=dict)
+    """Derivatives of energies by what was sent, and forces and stress of the chunks behind; leaves."""
+    tangents: Travellers = field(default_factory=dict)
+    """Gradients of the loss by ``returned``."""
+    graph: MessageGraph | None = None
+    vectors: Sequence[Tensor] = ()
+    sent: Travellers = field(default_factory=dict)
+    predictions: Predictions = field(default_factory=dict)
+    returned: Travellers = field(default_factory=dict)
+    """What goes back with the adjoints."""
+    seed: int | None = None
+    """Seed of random numbers of what is computed again."""
+
+    def forget(self) -> None:
+        """Drop what can be computed again."""
+        self.graph, self.vectors, self.sent, self.predictions, self.returned = None, (), {}, {}, {}
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -130,10 +192,10 @@ class Pipeline:
     chunks: Sequence[range]
     """Layers of each."""
     group: dist.ProcessGroup
-    links: Mapping[tuple[bool, bool], dist.ProcessGroup]
-    """Groups of the same ranks for each of ``LINKS``: messages of one never wait for those of another."""
+    links: Mapping[tuple[int, bool], dist.ProcessGroup]
+    """Groups of the same ranks by sweep, and between the last stage and the first or not: messages of one never wait for those of another."""
     device: torch.device
-    sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    pending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     @property
     def stage(self) -> int:
@@ -154,63 +216,109 @@ class Pipeline:
         return self.stage == self.stages - 1 and chunk == len(self.chunks) - 1
 
     @phase("forward")
-    def forward(self, model: GraphModel, batch: GraphBatch, chunk: int) -> tuple[Travellers, Travellers, Predictions]:
-        """Receive, compute and send; return what came, what went, and predictions."""
-        received = {} if self.is_first(chunk) else self.receive()
-        with first_derivatives():
-            graph = model.message_graph(batch, model.edge_vectors(batch))
-            earlier, graph = from_travellers(received, graph)
+    def compute(self, model: GraphModel, batch: GraphBatch, chunk: int, one: Passage, *, once: bool = False) -> None:
+        """Compute states and predictions, as leaves of edge vectors for forces; ``once`` for a prediction."""
+        derived = model.description.has_derivatives
+        devices = [self.device] if self.device.type == "cuda" else []
+        with ExitStack() as stack:
+            if one.seed is not None:
+                stack.enter_context(torch.random.fork_rng(devices))
+                torch.manual_seed(one.seed)
+            if derived:
+                one.vectors = [edge_vectors(edges).detach().requires_grad_() for edges in model.edge_sets(batch)]
+            else:
+                stack.enter_context(first_derivatives())
+            vectors: Sequence[Tensor | None] = one.vectors or [model.edge_vectors(batch)]
+            earlier, graph = from_travellers(one.received, model.message_graph(batch, *vectors, derived_once=once))
             if model.description.model.checkpoint_activations:
                 graph.prepare()
             states = earlier[-1] if earlier else model.encoder.embed(model.node_inputs(batch), graph)
             layers = [model.encoder.layers[number] for number in self.chunks[chunk]]
-            of_layers = model.after_layers(states, layers, graph, earlier)
+            of_layers, one.graph = model.after_layers(states, layers, graph, earlier), graph
             if self.is_last(chunk):
                 final = model.final_states(of_layers, graph)
                 heads = zip(model.description.heads, model.heads)
-                by_field = {settings.field: head(final, graph, batch) for settings, head in heads}
-                by_name = {target.name: by_field[target.field.name] for target in model.description.targets}
-                return received, {}, tied(by_name, graph)
-        travellers = to_travellers(of_layers, graph, edges_travel(model))
-        if graph.halo is not None:
-            travellers = {name: graph.halo.tied(one) for name, one in travellers.items()}
-        self.send(travellers)
-        return received, travellers, {}
+                one.predictions = tied({settings.field: head(final, graph, batch) for settings, head in heads}, graph)
+                return
+        one.sent = self.tied(to_travellers(of_layers, graph, edges_travel(model)), graph)
 
     @phase("backward")
-    def backward(self, chunk: int, received: Travellers, ends: Sequence[Tensor]) -> None:
-        """Differentiate what was sent, or the loss; send gradients back."""
-        gradients = [None] if self.is_last(chunk) else list(self.receive(back=True).values())
-        pairs = [(end, one) for end, one in zip(ends, gradients, strict=True) if end.requires_grad]
-        if pairs:  # not where the first stage is frozen
-            torch.autograd.backward([end for end, _ in pairs], [one for _, one in pairs])
+    def differentiate(self, model: GraphModel, batch: GraphBatch, chunk: int, one: Passage, *, recorded: bool) -> None:
+        """Compute adjoints of what was received, and forces and stress so far.
+
+        Chunks see positions through edge vectors of their own, so forces and stress are sums over chunks, which go along.
+        """
+        assert one.graph is not None
+        halo, sets = one.graph.halo, model.edge_sets(batch)
+        of_states = {name: state for name, state in one.received.items() if state.requires_grad}
+        inputs = [*of_states.values(), *one.vectors]
+        for head in (head for head in model.description.heads if head.derivatives):
+            if self.is_last(chunk):
+                energy = one.predictions[head.field].tensors()["mean"]
+                pairs = [(energy, energy_seed(energy, halo))]
+            else:
+                known = {name: one.adjoints.get(f"{head.field} {name}") for name in one.sent}
+                pairs = [(one.sent[name], adjoint) for name, adjoint in known.items() if adjoint is not None]
+            gradients = gradients_of(pairs, inputs, differentiable=recorded, halo=halo)
+            one.returned |= {f"{head.field} {name}": own for name, own in zip(of_states, gradients)}
+            for what, own in derived_from(head, gradients[len(of_states) :], one.vectors, sets, halo).items():
+                name = f"{head.field} {what}"
+                one.returned[name] = own + one.adjoints[name] if name in one.adjoints else own
+        one.returned = self.tied(one.returned, one.graph)
+
+    def tied(self, travellers: Travellers, graph: MessageGraph) -> Travellers:
+        """Return states whose gradients pass through all exchanges."""
+        return travellers if graph.halo is None else {name: graph.halo.tied(one) for name, one in travellers.items()}
+
+    def derivatives(self, model: GraphModel, one: Passage) -> dict[str, Point]:
+        """Return forces and stress of the first chunk as leaves."""
+        named = {
+            name: one.returned[f"{head.field} {what}"]
+            for head in model.description.heads
+            for what, name in head.derivatives.items()
+        }
+        return {name: Point(mean=value.detach().requires_grad_()) for name, value in named.items()}
+
+    @phase("backward")
+    def backward(self, chunk: int, one: Passage, loss: Tensor | None) -> None:
+        """Differentiate all that was sent, or the loss; send gradients back."""
+        gradients = {} if self.is_last(chunk) else self.receive(GRADIENTS if one.returned else 1)
+        pairs = [(one.sent[name], gradient) for name, gradient in gradients.items()]
+        pairs += [(one.returned[name], gradient) for name, gradient in one.tangents.items()]
+        pairs = [pair for pair in pairs if pair[0].requires_grad]  # not where the first stage is frozen
+        ends, seeds = [end for end, _ in pairs], [seed for _, seed in pairs]
+        if loss is not None and loss.requires_grad:
+            ends, seeds = [*ends, loss], [*seeds, torch.ones_like(loss)]
+        if ends:
+            torch.autograd.backward(ends, seeds)
         if not self.is_first(chunk):
-            own = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in received.items()}
-            self.send(own, back=True)
+            own = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in one.received.items()}
+            self.send(own, GRADIENTS if one.returned else 1)
 
-    def link(self, step: int, *, back: bool) -> tuple[dist.ProcessGroup, int]:
-        """Return group and number of the stage so many ``step`` further."""
-        stage = self.stage + step
-        return self.links[back, not 0 <= stage < self.stages], stage % self.stages
+    def link(self, step: int, sweep: int) -> tuple[dist.ProcessGroup, int]:
+        """Return group and number of the stage so many ``step`` further in a sweep."""
+        stage = self.stage + (-step if sweep % 2 else step)
+        return self.links[sweep, not 0 <= stage < self.stages], stage % self.stages
 
-    def send(self, travellers: Mapping[str, Tensor], *, back: bool = False) -> None:
+    def send(self, travellers: Mapping[str, Tensor], sweep: int) -> None:
         """Start to send names, shapes and numbers."""
-        group, stage = self.link(-1 if back else 1, back=back)
+        group, stage = self.link(1, sweep)
         shapes = {name: (list(one.shape), str(one.dtype)) for name, one in travellers.items()}
         text = json.dumps(shapes).encode().ljust(HEADER)
         assert len(text) == HEADER
         header = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
         wide = widest([one.dtype for one in travellers.values()])
         numbers = torch.cat([one.detach().flatten().to(wide) for one in travellers.values()])
+        self.pending = [pair for pair in self.pending if not pair[0].is_completed()]
         for tensor in (header, numbers):
             work = dist.isend(tensor, group=group, group_dst=stage)
             assert work is not None
-            self.sent.append((work, tensor))
+            self.pending.append((work, tensor))
 
     @phase("collectives")
-    def receive(self, *, back: bool = False) -> Travellers:
-        """Wait for states of the stage before, or gradients of the next."""
-        group, stage = self.link(1 if back else -1, back=back)
+    def receive(self, sweep: int) -> Travellers:
+        """Wait for a message; states and adjoints are leaves where gradients are recorded."""
+        group, stage = self.link(-1, sweep)
         header = torch.empty(HEADER, dtype=torch.uint8, device=self.device)
         dist.recv(header, group=group, group_src=stage)
         shapes = json.loads(bytes(header.cpu().numpy()))
@@ -219,58 +327,182 @@ class Pipeline:
         numbers = torch.empty(sum(sizes), dtype=widest(dtypes), device=self.device)
         dist.recv(numbers, group=group, group_src=stage)
         parts = zip(shapes.items(), numbers.split(sizes), dtypes)
-        leaves = {name: part.view(shape).to(dtype) for (name, (shape, _)), part, dtype in parts}
-        return {name: leaf.requires_grad_(not back and torch.is_grad_enabled()) for name, leaf in leaves.items()}
+        return {name: part.view(shape).to(dtype) for (name, (shape, _)), part, dtype in parts}
 
     @phase("collectives")
     def finish(self) -> None:
         """Wait until all is sent."""
-        for work, _ in self.sent:
+        for work, _ in self.pending:
             work.wait()
-        self.sent.clear()
+        self.pending.clear()
+
+
+def as_leaves(travellers: Travellers) -> Travellers:
+    """Return tensors by which autograd differentiates."""
+    return {name: one.detach().requires_grad_() for name, one in travellers.items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedSteps(EagerSteps):
-    """Executor of a rank that has some of the layers."""
+    """Executor of a rank that has some of the layers.
+
+    Without forces there are two sweeps. With them, each message of ``ADJOINTS`` holds derivatives of energies, and ``TANGENTS`` and ``GRADIENTS``
+    are the backward passes through its sweep and that of ``STATES``: the gradients of a loss of both. With
+    ``checkpoint_activations``, a chunk keeps what came, and computes all else anew in every sweep.
+    """
 
     pipeline: Pipeline
 
+    @property
+    def derives(self) -> bool:
+        """Return True where energies are differentiated."""
+        return self.model.description.has_derivatives
+
+    @property
+    def repeats(self) -> bool:
+        """Return True where chunks compute anew in every sweep."""
+        return self.derives and self.model.description.model.checkpoint_activations
+
     def gradient(self, parts: Sequence[Part], counted: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Add gradients by ``stage_schedule``; yield errors and loss, on all stages."""
+        """Add gradients by the schedule; yield errors and loss, on all stages."""
         stages, values = self.pipeline, torch.zeros(len(self.targets) + 1, dtype=torch.float64, device=self.device)
-        order = stage_schedule(stages.stage, stages.stages, len(stages.chunks), len(parts))
-        waiting: dict[tuple[int, int], tuple[Travellers, list[Tensor]]] = {}
+        sizes = stages.stages, len(stages.chunks), len(parts)
+        order = force_schedule(*sizes)[stages.stage] if self.derives else stage_schedule(stages.stage, *sizes)
+        waiting: dict[tuple[int, int], Passage] = {}
+        losses: dict[int, Tensor] = {}
+
+        def add_loss(predictions: Predictions, number: int) -> Tensor:
+            sums, total = self.loss(predictions, *parts[number])
+            if number < counted:
+                values.add_(torch.cat([sums.detach(), total.detach().unsqueeze(0)]))
+            return total
+
         with self.arithmetic(), self.parameters.in_use((self.branch, len(parts))):
-            for position, (back, chunk, number) in enumerate(order, start=1):
-                batch, scale = parts[number]
-                if back:
+            for position, (sweep, chunk, number) in enumerate(order, start=1):
+                batch = parts[number][0]
+                if sweep == STATES:
+                    waiting[chunk, number] = self.states(batch, chunk)
+                    if stages.is_last(chunk) and not self.derives:
+                        losses[number] = add_loss(self.named(waiting[chunk, number].predictions), number)
+                    continue
+                one = waiting[chunk, number]
+                if self.derives and sweep == ADJOINTS:
+                    self.adjoints(batch, chunk, one)
+                    if stages.is_first(chunk):
+                        found = stages.derivatives(self.model, one)
+                        leaves = [prediction.mean for prediction in found.values()]
+                        slopes = torch.autograd.grad(
+                            add_loss(self.named(found), number), leaves, materialize_grads=True
+                        )
+                        named = {head.field: head.derivatives for head in self.model.description.heads}
+                        of = dict(zip(found, slopes))
+                        one.tangents = {f"{e} {what}": of[name] for e, by in named.items() for what, name in by.items()}
+                    if self.repeats:
+                        one.forget()
+                elif self.derives and sweep == TANGENTS:
+                    self.tangents(batch, chunk, one)
+                else:
+                    if self.repeats:
+                        self.again(batch, chunk, one)
+                    if self.derives and stages.is_last(chunk):
+                        losses[number] = add_loss(self.named(one.predictions), number)
                     if position == len(order):
                         self.expect_sum()
-                    stages.backward(chunk, *waiting.pop((chunk, number)))
+                    stages.backward(chunk, one, losses.pop(number, None))
+                    del waiting[chunk, number]
                     if chunk == 0:
                         batch.forget_derived()
-                    continue
-                with self.autocast():
-                    received, sent, predictions = stages.forward(self.model, batch, chunk)
-                ends = [*sent.values()]
-                if stages.is_last(chunk):
-                    sums, total = self.loss(predictions, batch, scale)
-                    ends = [total]
-                    if number < counted:
-                        values.add_(torch.cat([sums.detach(), total.detach().unsqueeze(0)]))
-                waiting[chunk, number] = received, ends
             stages.finish()
         dist.all_reduce(values, group=stages.group)
         yield values[:-1], values[-1]
 
+    def states(self, batch: GraphBatch, chunk: int) -> Passage:
+        """Receive, compute and send states of a micro-batch."""
+        stages = self.pipeline
+        one = Passage(received={} if stages.is_first(chunk) else as_leaves(stages.receive(STATES)))
+        if self.repeats:
+            one.seed = int(torch.randint(2**62, ()))
+        if self.repeats and stages.is_last(chunk):
+            return one
+        with self.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.repeats):
+            stages.compute(self.model, batch, chunk, one)
+        if not stages.is_last(chunk):
+            stages.send(one.sent, STATES)
+        if self.repeats:
+            one.forget()
+        return one
+
+    def adjoints(self, batch: GraphBatch, chunk: int, one: Passage) -> None:
+        """Receive, compute and send derivatives of energies."""
+        stages = self.pipeline
+        if not stages.is_last(chunk):
+            one.adjoints = as_leaves(stages.receive(ADJOINTS))
+        with self.autocast():
+            if self.repeats:
+                stages.compute(self.model, batch, chunk, one)
+            stages.differentiate(self.model, batch, chunk, one, recorded=not self.repeats)
+        if not stages.is_first(chunk):
+            stages.send(one.returned, ADJOINTS)
+
+    def tangents(self, batch: GraphBatch, chunk: int, one: Passage) -> None:
+        """Receive, compute and send gradients of the loss by the adjoints."""
+        stages = self.pipeline
+        if not stages.is_first(chunk):
+            one.tangents = stages.receive(TANGENTS)
+        if stages.is_last(chunk):
+            return
+        if self.repeats:
+            self.again(batch, chunk, one)
+        pairs = [(one.returned[name], seed) for name, seed in one.tangents.items()]
+        own = gradients_of(pairs, list(one.adjoints.values()), differentiable=False, halo=None)
+        stages.send(dict(zip(one.adjoints, own)), TANGENTS)
+        if self.repeats:
+            one.forget()
+
+    def again(self, batch: GraphBatch, chunk: int, one: Passage) -> None:
+        """Compute states and adjoints of a micro-batch anew."""
+        with self.autocast():
+            self.pipeline.compute(self.model, batch, chunk, one)
+            self.pipeline.differentiate(self.model, batch, chunk, one, recorded=True)
+
+    def named(self, predictions: Mapping[str, Distribution]) -> Predictions:
+        """Return predictions by the names of targets."""
+        targets = self.model.description.targets
+        return {target.name: predictions[target.field.name] for target in targets if target.field.name in predictions}
+
+    def loss(self, predictions: Predictions, batch: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return errors and loss of what this stage predicts."""
+        sums = sums_of_predicted(self.targets, predictions, batch)
+        return sums, (sums * scale.to(sums.dtype)).sum()
+
     def predict(self, batch: GraphBatch) -> Predicted:
-        """Return predictions on the last stage, nothing on others, and no states."""
-        with self.parameters.in_use(self.branch), self.arithmetic(), self.autocast():
-            for chunk in range(len(self.pipeline.chunks)):
-                _, _, predictions = self.pipeline.forward(self.model, batch, chunk)
-            self.pipeline.finish()
-        return predictions, batch.positions[:0]
+        """Return predictions of heads on the last stage, derivatives on the first, and no states."""
+        stages, chunks, passages = self.pipeline, range(len(self.pipeline.chunks)), list[Passage]()
+        predictions: Predictions = {}
+        with (
+            self.parameters.in_use(self.branch),
+            self.arithmetic(),
+            self.autocast(),
+            torch.set_grad_enabled(self.derives),
+        ):
+            for chunk in chunks:
+                one = Passage(received={} if stages.is_first(chunk) else stages.receive(STATES))
+                one.received = as_leaves(one.received) if self.derives else one.received
+                stages.compute(self.model, batch, chunk, one, once=self.derives)
+                predictions |= one.predictions
+                if not stages.is_last(chunk):
+                    stages.send(one.sent, STATES)
+                passages.append(one)
+            for chunk in reversed(chunks if self.derives else ()):
+                one = passages.pop()
+                one.adjoints = {} if stages.is_last(chunk) else stages.receive(ADJOINTS)
+                stages.differentiate(self.model, batch, chunk, one, recorded=False)
+                if stages.is_first(chunk):
+                    predictions |= stages.derivatives(self.model, one)
+                else:
+                    stages.send(one.returned, ADJOINTS)
+            stages.finish()
+        return {name: one.detach() for name, one in self.named(predictions).items()}, batch.positions[:0]
 
 
 def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:

@@ -20,17 +20,23 @@ class NodeAttention(nn.Module):
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.channels = heads, channels
         self.project = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
     def split_plan(self) -> Plan:
         """Return the heads."""
         return {
-            "": LayerSplit(counts=("heads",)),
-            "project": LayerSplit(weights="columns", blocks=3, takes=(("copy",),)),
+            "": LayerSplit(counts=("heads", "channels")),
+            "project": LayerSplit(weights="columns", blocks=3, takes=(("copy",),), in_head=("gather", "copy")),
             "out": LayerSplit(weights="rows"),
         }
+
+    def parted(self, rows: Float[Tensor, "*items channels"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values; ranks that share a head have all of the first two."""
+        width = (rows.shape[-1] - self.channels) // 2
+        queries, keys, values = rows.split([width, width, self.channels], dim=-1)
+        return queries, keys, values
 
 
 class GraphAttention(NodeAttention):
@@ -47,36 +53,40 @@ class GraphAttention(NodeAttention):
         """Return the attention of every node."""
         projected = self.project(states)  # [nodes, 3 channels]
         if graph.halo is not None:
-            return self.out(attention_over_ranks(projected, self.heads, graph))
+            return self.out(attention_over_ranks(*self.parted(projected), self.heads, graph))
         dtype, buckets = projected.dtype, buckets_of(graph)
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
         # fused forms have one derivative, and weights learn from forces by a second one
         form = attention_in_full if graph.is_differentiated_twice else form_on(ATTENTION_FORMS, projected.device.type)
         read = []  # [graphs, size, channels] of every bucket
         for rows, mask in zip(buckets.spread(projected), absent):
-            queries, keys, values = (by_head(part, self.heads) for part in rows.chunk(3, dim=-1))
+            queries, keys, values = (by_head(part, self.heads) for part in self.parted(rows))
             read.append(form(queries, keys, values, mask).transpose(1, 2).flatten(2))
         return self.out(buckets.collect(read))
 
 
 def attention_over_ranks(
-    projected: Float[Tensor, "nodes three_channels"], heads: int, graph: MessageGraph
-) -> Float[Tensor, "nodes channels"]:
+    queries: Float[Tensor, "nodes channels"],
+    keys: Float[Tensor, "nodes channels"],
+    values: Float[Tensor, "nodes features"],
+    heads: int,
+    graph: MessageGraph,
+) -> Float[Tensor, "nodes features"]:
     """Return the attention of a rank's nodes to all others.
 
     Every rank holds the keys and values of all.
     """
     assert graph.halo is not None
     exchange, sizes = graph.halo, graph.halo.halo.nodes_per_graph.tolist()
-    queries, others = projected.tensor_split([projected.shape[1] // 3], dim=1)  # [nodes, channels], [nodes, 2 channels]
+    others, widths = torch.cat([keys, values], dim=1), [keys.shape[1], values.shape[1]]
     rows = exchange.halo.numbers
     whole = others.new_zeros(sum(sizes), others.shape[1]).index_add(0, rows, exchange.owned(others))
     read = []
     for own, of_graph in zip(queries.split(graph.nodes_per_graph.tolist()), exchange.total(whole).split(sizes)):
-        keys, values = (by_head(part.unsqueeze(0), heads) for part in of_graph.chunk(2, dim=1))
+        keys, values = (by_head(part.unsqueeze(0), heads) for part in of_graph.split(widths, dim=1))
         one = attention_in_full(by_head(own.unsqueeze(0), heads), keys, values, None)  # [1, heads, nodes, width]
         read.append(one[0].transpose(0, 1).flatten(1))
-    return torch.cat([queries[:0], *read])
+    return torch.cat([values[:0], *read])
 
 
 def buckets_of(graph: MessageGraph) -> SizeBuckets:
@@ -145,12 +155,12 @@ class LinearGraphAttention(NodeAttention):
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return the attention of every node."""
-        queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.project(states).chunk(3, dim=-1))
+        queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.parted(self.project(states)))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
         values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # [nodes, heads, width + 1]
         sums = form_on(SUMS_FORMS, queries.device.type)
         # the last is the sum of shares; f > 0, so that it is
-        read, total = sums(queries, keys, values, graph).split([queries.shape[-1], 1], dim=-1)
+        read, total = sums(queries, keys, values, graph).split([values.shape[-1] - 1, 1], dim=-1)
         return self.out((read / total).flatten(1))
 
 

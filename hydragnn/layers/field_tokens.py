@@ -5,6 +5,7 @@ The names follow ClimaX (Nguyen et al. 2023, arXiv:2301.10343) and the induced s
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -52,7 +53,8 @@ class CrossAttention(nn.Module):
         own = LayerSplit(weights="columns", takes=(("copy",),))
         return {
             "": LayerSplit(counts=("heads",)),
-            **dict.fromkeys(("queries", "keys", "values"), own),
+            **dict.fromkeys(("queries", "keys"), replace(own, in_head=("gather", "copy"))),
+            "values": own,
             "out": LayerSplit(weights="rows"),
         }
 
@@ -195,15 +197,18 @@ class LatentAttention(nn.Module):
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return what every node reads."""
-        rows = torch.cat([self.read.keys(states), self.read.values(states), self.write.queries(states)], dim=-1)
+        projected = self.read.keys(states), self.read.values(states), self.write.queries(states)
         if graph.halo is not None:
-            return self.write.out(self.over_ranks(rows, graph))
+            return self.write.out(self.over_ranks(*projected, graph))
+        rows, widths = torch.cat(projected, dim=-1), [part.shape[-1] for part in projected]
         buckets, dtype = buckets_of(graph), rows.dtype
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
         # fused forms have one derivative, and weights learn from forces by a second one
         form = attention_in_full if graph.is_differentiated_twice else form_on(ATTENTION_FORMS, rows.device.type)
         own = self.read.queries(self.latents)  # [latents, channels]
-        parts = [part.chunk(3, dim=-1) for part in buckets.spread(rows)]  # 3 x [graphs, size, channels] of every bucket
+        parts = [
+            part.split(widths, dim=-1) for part in buckets.spread(rows)
+        ]  # 3 x [graphs, size, channels] of every bucket
         read = [
             self.read.attend(own.expand(keys.shape[0], -1, -1), keys, values, mask, form)
             for (keys, values, _), mask in zip(parts, absent)
@@ -223,14 +228,17 @@ class LatentAttention(nn.Module):
         return self.norms[1](latents + self.network(self.norms[0](latents)))
 
     def over_ranks(
-        self, rows: Float[Tensor, "nodes three_channels"], graph: MessageGraph
-    ) -> Float[Tensor, "nodes channels"]:
+        self,
+        keys: Float[Tensor, "nodes channels"],
+        values: Float[Tensor, "nodes features"],
+        queries: Float[Tensor, "nodes channels"],
+        graph: MessageGraph,
+    ) -> Float[Tensor, "nodes features"]:
         """Return what nodes read, before ``out``, of graphs that ranks share.
 
         Exponentials of scores and their products with values are summed over all nodes of a graph.
         """
         assert graph.halo is not None
-        keys, values, queries = rows.chunk(3, dim=-1)
         own = by_head(self.read.queries(self.latents).unsqueeze(0), self.read.heads)[0]  # [heads, latents, width]
         keys, values = (part.unflatten(-1, (own.shape[0], -1)) for part in (keys, values))  # [nodes, heads, width]
         scores = torch.einsum("nhw,hlw->nhl", keys, own) / math.sqrt(own.shape[-1])
@@ -241,11 +249,11 @@ class LatentAttention(nn.Module):
         )  # the sum of shares beside those of values
         counts = graph.nodes_per_graph.tolist()
         sums = [torch.einsum("nhl,nhw->lhw", *one) for one in zip(shares.split(counts), values.split(counts))]
-        read, total = graph.halo.total(torch.stack(sums)).split([own.shape[-1], 1], dim=-1)
+        read, total = graph.halo.total(torch.stack(sums)).split([values.shape[-1] - 1, 1], dim=-1)
         latents = self.updated((read / total.clamp_min(torch.finfo(total.dtype).tiny)).flatten(2))
         keys, values = self.write.keys(latents), self.write.values(latents)  # [graphs, latents, channels]
         written = [
             self.write.attend(one.unsqueeze(0), keys[g : g + 1], values[g : g + 1], None, attention_in_full)[0]
             for g, one in enumerate(queries.split(counts))
         ]
-        return torch.cat([queries[:0], *written])
+        return torch.cat([values[:0, 0], *written])

@@ -153,21 +153,19 @@ class HaloExchange:
         return torch.where(self.halo.owned.view(-1, *[1] * (values.dim() - 1)), values, other)
 
     def gradients(
-        self, energy: Float[Tensor, "*shape"], vectors: Sequence[Tensor], *, differentiable: bool
+        self, pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], *, differentiable: bool
     ) -> Sequence[Tensor]:
-        """Return the derivative of a sum over ranks by each rank's vectors.
-
-        All ranks have the sum, so that one of them differentiates it.
-        """
-        seed = torch.full_like(energy, float(self.halo.peers.rank == 0))
-        *gradients, self.token = torch.autograd.grad(
-            [energy, self.token],
-            [*vectors, self.start],
-            [seed, self.token if differentiable else torch.zeros_like(self.token)],
+        """Return the gradients of outputs with seeds by each rank's inputs."""
+        outputs, seeds = zip(*pairs)
+        *gradients, token = torch.autograd.grad(
+            [*outputs, self.token],
+            [*inputs, self.start],
+            [*seeds, self.token if differentiable else torch.zeros_like(self.token)],
             create_graph=differentiable,
             retain_graph=True,
             materialize_grads=True,
         )
+        self.token = 0 * token  # which outputs that are tied would make another number where nothing is exchanged
         return gradients
 
     def sum_over_nodes(self, values: Tensor, owner: Tensor, num_graphs: int) -> Float[Tensor, "graphs *features"]:

@@ -39,6 +39,8 @@ class LayerSplit:
     """Blocks of channels side by side in the arguments."""
     gives: Ways = ()
     """Ways of every output."""
+    in_head: Ways = ()
+    """Ways of outputs among the ranks that share a head, where there are fewer heads than ranks; the last of several blocks, the values, stays local."""
     counts: tuple[str, ...] = ()
     """Attributes with a number of heads or channels, of which a rank has its share."""
 

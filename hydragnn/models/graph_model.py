@@ -28,7 +28,7 @@ from hydragnn.layers import (
 )
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
-from hydragnn.models.heads import HeadContext
+from hydragnn.models.heads import HeadContext, HeadSettings
 from hydragnn.models.wrapping import basis_of_pairs, wrap_layers
 
 BUCKETS: tuple[str, Location] = ("buckets", "node")
@@ -95,14 +95,10 @@ class GraphModel(nn.Module):
             for settings, head in zip(self.description.heads, self.heads):
                 prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
-                    halo = graph.halo
-                    gradients = energy_gradients(prediction.mean, vectors, differentiable=recording, halo=halo)
-                    of_sets = {
-                        "forces": map(partial(forces_from, halo=halo), gradients, edge_sets),
-                        "stress": map(partial(stress_from, halo=halo), gradients, vectors, edge_sets),
-                    }
-                    for what, name in settings.derivatives.items():
-                        predictions[name] = Point(mean=reduce(torch.add, of_sets[what]))
+                    seeded = [(prediction.mean, energy_seed(prediction.mean, graph.halo))]
+                    gradients = gradients_of(seeded, vectors, differentiable=recording, halo=graph.halo)
+                    found = derived_from(settings, gradients, vectors, edge_sets, graph.halo)
+                    predictions |= {name: Point(mean=found[what]) for what, name in settings.derivatives.items()}
         if recording:
             return tied(predictions, graph), states
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
@@ -269,25 +265,46 @@ def tied(predictions: dict[str, Distribution], graph: MessageGraph) -> dict[str,
     return {name: prediction.mapped(halo.tied) for name, prediction in predictions.items()}
 
 
-def energy_gradients(
-    energy: Float[Tensor, "graphs *shape"],
-    vectors: Sequence[Float[Tensor, "_ dim"]],
+def energy_seed(energy: Float[Tensor, "graphs *shape"], halo: HaloExchange | None) -> Float[Tensor, "graphs *shape"]:
+    """Return ones, and zeros on all but one of the ranks that share graphs."""
+    return torch.full_like(energy, float(halo is None or halo.halo.peers.rank == 0))
+
+
+def gradients_of(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    inputs: Sequence[Tensor],
     *,
     differentiable: bool,
     halo: HaloExchange | None = None,
-) -> Sequence[Float[Tensor, "_ dim"]]:
-    """Return dE/dv of every edge; zeros for edges without effect.
+) -> Sequence[Tensor]:
+    """Return the gradients by inputs of outputs with seeds; zeros without effect."""
+    if halo is not None:
+        return halo.gradients(pairs, inputs, differentiable=differentiable)
+    pairs = [pair for pair in pairs if pair[0].requires_grad]
+    if not pairs:
+        return [torch.zeros_like(one) for one in inputs]
+    outputs, seeds = zip(*pairs)
+    how = {"create_graph": differentiable, "retain_graph": True, "materialize_grads": True}
+    return torch.autograd.grad(outputs, list(inputs), seeds, **how)
+
+
+def derived_from(
+    head: HeadSettings,
+    gradients: Sequence[Float[Tensor, "_ dim"]],
+    vectors: Sequence[Float[Tensor, "_ dim"]],
+    edge_sets: Sequence[GraphBatch],
+    halo: HaloExchange | None,
+) -> dict[str, Tensor]:
+    """Return forces and stress of a head from dE/dv of every edge.
 
     Models see positions only through edge vectors v = x_sender + shift - x_receiver, so dE/dv holds everything: a node's force is the sum over the edges it
     receives minus that over those it sends, and the virial is the sum of v (x) dE/dv, since a strain turns every v into v + strain v.
     """
-    if halo is not None:
-        return halo.gradients(energy, vectors, differentiable=differentiable)
-    if not energy.requires_grad:
-        return [torch.zeros_like(one) for one in vectors]
-    return torch.autograd.grad(
-        energy.sum(), list(vectors), create_graph=differentiable, retain_graph=True, materialize_grads=True
-    )
+    of_sets = {
+        "forces": map(partial(forces_from, halo=halo), gradients, edge_sets),
+        "stress": map(partial(stress_from, halo=halo), gradients, vectors, edge_sets),
+    }
+    return {what: reduce(torch.add, of_sets[what]) for what in head.derivatives}
 
 
 def forces_from(

@@ -84,6 +84,15 @@ def loss_sums(
     return torch.stack([loss_sum(target, predictions[target.name], batch) for target in targets])
 
 
+def sums_of_predicted(
+    targets: Sequence[Target], predictions: Mapping[str, Distribution], batch: GraphBatch
+) -> Float[Tensor, " targets"]:
+    """Return ``loss_sums``, with zeros for targets that another stage predicts."""
+    absent = batch.positions.new_zeros(())
+    sums = [loss_sum(t, predictions[t.name], batch) if t.name in predictions else absent for t in targets]
+    return torch.stack([one.to(sums[0].dtype) for one in sums])
+
+
 def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Float[Tensor, ""]:
     """Return the summed error of one target; missing labels add nothing."""
     name = target.field.name

@@ -441,7 +441,7 @@ def test_a_layout_that_does_not_fit_the_ranks_is_refused(settings: Any, search: 
 @pytest.mark.parametrize(
     ("kind", "layout", "words"),
     [
-        ("schnet", {"pipeline": 2}, "stages cannot divide the model; leave parallel.pipeline = 2 out"),
+        ("schnet", {"pipeline": 4}, "takes a layer per stage, and model.num_layers is 2"),
         ("dimenet", {"graph": 2}, "so that ranks cannot share one graph"),
         ("schnet", {"tensor": 3}, "does not divide model.hidden_dim"),
     ],

@@ -83,7 +83,7 @@ class HeadSettings(Settings):
 
     def limit(self, use: Use) -> str:
         """Return the reason, after "head ...", against a use, or ""."""
-        if use != "graph" and self.derivatives:
+        if use == "pooling" and self.derivatives:
             return "has forces or stress, whose backward pass lies in the forward pass, over nodes of one level"
         if use == "graph" and not vars(type(self)).get("cuttable", False):
             return f"does not say how {type(self).__name__} sums over nodes (cuttable = True in its class)"

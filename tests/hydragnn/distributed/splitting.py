@@ -39,6 +39,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mace with dropout": ("mace", {"dropout": 0.25}),
     "equivariant transformer, computed twice": ("equivariant_transformer", {"checkpoint_activations": True}),
     "field tokens with angles": ("field_tokens", {"angles": 2}),
+    "painn beside attention of one head": ("painn", {"global_attention": {"kind": "multihead", "heads": 1}}),
+    "schnet beside linear attention of one head": ("schnet", {"global_attention": {"kind": "linear", "heads": 1}}),
+    "equivariant transformer of one head": ("equivariant_transformer", {"heads": 1}),
+    "field tokens of one head": ("field_tokens", {"heads": 1}),
     "moving schnet": ("schnet", {"moving_coordinates": True}),
 }
 
@@ -86,7 +90,7 @@ def compare(kind: str, changes: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
         "gradient": max(errors.values()),
         "worst": max(errors, key=errors.__getitem__),
         "share": sum(one.numel() for one in own.values()) / sum(one.numel() for one in whole.values()),
-        "same bits": bool(torch.equal(*mesh.ranks.gather(replicated))),
+        "same bits": bool(all(torch.equal(replicated, one) for one in mesh.ranks.gather(replicated))),
     }
 
 
@@ -101,11 +105,19 @@ STAGES: dict[str, tuple[str, dict[str, Any], int]] = {
     "moving egnn in chunks": ("egnn", {"moving_coordinates": True, "num_layers": 5}, 2),
 }
 """Kind, changes, and chunks of each rank."""
+WITH_FORCES: dict[str, tuple[str, dict[str, Any], int]] = {
+    **{f"{name} on forces": case for name, case in STAGES.items() if case[2] == 1 and case[0] not in BLIND},
+    "painn on forces, computed twice": ("painn", {"checkpoint_activations": True, "num_layers": 3}, 1),
+    "schnet beside equivariant attention on forces": ("schnet", {**EQUIVARIANT, "num_layers": 2}, 1),
+    "equivariant transformer on forces, in chunks": ("equivariant_transformer", {"num_layers": 5}, 2),
+}
+"""The same with second derivatives."""
+STAGES |= WITH_FORCES
 
 
-def compare_stages(kind: str, changes: dict[str, Any], chunks: int, mesh: Mesh) -> dict[str, Any]:
+def compare_stages(kind: str, changes: dict[str, Any], chunks: int, mesh: Mesh, **heads: Any) -> dict[str, Any]:
     """Return relative errors of two stages, and the share of weights that the larger one holds."""
-    model, targets, parts, _, whole = one_rank(configuration(kind, changes, heads=WITHOUT_FORCES), 3)
+    model, targets, parts, _, whole = one_rank(configuration(kind, changes, **heads), 3)
     with torch.no_grad():
         expected = model(parts[0])
     pipeline = make_pipeline(model, mesh, chunks, torch.device("cpu"))
@@ -157,7 +169,10 @@ def main() -> int:
         check_derivatives(mesh)
         result = {name: compare(kind, changes, mesh) for name, (kind, changes) in CASES.items()}
         mesh = make_mesh(ParallelSettings(pipeline=2), ranks)
-        result["stages"] = {name: compare_stages(*case, mesh) for name, case in STAGES.items()}
+        result["stages"] = {
+            name: compare_stages(*case, mesh, **({} if name in WITH_FORCES else {"heads": WITHOUT_FORCES}))
+            for name, case in STAGES.items()
+        }
         if ranks.first:
             out.write_text(json.dumps(result))
     return 0

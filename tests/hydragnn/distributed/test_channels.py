@@ -62,8 +62,8 @@ POOLED = "model.pooling exchanges levels of whole graphs between layers"
 REFUSED: list[tuple[str, dict[str, Any], dict[str, int], dict[str, Any], str]] = [
     ("schnet", {"hidden_dim": 6}, {"tensor": 4}, {}, "parallel.tensor = 4 does not divide model.hidden_dim = 6"),
     ("equivariant_transformer", {"hidden_dim": 12, "heads": 3}, TWO, {}, "does not divide model.heads = 3"),
-    ("painn", {"hidden_dim": 12, **ATTENTION}, TWO, {}, "does not divide model.global_attention.heads = 3"),
-    ("schnet", {}, PIPE, {}, "head energy has forces or stress, whose backward pass lies in the forward pass"),
+    ("painn", {"hidden_dim": 12, **ATTENTION}, TWO, {}, "= 3, which its ranks would share, and is no multiple of it"),
+    ("painn", {**ALL_PAIRS}, {"tensor": 4}, {}, "does not divide model.global_attention.heads = 2"),
     ("schnet", {"num_layers": 1}, PIPE, PLAIN, "takes a layer per stage, and model.num_layers is 1"),
     (
         "schnet",

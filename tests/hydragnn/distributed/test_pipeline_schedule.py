@@ -42,8 +42,8 @@ def course_of(
         for stage in ready:
             action = rests[stage].pop(0)
             begin = max([clocks[stage], *(one + latency for one in arrival(done, action, stage, orders, chunks) or [])])
-            clocks[stage] = begin + (backward if action.back else forward)
-            done[action.back, action.chunk * len(orders) + stage, action.number] = clocks[stage]
+            clocks[stage] = begin + (backward if action.sweep else forward)
+            done[action.sweep, action.chunk * len(orders) + stage, action.number] = clocks[stage]
     own = len(orders[0]) // 2 * (forward + backward)
     return Course(seconds=max(clocks), idle=max(clocks) - own, in_flight=[most_in_flight(order) for order in orders])
 
@@ -65,7 +65,7 @@ def arrival(
 def most_in_flight(order: Sequence[Action]) -> int:
     count = most = 0
     for action in order:
-        count += -1 if action.back else 1
+        count += -1 if action.sweep else 1
         most = max(most, count)
     return most
 
@@ -84,7 +84,7 @@ def test_every_pass_is_computed_once_and_forward_passes_first(stages: int, chunk
         every = {Action(back, chunk, n) for back in (False, True) for chunk in range(chunks) for n in range(parts)}
         assert len(order) == len(every) and set(order) == every
         place = {action: position for position, action in enumerate(order)}
-        assert all(place[Action(False, *one[1:])] < place[one] for one in order if one.back)
+        assert all(place[Action(False, *one[1:])] < place[one] for one in order if one.sweep)
 
 
 @given(*SIZES)
@@ -138,6 +138,6 @@ def test_one_chunk_is_1f1b(stages: int, parts: int) -> None:
     """As many forward passes as stages follow, then one of each, then the backward passes that are left."""
     for stage, order in enumerate(schedules(stages, 1, parts)):
         ahead = min(stages - 1 - stage, parts)
-        assert "".join("b" if one.back else "f" for one in order) == "f" * ahead + "fb" * (parts - ahead) + "b" * ahead
+        assert "".join("b" if one.sweep else "f" for one in order) == "f" * ahead + "fb" * (parts - ahead) + "b" * ahead
         for back in (False, True):
-            assert [one.number for one in order if one.back == back] == list(range(parts))
+            assert [one.number for one in order if one.sweep == back] == list(range(parts))

@@ -31,7 +31,9 @@ COMMON = {"batch__max_graphs": 13, "train__ema_decay": 0.9, "train__epochs": 1}
 """Batches of thirteen graphs leave one in the last step, which the second rank has not; charges are missing here and there."""
 FOUR = {"model__num_layers": 4, "heads": WITHOUT_FORCES}
 """Layers for two stages of two chunks, which take no forces."""
-TWICE = {**FOUR, "train__epochs": 2}
+DEEP = {"model__num_layers": 4}
+"""The same, trained on forces."""
+TWICE = {**DEEP, "train__epochs": 2}
 """The same over two epochs, between which a checkpoint lies."""
 ROUNDING = 1e-10
 """Relative: sums in another order, over some steps in double precision."""
@@ -53,11 +55,12 @@ ROWS: dict[str, Row] = {
     "every graph cut": (2, "painn", {"graph": 2}, {"batch__max_graphs": 1}),
     "graphs in parts": (2, "mace", {"graph": 2, **PARTS}, {}),
     "shards of copies": (4, "mace", {"shard": 2, "states": "shared"}, {}),
-    "shards of chunks": (4, "schnet", {**CHUNKS, "shard": 2, **PARTS}, FOUR),
-    "channels of chunks": (4, "painn", {**CHUNKS, "tensor": 2, **PARTS}, FOUR),
-    "chunks of copies": (4, "mace", {**CHUNKS, "states": "shared", "micro_batches": 5}, FOUR),
-    "graphs of chunks": (4, "pna", {**CHUNKS, "graph": 2, **PARTS}, FOUR),
-    "four stages": (4, "equivariant_transformer", {"pipeline": 4, **PARTS}, FOUR),
+    "shards of chunks": (4, "schnet", {**CHUNKS, "shard": 2, **PARTS}, DEEP),
+    "channels of chunks": (4, "painn", {**CHUNKS, "tensor": 2, **PARTS}, DEEP),
+    "chunks of copies": (4, "mace", {**CHUNKS, "states": "shared", "micro_batches": 5}, DEEP),
+    "graphs of chunks": (4, "pna", {**CHUNKS, "graph": 2, **PARTS}, DEEP),
+    "stages on forces": (2, "schnet", {"pipeline": 2, **PARTS}, {"model__checkpoint_activations": True, **DEEP}),
+    "four stages": (4, "equivariant_transformer", {"pipeline": 4, **PARTS}, DEEP),
     "shards, never killed": (2, "schnet", {"shard": 2}, {"train__epochs": 4}),
 }
 """Ranks, model, layout and other settings. What architectures divide themselves, channels and layers, is under ``test_channels.py`` for all."""
@@ -85,7 +88,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = {n: {folder / name: config_of(*row) for name, (of, *row) in ROWS.items() if of == n} for n in (2, 4)}
     for name, layout in IN_MEMORY.items():
         for memory in ("", "260 kB"):
-            changes = {"model__repulsion": "none", **TWICE, "batch__memory": memory}
+            changes = {"model__repulsion": "none", **TWICE, **FOUR, "batch__memory": memory}
             runs[2][folder / f"{name} in {memory}"] = config_of("schnet", layout, changes)
     for ranks, configs in runs.items():
         finish(*start(configs, ranks))
