@@ -65,15 +65,15 @@ COSTS = (1, 2, 2, 4)
 """Time of a chunk in each sweep, roughly."""
 
 
-def force_schedule(stages: int, chunks: int, micro_batches: int) -> list[list[Action]]:
+def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> list[list[Action]]:
     """Return the actions of every stage where energies are differentiated.
 
-    On a simulated clock, a stage takes the last sweep that has arrived. No more micro-batches than stages are on their way.
+    On a simulated clock, a stage takes what has arrived first, of the last sweep. No more micro-batches than ``most`` are on their way.
 
-    >>> [f"{'satg'[sweep]}{number}" for sweep, _, number in force_schedule(stages=2, chunks=1, micro_batches=2)[1]]
+    >>> [f"{'satg'[sweep]}{number}" for sweep, _, number in force_schedule(stages=2, chunks=1, micro_batches=2, most=2)[1]]
     ['s0', 'a0', 's1', 'a1', 't0', 'g0', 't1', 'g1']
     """
-    pieces, started = stages * chunks, min(stages, micro_batches)
+    pieces, started = stages * chunks, min(most, micro_batches)
     path = [(sweep, one if sweep % 2 == 0 else pieces - 1 - one) for sweep in range(4) for one in range(pieces)]
     inside, clocks = 2, [0] * stages  # beside messages that wrap around or not
     orders: list[list[Action]] = [[] for _ in range(stages)]
@@ -366,8 +366,8 @@ class SharedSteps(EagerSteps):
     def gradient(self, parts: Sequence[Part], counted: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Add gradients by the schedule; yield errors and loss, on all stages."""
         stages, values = self.pipeline, torch.zeros(len(self.targets) + 1, dtype=torch.float64, device=self.device)
-        sizes = stages.stages, len(stages.chunks), len(parts)
-        order = force_schedule(*sizes)[stages.stage] if self.derives else stage_schedule(stages.stage, *sizes)
+        sizes, most = (stages.stages, len(stages.chunks), len(parts)), len(parts) if self.repeats else 2 * stages.stages
+        order = force_schedule(*sizes, most)[stages.stage] if self.derives else stage_schedule(stages.stage, *sizes)
         waiting: dict[tuple[int, int], Passage] = {}
         losses: dict[int, Tensor] = {}
 
@@ -391,12 +391,14 @@ class SharedSteps(EagerSteps):
                     if stages.is_first(chunk):
                         found = stages.derivatives(self.model, one)
                         leaves = [prediction.mean for prediction in found.values()]
-                        slopes = torch.autograd.grad(
-                            add_loss(self.named(found), number), leaves, materialize_grads=True
-                        )
-                        named = {head.field: head.derivatives for head in self.model.description.heads}
-                        of = dict(zip(found, slopes))
-                        one.tangents = {f"{e} {what}": of[name] for e, by in named.items() for what, name in by.items()}
+                        total = add_loss(self.named(found), number)
+                        slopes = dict(zip(found, torch.autograd.grad(total, leaves, materialize_grads=True)))
+                        heads = self.model.description.heads
+                        one.tangents = {
+                            f"{head.field} {what}": slopes[name]
+                            for head in heads
+                            for what, name in head.derivatives.items()
+                        }
                     if self.repeats:
                         one.forget()
                 elif self.derives and sweep == TANGENTS:

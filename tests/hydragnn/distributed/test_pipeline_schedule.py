@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import FULL_BACKWARD, ScheduleInterleaved1F1B
 
-from hydragnn.distributed.pipeline import Action, stage_schedule
+from hydragnn.distributed.pipeline import Action, force_schedule, stage_schedule
 
 Done = dict[tuple[bool, int, int], float]
 """When (back, piece of layers, micro-batch) was complete; pieces are numbered from the inputs on."""
@@ -141,3 +141,39 @@ def test_one_chunk_is_1f1b(stages: int, parts: int) -> None:
         assert "".join("b" if one.sweep else "f" for one in order) == "f" * ahead + "fb" * (parts - ahead) + "b" * ahead
         for back in (False, True):
             assert [one.number for one in order if one.sweep == back] == list(range(parts))
+
+
+@given(*SIZES, st.integers(1, 40))
+def test_sweeps_for_forces_follow_each_other_in_the_order_of_messages(
+    stages: int, chunks: int, parts: int, most: int
+) -> None:
+    """Four sweeps of every chunk, up, back, up, back; a link's messages arrive as they are received; none is waited for in vain."""
+    rests = [list(order) for order in force_schedule(stages, chunks, parts, most)]
+    assert all(len(set(order)) == len(order) == 4 * chunks * parts for order in rests)
+    links: dict[tuple[int, int, int, bool], list[tuple[int, int]]] = {}
+    done, pieces = set[Action | tuple[int, int, int]](), stages * chunks
+    while any(rests):
+        moved = False
+        for stage, order in enumerate(rests):
+            while order:
+                sweep, chunk, number = order[0]
+                piece = chunk * stages + stage
+                before = piece + (1 if sweep % 2 else -1)
+                inside = not 0 <= before < pieces
+                earlier = (sweep - 1, piece, number) if inside else (sweep, before, number)
+                if earlier not in done and not (inside and sweep == 0):
+                    break
+                if not inside:
+                    link = links[sweep, before % stages, stage, abs(before % stages - stage) > 1]
+                    assert link.pop(0) == (piece, number)
+                done.add((sweep, piece, number))
+                to = piece - (1 if sweep % 2 else -1)
+                if 0 <= to < pieces:
+                    key = (sweep, stage, to % stages, abs(to % stages - stage) > 1)
+                    links.setdefault(key, []).append((to, number))
+                order.pop(0)
+                moved = True
+        assert moved, "all stages wait"
+    on_way = [one for order in [force_schedule(stages, chunks, parts, most)[0]] for one in order if one.chunk == 0]
+    counts = [sum((one.sweep == 0) - (one.sweep == 3) for one in on_way[:end]) for end in range(len(on_way) + 1)]
+    assert max(counts) <= most
