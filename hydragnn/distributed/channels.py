@@ -84,7 +84,7 @@ class Channels:
     size: int
     rank: int
     heads: Mapping[int, dist.ProcessGroup] = field(default_factory=dict)
-    """Ranks that share a head with this one, by the number of heads, where it is below the number of ranks."""
+    """Ranks that share a head with this one, by the number of heads."""
 
     def along(self, values: Tensor, ways: Ways, blocks: int = 1) -> Tensor:
         """Return an array after these ways, block by block."""

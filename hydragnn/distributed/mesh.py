@@ -78,7 +78,7 @@ class Mesh:
         return self._groups[axes]
 
     def new_group(self, *axes: Axis, neighbours: int | None = None, **options: Any) -> dist.ProcessGroup:
-        """Return a new group of so many neighbours along the axes, or of all; collective."""
+        """Return a new group of neighbours along the axes, or all; collective."""
         own, each = None, neighbours or self.size(*axes)
         for ranks in (row[at : at + each] for row in self.sets(*axes) for at in range(0, len(row), each)):
             group = dist.new_group(ranks, **options)  # every rank makes every group, as torch asks

@@ -22,16 +22,16 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.kernels import first_derivatives
 from hydragnn.layers import MessageGraph, States
 from hydragnn.models import BranchedModel, Distribution, GraphModel, Point
-from hydragnn.models.graph_model import Predicted, derived_from, energy_seed, gradients_of, tied
+from hydragnn.models.graph_model import Predicted, energy_derivatives, energy_seed, gradients_of, tied
 from hydragnn.training.executor import EagerSteps, Part
-from hydragnn.training.loss import sums_of_predicted
+from hydragnn.training.loss import loss_sums_of_stage
 
 
 class Action(NamedTuple):
     """Pass of one sweep of one chunk for one micro-batch."""
 
     sweep: int
-    """Even ones lead from the inputs to the heads, and odd ones back."""
+    """Even ones lead from inputs to heads, odd ones back."""
     chunk: int
     """Number among the chunks of this rank, from the inputs on."""
     number: int
@@ -59,7 +59,7 @@ def stage_schedule(stage: int, stages: int, chunks: int, micro_batches: int) -> 
 
 
 STATES, ADJOINTS, TANGENTS, GRADIENTS = range(4)
-"""Sweeps with forces: states, their derivatives of the energy, and the gradients of the loss by these and by those."""
+"""Sweeps with forces: states, derivatives of the energy, gradients by these and those."""
 
 COSTS = (1, 2, 2, 4)
 """Time of a chunk in each sweep, roughly."""
@@ -73,11 +73,11 @@ def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> l
     >>> [f"{'satg'[sweep]}{number}" for sweep, _, number in force_schedule(stages=2, chunks=1, micro_batches=2, most=2)[1]]
     ['s0', 'a0', 's1', 'a1', 't0', 'g0', 't1', 'g1']
     """
-    pieces, started = stages * chunks, min(most, micro_batches)
+    pieces, count = stages * chunks, min(most, micro_batches)
     path = [(sweep, one if sweep % 2 == 0 else pieces - 1 - one) for sweep in range(4) for one in range(pieces)]
     inside, clocks = 2, [0] * stages  # beside messages that wrap around or not
     orders: list[list[Action]] = [[] for _ in range(stages)]
-    queues = {(0, STATES, inside): [(0, 0, number) for number in range(started)]}
+    queues = {(0, STATES, inside): [(0, 0, number) for number in range(count)]}
     while any(queues.values()):
         heads = [(max(clocks[key[0]], one[0][0]), -one[0][1], key) for key, one in queues.items() if one]
         begin, _, key = min(heads)
@@ -90,9 +90,9 @@ def force_schedule(stages: int, chunks: int, micro_batches: int, most: int) -> l
             to = following % stages
             way = inside if following == piece else int((to < stage) == (sweep % 2 == 0))
             queues.setdefault((to, sweep, way), []).append((clocks[stage], step + 1, number))
-        elif started < micro_batches:
-            queues[0, STATES, inside].append((clocks[stage], 0, started))
-            started += 1
+        elif count < micro_batches:
+            queues[0, STATES, inside].append((clocks[stage], 0, count))
+            count += 1
     return orders
 
 
@@ -166,23 +166,23 @@ def keep_stage(model: GraphModel | BranchedModel, mesh: Mesh, chunks: int) -> li
 class Passage:
     """Micro-batch in a chunk: what came, and what was computed from it."""
 
-    received: Travellers
+    arrivals: Travellers
     adjoints: Travellers = field(default_factory=dict)
-    """Derivatives of energies by what was sent, and forces and stress of the chunks behind; leaves."""
+    """Derivatives of energies by ``departures``, and forces and stress so far."""
     tangents: Travellers = field(default_factory=dict)
-    """Gradients of the loss by ``returned``."""
+    """Gradients of the loss by ``replies``."""
     graph: MessageGraph | None = None
     vectors: Sequence[Tensor] = ()
-    sent: Travellers = field(default_factory=dict)
+    departures: Travellers = field(default_factory=dict)
     predictions: Predictions = field(default_factory=dict)
-    returned: Travellers = field(default_factory=dict)
+    replies: Travellers = field(default_factory=dict)
     """What goes back with the adjoints."""
     seed: int | None = None
     """Seed of random numbers of what is computed again."""
 
     def forget(self) -> None:
         """Drop what can be computed again."""
-        self.graph, self.vectors, self.sent, self.predictions, self.returned = None, (), {}, {}, {}
+        self.graph, self.vectors, self.departures, self.predictions, self.replies = None, (), {}, {}, {}
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -193,7 +193,9 @@ class Pipeline:
     """Layers of each."""
     group: dist.ProcessGroup
     links: Mapping[tuple[int, bool], dist.ProcessGroup]
-    """Groups of the same ranks by sweep, and between the last stage and the first or not: messages of one never wait for those of another."""
+    """Groups of the same ranks by sweep, and by whether messages wrap around.
+
+    Messages of one never wait for those of another."""
     device: torch.device
     pending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
@@ -217,19 +219,19 @@ class Pipeline:
 
     @phase("forward")
     def compute(self, model: GraphModel, batch: GraphBatch, chunk: int, one: Passage, *, once: bool = False) -> None:
-        """Compute states and predictions, as leaves of edge vectors for forces; ``once`` for a prediction."""
-        derived = model.description.has_derivatives
+        """Compute states and predictions; ``once``: derivatives are final values."""
+        has_forces = model.description.has_derivatives
         devices = [self.device] if self.device.type == "cuda" else []
         with ExitStack() as stack:
             if one.seed is not None:
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(one.seed)
-            if derived:
+            if has_forces:
                 one.vectors = [edge_vectors(edges).detach().requires_grad_() for edges in model.edge_sets(batch)]
             else:
                 stack.enter_context(first_derivatives())
             vectors: Sequence[Tensor | None] = one.vectors or [model.edge_vectors(batch)]
-            earlier, graph = from_travellers(one.received, model.message_graph(batch, *vectors, derived_once=once))
+            earlier, graph = from_travellers(one.arrivals, model.message_graph(batch, *vectors, derived_once=once))
             if model.description.model.checkpoint_activations:
                 graph.prepare()
             states = earlier[-1] if earlier else model.encoder.embed(model.node_inputs(batch), graph)
@@ -240,7 +242,7 @@ class Pipeline:
                 heads = zip(model.description.heads, model.heads)
                 one.predictions = tied({settings.field: head(final, graph, batch) for settings, head in heads}, graph)
                 return
-        one.sent = self.tied(to_travellers(of_layers, graph, edges_travel(model)), graph)
+        one.departures = self.tied(to_travellers(of_layers, graph, edges_travel(model)), graph)
 
     @phase("backward")
     def differentiate(self, model: GraphModel, batch: GraphBatch, chunk: int, one: Passage, *, recorded: bool) -> None:
@@ -250,21 +252,21 @@ class Pipeline:
         """
         assert one.graph is not None
         halo, sets = one.graph.halo, model.edge_sets(batch)
-        of_states = {name: state for name, state in one.received.items() if state.requires_grad}
+        of_states = {name: state for name, state in one.arrivals.items() if state.requires_grad}
         inputs = [*of_states.values(), *one.vectors]
         for head in (head for head in model.description.heads if head.derivatives):
             if self.is_last(chunk):
                 energy = one.predictions[head.field].tensors()["mean"]
                 pairs = [(energy, energy_seed(energy, halo))]
             else:
-                known = {name: one.adjoints.get(f"{head.field} {name}") for name in one.sent}
-                pairs = [(one.sent[name], adjoint) for name, adjoint in known.items() if adjoint is not None]
+                adjoints = {name: one.adjoints.get(f"{head.field} {name}") for name in one.departures}
+                pairs = [(one.departures[name], adjoint) for name, adjoint in adjoints.items() if adjoint is not None]
             gradients = gradients_of(pairs, inputs, differentiable=recorded, halo=halo)
-            one.returned |= {f"{head.field} {name}": own for name, own in zip(of_states, gradients)}
-            for what, own in derived_from(head, gradients[len(of_states) :], one.vectors, sets, halo).items():
+            one.replies |= {f"{head.field} {name}": own for name, own in zip(of_states, gradients)}
+            for what, own in energy_derivatives(head, gradients[len(of_states) :], one.vectors, sets, halo).items():
                 name = f"{head.field} {what}"
-                one.returned[name] = own + one.adjoints[name] if name in one.adjoints else own
-        one.returned = self.tied(one.returned, one.graph)
+                one.replies[name] = own + one.adjoints[name] if name in one.adjoints else own
+        one.replies = self.tied(one.replies, one.graph)
 
     def tied(self, travellers: Travellers, graph: MessageGraph) -> Travellers:
         """Return states whose gradients pass through all exchanges."""
@@ -272,19 +274,19 @@ class Pipeline:
 
     def derivatives(self, model: GraphModel, one: Passage) -> dict[str, Point]:
         """Return forces and stress of the first chunk as leaves."""
-        named = {
-            name: one.returned[f"{head.field} {what}"]
+        values = {
+            name: one.replies[f"{head.field} {what}"]
             for head in model.description.heads
             for what, name in head.derivatives.items()
         }
-        return {name: Point(mean=value.detach().requires_grad_()) for name, value in named.items()}
+        return {name: Point(mean=value.detach().requires_grad_()) for name, value in values.items()}
 
     @phase("backward")
     def backward(self, chunk: int, one: Passage, loss: Tensor | None) -> None:
         """Differentiate all that was sent, or the loss; send gradients back."""
-        gradients = {} if self.is_last(chunk) else self.receive(GRADIENTS if one.returned else 1)
-        pairs = [(one.sent[name], gradient) for name, gradient in gradients.items()]
-        pairs += [(one.returned[name], gradient) for name, gradient in one.tangents.items()]
+        gradients = {} if self.is_last(chunk) else self.receive(GRADIENTS if one.replies else 1)
+        pairs = [(one.departures[name], gradient) for name, gradient in gradients.items()]
+        pairs += [(one.replies[name], gradient) for name, gradient in one.tangents.items()]
         pairs = [pair for pair in pairs if pair[0].requires_grad]  # not where the first stage is frozen
         ends, seeds = [end for end, _ in pairs], [seed for _, seed in pairs]
         if loss is not None and loss.requires_grad:
@@ -292,11 +294,11 @@ class Pipeline:
         if ends:
             torch.autograd.backward(ends, seeds)
         if not self.is_first(chunk):
-            own = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in one.received.items()}
-            self.send(own, GRADIENTS if one.returned else 1)
+            own = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in one.arrivals.items()}
+            self.send(own, GRADIENTS if one.replies else 1)
 
     def link(self, step: int, sweep: int) -> tuple[dist.ProcessGroup, int]:
-        """Return group and number of the stage so many ``step`` further in a sweep."""
+        """Return group and number of the stage ``step`` further."""
         stage = self.stage + (-step if sweep % 2 else step)
         return self.links[sweep, not 0 <= stage < self.stages], stage % self.stages
 
@@ -317,7 +319,7 @@ class Pipeline:
 
     @phase("collectives")
     def receive(self, sweep: int) -> Travellers:
-        """Wait for a message; states and adjoints are leaves where gradients are recorded."""
+        """Wait for a message of the stage before in a sweep."""
         group, stage = self.link(-1, sweep)
         header = torch.empty(HEADER, dtype=torch.uint8, device=self.device)
         dist.recv(header, group=group, group_src=stage)
@@ -383,16 +385,16 @@ class SharedSteps(EagerSteps):
                 if sweep == STATES:
                     waiting[chunk, number] = self.states(batch, chunk)
                     if stages.is_last(chunk) and not self.derives:
-                        losses[number] = add_loss(self.named(waiting[chunk, number].predictions), number)
+                        losses[number] = add_loss(self.by_target(waiting[chunk, number].predictions), number)
                     continue
                 one = waiting[chunk, number]
                 if self.derives and sweep == ADJOINTS:
                     self.adjoints(batch, chunk, one)
                     if stages.is_first(chunk):
-                        found = stages.derivatives(self.model, one)
-                        leaves = [prediction.mean for prediction in found.values()]
-                        total = add_loss(self.named(found), number)
-                        slopes = dict(zip(found, torch.autograd.grad(total, leaves, materialize_grads=True)))
+                        leaves_by_name = stages.derivatives(self.model, one)
+                        leaves = [prediction.mean for prediction in leaves_by_name.values()]
+                        total = add_loss(self.by_target(leaves_by_name), number)
+                        slopes = dict(zip(leaves_by_name, torch.autograd.grad(total, leaves, materialize_grads=True)))
                         heads = self.model.description.heads
                         one.tangents = {
                             f"{head.field} {what}": slopes[name]
@@ -407,7 +409,7 @@ class SharedSteps(EagerSteps):
                     if self.repeats:
                         self.again(batch, chunk, one)
                     if self.derives and stages.is_last(chunk):
-                        losses[number] = add_loss(self.named(one.predictions), number)
+                        losses[number] = add_loss(self.by_target(one.predictions), number)
                     if position == len(order):
                         self.expect_sum()
                     stages.backward(chunk, one, losses.pop(number, None))
@@ -421,7 +423,7 @@ class SharedSteps(EagerSteps):
     def states(self, batch: GraphBatch, chunk: int) -> Passage:
         """Receive, compute and send states of a micro-batch."""
         stages = self.pipeline
-        one = Passage(received={} if stages.is_first(chunk) else as_leaves(stages.receive(STATES)))
+        one = Passage(arrivals={} if stages.is_first(chunk) else as_leaves(stages.receive(STATES)))
         if self.repeats:
             one.seed = int(torch.randint(2**62, ()))
         if self.repeats and stages.is_last(chunk):
@@ -429,7 +431,7 @@ class SharedSteps(EagerSteps):
         with self.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.repeats):
             stages.compute(self.model, batch, chunk, one)
         if not stages.is_last(chunk):
-            stages.send(one.sent, STATES)
+            stages.send(one.departures, STATES)
         if self.repeats:
             one.forget()
         return one
@@ -444,7 +446,7 @@ class SharedSteps(EagerSteps):
                 stages.compute(self.model, batch, chunk, one)
             stages.differentiate(self.model, batch, chunk, one, recorded=not self.repeats)
         if not stages.is_first(chunk):
-            stages.send(one.returned, ADJOINTS)
+            stages.send(one.replies, ADJOINTS)
 
     def tangents(self, batch: GraphBatch, chunk: int, one: Passage) -> None:
         """Receive, compute and send gradients of the loss by the adjoints."""
@@ -455,7 +457,7 @@ class SharedSteps(EagerSteps):
             return
         if self.repeats:
             self.again(batch, chunk, one)
-        pairs = [(one.returned[name], seed) for name, seed in one.tangents.items()]
+        pairs = [(one.replies[name], seed) for name, seed in one.tangents.items()]
         own = gradients_of(pairs, list(one.adjoints.values()), differentiable=False, halo=None)
         stages.send(dict(zip(one.adjoints, own)), TANGENTS)
         if self.repeats:
@@ -467,18 +469,20 @@ class SharedSteps(EagerSteps):
             self.pipeline.compute(self.model, batch, chunk, one)
             self.pipeline.differentiate(self.model, batch, chunk, one, recorded=True)
 
-    def named(self, predictions: Mapping[str, Distribution]) -> Predictions:
+    def by_target(self, predictions: Mapping[str, Distribution]) -> Predictions:
         """Return predictions by the names of targets."""
         targets = self.model.description.targets
         return {target.name: predictions[target.field.name] for target in targets if target.field.name in predictions}
 
     def loss(self, predictions: Predictions, batch: GraphBatch, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return errors and loss of what this stage predicts."""
-        sums = sums_of_predicted(self.targets, predictions, batch)
+        sums = loss_sums_of_stage(self.targets, predictions, batch)
         return sums, (sums * scale.to(sums.dtype)).sum()
 
     def predict(self, batch: GraphBatch) -> Predicted:
-        """Return predictions of heads on the last stage, derivatives on the first, and no states."""
+        """Return predictions of this stage, and no states.
+
+        The last stage has those of heads, and the first one derivatives."""
         stages, chunks, passages = self.pipeline, range(len(self.pipeline.chunks)), list[Passage]()
         predictions: Predictions = {}
         with (
@@ -488,12 +492,12 @@ class SharedSteps(EagerSteps):
             torch.set_grad_enabled(self.derives),
         ):
             for chunk in chunks:
-                one = Passage(received={} if stages.is_first(chunk) else stages.receive(STATES))
-                one.received = as_leaves(one.received) if self.derives else one.received
+                one = Passage(arrivals={} if stages.is_first(chunk) else stages.receive(STATES))
+                one.arrivals = as_leaves(one.arrivals) if self.derives else one.arrivals
                 stages.compute(self.model, batch, chunk, one, once=self.derives)
                 predictions |= one.predictions
                 if not stages.is_last(chunk):
-                    stages.send(one.sent, STATES)
+                    stages.send(one.departures, STATES)
                 passages.append(one)
             for chunk in reversed(chunks if self.derives else ()):
                 one = passages.pop()
@@ -502,9 +506,9 @@ class SharedSteps(EagerSteps):
                 if stages.is_first(chunk):
                     predictions |= stages.derivatives(self.model, one)
                 else:
-                    stages.send(one.returned, ADJOINTS)
+                    stages.send(one.replies, ADJOINTS)
             stages.finish()
-        return {name: one.detach() for name, one in self.named(predictions).items()}, batch.positions[:0]
+        return {name: one.detach() for name, one in self.by_target(predictions).items()}, batch.positions[:0]
 
 
 def widest(dtypes: Sequence[torch.dtype]) -> torch.dtype:

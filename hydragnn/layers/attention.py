@@ -32,8 +32,10 @@ class NodeAttention(nn.Module):
             "out": LayerSplit(weights="rows"),
         }
 
-    def parted(self, rows: Float[Tensor, "*items channels"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values; ranks that share a head have all of the first two."""
+    def parts_of(self, rows: Float[Tensor, "*items channels"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values.
+
+        Ranks that share a head have all of its queries and keys."""
         width = (rows.shape[-1] - self.channels) // 2
         queries, keys, values = rows.split([width, width, self.channels], dim=-1)
         return queries, keys, values
@@ -53,14 +55,14 @@ class GraphAttention(NodeAttention):
         """Return the attention of every node."""
         projected = self.project(states)  # [nodes, 3 channels]
         if graph.halo is not None:
-            return self.out(attention_over_ranks(*self.parted(projected), self.heads, graph))
+            return self.out(attention_over_ranks(*self.parts_of(projected), self.heads, graph))
         dtype, buckets = projected.dtype, buckets_of(graph)
         absent = graph.once(("absent", dtype), lambda: [bucket.absent(dtype) for bucket in buckets.buckets])
         # fused forms have one derivative, and weights learn from forces by a second one
         form = attention_in_full if graph.is_differentiated_twice else form_on(ATTENTION_FORMS, projected.device.type)
         read = []  # [graphs, size, channels] of every bucket
         for rows, mask in zip(buckets.spread(projected), absent):
-            queries, keys, values = (by_head(part, self.heads) for part in self.parted(rows))
+            queries, keys, values = (by_head(part, self.heads) for part in self.parts_of(rows))
             read.append(form(queries, keys, values, mask).transpose(1, 2).flatten(2))
         return self.out(buckets.collect(read))
 
@@ -155,7 +157,7 @@ class LinearGraphAttention(NodeAttention):
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """Return the attention of every node."""
-        queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.parted(self.project(states)))
+        queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.parts_of(self.project(states)))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
         values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)  # [nodes, heads, width + 1]
         sums = form_on(SUMS_FORMS, queries.device.type)

@@ -40,7 +40,9 @@ class LayerSplit:
     gives: Ways = ()
     """Ways of every output."""
     in_head: Ways = ()
-    """Ways of outputs among the ranks that share a head, where there are fewer heads than ranks; the last of several blocks, the values, stays local."""
+    """Ways of outputs among the ranks that share a head.
+
+    The last of several blocks, the values, stays local."""
     counts: tuple[str, ...] = ()
     """Attributes with a number of heads or channels, of which a rank has its share."""
 

@@ -95,10 +95,10 @@ class GraphModel(nn.Module):
             for settings, head in zip(self.description.heads, self.heads):
                 prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
-                    seeded = [(prediction.mean, energy_seed(prediction.mean, graph.halo))]
-                    gradients = gradients_of(seeded, vectors, differentiable=recording, halo=graph.halo)
-                    found = derived_from(settings, gradients, vectors, edge_sets, graph.halo)
-                    predictions |= {name: Point(mean=found[what]) for what, name in settings.derivatives.items()}
+                    pairs = [(prediction.mean, energy_seed(prediction.mean, graph.halo))]
+                    gradients = gradients_of(pairs, vectors, differentiable=recording, halo=graph.halo)
+                    derivatives = energy_derivatives(settings, gradients, vectors, edge_sets, graph.halo)
+                    predictions |= {name: Point(mean=derivatives[what]) for what, name in settings.derivatives.items()}
         if recording:
             return tied(predictions, graph), states
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
@@ -266,7 +266,7 @@ def tied(predictions: dict[str, Distribution], graph: MessageGraph) -> dict[str,
 
 
 def energy_seed(energy: Float[Tensor, "graphs *shape"], halo: HaloExchange | None) -> Float[Tensor, "graphs *shape"]:
-    """Return ones, and zeros on all but one of the ranks that share graphs."""
+    """Return ones; zeros on all but one of ranks that share graphs."""
     return torch.full_like(energy, float(halo is None or halo.halo.peers.rank == 0))
 
 
@@ -288,7 +288,7 @@ def gradients_of(
     return torch.autograd.grad(outputs, list(inputs), seeds, **how)
 
 
-def derived_from(
+def energy_derivatives(
     head: HeadSettings,
     gradients: Sequence[Float[Tensor, "_ dim"]],
     vectors: Sequence[Float[Tensor, "_ dim"]],

@@ -84,7 +84,7 @@ def loss_sums(
     return torch.stack([loss_sum(target, predictions[target.name], batch) for target in targets])
 
 
-def sums_of_predicted(
+def loss_sums_of_stage(
     targets: Sequence[Target], predictions: Mapping[str, Distribution], batch: GraphBatch
 ) -> Float[Tensor, " targets"]:
     """Return ``loss_sums``, with zeros for targets that another stage predicts."""
