@@ -15,10 +15,12 @@ from hydragnn.base.machine import bytes_of, free_memory, in_words
 from hydragnn.base.settings import read_toml, with_overrides
 from hydragnn.hpo.status.facts import values_line
 from hydragnn.scripts.options import Overrides
+from hydragnn.scripts.plan_curves import check_picture, curve_rows, curves_line, draw_curves
 from hydragnn.scripts.showing import Result
 
 if TYPE_CHECKING:
     from hydragnn.config import AnyConfig
+    from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import Assembly
     from hydragnn.runs.extrapolation import Extrapolation
     from hydragnn.runs.rank_steps import Interconnect
@@ -35,15 +37,18 @@ OF_CAMPAIGNS = ("search", "job", "runs")
 QUIET = 2.0
 """Seconds before progress is shown."""
 
-SITES: Mapping[str, tuple[float, str]] = {
-    "frontier": (50e9, "docs.olcf.ornl.gov/systems/frontier_user_guide.html"),
-    "lumi": (50e9, "docs.lumi-supercomputer.eu/hardware/lumig"),
-    "perlmutter": (100e9, "docs.nersc.gov/systems/perlmutter/architecture"),
+SITES: Mapping[str, tuple[float, int, str]] = {
+    "frontier": (50e9, 8, "docs.olcf.ornl.gov/systems/frontier_user_guide.html"),
+    "lumi": (50e9, 8, "docs.lumi-supercomputer.eu/hardware/lumig"),
+    "perlmutter": (100e9, 4, "docs.nersc.gov/systems/perlmutter/architecture"),
 }
-"""Stated bytes per second between devices of a node.
+"""Stated bytes per second between devices of a node, and how many it has.
 
 Each node has four network cards of 25 GB/s.
 """
+
+LATENCY = 20.8e-6
+"""Seconds of a message between nodes in trees, as RCCL counts them (github.com/ROCm/rccl, src/graph/tuning.cc, tuning_model_0)."""
 
 
 def site_network(name: str) -> "Interconnect":
@@ -53,9 +58,9 @@ def site_network(name: str) -> "Interconnect":
     if name not in SITES:
         hint = nearest(name, list(SITES))
         raise InputError(f"--site {name}: no figures of this machine; {hint}, or measure by starting ranks")
-    within, page = SITES[name]
-    source = f"{page}: 4 network cards of 25 GB/s per node, {within / 1e9:g} GB/s between devices; 20 microseconds of latency are assumed"
-    return Interconnect(latency=20e-6, within=within, between=4 * 25e9, source=source)
+    within, devices, page = SITES[name]
+    source = f"{page}: 4 network cards of 25 GB/s per node, {within / 1e9:g} GB/s between its {devices} devices; {1e6 * LATENCY:g} microseconds a message, RCCL's tuning.cc"
+    return Interconnect(latency=LATENCY, within=within, between=4 * 25e9, source=source)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +70,7 @@ class PlannedMachine:
     nodes: Annotated[int, typer.Option(min=1, help="Nodes on which the run would train.")] = 1
     ranks_per_node: Annotated[
         int | None,
-        typer.Option(min=1, help="Ranks on each. Default: this machine's GPUs, or the ranks that were started, or 1."),
+        typer.Option(min=1, help="Ranks on each. Default: started ranks, those of --site, this machine's GPUs, or 1."),
     ] = None
     site: Annotated[
         str,
@@ -100,7 +105,13 @@ def plan(
     budget: Annotated[
         float | None, typer.Option(metavar="NODE_HOURS", help="Which size and how many epochs they buy, by a campaign.")
     ] = None,
-    curves: Annotated[bool, typer.Option("--curves", help="Also weak and strong scaling to 65,536 devices.")] = False,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Also weak and strong scaling of [parallel] to 65,536 devices.")
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw these curves as .svg, .png or .pdf, beside published ones."),
+    ] = None,
     quiet: bool = False,
 ) -> Result | None:
     """Plan a run: memory, time and losses of every layout, best first.
@@ -117,16 +128,19 @@ def plan(
     `hydragnn plan CAMPAIGN --budget 40` shows how many epochs of every finished trial 40 node-hours buy, and the error to expect.
     """
     if budget is not None or config.is_dir():
-        if machine != PlannedMachine() or overrides or curves:
+        if machine != PlannedMachine() or overrides or curves or picture:
             raise InputError("--budget goes by a campaign; leave --set, --curves and options of the machine out")
         return budget_result(config, budget)
+    check_picture(picture)
     from hydragnn.config import config_from_table
+    from hydragnn.parallel import ParallelSettings
 
     table = with_overrides(read_toml(config), overrides)
     settings = config_from_table({name: section for name, section in table.items() if name not in OF_CAMPAIGNS}, config)
     if len(settings.branches) > 1:
         raise InputError(f"{config} has several data sets; plan the largest one, in a file without [[branches]]")
-    extrapolation = measured(settings, machine, config.absolute().parent, quiet)
+    layout = settings.parallel or ParallelSettings() if curves or picture else None
+    extrapolation = measured(settings, machine, config.absolute().parent, quiet, layout)
     if extrapolation is None:
         return None
     each = extrapolation.per_node
@@ -141,9 +155,15 @@ def plan(
         "roofline": extrapolation.roofline,
         "critical_batch": extrapolation.noise,
         "layouts": extrapolation.best_first(machine.nodes * each, extrapolation.graphs),
-        **({"curves": extrapolation.curves()} if curves else {}),
+        **({"curves": extrapolation.curves(layout)} if layout else {}),
     }
-    return Result(value=result, table=[layout_row(one) for one in result["layouts"][:SHOWN]], lines=plan_lines(result))
+    rows = [layout_row(one) for one in result["layouts"][:SHOWN]]
+    if not layout:
+        return Result(value=result, table=rows, lines=plan_lines(result))
+    if picture:
+        draw_curves(result, picture)
+    table = {"layouts": rows, "curves": curve_rows(result["curves"])}
+    return Result(value=result, table=table, lines=[*plan_lines(result), curves_line(result)])
 
 
 def budget_result(campaign: Path, node_hours: float | None) -> Result:
@@ -177,14 +197,19 @@ def budget_result(campaign: Path, node_hours: float | None) -> Result:
     return Result(value={"node_hours": node_hours, "trials": rows}, table=table, lines=[line])
 
 
-def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet: bool) -> "Extrapolation | None":
-    """Return measured steps, extrapolated to a machine; None on other ranks."""
+def measured(
+    settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet: bool, curve: "ParallelSettings | None" = None
+) -> "Extrapolation | None":
+    """Return measured steps, extrapolated to a machine; None on other ranks.
+
+    InputError before they are measured where ``curve``, a layout, has no curves.
+    """
     import torch
 
     from hydragnn.distributed.ranks import Ranks, join_ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
-    from hydragnn.runs.extrapolation import Extrapolation, layouts_on
+    from hydragnn.runs.extrapolation import Extrapolation, check_curves, layouts_on
     from hydragnn.runs.memory import DEVICE_SHARE
     from hydragnn.runs.plan import plan_run
     from hydragnn.runs.rank_steps import measured_network, measured_noise, measured_steps, possible
@@ -208,11 +233,14 @@ def measured(settings: "AnyConfig", machine: PlannedMachine, folder: Path, quiet
         run = assemble(run_plan, placement, Ranks(), lambda: None, shared=ranks.size > 1)
         loader, model = run.data.branches[0].train.loader, run_plan.branches[0].model.model
         gpus = torch.cuda.device_count() if own.type == "cuda" and ranks.size == 1 else 0
-        each = machine.ranks_per_node or gpus or max(1, ranks.size // ranks.nodes)
+        of_site = SITES[machine.site][1] if machine.site and ranks.size == 1 else 0
+        each = machine.ranks_per_node or of_site or gpus or max(1, ranks.size // ranks.nodes)
         devices = machine.nodes * each
         started = layouts_on(ranks.size, ranks.size // ranks.nodes, model.num_layers)
         layouts = list(possible(run_plan, started)) if ranks.size > 1 else []
-        batch = loader.budget.max_graphs or len(loader.indices) / len(loader)
+        batch = min(loader.budget.max_graphs, len(loader.indices)) or len(loader.indices) / len(loader)
+        if curve is not None:
+            check_curves(curve, layouts, each, round(batch), len(loader.indices))
         graphs = round(batch * ranks.size / devices)
         alone, together = measured_steps(run, run_plan, layouts, ranks, graphs, show)
         if network is None and ranks.size > 1:
@@ -342,13 +370,6 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
         *roofline_lines(result["roofline"]),
         critical_words(result["critical_batch"], devices),
     ]
-    for row in result.get("curves", ()):
-        for name in ("strong", "weak"):
-            one = row[name]
-            lines.append(
-                f"extrapolated, {row['devices']:,} devices, {name} scaling: {one['efficiency']:.1%} by {layout_words(one['parallel'])}; "
-                f"lost: {losses_in_words(one)}"
-            )
     return lines
 
 
@@ -370,8 +391,8 @@ def critical_words(noise: dict[str, Any], devices: int) -> str:
 def losses_in_words(layout: dict[str, Any]) -> str:
     """Return the shares of a step that are lost.
 
-    >>> losses_in_words({"losses": {"compute": 0.0, "bytes": 0.25, "latency": 0.125}})
-    'bytes 25.0%, latency 12.5%'
+    >>> losses_in_words({"losses": {"fixed work": 0.0, "communication": 0.25, "latency": 0.125}})
+    'communication 25.0%, latency 12.5%'
     """
     lost = [f"{name} {share:.1%}" for name, share in layout["losses"].items() if round(share, 3) > 0]
     return ", ".join(lost) or "nothing"

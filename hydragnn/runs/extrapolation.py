@@ -3,7 +3,7 @@
 A layout's step is that of the nearest measured layout at the cost of the largest share, with the traffic that larger groups have more.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,9 +15,10 @@ import numpy as np
 from hydragnn.base.errors import InputError
 from hydragnn.datasets import Loader
 from hydragnn.datasets.packing import costs_of, share_of
-from hydragnn.distributed.mesh import check_layout
+from hydragnn.distributed.mesh import check_layout, words
 from hydragnn.parallel import AXES, Axis, ParallelSettings
 from hydragnn.runs.rank_steps import PARTS, Interconnect, Seconds, Steps, line
+from hydragnn.training import buckets
 from hydragnn.training.parameters import SHARDED_BLOCKS
 
 DIFFERENCE = 0.25
@@ -32,9 +33,9 @@ SUMS = 3
 RANKS = 64
 """Ranks, at most, whose shares of a batch are looked at."""
 
-LOSSES = ("compute", "imbalance", "bytes", "latency", "bubble")
+LOSSES = ("fixed work", "imbalance", "communication", "latency", "bubble")
 
-DEVICES = (8, 64, 512, 4096, 32_768, 65_536)
+DEVICES = tuple(2**power for power in range(17))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,8 @@ class Extrapolation:
     @property
     def graphs(self) -> int:
         """Return the graphs of a batch."""
-        return self.loader.budget.max_graphs or round(len(self.loader.indices) / len(self.loader))
+        every = len(self.loader.indices)
+        return min(self.loader.budget.max_graphs, every) or round(every / len(self.loader))
 
     def shares_of(self, graphs: int, shares: int) -> tuple[float, float]:
         """Return the costs of the mean and of the largest share."""
@@ -83,7 +85,9 @@ class Extrapolation:
         shard, stages, graph, tensor = (sizes[axis] for axis in AXES[1:])
         ranks, copies = prod(sizes.values()), sizes["replicate"] * graph
         own, network = self.weights / (stages * tensor), self.network
-        total = network.sums(copies, ranks // copies, self.per_node, own / shard)
+        # gradients of copies are summed block by block, each with its latency
+        blocks = SHARDED_BLOCKS if shard > 1 else max(1, int(own / buckets.BYTES))
+        total = network.sums(copies, ranks // copies, self.per_node, own / shard) * np.array([1, blocks])
         total = total * (1.0 - min(1.0, backward / max(total.sum(), 1e-12)))
         total += SUMS * network.sums(ranks, 1, self.per_node, 0.0)
         # in every part each block is gathered twice, and its gradient scattered
@@ -129,9 +133,9 @@ class Extrapolation:
         total = max(busy + bubble + float(traffic.sum() - then.sum()), 1e-9)
         scale = min(1.0, (total - bubble) / (compute + imbalance)) if total > bubble else 0.0
         waits = max(0.0, total - bubble - compute - imbalance) * (traffic / max(traffic.sum(), 1e-12))
-        seconds = dict(zip(LOSSES, (compute * scale, imbalance * scale, *map(float, waits), bubble)))
-        losses = {name: value / total for name, value in seconds.items()}
-        losses["compute"] -= ideal / total
+        spent = (compute * scale, imbalance * scale, *map(float, waits), bubble)
+        losses = {name: value / total for name, value in zip(LOSSES, spent)}
+        losses["fixed work"] -= ideal / total
         fits = state + activations / parts <= self.memory
         is_measured = is_like and parts == near.parts
         return {
@@ -139,7 +143,7 @@ class Extrapolation:
             "measured": is_measured,
             "measured_seconds": min(near.repeats[-1]) if is_measured else None,
             "memory": {"state": state, "step": activations / parts, "total": state + activations / parts},
-            "seconds": {"step": total, **seconds},
+            "seconds": {"step": total, **dict(zip(("compute", *LOSSES[1:]), spent))},
             "losses": losses,
             "efficiency": ideal / total,
             "graphs_per_second": graphs / total,
@@ -156,17 +160,23 @@ class Extrapolation:
             key=lambda row: (not row["fits"], not row["measured"], row["measured_seconds"] or row["seconds"]["step"]),
         )
 
-    def curves(self) -> list[dict[str, Any]]:
-        """Return the best layout on more and more devices, by both scalings."""
+    def curves(self, layout: ParallelSettings) -> list[dict[str, Any]]:
+        """Return a layout with more and more copies, by both scalings.
+
+        Strong scaling is None where devices have no graph. InputError where no time was measured.
+        """
+        if min(map(min, self.alone.repeats)) <= 0:
+            raise InputError("--curves: no time was measured, as the clock stood; plan again, or use larger batches")
         each = max(1, round(self.graphs / self.ranks))
+        inner = layout.ranks_per_replica // layout.shard  # devices that share graphs
         return [
             {
                 "devices": count,
-                "strong": self.best_first(count, self.graphs)[0],
-                "weak": self.best_first(count, each * count, weak=True)[0],
+                "strong": self.row_of(layout, count, self.graphs) if count // inner <= self.graphs else None,
+                "weak": self.row_of(layout, count, each * count, weak=True),
             }
             for count in DEVICES
-            if count % self.per_node == 0
+            if count % layout.ranks_per_replica == 0
         ]
 
     @property
@@ -175,6 +185,29 @@ class Extrapolation:
         most = max(one.difference for one in (self.alone, *self.layouts))
         words = f"the machine was busy: repeated steps differ by {most:.0%}, more than {DIFFERENCE:.0%}; do not trust the order of layouts, and plan again later"
         return words if most > DIFFERENCE else None
+
+
+def check_curves(
+    layout: ParallelSettings, started: Iterable[ParallelSettings], per_node: int, batch: int, graphs: int
+) -> None:
+    """Raise InputError where a layout has no curve on powers of two of devices."""
+    ranks, own = layout.ranks_per_replica, words(layout)
+    if DEVICES[-1] % ranks:
+        raise InputError(
+            f"--curves: {own} takes {ranks:,} ranks, which do not divide powers of 2 up to {DEVICES[-1]:,} devices; change [parallel]"
+        )
+    check_layout(layout.model_copy(update={"replicate": "auto"}), ranks, per_node)
+    alike = {(one.graph, one.tensor) for one in (ParallelSettings(), *started)}
+    if (layout.graph, layout.tensor) not in alike:
+        raise InputError(
+            f"--curves: what {own} takes is only known where ranks measure it; start {layout.graph * layout.tensor} ranks or a multiple: "
+            "torchrun --nproc-per-node N -m hydragnn plan"
+        )
+    if layout.shard > batch or graphs < 2:
+        raise InputError(
+            f"--curves: {layout.shard:,} device{'s' * (layout.shard > 1)} would share batches of {batch:,} of {graphs:,} training graphs; "
+            "use a store of more graphs, or raise batch.max_graphs"
+        )
 
 
 def layouts_on(ranks: int, per_node: int, layers: int = 0) -> Iterator[ParallelSettings]:

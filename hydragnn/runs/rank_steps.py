@@ -86,7 +86,7 @@ class Interconnect:
 class Steps:
     """Measured steps of a layout.
 
-    The batch comes last, before it one of half or twice the size.
+    The batch comes last, before it one of half or twice the size, and first smaller ones.
     """
 
     sizes: Mapping[Axis, int]
@@ -102,8 +102,8 @@ class Steps:
 
     @property
     def difference(self) -> float:
-        """Return the share by which repeats differ at most."""
-        return max(max(each) / min(each) - 1.0 for each in self.repeats)
+        """Return the share by which repeats of the two large batches differ at most."""
+        return max(max(each) / min(each) - 1.0 for each in self.repeats[-2:])
 
     @property
     def held(self) -> int:
@@ -121,20 +121,26 @@ class Steps:
         return [float(abs(self.chunks - chunks)), *(abs(log2(self.sizes[axis] / sizes[axis])) for axis in axes)]
 
     def seconds(self, cost: float, parts: int) -> float:
-        """Return the time of a share of some cost, by a line."""
+        """Return the time of a share of some cost, between measured ones."""
         times = [min(each) for each in self.repeats]
         fixed = max(0.0, line(self.costs, times, 0.0)) / self.parts
         return line(self.costs, times, cost) + (parts - self.parts) * fixed
 
 
 def line(at: Sequence[float], values: Sequence[float], position: float) -> float:
-    """Return the value of a rising line through two points.
+    """Return the value of a line that rises from point to point.
 
-    >>> line((1.0, 2.0), (3.0, 4.0), 4.0), line((2.0, 1.0), (3.0, 4.0), 4.0)
-    (6.0, 4.0)
+    >>> line((1.0, 2.0), (3.0, 4.0), 4.0), line((2.0, 1.0), (3.0, 4.0), 4.0), line((1.0, 3.0, 4.0), (3.0, 5.0, 9.0), 2.0)
+    (6.0, 4.0, 4.0)
     """
-    slope = max(0.0, (values[1] - values[0]) / (at[1] - at[0])) if at[1] != at[0] else 0.0
-    return max(0.0, values[1] + slope * (position - at[1]))
+    order = np.argsort(at, kind="stable")
+    x, y = np.asarray(at)[order], np.maximum.accumulate(np.asarray(values)[order])
+    if x[0] <= position <= x[-1]:
+        return float(np.interp(position, x, y))
+    # far above, noise of two neighbours would be multiplied
+    (x0, x1), (y0, y1) = (x[:2], y[:2]) if position < x[0] else (x[[0, -1]], y[[0, -1]])
+    slope = (y1 - y0) / (x1 - x0) if x1 != x0 else 0.0
+    return max(0.0, float(y1 + slope * (position - x1)))
 
 
 def measured_steps(
@@ -176,7 +182,9 @@ def turn_of(run: Assembly, chunks: int, graphs: int, ranks: Ranks, earlier: Step
     costs, seconds, memory = [], [], []
     least = mesh.data_size * parts
     graphs = max(least, graphs)
-    for count in (graphs // 2 if graphs >= 2 * least else 2 * graphs, graphs):
+    half = graphs // 2 if graphs >= 2 * least else 2 * graphs
+    few = [least * 4**power for power in range(8) if least * 4**power < min(half, graphs)]
+    for count in (*few, half, graphs):
         step, share, cost = step_of(run, count, parts)
         if earlier is None:
             seconds_of(step, ranks)

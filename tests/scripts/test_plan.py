@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hydragnn.scripts.plan_command import critical_words
+from hydragnn.scripts.plan_curves import LOSSES, curves_line
 from tests.charged_rings import RUN, write_rings
 from tests.hydragnn.training.conftest import files
 from tests.once import Call
@@ -25,10 +26,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_has_memory_time_and_losses_of_every_layout(call: Call, config: Path) -> None:
-    before = files(config.parent)
-    words = ("plan", str(config), "--nodes", "8", "--latency", "5", "--curves", "--set", "model.num_layers=4", "--json")
-    code, out, err = call(*words)
+def test_a_plan_has_memory_time_and_losses_of_every_layout(
+    call: Call, config: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before, picture = files(config.parent), tmp_path_factory.mktemp("pictures") / "curves.svg"
+    words = ("--nodes", "8", "--latency", "5", "--picture", str(picture), "--set", "model.num_layers=4", "--json")
+    code, out, err = call("plan", str(config), *words)
     assert code == 0, err
     plan = json.loads(out)
     assert "5 microseconds" in plan["network"] and plan["measured_layouts"] == 0 and "warning" in plan
@@ -41,7 +44,11 @@ def test_a_plan_has_memory_time_and_losses_of_every_layout(call: Call, config: P
     for one in [*plan["layouts"], *(row["weak"] for row in plan["curves"])]:
         assert one["memory"]["total"] == one["memory"]["state"] + one["memory"]["step"] > 0
         assert one["efficiency"] + sum(one["losses"].values()) == pytest.approx(1.0)
-    assert [row["devices"] for row in plan["curves"]] == [8, 64, 512, 4096, 32_768, 65_536]
+    assert [row["devices"] for row in plan["curves"]] == [2**power for power in range(17)]
+    assert [row["devices"] for row in plan["curves"] if row["strong"]] == [1, 2, 4, 8]  # a batch has 8 graphs
+    assert "which end at 8 devices, since of twice as many" in curves_line(plan)
+    drawn = picture.read_text()
+    assert all(words in drawn for words in (*LOSSES, "strong scaling", "weak scaling", "arXiv:2312.12705"))
     assert plan["critical_batch"]["batch"] == 8 and plan["critical_batch"]["at_least"] > 0
     assert files(config.parent) == before
 
@@ -94,13 +101,43 @@ def test_a_budget_without_a_campaign_is_refused(
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--picture", "curves.jpg"), "--picture curves.jpg: pictures are .svg, .png or .pdf"),
+        (("--picture", "missing/curves.svg"), "--picture missing/curves.svg: name a file in a folder that exists"),
+        (("--curves", "--set", "parallel.shard=3"), "--curves: shard = 3 takes 3 ranks"),
+        (
+            ("--curves", "--set", "parallel.shard=16"),
+            "--curves: 16 devices would share batches of 8 of 16 training graphs",
+        ),
+    ],
+)
+def test_curves_that_cannot_be_are_refused_before_steps(
+    words: tuple[str, ...], message: str, call: Call, config: Path
+) -> None:
+    code, out, err = call("plan", str(config), *words)
+    assert (code, out) == (2, "") and message in err and "measuring" not in err
+
+
 def test_every_layout_of_a_campaign_is_planned(call: Call, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydragnn.scripts.plan_command.QUIET", -1.0)
     monkeypatch.setenv("COLUMNS", "80")
     config.write_text(f"{CONFIG}[search]\ntrials = 3\n[search.space]\n'train.learning_rate' = [1e-4, 1e-2]\n")
-    code, out, err = call("plan", str(config), "--nodes", "2")
+    code, out, err = call("plan", str(config), "--nodes", "2", "--curves")
     assert code == 0, err
-    for words in ("replicate 2", "shard 2", "parts", "efficiency", "limited by", "~ extrapolated"):
+    for words in (
+        "replicate 2",
+        "shard 2",
+        "parts",
+        "efficiency",
+        "limited by",
+        "~ extrapolated",
+        "strong",
+        "weak",
+        "65,536",
+        "fixed work",
+    ):
         assert words in out
     assert "measuring one device (1 of 3)" in err and "measuring one device (3 of 3), about " in err
 
