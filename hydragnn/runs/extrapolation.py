@@ -27,8 +27,8 @@ DIFFERENCE = 0.25
 HIDDEN = 0.5
 """Share of the computation in which an accelerator sums gradients."""
 
-SUMS = 3
-"""Sums of a few numbers in every step: labels, signals, norm."""
+SUMS = 2
+"""Sums of a few numbers in every step: labels and signals; ranks with other weights also sum the norm."""
 
 RANKS = 64
 """Ranks, at most, whose shares of a batch are looked at."""
@@ -89,7 +89,8 @@ class Extrapolation:
         blocks = SHARDED_BLOCKS if shard > 1 else max(1, int(own / buckets.BYTES))
         total = network.sums(copies, ranks // copies, self.per_node, own / shard) * np.array([1, blocks])
         total = total * (1.0 - min(1.0, backward / max(total.sum(), 1e-12)))
-        total += SUMS * network.sums(ranks, 1, self.per_node, 0.0)
+        norm = ranks > copies or self.accelerator  # copies share states on GPUs
+        total += (SUMS + norm) * network.sums(ranks, 1, self.per_node, 0.0)
         # in every part each block is gathered twice, and its gradient scattered
         block = network.sums(shard, stages * graph * tensor, self.per_node, own / SHARDED_BLOCKS, ways=1)
         total += 3 * SHARDED_BLOCKS * parts * block
@@ -205,7 +206,7 @@ def check_curves(
         )
     if layout.shard > batch or graphs < 2:
         raise InputError(
-            f"--curves: {layout.shard:,} device{'s' * (layout.shard > 1)} would share batches of {batch:,} of {graphs:,} training graphs; "
+            f"--curves: batches of {batch:,} of {graphs:,} training graphs are too few for {max(2, layout.shard):,} devices; "
             "use a store of more graphs, or raise batch.max_graphs"
         )
 

@@ -109,7 +109,7 @@ def test_a_budget_without_a_campaign_is_refused(
         (("--curves", "--set", "parallel.shard=3"), "--curves: shard = 3 takes 3 ranks"),
         (
             ("--curves", "--set", "parallel.shard=16"),
-            "--curves: 16 devices would share batches of 8 of 16 training graphs",
+            "--curves: batches of 8 of 16 training graphs are too few for 16 devices",
         ),
     ],
 )
