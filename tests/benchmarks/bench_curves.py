@@ -1,6 +1,6 @@
 """Steps that curves predict beside steps that real ranks take.
 
-    python -m tests.benchmarks.bench_curves [--ranks 2 4] [--turns 15] [--only painn]
+    python -m tests.benchmarks.bench_curves [--ranks 2 4] [--turns 15]
 
 Gloo ranks of one thread each. In every turn all ranks take steps without peers, at the same time, then sums, and then steps of copies. The prediction takes the steps without
 peers, the packing of the run, and latency and bandwidth of these sums, as ``hydragnn plan --curves`` does; it knows no step of copies. So two ranks on a core
@@ -38,8 +38,7 @@ from tests.benchmarks.mesh_forecasts import write_runs
 ENERGY = {"kind": "energy", "field": "energy"}
 SIZES = {"hidden_dim": 64, "num_layers": 3, "cutoff": 5.0}
 MESHES = {"kind": "field_tokens", "hidden_dim": 32, "num_layers": 2, "latents": 0, "angles": 3, "cutoff": 0.3}
-GRAPHS = 64
-"""Graphs of a step, of all ranks; half as many are measured, too."""
+GRAPHS = 64  # of a step, of all ranks; half as many are measured, too
 FIELDS = ("height", "rate")
 NEXT = [{"kind": "scalar", "field": f"next_{name}"} for name in FIELDS]
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -50,7 +49,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Alloys of 8 to 64 atoms with energies, the same with forces, and fields on irregular meshes."""
 
 PLACEMENT = DevicePlacement(device=torch.device("cpu"), dtype=torch.float32)
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def extrapolation_of(config: RunConfig, ranks: int) -> Extrapolation:
@@ -98,9 +96,9 @@ def work(config: RunConfig, graphs: int, turns: int, folder: Path) -> None:
 def measured(name: str, ranks: int, graphs: int, turns: int, folder: Path) -> dict[str, Any]:
     """Start ranks and return their figures."""
     words = ["-m", "tests.benchmarks.bench_curves", "--work", name, str(graphs), str(turns), str(folder)]
-    command = [*LAUNCHER, str(ranks), *words] if ranks > 1 else words
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    settings: Any = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *launcher, *words], **settings)
     if done.returncode:
         raise SystemExit(done.stderr)
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -118,7 +116,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--only", nargs="*", choices=[*CONFIGS], default=[*CONFIGS])
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -133,7 +130,7 @@ def main() -> None:
             writer.write(alloys)
         write_runs(folder / "meshes.h5", range(12), 9, FIELDS)
         print("| model | ranks | graphs | predicted, ms | measured, ms | ratio | least | alone | all turns |")
-        for name in options.only:
+        for name in CONFIGS:
             config = config_of(name, folder)
             for ranks in options.ranks:
                 one, many = (measured(name, n, GRAPHS * n // ranks, options.turns, folder) for n in (1, ranks))
@@ -144,11 +141,11 @@ def main() -> None:
                     seconds = predicted(of, many["alone"], many["networks"], graphs)
                     alone = predicted(of, one["alone"], many["networks"], graphs, busy)
                     ratios = [mine / actual for mine, actual in zip(seconds, steps)]
-                    others = min(seconds) / min(steps), median(alone) / median(steps)
+                    shown = (median(ratios), min(seconds) / min(steps), median(alone) / median(steps))
                     cells = [f"{1e3 * median(each):.1f}" for each in (seconds, steps)]
-                    cells += [f"{ratio:.2f}" for ratio in (median(ratios), *others)]
-                    every = " ".join(f"{ratio:.2f}" for ratio in ratios)
-                    print("|", " | ".join([name, str(ranks), str(graphs), *cells, every]), "|", flush=True)
+                    cells += [f"{ratio:.2f}" for ratio in shown]
+                    cells += [" ".join(f"{ratio:.2f}" for ratio in ratios)]
+                    print("|", " | ".join([name, str(ranks), str(graphs), *cells]), "|", flush=True)
 
 
 if __name__ == "__main__":
