@@ -79,6 +79,7 @@ def test_every_file_of_sources_is_a_kind() -> None:
         "ase",
         "hydragnn",
         "mesh",
+        "microstructure",
         "networkx",
         "npz",
         "pyg",

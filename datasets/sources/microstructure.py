@@ -1,0 +1,383 @@
+"""Microstructures as instruments write them: maps of orientations, polycrystals."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatch
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field as Setting
+
+from hydragnn.base.errors import InputError
+from hydragnn.datasets.sources.base import BuildSettings, Make
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.orientations import INVERSE, LAUE, from_bunge, grains_of_map, mean_orientations, with_orientations
+
+_EDAX = "43 m-3m 23 m-3 62 6/mmm 6 6/m 42 4/mmm 4 4/m 32 -3m 3 -3 22 mmm 20 2/m 2 112/m 1 -1"
+EDAX = {name: name for name in LAUE} | dict(zip(_EDAX.split()[::2], _EDAX.split()[1::2]))
+OXFORD = dict(enumerate([name for name in LAUE if name not in ("112/m", "-31m")], 1))
+DREAM3D = {number: OXFORD[one] for number, one in enumerate((9, 11, 8, 10, 1, 2, 3, 4, 5, 6, 7))}
+NEPER = {name: name for name in LAUE} | {"cubic": "m-3m", "hexagonal": "6/mmm", "triclinic": "-1"}
+"""Laue groups by their names in files."""
+
+
+class GrainMap(NamedTuple):
+    """Arrays with the axes x, y and perhaps z, and what is known of phases."""
+
+    steps: NDArray[Any]
+    phase: NDArray[Any]  # 0: not indexed
+    turns: NDArray[Any] | None  # quaternions
+    names: dict[int, str]
+    laue: dict[int, str]
+    grain: NDArray[Any] | None = None  # 0: none
+    cells: int = 1  # of the arrays, for each point
+
+
+class MicrostructureBuild(BuildSettings):
+    """Maps of orientations and polycrystals: nodes are grains, edges boundaries."""
+
+    kind: Literal["microstructure"] = "microstructure"
+
+    threshold: float = Setting(default=5.0, gt=0, le=180)
+    """Misorientation of neighbouring points, in degrees, from which they belong to different grains."""
+
+    smallest: int = Setting(default=0, ge=0)
+    """Points of the smallest grain: smaller ones, and points not indexed, join the nearest grain; 0: none does."""
+
+    symmetry: str | dict[str, str] | None = None
+    """Laue group such as ``m-3m``, or one for each name of a phase; absent: as the file says."""
+
+    phases: list[str] | None = None
+    """Names of phases, in the order of classes of the field ``phase``; absent: every file has one phase."""
+
+    spacing: float | list[float] | None = None
+    """Distance of points, or one each along x, y and z; absent: as the file says."""
+
+    degrees: bool | None = None
+    """True for Euler angles in degrees, false for radians; absent: degrees in .ctf, else radians."""
+
+    periodic: bool | list[bool] = False
+    """True where a map repeats, or one for each axis."""
+
+    sets: str = "*"
+    """Pattern for the names of element sets that are grains (.inp)."""
+
+    def makers(self) -> Iterator[Make]:
+        """Yield a maker for each file; InputError names the file."""
+        for path, name in self.named_files():
+            yield partial(self._graph, path, name)
+
+    def _graph(self, path: Path, name: str) -> GraphBatch:
+        if self.fields:
+            raise InputError(f"{name}: no value for the field {self.fields[0].name}; name a table of labels")
+        if (read := READERS.get(path.suffix.lower())) is None:
+            raise InputError(f"{path} is no microstructure; give {', '.join(READERS)}")
+        try:
+            graph = read(path, self)
+            graph = self._of_map(graph, path) if isinstance(graph, GrainMap) else graph
+        except InputError:
+            raise
+        except (SystemExit, Exception) as error:  # numpy, h5py and meshio raise what they raise, or exit
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{path} is damaged or incomplete ({reason:.200}); export it again") from error
+        return graph.with_texts(self.texts_of({}, name))
+
+    def _of_map(self, one: GrainMap, path: Path) -> GraphBatch:
+        """Return the grains of a map."""
+        from scipy.ndimage import distance_transform_edt
+
+        from hydragnn.graphs.mesoscale import from_labels
+
+        periodic = self.periodic if isinstance(self.periodic, list) else [self.periodic] * one.phase.ndim
+        numbers = [int(number) for number in np.unique(one.phase) if number > 0]
+        names = {number: one.names.get(number, str(number)) for number in numbers}
+        if set(names.values()) - {*(self.phases or [])} and (self.phases or len(names) > 1):
+            raise InputError(f"{path} has the phases {[*names.values()]}; say phases = [...] with all names")
+        laue = {} if one.turns is None else {n: self.group(names[n], one.laue.get(n), path) for n in numbers}
+        grain = one.grain
+        if one.turns is not None and grain is None:
+            grain = grains_of_map(one.turns, one.phase, laue, self.threshold, periodic)
+        grain = np.where((one.phase > 0) & (np.bincount(grain.ravel())[grain] >= self.smallest * one.cells), grain, 0)
+        inside = grain > 0
+        _, first, owner = np.unique(grain[inside], return_index=True, return_inverse=True)
+        phase = one.phase[inside][first]
+        if not len(first) or (phase[owner] != one.phase[inside]).any():
+            raise InputError(f"{path} has no grain, or one of several phases; check its phases, grains, and smallest")
+        if self.smallest:
+            sampled = {"sampling": one.steps, "return_distances": False, "return_indices": True}
+            grain = grain[tuple(distance_transform_edt(~inside, **sampled))]
+        graph = from_labels(grain, one.steps, periodic, background=0, name=str(path))
+        powers = {"volume": graph.dim, "area": graph.dim - 1, "area_vector": graph.dim - 1}
+        values = {key: graph[key] for key in powers}
+        fields = [replace(graph.fields[key], unit=f"um^{power}".removesuffix("^1")) for key, power in powers.items()]
+        if one.turns is not None:
+            turns, spread = np.empty((len(first), 4)), np.empty(len(first))
+            for number, group in laue.items():
+                grains, rows = np.flatnonzero(phase == number), phase[owner] == number
+                members = one.turns[inside][rows], np.searchsorted(grains, owner[rows])
+                turns[grains], spread[grains] = mean_orientations(*members, group)
+            graph = with_orientations(graph, turns, phase, laue)
+            values["orientation_spread"] = torch.from_numpy(spread).float()
+            fields.append(Field(name="orientation_spread", on="node", unit="degree"))
+        if self.phases:
+            values["phase"] = torch.tensor([self.phases.index(names[int(number)]) for number in phase])
+            fields.append(Field(name="phase", on="node", classes=len(self.phases), dtype="int64"))
+        return graph.with_fields(values, fields=fields)
+
+    def group(self, name: str, group: str | None, path: Path) -> str:
+        """Return the Laue group of a phase: the user's, else the file's."""
+        own = self.symmetry.get(name) if isinstance(self.symmetry, dict) else self.symmetry
+        if (own or group) not in LAUE:
+            what = f"is {own!r}" if own else "is not in the file"
+            known = f'symmetry = "m-3m", or {{ "{name}" = "m-3m" }}, out of {", ".join(LAUE)}'
+            raise InputError(f"{path}: the symmetry of phase {name} {what}; say {known}")
+        return str(own or group)
+
+    def steps(self, stated: list[float]) -> list[float]:
+        """Return the distances of points: the user's, else the file's."""
+        steps = np.broadcast_to(stated if self.spacing is None else self.spacing, len(stated)).astype(float)
+        if not (np.isfinite(steps) & (steps >= 0)).all():
+            raise InputError(f"spacing = {steps.tolist()} are no lengths; give one, or one for each axis")
+        return steps.tolist()
+
+
+def read_ctf(path: Path, settings: MicrostructureBuild) -> GrainMap:
+    """Return the map of a Channel Text File (Oxford, Bruker and others)."""
+    text = path.read_text(encoding="latin-1")
+    columns = re.search(r"(?m)^Phase\s+X\s+Y\b.*$", text)
+    if columns is None:
+        raise InputError(f"{path} has no line of columns (Phase X Y ...); export it again")
+    header, body = text[: columns.start()], text[columns.end() :].replace(",", ".")  # of German systems
+    said = dict(re.findall(r"(?m)^([XY](?:Cells|Step))\s+(\S+)", header.replace(",", ".")))
+    listed = re.search(r"(?m)^Phases\s+(\d+).*\n", header)
+    lines = header[listed.end() :].splitlines()[: int(listed[1])] if listed else []
+    phases = {number: [*line.split("\t"), *[""] * 4] for number, line in enumerate(lines, 1)}
+    names = {number: one[2] or str(number) for number, one in phases.items()}
+    laue = {number: OXFORD[int(one[3])] for number, one in phases.items() if one[3] in map(str, OXFORD)}
+    order = [columns[0].split().index(name) for name in ("X", "Y", "Euler1", "Euler2", "Euler3", "Phase")]
+    counts = [int(said[key]) for key in ("XCells", "YCells") if key in said]
+    steps = settings.steps([float(said.get(key, 0)) for key in ("XStep", "YStep")])
+    table = np.loadtxt(StringIO(body), usecols=order, ndmin=2)
+    return _on_grid(path, table, counts, steps, partial(_turns, path, settings.degrees, True), (names, laue))
+
+
+def read_ang(path: Path, settings: MicrostructureBuild) -> GrainMap:
+    """Return the map of an .ang file (EDAX and others)."""
+    text = path.read_text(encoding="latin-1")
+    header = "\n".join(re.findall(r"(?m)^#.*$", text))
+    said = dict(re.findall(r"(?m)^#\s*(GRID|[XY]STEP|NCOLS_ODD|NCOLS_EVEN|NROWS):?\s+(\S+)", header))
+    parts = re.split(r"(?m)^#\s*Phase:?\s+(\d+)\s*$", header)
+    parts = ["", "1", header] if len(parts) == 1 else parts
+    names, laue = {int(number): number for number in parts[1::2]}, dict[int, str]()
+    for number, part in zip(names, parts[2::2]):
+        own = dict(re.findall(r"(?m)^#\s*(MaterialName|Symmetry):?[ \t]+(\S.*?)\s*$", part))
+        names[number], group = own.get("MaterialName", names[number]), EDAX.get(own.get("Symmetry", ""))
+        laue |= {number: group} if group else {}
+    table = np.loadtxt(StringIO(text), usecols=(3, 4, 0, 1, 2, 7, 6), ndmin=2)
+    if len(names) == 1 and not table[:, 5].any():  # EDAX gives a single phase the number 0
+        table[:, 5] = next(iter(names))
+    table[(table[:, 6] == -1) | (np.abs(table[:, 2] - 4 * np.pi) < 1e-2), 5] = 0
+    counts = [int(said[key]) for key in ("NCOLS_ODD", "NROWS", "NCOLS_EVEN") if key in said]
+    steps = settings.steps([float(said.get(key, 0)) for key in ("XSTEP", "YSTEP")])
+    hexagonal = said.get("GRID", "").lower().startswith("hex")
+    return _on_grid(
+        path, table, counts, steps, partial(_turns, path, settings.degrees, False), (names, laue), hexagonal
+    )
+
+
+def _turns(path: Path, degrees: bool | None, usual: bool, angles: Any, indexed: Any) -> NDArray[Any]:
+    """Return quaternions of Euler angles, which are in degrees if that is usual."""
+    most = np.abs(angles[indexed]).max(initial=0.0)
+    if not np.isfinite(most):
+        raise InputError(f"{path}: an indexed point has the Euler angle {most}; give it phase 0, or export it again")
+    if degrees is None and (0 < most < 6.3 if usual else most > 12.6):
+        units = "degrees" if usual else "radians"
+        raise InputError(f"{path}: Euler angles up to {most:.4g} are hardly in {units}; say degrees = true or false")
+    flat = np.where(indexed[..., None], angles, 0.0).reshape(-1, 3)
+    return from_bunge(np.radians(flat) if (usual if degrees is None else degrees) else flat).reshape(*indexed.shape, 4)
+
+
+def _on_grid(
+    path: Path, table: Any, counts: list[int], steps: list[float], turns: Any, phases: Any, hexagonal: bool = False
+) -> GrainMap:
+    """Return rows of x, y, Euler angles and phase, in any order, as a grid.
+
+    Points of a hexagonal grid become bricks of two cells in staggered rows, which have the same neighbours.
+    """
+    if odd := [one for one in np.unique(table[:, 5]) if not (one <= 0 or one in phases[0])]:
+        raise InputError(
+            f"{path}: points have phase {odd[0]:g}, and its header lists {[*phases[0]]}; correct one of them"
+        )
+    low, extent, unit = table[:, :2].min(axis=0), np.ptp(table[:, :2], axis=0), np.array(steps) * [1 - hexagonal / 2, 1]
+    if len(counts) < 2 and not unit.all():
+        raise InputError(f"{path} states neither the counts nor the steps of its points; say spacing")
+    columns, rows, others = (*counts, *counts[:1])[:3] if len(counts) > 1 else (0, 0, 0)
+    if counts and (points := (rows + 1) // 2 * columns + rows // 2 * others) != len(table):
+        raise InputError(f"{path} has {len(table):,} points, and its header counts {points:,}; export it again")
+    spans = np.array([max(2 * columns - 2, 2 * others - 1) if hexagonal else columns - 1, rows - 1])
+    spans = spans if counts else np.rint(extent / unit).astype(np.int64)
+    own = np.where(spans > 0, extent / np.maximum(spans, 1), unit)
+    unit = np.where(unit > 0, unit, own)
+    place = (table[:, :2] - low) / np.where(own > 0, own, 1.0)
+    index = np.rint(place)
+    fits = (np.abs(place - index) < 0.25).all() and (unit > 0).all() and (np.abs(own - unit) <= 0.02 * unit).all()
+    shape = spans + np.array([1 + hexagonal, 1])
+    flat = np.ravel_multi_index((*index.astype(np.int64).T,), (*shape,)) if fits else np.zeros(0, dtype=np.int64)
+    if len(np.unique(flat)) < len(table) or (hexagonal and np.ptp((index[:, 0] - index[:, 1]) % 2)):
+        form = "hexagonal" if hexagonal else "square"
+        raise InputError(
+            f"{path}: points are not one each on the {form} grid of its header; say spacing, or export again"
+        )
+    full = np.zeros((shape.prod(), 4))
+    for cells in (flat, flat + shape[1])[: 1 + hexagonal]:
+        full[cells] = np.maximum(table[:, 2:6], [-np.inf] * 3 + [0])
+    phase = full[:, 3].astype(np.int64).reshape(shape)
+    return GrainMap(unit, phase, turns(full[:, :3].reshape(*shape, 3), phase > 0), *phases, cells=1 + hexagonal)
+
+
+def read_dream3d(path: Path, settings: MicrostructureBuild) -> GrainMap:
+    """Return the cells of a file of DREAM.3D 6 or newer."""
+    import h5py
+
+    groups, arrays = list[Any](), list[Any]()
+    with h5py.File(path) as file:
+        file.visititems(lambda _, item: groups.append(item) if isinstance(item, h5py.Group) else None)
+        images = [one for one in groups if "_DIMENSIONS" in one.attrs or "DIMENSIONS" in one.get("_SIMPL_GEOMETRY", {})]
+        own = [one for one in groups if len(images) == 1 and f"{one.name}/".startswith(f"{images[0].name}/")]
+        cells = [one for one in own if "FeatureIds" in one or ("EulerAngles" in one and one["EulerAngles"].ndim == 4)]
+        if len(cells) != 1:
+            what = f"{len(images)} images, and {len(cells)} groups of cells with FeatureIds or EulerAngles"
+            raise InputError(f"{path} has {what}; write one into a file")
+        said = {
+            key.lstrip("_"): [*one]
+            for key, one in {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}.items()
+            if np.shape(one) == (3,)
+        }
+        size = [int(one) for one in said["DIMENSIONS"]]
+        for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1}.items():
+            shape, expected = cells[0][key].shape if key in cells[0] else None, (*size[::-1], width)
+            if shape and expected not in (shape, (*shape, 1)):
+                raise InputError(f"{path}: {key} has shape {shape}, and its geometry says {expected}; write it again")
+            arrays.append(cells[0][key][()].reshape(expected).transpose(2, 1, 0, 3).squeeze() if shape else None)
+        structures = [one["CrystalStructures"][()].ravel().tolist() for one in own if "CrystalStructures" in one]
+    steps = settings.steps([float(one) for one in said.get("SPACING", [0] * 3)])
+    if not all(steps):
+        raise InputError(f"{path} does not state the lengths of its voxels; say spacing")
+    ids, angles, phase = arrays
+    phase = np.ones(ids.shape if angles is None else angles.shape[:-1], dtype=np.int64) if phase is None else phase
+    laue = {number: DREAM3D[one] for number, one in enumerate([*structures, []][0]) if one in DREAM3D}
+    turns = None if angles is None else _turns(path, settings.degrees, False, angles, phase > 0)
+    return GrainMap(np.array(steps)[np.array(size) > 1], phase, turns, {}, laue, ids)
+
+
+def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
+    """Return the cells of a tessellation of Neper."""
+    import meshio
+
+    parts, said, parent = re.split(r"(?m)^\s*(\*+\w+)\s*$", path.read_text()), dict[str, list[str]](), ""
+    for name, body in zip(parts[1::2], parts[2::2]):
+        parent = name if name.startswith("**") else parent
+        said[name if name == parent else parent + name] = body.split()
+    needs = ["**cell", "**vertex", "**face", "**general", "***end"]
+    needs += ["**polyhedron"] if said.get("**general", ["2"])[0] == "3" else []
+    if (lacks := [one for one in needs if one not in said]) or "**periodicity" in said:
+        what = f"lacks {lacks[0]}" if lacks else "is periodic"
+        raise InputError(f"{path} {what}; give a whole .tess that is not periodic (a .tesr is not read)")
+    count, vertices, _, dim = (int(said[one][0]) for one in needs[:4])
+    points = np.array(said["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)[:, 1:4]
+    faces = _lists(said["**face"], 12)
+    solids = (
+        [[abs(one) for one in solid] for solid in _lists(said["**polyhedron"], 2)]
+        if dim == 3
+        else [[k + 1] for k in range(len(faces))]
+    )
+    if len(solids) != count:
+        raise InputError(f"{path} has {len(solids)} cells, and counts {count}; write it again")
+    fans = [
+        [(f[0], *f[k : k + 2]) for f in (faces[one - 1] for one in solid) for k in range(1, len(f) - 1)]
+        for solid in solids
+    ]
+    owner = np.repeat(np.arange(count), [len(one) for one in fans])
+    corners = np.concatenate(fans) - 1
+    if dim == 3:
+        middles = [points[np.unique(np.array(one) - 1)].mean(axis=0) for one in fans]
+        points, corners = np.concatenate([points, middles]), np.column_stack([corners, vertices + owner])
+    graph = _merged(meshio.Mesh(points, [("tetra" if dim == 3 else "triangle", corners)]), owner, path)
+    if "**cell*ori" not in said:
+        return graph
+    (kind, _, convention), *numbers = said["**cell*ori"][0].partition(":"), *said["**cell*ori"][1:]
+    values = np.array(numbers, dtype=np.float64).reshape(count, -1)
+    if (kind, values.shape[1]) not in (("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)):
+        raise InputError(
+            f"{path}: {values.shape[1]} numbers of {kind} are no orientation that is read; write rodrigues"
+        )
+    turns = from_bunge(np.radians(values)) * INVERSE if kind == "euler-bunge" else values
+    turns = np.insert(values, 0, 1.0, axis=1) if kind == "rodrigues" else turns
+    turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (1 if convention == "passive" else INVERSE)
+    group = settings.group("1", NEPER.get(said.get("**cell*crysym", [""])[0]), path)
+    return with_orientations(graph, turns, np.ones(count, dtype=np.int64), {1: group})
+
+
+def _lists(words: list[str], more: int) -> list[list[int]]:
+    """Return lists of numbers that follow an id and their count."""
+    lists, place = [], 1
+    for _ in range(int(words[0])):
+        count = int(words[place + 1])
+        lists.append([int(one) for one in words[place + 2 : place + 2 + count]])
+        place += more + count * (2 if more > 2 else 1)  # faces list their edges, too
+    if place != len(words):
+        raise ValueError(f"{len(words)} numbers where {place} are counted")
+    return lists
+
+
+def read_inp(path: Path, settings: MicrostructureBuild) -> GraphBatch:
+    """Return the element sets of an Abaqus input as grains."""
+    import meshio
+
+    text = path.read_text(encoding="latin-1").upper()
+    if "*INCLUDE" in text or len(re.findall(r"(?m)^\*NODE\s*(?:,|$)", text)) != 1:
+        raise InputError(f"{path} has no nodes, or several blocks or files of them; write one mesh into one file")
+    mesh = meshio.read(path, "abaqus")
+    dim, owner = max(block.dim for block in mesh.cells), []
+    names = [name for name in mesh.cell_sets if fnmatch(name, settings.sets)]
+    for number, block in enumerate(mesh.cells):
+        member = np.zeros((len(names), len(block.data)), dtype=np.int64)
+        for row, name in zip(member, names):
+            row[[*np.asarray(mesh.cell_sets[name][number], dtype=np.int64)]] = 1
+        if block.dim == dim and (member.sum(axis=0) != 1).any():
+            bad = int((member.sum(axis=0) != 1).argmax())
+            sets = [name for row, name in zip(member, names) if row[bad]]
+            raise InputError(
+                f"{path}: an element is in the sets {sets}, not in one; name those of grains, sets = 'GRAIN*'"
+            )
+        owner += [member.argmax(axis=0)] * (block.dim == dim)
+    return _merged(mesh, np.unique(np.concatenate(owner), return_inverse=True)[1], path)
+
+
+def _merged(mesh: Any, owner: NDArray[Any], path: Path) -> GraphBatch:
+    """Return grains of the cells of a mesh, by the grain of every cell."""
+    from hydragnn.graphs.continuum import from_mesh
+    from hydragnn.graphs.mesoscale import mesoscale_fields
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    cells = from_mesh(mesh, cell_centred=True, tags=[], name=str(path))
+    sizes, places = cells["volume"].numpy(), cells.positions.numpy()
+    volumes = np.bincount(owner, weights=sizes)
+    centroids = np.stack([np.bincount(owner, weights=x * sizes) for x in places.T], axis=1) / volumes[:, None]
+    ends = owner[np.stack([cells.senders.numpy(), cells.receivers.numpy()])]
+    between = ends[0] != ends[1]
+    pairs, member = np.unique(ends[:, between], axis=1, return_inverse=True)
+    areas = np.bincount(member.ravel(), weights=cells["area"].numpy()[between], minlength=pairs.shape[1])
+    fields = mesoscale_fields(cells.dim, source="labels")[:2]
+    arrays = {"nodes": {"volume": volumes}, "edges": {"area": areas}}
+    return graph_from_arrays(centroids, *pairs, fields=fields, name=str(path), **arrays)
+
+
+READERS = {".ctf": read_ctf, ".ang": read_ang, ".dream3d": read_dream3d, ".tess": read_tess, ".inp": read_inp}

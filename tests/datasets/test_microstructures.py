@@ -1,0 +1,470 @@
+"""Maps of orientations and polycrystals, as instruments and their programs write them."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from orix.quaternion import Orientation, Rotation, symmetry
+
+from hydragnn.graphs import GraphBatch
+from hydragnn.graphs.orientations import (
+    CHARACTERS,
+    LAUE,
+    disorientation,
+    from_bunge,
+    mean_orientations,
+    orientation_features,
+    product,
+    rotations_of,
+)
+from tests.datasets.conftest import built, refused
+
+TWIN = np.degrees(Rotation.from_axes_angles([1, 1, 1], np.pi / 3).to_euler())[0]
+IN_TSL = """# TEM_PIXperUM 1.0
+# Phase 1
+# MaterialName  \tNickel
+# Symmetry              43
+# GRID: {grid}
+# XSTEP: {step}
+# YSTEP: {rows}
+# NCOLS_ODD: {odd}
+# NCOLS_EVEN: {even}
+# NROWS: {count}
+#
+"""
+PHASE = "3.5;3.5;3.5\t90;90;90\tNickel\t11\t225\n"
+IN_CTF = "Channel Text File\nAuthor\tB\u00e4r \u00b5m\nXCells\t{0}\nYCells\t{1}\nXStep\t{2}\nYStep\t{2}\nEuler angles refer to Sample\nPhases\t{3}\n{4}"
+COLUMNS = "Phase\tX\tY\tBands\tError\tEuler1\tEuler2\tEuler3\tMAD\tBC\tBS\n"
+
+
+def bicrystal(columns: int = 6, rows: int = 4) -> np.ndarray:
+    """Return Euler angles [x, y, 3] in degrees of two twins side by side."""
+    angles = np.tile(np.array([30.0, 40.0, 50.0]), (columns, rows, 1))
+    one = from_bunge(np.radians(angles[0, 0])[None])[0]
+    other = Rotation(product(from_bunge(np.radians(TWIN)[None])[0], one)).to_euler(degrees=True)[0]
+    angles[columns // 2 :] = other
+    return angles
+
+
+def ctf(
+    path: Path, angles: np.ndarray, phase: Any = 1, step: float = 0.5, phases: str = PHASE, order: Any = None
+) -> str:
+    """Write a .ctf as AZtec does."""
+    x = np.indices(angles.shape[:2])[0]
+    phase = np.broadcast_to(phase, x.shape)
+    rows = [
+        f"{phase[i, j]}\t{i * step:.4f}\t{j * step:.4f}\t8\t0\t{a:.5f}\t{b:.5f}\t{c:.5f}\t0.4\t99\t99"
+        for j in range(x.shape[1])
+        for i in range(x.shape[0])
+        for a, b, c in [angles[i, j]]
+    ]
+    rows = rows if order is None else [rows[k] for k in order]
+    text = IN_CTF.format(*x.shape, step, phases.count("\n"), phases) + COLUMNS + "\n".join(rows) + "\n"
+    path.write_bytes(text.encode("latin-1"))
+    return text
+
+
+def ang(
+    path: Path, angles: np.ndarray, phase: int = 0, hexagonal: bool = False, head: str = IN_TSL, ci: float = 0.9
+) -> str:
+    """Write an .ang as OIM does; rows of a hexagonal grid lose a point each."""
+    (columns, count), step, lines = angles.shape[:2], 0.5, []
+    for j in range(count):
+        shift = hexagonal and j % 2
+        for i in range(columns - shift):
+            a, b, c = np.radians(angles[i, j])
+            x, y = (i + shift / 2) * step, j * step * (0.8660254 if hexagonal else 1)
+            lines.append(f"  {a:.5f}  {b:.5f}  {c:.5f}  {x:.5f}  {y:.5f} 99.0  {ci:.3f}  {phase}  1  0.5")
+    rows = 0.433013 if hexagonal else step
+    form = {"grid": "HexGrid" if hexagonal else "SqrGrid", "step": step, "rows": rows, "odd": columns}
+    text = head.format(**form, even=columns - hexagonal, count=count) + "\n".join(lines) + "\n"
+    path.write_text(text)
+    return text
+
+
+def dream3d(path: Path, angles: np.ndarray | None, ids: np.ndarray | None, newer: bool = False, **changes: Any) -> None:
+    """Write cells [x, y, z] as DREAM.3D of version 6 or newer does."""
+    shape = (ids if angles is None else angles).shape[:3]  # type: ignore[union-attr]
+    with h5py.File(path, "w") as file:
+        image = file.create_group("DataStructure/Image" if newer else "DataContainers/Synthetic")
+        lengths = changes.get("spacing", [0.5, 0.5, 2.0])
+        said = {"DIMENSIONS": np.array(changes.get("size", shape), np.uint64), "SPACING": np.array(lengths, np.float32)}
+        for key, value in said.items():
+            if newer and len(value):
+                image.attrs[f"_{key}"] = value
+            elif len(value):
+                image[f"_SIMPL_GEOMETRY/{key}"] = value
+        cells = image.create_group("Cell Data" if newer else "CellData")
+        if angles is not None:
+            cells["EulerAngles"] = np.radians(angles).transpose(2, 1, 0, 3).astype(np.float32)
+        if ids is not None:
+            cells["FeatureIds"] = ids.transpose(2, 1, 0)[..., None].astype(np.int32)
+        cells["Phases"] = np.ones((*shape[::-1], 1), np.int32)
+        image["CellEnsembleData/CrystalStructures"] = np.array([[999], [changes.get("structure", 1)]], np.uint32)
+
+
+def build(folder: Path, file: str, **table: Any) -> GraphBatch:
+    return built(folder, kind="microstructure", files=[file], **table)
+
+
+def check_bicrystal(graph: GraphBatch, length: float, volume: float) -> None:
+    assert graph.num_nodes == 2 and graph.num_edges == 2
+    assert graph["area"].tolist() == pytest.approx([length] * 2) and graph["volume"].tolist() == pytest.approx(
+        [volume] * 2
+    )
+    assert graph["misorientation"].tolist() == pytest.approx([60.0, 60.0], abs=2e-3)
+    assert [CHARACTERS[one] for one in graph["character"]] == ["sigma 3"] * 2
+
+
+def test_a_twin_is_a_twin_in_every_format(tmp_path: Path) -> None:
+    angles = bicrystal()
+    ctf(tmp_path / "a.ctf", angles)
+    ang(tmp_path / "a.ang", angles)
+    check_bicrystal(build(tmp_path, "a.ctf"), 2.0, 3.0)
+    check_bicrystal(build(tmp_path, "a.ang"), 2.0, 3.0)
+    for newer in (False, True):
+        dream3d(tmp_path / "a.dream3d", np.stack([angles] * 3, axis=2), None, newer)
+        check_bicrystal(build(tmp_path, "a.dream3d"), 2.0 * 6.0, 3.0 * 6.0)
+    assert build(tmp_path, "a.ctf").fields["volume"].unit == "um^2"
+
+
+ORIX = {"2/m": symmetry.C2y, "112/m": symmetry.C2z, "-31m": symmetry.D3y}
+
+
+@pytest.mark.parametrize("laue", LAUE)
+def test_disorientations_are_those_of_orix(laue: str) -> None:
+    group = ORIX.get(laue) or next(one for one in symmetry._groups if one.name == laue).proper_subgroup
+    turns = from_bunge(np.random.default_rng(0).uniform(0, 6, (200, 3)))
+    ends = [Orientation(Rotation(one), symmetry=group) for one in (turns[:100], turns[100:])]
+    expected = np.degrees(ends[0].angle_with(ends[1]))
+    assert disorientation(turns[:100], turns[100:], laue) == pytest.approx(expected, abs=1e-6)
+    assert disorientation(turns[:100], product(rotations_of(laue)[-1], turns[:100]), laue) == pytest.approx(0, abs=1e-5)
+    moved = product(rotations_of(laue)[-1], turns)
+    assert orientation_features(moved, laue) == pytest.approx(orientation_features(turns, laue), abs=1e-12)
+
+
+def test_between_phases_both_symmetries_count() -> None:
+    turns = from_bunge(np.random.default_rng(1).uniform(0, 6, (40, 3)))
+    one, other = turns[:20], turns[20:]
+    angles = disorientation(one, other, "m-3m", "6/mmm")
+    equivalents = [
+        2 * np.degrees(np.arccos(np.minimum(np.abs((product(s, other) * product(t, one)).sum(axis=1)), 1)))
+        for s in rotations_of("6/mmm")
+        for t in rotations_of("m-3m")
+    ]
+    assert angles == pytest.approx(np.min(equivalents, axis=0)) and angles == pytest.approx(
+        disorientation(other, one, "6/mmm", "m-3m")
+    )
+
+
+def test_means_are_those_of_equivalent_points() -> None:
+    """Points scattered about an orientation at the zone's edge, each in another equivalent form."""
+    random, group = np.random.default_rng(0), rotations_of("m-3m")
+    middle = from_bunge(np.radians([[45.0, 0.0, 0.0]]))
+    scatter = random.normal([1, 0, 0, 0], 0.01, (500, 4))
+    points = product(group[random.integers(0, 24, 500)], product(scatter, middle))
+    points /= np.linalg.norm(points, axis=1, keepdims=True) * random.choice([-1, 1], (500, 1))
+    mean, spread = mean_orientations(points, np.zeros(500, dtype=np.int64), "m-3m")
+    assert disorientation(mean, middle, "m-3m")[0] < 0.2 and 1.0 < spread[0] < 3.0
+    assert (
+        disorientation(mean, mean_orientations(points[::-1], np.zeros(500, dtype=np.int64), "m-3m")[0], "m-3m")[0]
+        < 1e-4
+    )
+
+
+def polycrystal(folder: Path, change: str = "") -> GraphBatch:
+    """Return grains of a map of 9 grains, some of 5 degrees; its points are reordered, or turned by a symmetry."""
+    random = np.random.default_rng(3)
+    seeds, x = random.uniform(0, 20, (9, 2)), np.stack(np.indices((20, 20)), axis=-1)
+    grain = ((x[:, :, None] - seeds) ** 2).sum(axis=-1).argmin(axis=-1)
+    angles = random.uniform(0, 1, (9, 3)) * [360, 90, 360]
+    angles[1] = angles[0] + [0, 4, 0]  # one grain
+    angles = angles[grain] + random.normal(0, 0.2, (20, 20, 3))
+    if change == "symmetry":
+        turns = product(rotations_of("m-3m")[7], from_bunge(np.radians(angles.reshape(-1, 3))))
+        angles = Rotation(turns).to_euler(degrees=True).reshape(angles.shape)
+    phase = np.where(random.uniform(size=(20, 20)) < 0.03, 0, 1)
+    ctf(folder / "p.ctf", angles, phase, order=random.permutation(400) if change == "order" else None)
+    return build(folder, "p.ctf", smallest=4)
+
+
+@pytest.mark.parametrize("change", ["order", "symmetry"])
+def test_grains_do_not_depend_on_order_and_symmetry(change: str, tmp_path: Path) -> None:
+    one, other = polycrystal(tmp_path), polycrystal(tmp_path, change)
+    assert one.num_nodes == other.num_nodes and one["volume"].sum().item() == pytest.approx(100.0)
+    for name in ("volume", "area", "misorientation", "orientation_features", "orientation_spread", "orientation"):
+        assert other[name].numpy() == pytest.approx(one[name].numpy(), abs=2e-3), name
+
+
+def test_hexagonal_grids_have_six_neighbours(tmp_path: Path) -> None:
+    angles = np.zeros((5, 5, 3)) + np.arange(25).reshape(5, 5, 1) * [3.3, 1, 0] + [0, 20, 0]
+    ang(tmp_path / "h.ang", angles, hexagonal=True)
+    graph = build(tmp_path, "h.ang", threshold=0.01)
+    inner = np.abs(graph.positions.numpy() - [1.25, 0.8660254 + 0.2165]).sum(axis=1).argmin()
+    assert graph.num_nodes == 23 and (graph.receivers == inner).sum() == 6
+    assert graph["volume"].numpy() == pytest.approx(0.5 * 0.433013)
+    x = graph.positions.numpy()
+    gaps = np.linalg.norm(x[graph.senders] - x[graph.receivers], axis=1)
+    assert gaps == pytest.approx(0.5, abs=1e-4)
+
+
+TESS = """***tess
+ **format
+   3.5
+ **general
+   2 standard
+ **cell
+  2
+  *crysym
+   cubic
+  *ori
+   rodrigues:passive
+   0.0 0.0 0.0
+   0.333333333333 0.333333333333 0.333333333333
+ **vertex
+ 6
+   1 0 0 0 0
+   2 1 0 0 0
+   3 3 0 0 0
+   4 0 1 0 0
+   5 1 1 0 0
+   6 3 1 0 0
+ **edge
+ 0
+ **face
+ 2
+   1 4 1 2 5 4
+     4 1 2 3 4
+    0 0 0 1
+     0 -1 0 0 0
+   2 4 2 3 6 5
+     4 5 6 7 2
+    0 0 0 1
+     0 -1 0 0 0
+ **domain
+  *general
+   cube
+  *face
+   1
+***end
+"""
+
+
+def cube(cells: int = 2) -> str:
+    """Return a .tess of two unit cubes on top of each other, twins."""
+    points = [(x, y, z) for z in range(3) for y in range(2) for x in range(2)]
+    floors = [[4 * z + k for k in (1, 2, 4, 3)] for z in range(3)]
+    walls = [
+        [4 * z + a, 4 * z + b, 4 * z + b + 4, 4 * z + a + 4]
+        for z in range(2)
+        for a, b in ((1, 2), (2, 4), (4, 3), (3, 1))
+    ]
+    faces = floors + walls
+    lines = [
+        "***tess",
+        "**format",
+        "3.4",
+        "**general",
+        "3 standard",
+        "**cell",
+        str(cells),
+        "*ori",
+        "quaternion:passive",
+        "1 0 0 0",
+    ]
+    lines += ["0.8660254 0.28867513 0.28867513 0.28867513", "**vertex", "12"]
+    lines += [f"{number} {x} {y} {z} 0" for number, (x, y, z) in enumerate(points, 1)] + ["**edge", "0", "**face", "11"]
+    lines += [f"{n} 4 {' '.join(map(str, one))}\n4 1 2 3 4\n0 0 0 1\n0 0 0 0 0" for n, one in enumerate(faces, 1)]
+    lines += ["**polyhedron", "2", "1 6 -1 2 4 5 6 7", "2 6 -2 3 8 9 10 11", "***end", ""]
+    return "\n".join(lines)
+
+
+def test_cells_of_neper(tmp_path: Path) -> None:
+    (tmp_path / "a.tess").write_text(TESS)
+    graph = build(tmp_path, "a.tess")
+    assert graph["volume"].tolist() == pytest.approx([1.0, 2.0]) and graph["area"].tolist() == pytest.approx([1.0, 1.0])
+    assert graph.positions.numpy() == pytest.approx(np.array([[0.5, 0.5], [2.0, 0.5]]))
+    assert graph["misorientation"].tolist() == pytest.approx([60.0] * 2, abs=1e-3) and graph["character"].tolist() == [
+        2,
+        2,
+    ]
+    for kind, first, second in (
+        ("euler-bunge", "0 0 0", "{} {} {}".format(*TWIN)),
+        ("rodrigues", "0 0 0", "-.33333333 -.33333333 -.33333333"),
+    ):
+        text = TESS.replace("rodrigues:passive", kind).replace("0.0 0.0 0.0", first)
+        (tmp_path / "a.tess").write_text(text.replace("0.333333333333 0.333333333333 0.333333333333", second))
+        assert build(tmp_path, "a.tess")["misorientation"][0].item() == pytest.approx(60.0, abs=1e-3)
+    (tmp_path / "a.tess").write_text(cube())
+    graph = build(tmp_path, "a.tess", symmetry="m-3m")
+    assert graph["volume"].tolist() == pytest.approx([1.0, 1.0]) and graph["area"].tolist() == pytest.approx([1.0, 1.0])
+    assert graph.positions.numpy() == pytest.approx(np.array([[0.5, 0.5, 0.5], [0.5, 0.5, 1.5]]))
+    assert graph["character"].tolist() == [2, 2]
+
+
+NODES = "\n".join(f"{1 + x + 2 * y + 4 * z}, {x}., {y}., {z}." for z in range(4) for y in range(2) for x in range(2))
+BRICKS = "\n".join(
+    f"{1 + z}, {', '.join(str(4 * (z + up) + k) for up in (0, 1) for k in (1, 2, 4, 3))}" for z in range(3)
+)
+IN_INP = f"*Heading\n** \n*NODE\n{NODES}\n*ELEMENT, type=C3D8\n{BRICKS}\n"
+SETS = "*Elset, elset=GRAIN-1\n1, 2\n*Elset, elset=GRAIN-2\n3\n"
+
+
+def test_element_sets_are_grains(tmp_path: Path) -> None:
+    (tmp_path / "a.inp").write_text(IN_INP + SETS + "*Elset, elset=ALL, generate\n1, 3, 1\n")
+    graph = build(tmp_path, "a.inp", sets="GRAIN*")
+    assert graph["volume"].tolist() == pytest.approx([2.0, 1.0]) and graph["area"].tolist() == pytest.approx([1.0, 1.0])
+    assert graph.positions[:, 2].tolist() == pytest.approx([1.0, 2.5]) and "misorientation" not in graph.fields
+
+
+def text_of(kind: str, folder: Path) -> str:
+    """Return the text of a healthy file of a kind."""
+    healthy = {"tess": TESS, "inp": IN_INP + SETS}
+    if kind in healthy:
+        return healthy[kind]
+    return (ctf if kind == "ctf" else ang)(folder / "healthy", bicrystal())
+
+
+AS_WRITTEN: dict[str, tuple[str, Callable[[str], str], dict[str, Any]]] = {
+    "decimal commas": ("ctf", lambda text: text.replace(".", ","), {}),
+    "lines of Windows": ("ctf", lambda text: text.replace("\n", "\r\n"), {}),
+    "lines of Windows in .ang": ("ang", lambda text: text.replace("\n", "\r\n"), {}),
+    "no symmetry": ("ang", lambda text: text.replace("# Symmetry              43\n", ""), {"symmetry": "m-3m"}),
+    "symmetry by name": ("ctf", lambda text: text.replace("\t11\t225", "\t0\t0"), {"symmetry": {"Nickel": "m-3m"}}),
+    "no header": ("ang", lambda text: text[text.rindex("#") + 1 :], {"symmetry": "m-3m", "spacing": 0.5}),
+    "no step": ("ctf", lambda text: text.replace("XStep\t0.5\n", ""), {}),
+    "phase 1": ("ang", lambda text: text.replace("0.900  0", "0.900  1"), {}),
+    "a phase that no point has": ("ctf", lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE), {}),
+    "blanks for tabs": ("ctf", lambda text: text[:200] + text[200:].replace("\t", "  "), {}),
+}
+
+
+@pytest.mark.parametrize("case", AS_WRITTEN)
+def test_files_as_instruments_write_them(case: str, tmp_path: Path) -> None:
+    kind, change, table = AS_WRITTEN[case]
+    (tmp_path / f"a.{kind}").write_bytes(change(text_of(kind, tmp_path)).encode("latin-1"))
+    check_bicrystal(build(tmp_path, f"a.{kind}", **table), 2.0, 3.0)
+
+
+def half(text: str) -> str:
+    return text[: len(text) * 3 // 4]
+
+
+DAMAGED: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
+    "truncated": ("ang", half, {}, "is damaged or incomplete"),
+    "a line is missing": ("ang", lambda text: text[: text.rindex("  ", 0, -80)] + "\n", {}, "is damaged or incomplete"),
+    "more points counted": (
+        "ctf",
+        lambda text: text.replace("YCells\t4", "YCells\t5"),
+        {},
+        "has 24 points, and its header counts 30",
+    ),
+    "wrong phase": (
+        "ctf",
+        lambda text: text.replace("\n1\t1.0000\t0.5000", "\n7\t1.0000\t0.5000"),
+        {},
+        "points have phase 7, and its header lists [1]",
+    ),
+    "no number": (
+        "ctf",
+        lambda text: text.replace("\t30.00000", "\tnan", 1),
+        {},
+        "an indexed point has the Euler angle nan",
+    ),
+    "radians": ("ctf", lambda text: re.sub(r"\t\d+\.(\d{5})", r"\t0.\1", text), {}, "hardly in degrees; say degrees"),
+    "degrees in .ang": (
+        "ang",
+        lambda text: text.replace("  0.52360", "  30.00000"),
+        {},
+        "hardly in radians; say degrees",
+    ),
+    "another step": (
+        "ang",
+        lambda text: text.replace("XSTEP: 0.5", "XSTEP: 0.7"),
+        {},
+        "not one each on the square grid",
+    ),
+    "the user's step": ("ctf", str, {"spacing": 0.3}, "not one each on the square grid"),
+    "hexagonal": ("ang", lambda text: text.replace("SqrGrid", "HexGrid"), {}, "not one each on the hexagonal grid"),
+    "one point twice": (
+        "ctf",
+        lambda text: text.replace("1\t0.5000\t0.0000", "1\t0.0000\t0.0000"),
+        {},
+        "not one each on the square grid",
+    ),
+    "no grid": (
+        "ang",
+        lambda text: text[text.rindex("#") + 1 :],
+        {"symmetry": "m-3m"},
+        "neither the counts nor the steps of its points; say spacing",
+    ),
+    "no symmetry": (
+        "ang",
+        lambda text: text.replace("Symmetry ", "Sym"),
+        {},
+        "the symmetry of phase Nickel is not in the file; say symmetry =",
+    ),
+    "no such symmetry": ("ang", str, {"symmetry": "m3m"}, "the symmetry of phase Nickel is 'm3m'"),
+    "two phases": (
+        "ctf",
+        lambda text: text.replace("Phases\t1\n", "Phases\t2\n" + PHASE.replace("Nickel", "B")).replace(
+            "\n1\t0.0000", "\n2\t0.0000"
+        ),
+        {},
+        "has the phases ['B', 'Nickel']; say phases",
+    ),
+    "no columns": ("ctf", lambda text: text.replace("Phase\tX", "Ph\tX"), {}, "no line of columns"),
+    "nothing indexed": ("ctf", lambda text: text.replace("\n1\t", "\n0\t"), {}, "has no grain"),
+    "a section is missing": ("tess", lambda text: text.replace("**vertex", "**vertices"), {}, "lacks **vertex"),
+    "cut tessellation": ("tess", half, {}, "lacks ***end"),
+    "periodic": ("tess", lambda text: text.replace("***end", "**periodicity\n***end"), {}, "is periodic"),
+    "a cell too many": (
+        "tess",
+        lambda text: text.replace("**cell\n  2", "**cell\n  3"),
+        {},
+        "has 2 cells, and counts 3",
+    ),
+    "unknown orientations": ("tess", lambda text: text.replace("rodrigues", "rotmat"), {}, "3 numbers of rotmat"),
+    "sets overlap": (
+        "inp",
+        lambda text: text + "*Elset, elset=ALL, generate\n1, 3, 1\n",
+        {},
+        "is in the sets ['GRAIN-1', 'ALL'], not in one",
+    ),
+    "elements are left out": (
+        "inp",
+        lambda text: text.replace("1, 2\n*Elset", "1\n*Elset"),
+        {},
+        "is in the sets [], not in one",
+    ),
+    "several parts": ("inp", lambda text: text + "*Node\n1, 0, 0, 0\n", {}, "several blocks or files of them"),
+    "unknown elements": ("inp", lambda text: text.replace("C3D8", "C3D99"), {}, "is damaged or incomplete"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files_are_refused_in_a_sentence(case: str, tmp_path: Path) -> None:
+    kind, change, table, words = DAMAGED[case]
+    (tmp_path / f"a.{kind}").write_bytes(change(text_of(kind, tmp_path)).encode("latin-1"))
+    refused(tmp_path, words, kind="microstructure", files=[f"a.{kind}"], **table)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": (6, 4, 5)}, "EulerAngles has shape (3, 4, 6, 3), and its geometry says (5, 4, 6, 3)"),
+        ({"spacing": []}, "does not state the lengths of its voxels; say spacing"),
+        ({"structure": 999}, "the symmetry of phase 1 is not in the file"),
+        ({"size": (2**20, 2**20, 2**20)}, "and its geometry says"),
+    ],
+)
+def test_hdf5_that_lies_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    for newer in (False, True):
+        dream3d(tmp_path / "a.dream3d", np.stack([bicrystal()] * 3, axis=2), None, newer, **changes)
+        refused(tmp_path, words, kind="microstructure", files=["a.dream3d"])
+    (tmp_path / "a.dream3d").write_bytes((tmp_path / "a.dream3d").read_bytes()[:3000])
+    refused(tmp_path, "is damaged or incomplete", kind="microstructure", files=["a.dream3d"])
