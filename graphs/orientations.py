@@ -99,8 +99,9 @@ def grains_of_map(
         one, other = np.moveaxis(index, axis, 0), np.roll(np.moveaxis(index, axis, 0), -1, axis=0)
         ends = np.stack([one.ravel(), other.ravel()] if wraps else [one[:-1].ravel(), other[:-1].ravel()])
         for number, group in laue.items():
-            inside = ends[:, (phase.ravel()[ends] == number).all(axis=0)]
-            pairs.append(inside[:, disorientation(*flat[inside], group) < threshold])
+            one, other = ends[:, (phase.ravel()[ends] == number).all(axis=0)]
+            rows = disorientation(flat[one], flat[other], group) < threshold
+            pairs.append(np.stack([one[rows], other[rows]]))
     links = np.concatenate(pairs, axis=1)
     matrix = coo_matrix((np.ones(links.shape[1], dtype=bool), (links[0], links[1])), shape=(phase.size, phase.size))
     return np.where(phase > 0, connected_components(matrix, directed=False)[1].reshape(phase.shape) + 1, 0)

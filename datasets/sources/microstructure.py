@@ -79,9 +79,11 @@ class MicrostructureBuild(BuildSettings):
             raise InputError(f"{name}: no value for the field {self.fields[0].name}; name a table of labels")
         if (read := READERS.get(path.suffix.lower())) is None:
             raise InputError(f"{path} is no microstructure; give {', '.join(READERS)}")
+        if read in (read_tess, read_inp) and (self.spacing or self.periodic):
+            raise InputError(f"{path}: spacing and periodic are for maps; leave them out")
         try:
-            graph = read(path, self)
-            graph = self._of_map(graph, path) if isinstance(graph, GrainMap) else graph
+            found: Any = read(path, self)
+            graph: GraphBatch = self._of_map(found, path) if isinstance(found, GrainMap) else found
         except InputError:
             raise
         except (SystemExit, Exception) as error:  # numpy, h5py and meshio raise what they raise, or exit
@@ -101,7 +103,7 @@ class MicrostructureBuild(BuildSettings):
         if set(names.values()) - {*(self.phases or [])} and (self.phases or len(names) > 1):
             raise InputError(f"{path} has the phases {[*names.values()]}; say phases = [...] with all names")
         laue = {} if one.turns is None else {n: self.group(names[n], one.laue.get(n), path) for n in numbers}
-        grain = one.grain
+        grain: Any = one.grain
         if one.turns is not None and grain is None:
             grain = grains_of_map(one.turns, one.phase, laue, self.threshold, periodic)
         grain = np.where((one.phase > 0) & (np.bincount(grain.ravel())[grain] >= self.smallest * one.cells), grain, 0)
@@ -142,10 +144,10 @@ class MicrostructureBuild(BuildSettings):
 
     def steps(self, stated: list[float]) -> list[float]:
         """Return the distances of points: the user's, else the file's."""
-        steps = np.broadcast_to(stated if self.spacing is None else self.spacing, len(stated)).astype(float)
-        if not (np.isfinite(steps) & (steps >= 0)).all():
-            raise InputError(f"spacing = {steps.tolist()} are no lengths; give one, or one for each axis")
-        return steps.tolist()
+        steps = [float(one) for one in np.broadcast_to(stated if self.spacing is None else self.spacing, len(stated))]
+        if not all(0 <= one < np.inf for one in steps):
+            raise InputError(f"spacing = {steps} are no lengths; give one, or one for each axis")
+        return steps
 
 
 def read_ctf(path: Path, settings: MicrostructureBuild) -> GrainMap:
@@ -174,22 +176,20 @@ def read_ang(path: Path, settings: MicrostructureBuild) -> GrainMap:
     header = "\n".join(re.findall(r"(?m)^#.*$", text))
     said = dict(re.findall(r"(?m)^#\s*(GRID|[XY]STEP|NCOLS_ODD|NCOLS_EVEN|NROWS):?\s+(\S+)", header))
     parts = re.split(r"(?m)^#\s*Phase:?\s+(\d+)\s*$", header)
-    parts = ["", "1", header] if len(parts) == 1 else parts
+    parts = ["", "1", header] if len(parts) == 1 and "MaterialName" in header else parts
     names, laue = {int(number): number for number in parts[1::2]}, dict[int, str]()
     for number, part in zip(names, parts[2::2]):
         own = dict(re.findall(r"(?m)^#\s*(MaterialName|Symmetry):?[ \t]+(\S.*?)\s*$", part))
         names[number], group = own.get("MaterialName", names[number]), EDAX.get(own.get("Symmetry", ""))
         laue |= {number: group} if group else {}
     table = np.loadtxt(StringIO(text), usecols=(3, 4, 0, 1, 2, 7, 6), ndmin=2)
-    if len(names) == 1 and not table[:, 5].any():  # EDAX gives a single phase the number 0
-        table[:, 5] = next(iter(names))
+    if len(names) < 2 and not table[:, 5].any():  # EDAX gives a single phase the number 0
+        table[:, 5] = min(names, default=1)
     table[(table[:, 6] == -1) | (np.abs(table[:, 2] - 4 * np.pi) < 1e-2), 5] = 0
     counts = [int(said[key]) for key in ("NCOLS_ODD", "NROWS", "NCOLS_EVEN") if key in said]
     steps = settings.steps([float(said.get(key, 0)) for key in ("XSTEP", "YSTEP")])
-    hexagonal = said.get("GRID", "").lower().startswith("hex")
-    return _on_grid(
-        path, table, counts, steps, partial(_turns, path, settings.degrees, False), (names, laue), hexagonal
-    )
+    turns = partial(_turns, path, settings.degrees, False)
+    return _on_grid(path, table, counts, steps, turns, (names, laue), said.get("GRID", "").lower().startswith("hex"))
 
 
 def _turns(path: Path, degrees: bool | None, usual: bool, angles: Any, indexed: Any) -> NDArray[Any]:
@@ -211,10 +211,9 @@ def _on_grid(
 
     Points of a hexagonal grid become bricks of two cells in staggered rows, which have the same neighbours.
     """
-    if odd := [one for one in np.unique(table[:, 5]) if not (one <= 0 or one in phases[0])]:
-        raise InputError(
-            f"{path}: points have phase {odd[0]:g}, and its header lists {[*phases[0]]}; correct one of them"
-        )
+    names = phases[0] or {number: str(number) for number in range(1, 256)}
+    if odd := [one for one in np.unique(table[:, 5]) if not (one <= 0 or one in names)]:
+        raise InputError(f"{path}: points have phase {odd[0]:g}, and its header lists {[*names]}; correct one of them")
     low, extent, unit = table[:, :2].min(axis=0), np.ptp(table[:, :2], axis=0), np.array(steps) * [1 - hexagonal / 2, 1]
     if len(counts) < 2 and not unit.all():
         raise InputError(f"{path} states neither the counts nor the steps of its points; say spacing")
@@ -231,15 +230,14 @@ def _on_grid(
     shape = spans + np.array([1 + hexagonal, 1])
     flat = np.ravel_multi_index((*index.astype(np.int64).T,), (*shape,)) if fits else np.zeros(0, dtype=np.int64)
     if len(np.unique(flat)) < len(table) or (hexagonal and np.ptp((index[:, 0] - index[:, 1]) % 2)):
-        form = "hexagonal" if hexagonal else "square"
-        raise InputError(
-            f"{path}: points are not one each on the {form} grid of its header; say spacing, or export again"
-        )
+        form = f"one each on the {'hexagonal' if hexagonal else 'square'} grid of its header"
+        raise InputError(f"{path}: points are not {form}; say spacing, or export it again")
     full = np.zeros((shape.prod(), 4))
     for cells in (flat, flat + shape[1])[: 1 + hexagonal]:
         full[cells] = np.maximum(table[:, 2:6], [-np.inf] * 3 + [0])
     phase = full[:, 3].astype(np.int64).reshape(shape)
-    return GrainMap(unit, phase, turns(full[:, :3].reshape(*shape, 3), phase > 0), *phases, cells=1 + hexagonal)
+    orientations = turns(full[:, :3].reshape(*shape, 3), phase > 0)
+    return GrainMap(unit, phase, orientations, phases[0], phases[1], cells=1 + hexagonal)
 
 
 def read_dream3d(path: Path, settings: MicrostructureBuild) -> GrainMap:
@@ -255,20 +253,15 @@ def read_dream3d(path: Path, settings: MicrostructureBuild) -> GrainMap:
         if len(cells) != 1:
             what = f"{len(images)} images, and {len(cells)} groups of cells with FeatureIds or EulerAngles"
             raise InputError(f"{path} has {what}; write one into a file")
-        said = {
-            key.lstrip("_"): [*one]
-            for key, one in {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}.items()
-            if np.shape(one) == (3,)
-        }
-        size = [int(one) for one in said["DIMENSIONS"]]
+        said = {key.strip("_"): one for key, one in {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}.items()}
+        size, steps = [int(one) for one in said["DIMENSIONS"]], [float(one) for one in said.get("SPACING", [0] * 3)]
         for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1}.items():
             shape, expected = cells[0][key].shape if key in cells[0] else None, (*size[::-1], width)
             if shape and expected not in (shape, (*shape, 1)):
                 raise InputError(f"{path}: {key} has shape {shape}, and its geometry says {expected}; write it again")
             arrays.append(cells[0][key][()].reshape(expected).transpose(2, 1, 0, 3).squeeze() if shape else None)
         structures = [one["CrystalStructures"][()].ravel().tolist() for one in own if "CrystalStructures" in one]
-    steps = settings.steps([float(one) for one in said.get("SPACING", [0] * 3)])
-    if not all(steps):
+    if not all(steps := settings.steps(steps)):
         raise InputError(f"{path} does not state the lengths of its voxels; say spacing")
     ids, angles, phase = arrays
     phase = np.ones(ids.shape if angles is None else angles.shape[:-1], dtype=np.int64) if phase is None else phase
@@ -293,16 +286,12 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     count, vertices, _, dim = (int(said[one][0]) for one in needs[:4])
     points = np.array(said["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)[:, 1:4]
     faces = _lists(said["**face"], 12)
-    solids = (
-        [[abs(one) for one in solid] for solid in _lists(said["**polyhedron"], 2)]
-        if dim == 3
-        else [[k + 1] for k in range(len(faces))]
-    )
+    solids = _lists(said["**polyhedron"], 2) if dim == 3 else [[number] for number in range(1, 1 + len(faces))]
     if len(solids) != count:
         raise InputError(f"{path} has {len(solids)} cells, and counts {count}; write it again")
     fans = [
-        [(f[0], *f[k : k + 2]) for f in (faces[one - 1] for one in solid) for k in range(1, len(f) - 1)]
-        for solid in solids
+        [(f[0], *f[k : k + 2]) for n in one for f in [faces[abs(n) - 1]] for k in range(1, len(f) - 1)]
+        for one in solids
     ]
     owner = np.repeat(np.arange(count), [len(one) for one in fans])
     corners = np.concatenate(fans) - 1
@@ -315,9 +304,7 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     (kind, _, convention), *numbers = said["**cell*ori"][0].partition(":"), *said["**cell*ori"][1:]
     values = np.array(numbers, dtype=np.float64).reshape(count, -1)
     if (kind, values.shape[1]) not in (("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)):
-        raise InputError(
-            f"{path}: {values.shape[1]} numbers of {kind} are no orientation that is read; write rodrigues"
-        )
+        raise InputError(f"{path}: {values.shape[1]} numbers of {kind} are no orientation here; write rodrigues")
     turns = from_bunge(np.radians(values)) * INVERSE if kind == "euler-bunge" else values
     turns = np.insert(values, 0, 1.0, axis=1) if kind == "rodrigues" else turns
     turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (1 if convention == "passive" else INVERSE)
@@ -331,7 +318,7 @@ def _lists(words: list[str], more: int) -> list[list[int]]:
     for _ in range(int(words[0])):
         count = int(words[place + 1])
         lists.append([int(one) for one in words[place + 2 : place + 2 + count]])
-        place += more + count * (2 if more > 2 else 1)  # faces list their edges, too
+        place += more + count * (1 + (more > 2))  # faces list their edges, too
     if place != len(words):
         raise ValueError(f"{len(words)} numbers where {place} are counted")
     return lists
@@ -354,9 +341,7 @@ def read_inp(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         if block.dim == dim and (member.sum(axis=0) != 1).any():
             bad = int((member.sum(axis=0) != 1).argmax())
             sets = [name for row, name in zip(member, names) if row[bad]]
-            raise InputError(
-                f"{path}: an element is in the sets {sets}, not in one; name those of grains, sets = 'GRAIN*'"
-            )
+            raise InputError(f"{path}: an element is in the sets {sets}, not in one; name grains by sets = 'GRAIN*'")
         owner += [member.argmax(axis=0)] * (block.dim == dim)
     return _merged(mesh, np.unique(np.concatenate(owner), return_inverse=True)[1], path)
 
@@ -376,8 +361,8 @@ def _merged(mesh: Any, owner: NDArray[Any], path: Path) -> GraphBatch:
     pairs, member = np.unique(ends[:, between], axis=1, return_inverse=True)
     areas = np.bincount(member.ravel(), weights=cells["area"].numpy()[between], minlength=pairs.shape[1])
     fields = mesoscale_fields(cells.dim, source="labels")[:2]
-    arrays = {"nodes": {"volume": volumes}, "edges": {"area": areas}}
-    return graph_from_arrays(centroids, *pairs, fields=fields, name=str(path), **arrays)
+    nodes, edges = {"volume": volumes}, {"area": areas}
+    return graph_from_arrays(centroids, *pairs, fields=fields, nodes=nodes, edges=edges, name=str(path))
 
 
 READERS = {".ctf": read_ctf, ".ang": read_ang, ".dream3d": read_dream3d, ".tess": read_tess, ".inp": read_inp}
