@@ -34,7 +34,7 @@ FIELDS = [
 
 @cache
 def rotations_of(laue: str) -> Float[ndarray, "rotations 4"]:
-    """Return the rotations of a Laue group as quaternions (w, x, y, z)."""
+    """Return a Laue group's rotations as quaternions (w, x, y, z)."""
     from scipy.spatial.transform import Rotation
 
     group = Rotation.create_group(LAUE[laue][:-1], axis=LAUE[laue][-1])
@@ -87,7 +87,7 @@ def grains_of_map(
     threshold: float,
     periodic: Sequence[bool],
 ) -> Int[ndarray, "*axes"]:
-    """Return the grain of every point, from 1; 0 where ``phase`` is 0, not indexed.
+    """Return every point's grain, from 1; 0 where ``phase`` is 0.
 
     Neighbours along an axis with one phase and less than ``threshold`` degrees between them are one grain.
     """
@@ -110,7 +110,7 @@ def grains_of_map(
 def mean_orientations(
     turns: Float[ndarray, "points 4"], grain: Int[ndarray, " points"], laue: str
 ) -> tuple[Float[ndarray, "grains 4"], Float[ndarray, " grains"]]:
-    """Return each grain's mean orientation, and its points' mean angle to it (degrees).
+    """Return each grain's mean orientation, and its spread in degrees.
 
     Points are first turned into the equivalents nearest to the mean, which begins as a point and is improved twice.
     """

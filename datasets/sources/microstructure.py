@@ -29,7 +29,7 @@ NEPER = {name: name for name in LAUE} | {"cubic": "m-3m", "hexagonal": "6/mmm", 
 
 
 class GrainMap(NamedTuple):
-    """Arrays with the axes x, y and perhaps z, and what is known of phases."""
+    """Arrays with the axes x, y and perhaps z."""
 
     steps: NDArray[Any]
     phase: NDArray[Any]  # 0: not indexed
@@ -82,8 +82,8 @@ class MicrostructureBuild(BuildSettings):
         if read in (read_tess, read_inp) and (self.spacing or self.periodic):
             raise InputError(f"{path}: spacing and periodic are for maps; leave them out")
         try:
-            found: Any = read(path, self)
-            graph: GraphBatch = self._of_map(found, path) if isinstance(found, GrainMap) else found
+            result: Any = read(path, self)
+            graph: GraphBatch = self._of_map(result, path) if isinstance(result, GrainMap) else result
         except InputError:
             raise
         except (SystemExit, Exception) as error:  # numpy, h5py and meshio raise what they raise, or exit
@@ -138,8 +138,8 @@ class MicrostructureBuild(BuildSettings):
         own = self.symmetry.get(name) if isinstance(self.symmetry, dict) else self.symmetry
         if (own or group) not in LAUE:
             what = f"is {own!r}" if own else "is not in the file"
-            known = f'symmetry = "m-3m", or {{ "{name}" = "m-3m" }}, out of {", ".join(LAUE)}'
-            raise InputError(f"{path}: the symmetry of phase {name} {what}; say {known}")
+            example = f'symmetry = "m-3m", or {{ "{name}" = "m-3m" }}, out of {", ".join(LAUE)}'
+            raise InputError(f"{path}: the symmetry of phase {name} {what}; say {example}")
         return str(own or group)
 
     def steps(self, stated: list[float]) -> list[float]:
@@ -157,15 +157,15 @@ def read_ctf(path: Path, settings: MicrostructureBuild) -> GrainMap:
     if columns is None:
         raise InputError(f"{path} has no line of columns (Phase X Y ...); export it again")
     header, body = text[: columns.start()], text[columns.end() :].replace(",", ".")  # of German systems
-    said = dict(re.findall(r"(?m)^([XY](?:Cells|Step))\s+(\S+)", header.replace(",", ".")))
+    entries = dict(re.findall(r"(?m)^([XY](?:Cells|Step))\s+(\S+)", header.replace(",", ".")))
     listed = re.search(r"(?m)^Phases\s+(\d+).*\n", header)
     lines = header[listed.end() :].splitlines()[: int(listed[1])] if listed else []
     phases = {number: [*line.split("\t"), *[""] * 4] for number, line in enumerate(lines, 1)}
     names = {number: one[2] or str(number) for number, one in phases.items()}
     laue = {number: OXFORD[int(one[3])] for number, one in phases.items() if one[3] in map(str, OXFORD)}
     order = [columns[0].split().index(name) for name in ("X", "Y", "Euler1", "Euler2", "Euler3", "Phase")]
-    counts = [int(said[key]) for key in ("XCells", "YCells") if key in said]
-    steps = settings.steps([float(said.get(key, 0)) for key in ("XStep", "YStep")])
+    counts = [int(entries[key]) for key in ("XCells", "YCells") if key in entries]
+    steps = settings.steps([float(entries.get(key, 0)) for key in ("XStep", "YStep")])
     table = np.loadtxt(StringIO(body), usecols=order, ndmin=2)
     return _on_grid(path, table, counts, steps, partial(_turns, path, settings.degrees, True), (names, laue))
 
@@ -174,7 +174,7 @@ def read_ang(path: Path, settings: MicrostructureBuild) -> GrainMap:
     """Return the map of an .ang file (EDAX and others)."""
     text = path.read_text(encoding="latin-1")
     header = "\n".join(re.findall(r"(?m)^#.*$", text))
-    said = dict(re.findall(r"(?m)^#\s*(GRID|[XY]STEP|NCOLS_ODD|NCOLS_EVEN|NROWS):?\s+(\S+)", header))
+    entries = dict(re.findall(r"(?m)^#\s*(GRID|[XY]STEP|NCOLS_ODD|NCOLS_EVEN|NROWS):?\s+(\S+)", header))
     parts = re.split(r"(?m)^#\s*Phase:?\s+(\d+)\s*$", header)
     parts = ["", "1", header] if len(parts) == 1 and "MaterialName" in header else parts
     names, laue = {int(number): number for number in parts[1::2]}, dict[int, str]()
@@ -186,14 +186,14 @@ def read_ang(path: Path, settings: MicrostructureBuild) -> GrainMap:
     if len(names) < 2 and not table[:, 5].any():  # EDAX gives a single phase the number 0
         table[:, 5] = min(names, default=1)
     table[(table[:, 6] == -1) | (np.abs(table[:, 2] - 4 * np.pi) < 1e-2), 5] = 0
-    counts = [int(said[key]) for key in ("NCOLS_ODD", "NROWS", "NCOLS_EVEN") if key in said]
-    steps = settings.steps([float(said.get(key, 0)) for key in ("XSTEP", "YSTEP")])
+    counts = [int(entries[key]) for key in ("NCOLS_ODD", "NROWS", "NCOLS_EVEN") if key in entries]
+    steps = settings.steps([float(entries.get(key, 0)) for key in ("XSTEP", "YSTEP")])
     turns = partial(_turns, path, settings.degrees, False)
-    return _on_grid(path, table, counts, steps, turns, (names, laue), said.get("GRID", "").lower().startswith("hex"))
+    return _on_grid(path, table, counts, steps, turns, (names, laue), entries.get("GRID", "").lower().startswith("hex"))
 
 
 def _turns(path: Path, degrees: bool | None, usual: bool, angles: Any, indexed: Any) -> NDArray[Any]:
-    """Return quaternions of Euler angles, which are in degrees if that is usual."""
+    """Return quaternions of Euler angles, ``usual`` ones in degrees."""
     most = np.abs(angles[indexed]).max(initial=0.0)
     if not np.isfinite(most):
         raise InputError(f"{path}: an indexed point has the Euler angle {most}; give it phase 0, or export it again")
@@ -207,7 +207,7 @@ def _turns(path: Path, degrees: bool | None, usual: bool, angles: Any, indexed: 
 def _on_grid(
     path: Path, table: Any, counts: list[int], steps: list[float], turns: Any, phases: Any, hexagonal: bool = False
 ) -> GrainMap:
-    """Return rows of x, y, Euler angles and phase, in any order, as a grid.
+    """Return rows of x, y, Euler angles and phase as a grid.
 
     Points of a hexagonal grid become bricks of two cells in staggered rows, which have the same neighbours.
     """
@@ -253,8 +253,13 @@ def read_dream3d(path: Path, settings: MicrostructureBuild) -> GrainMap:
         if len(cells) != 1:
             what = f"{len(images)} images, and {len(cells)} groups of cells with FeatureIds or EulerAngles"
             raise InputError(f"{path} has {what}; write one into a file")
-        said = {key.strip("_"): one for key, one in {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}.items()}
-        size, steps = [int(one) for one in said["DIMENSIONS"]], [float(one) for one in said.get("SPACING", [0] * 3)]
+        entries = {
+            key.strip("_"): one for key, one in {**images[0].get("_SIMPL_GEOMETRY", {}), **images[0].attrs}.items()
+        }
+        size, steps = (
+            [int(one) for one in entries["DIMENSIONS"]],
+            [float(one) for one in entries.get("SPACING", [0] * 3)],
+        )
         for key, width in {"FeatureIds": 1, "EulerAngles": 3, "Phases": 1}.items():
             shape, expected = cells[0][key].shape if key in cells[0] else None, (*size[::-1], width)
             if shape and expected not in (shape, (*shape, 1)):
@@ -274,19 +279,19 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
     """Return the cells of a tessellation of Neper."""
     import meshio
 
-    parts, said, parent = re.split(r"(?m)^\s*(\*+\w+)\s*$", path.read_text()), dict[str, list[str]](), ""
+    parts, entries, parent = re.split(r"(?m)^\s*(\*+\w+)\s*$", path.read_text()), dict[str, list[str]](), ""
     for name, body in zip(parts[1::2], parts[2::2]):
         parent = name if name.startswith("**") else parent
-        said[name if name == parent else parent + name] = body.split()
+        entries[name if name == parent else parent + name] = body.split()
     needs = ["**cell", "**vertex", "**face", "**general", "***end"]
-    needs += ["**polyhedron"] if said.get("**general", ["2"])[0] == "3" else []
-    if (lacks := [one for one in needs if one not in said]) or "**periodicity" in said:
+    needs += ["**polyhedron"] if entries.get("**general", ["2"])[0] == "3" else []
+    if (lacks := [one for one in needs if one not in entries]) or "**periodicity" in entries:
         what = f"lacks {lacks[0]}" if lacks else "is periodic"
         raise InputError(f"{path} {what}; give a whole .tess that is not periodic (a .tesr is not read)")
-    count, vertices, _, dim = (int(said[one][0]) for one in needs[:4])
-    points = np.array(said["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)[:, 1:4]
-    faces = _lists(said["**face"], 12)
-    solids = _lists(said["**polyhedron"], 2) if dim == 3 else [[number] for number in range(1, 1 + len(faces))]
+    count, vertices, _, dim = (int(entries[one][0]) for one in needs[:4])
+    points = np.array(entries["**vertex"][1:], dtype=np.float64).reshape(vertices, 5)[:, 1:4]
+    faces = _lists(entries["**face"], 12)
+    solids = _lists(entries["**polyhedron"], 2) if dim == 3 else [[number] for number in range(1, 1 + len(faces))]
     if len(solids) != count:
         raise InputError(f"{path} has {len(solids)} cells, and counts {count}; write it again")
     fans = [
@@ -299,16 +304,16 @@ def read_tess(path: Path, settings: MicrostructureBuild) -> GraphBatch:
         middles = [points[np.unique(np.array(one) - 1)].mean(axis=0) for one in fans]
         points, corners = np.concatenate([points, middles]), np.column_stack([corners, vertices + owner])
     graph = _merged(meshio.Mesh(points, [("tetra" if dim == 3 else "triangle", corners)]), owner, path)
-    if "**cell*ori" not in said:
+    if "**cell*ori" not in entries:
         return graph
-    (kind, _, convention), *numbers = said["**cell*ori"][0].partition(":"), *said["**cell*ori"][1:]
+    (kind, _, convention), *numbers = entries["**cell*ori"][0].partition(":"), *entries["**cell*ori"][1:]
     values = np.array(numbers, dtype=np.float64).reshape(count, -1)
     if (kind, values.shape[1]) not in (("rodrigues", 3), ("quaternion", 4), ("euler-bunge", 3)):
         raise InputError(f"{path}: {values.shape[1]} numbers of {kind} are no orientation here; write rodrigues")
     turns = from_bunge(np.radians(values)) * INVERSE if kind == "euler-bunge" else values
     turns = np.insert(values, 0, 1.0, axis=1) if kind == "rodrigues" else turns
     turns = turns / np.linalg.norm(turns, axis=1, keepdims=True) * (1 if convention == "passive" else INVERSE)
-    group = settings.group("1", NEPER.get(said.get("**cell*crysym", [""])[0]), path)
+    group = settings.group("1", NEPER.get(entries.get("**cell*crysym", [""])[0]), path)
     return with_orientations(graph, turns, np.ones(count, dtype=np.int64), {1: group})
 
 
@@ -347,7 +352,7 @@ def read_inp(path: Path, settings: MicrostructureBuild) -> GraphBatch:
 
 
 def _merged(mesh: Any, owner: NDArray[Any], path: Path) -> GraphBatch:
-    """Return grains of the cells of a mesh, by the grain of every cell."""
+    """Return grains of a mesh by the grain of every cell."""
     from hydragnn.graphs.continuum import from_mesh
     from hydragnn.graphs.mesoscale import mesoscale_fields
     from hydragnn.graphs.validate import graph_from_arrays
