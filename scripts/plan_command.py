@@ -19,11 +19,14 @@ from hydragnn.scripts.plan_curves import check_picture, curve_rows, curves_line,
 from hydragnn.scripts.showing import Result
 
 if TYPE_CHECKING:
+    import torch
+
     from hydragnn.config import AnyConfig
+    from hydragnn.distributed.ranks import Ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import Assembly
     from hydragnn.runs.extrapolation import Extrapolation
-    from hydragnn.runs.rank_steps import Interconnect
+    from hydragnn.runs.rank_steps import Interconnect, OnStep, Steps
 
 SHOWN = 12
 """Layouts on a terminal; ``--json`` has all."""
@@ -204,17 +207,13 @@ def measured(
 
     InputError before they are measured where ``curve``, a layout, has no curves.
     """
-    import torch
-
     from hydragnn.distributed.ranks import Ranks, join_ranks
     from hydragnn.parallel import ParallelSettings
     from hydragnn.runs.assembly import assemble
     from hydragnn.runs.extrapolation import Extrapolation, check_curves, layouts_on
-    from hydragnn.runs.memory import DEVICE_SHARE
     from hydragnn.runs.plan import plan_run
-    from hydragnn.runs.rank_steps import measured_network, measured_noise, measured_steps, possible
+    from hydragnn.runs.rank_steps import measured_network, measured_steps, possible
     from hydragnn.runs.session import DTYPES, own_device, select_device
-    from hydragnn.training.context import Diverged
     from hydragnn.training.data import DevicePlacement
 
     begin, place = time.monotonic(), select_device(None)
@@ -232,9 +231,7 @@ def measured(
         placement = DevicePlacement(device=own, dtype=DTYPES[settings.train.precision])
         run = assemble(run_plan, placement, Ranks(), lambda: None, shared=ranks.size > 1)
         loader, model = run.data.branches[0].train.loader, run_plan.branches[0].model.model
-        gpus = torch.cuda.device_count() if own.type == "cuda" and ranks.size == 1 else 0
-        of_site = SITES[machine.site][1] if machine.site and ranks.size == 1 else 0
-        each = machine.ranks_per_node or of_site or gpus or max(1, ranks.size // ranks.nodes)
+        each = devices_of_node(machine, ranks, own)
         devices = machine.nodes * each
         started = layouts_on(ranks.size, ranks.size // ranks.nodes, model.num_layers)
         layouts = list(possible(run_plan, started)) if ranks.size > 1 else []
@@ -246,16 +243,9 @@ def measured(
         if network is None and ranks.size > 1:
             network = measured_network(ranks)
         roofline = roofline_of(run, graphs // ranks.size, settings.train.precision) if ranks.first else {}
-        noise: dict[str, Any] = {}
-        if ranks.first:  # peers wait
-            try:
-                noise = measured_noise(run, alone, round(batch), devices, show)
-            except (Diverged, torch.OutOfMemoryError) as error:
-                noise = {"not_measured": str(error)}
+        noise = noise_of(run, alone, round(batch), devices, show) if ranks.first else {}  # peers wait
     if not ranks.first:
         return None
-    gpu = own.type == "cuda"
-    has = DEVICE_SHARE * torch.cuda.get_device_properties(own).total_memory if gpu else free_memory() / each
     staged = any(one.pipeline > 1 for one in possible(run_plan, [ParallelSettings(pipeline=2)]))
     return Extrapolation(
         loader=loader,
@@ -267,11 +257,45 @@ def measured(
         weights=sum(parameter.nbytes for parameter in run.state.model.parameters()),
         sent=float(model.hidden_dim * placement.dtype.itemsize),
         layers=model.num_layers if staged else 0,
-        accelerator=gpu,
-        memory=float(most or has),
+        accelerator=own.type == "cuda",
+        memory=float(most or memory_of(own, each)),
         roofline=roofline,
         noise=noise,
     )
+
+
+def devices_of_node(machine: PlannedMachine, ranks: "Ranks", own: "torch.device") -> int:
+    """Return the devices of a planned node."""
+    import torch
+
+    if machine.ranks_per_node or ranks.size > 1:
+        return machine.ranks_per_node or max(1, ranks.size // ranks.nodes)
+    gpus = torch.cuda.device_count() if own.type == "cuda" else 0
+    return SITES[machine.site][1] if machine.site else max(1, gpus)
+
+
+def noise_of(run: "Assembly", alone: "Steps", batch: int, devices: int, on_step: "OnStep") -> dict[str, Any]:
+    """Return the noise scale of the gradient, or why it is not measured."""
+    import torch
+
+    from hydragnn.runs.rank_steps import measured_noise
+    from hydragnn.training.context import Diverged
+
+    try:
+        return measured_noise(run, alone, batch, devices, on_step)
+    except (Diverged, torch.OutOfMemoryError) as error:
+        return {"not_measured": str(error)}
+
+
+def memory_of(own: "torch.device", each: int) -> float:
+    """Return the bytes of a device for tensors, of a CPU those of one of ``each`` ranks."""
+    import torch
+
+    from hydragnn.runs.memory import DEVICE_SHARE
+
+    if own.type == "cuda":
+        return float(DEVICE_SHARE * torch.cuda.get_device_properties(own).total_memory)
+    return free_memory() / each
 
 
 def roofline_of(run: "Assembly", graphs: int, precision: str) -> dict[str, Any]:
