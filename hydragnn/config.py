@@ -36,11 +36,14 @@ class TrainSettings(Settings):
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or SGD with Nesterov momentum 0.9."""
+    optimizer: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
+    """AdamW; SGD with Nesterov momentum 0.9; or, for large batches, LAMB and LARS (extra ``optimizers``), whose every weight tensor has a rate by its norm."""
 
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate. Absent, AdamW trains energies with forces at 3e-3, unless there is a [start]; a resumed run keeps its own."""
+
+    base_batch: int = Field(default=0, ge=0, le=2**53, exclude_if=lambda graphs: not graphs)
+    """Graphs per step that ``learning_rate`` is meant for. It is multiplied by the ratio of the run's batch to these (SGD, LARS), or its square root (AdamW, LAMB); 0: never."""
 
     weight_decay: float = Field(default=1e-5, ge=0)
     """Decoupled weight decay (AdamW) or L2 (SGD)."""
@@ -52,7 +55,7 @@ class TrainSettings(Settings):
     """Epochs without improvement before the plateau schedule halves the rate."""
 
     warmup_epochs: float = Field(default=0.0, ge=0)
-    """Linear warm-up from zero, in epochs."""
+    """Linear warm-up from zero, in epochs: by the graphs that were shown, whatever the batch."""
 
     stage_two: float = Field(default=0.75, gt=0, le=1)
     """Share of the epochs after which energies weigh more, ``stage_two_factor`` of their heads times; 1: never."""
@@ -90,6 +93,10 @@ class TrainSettings(Settings):
     def _check(self) -> "TrainSettings":
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs = {self.warmup_epochs:g} leaves nothing of epochs = {self.epochs}")
+        if self.optimizer == "lars" and not is_given(self, "learning_rate"):
+            raise ValueError(
+                'optimizer = "lars" has no default rate, since it multiplies by 0.001; set learning_rate, such as 1'
+            )
         return self
 
 

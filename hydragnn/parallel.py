@@ -73,9 +73,19 @@ def heads_of(description: ModelDescription) -> dict[str, int]:
     return {key: count for key, count in counts.items() if count}
 
 
-def check_divisible(layout: ParallelSettings, description: ModelDescription) -> None:
+WHOLE_WEIGHTS = ("lamb", "lars")
+"""Optimizers that take norms of whole weights."""
+
+
+def check_divisible(layout: ParallelSettings, description: ModelDescription, optimizer: str) -> None:
     """Raise InputError where ranks cannot divide a model like this."""
     model, stages, size = description.model, layout.pipeline, layout.tensor
+    shared = [f"{key} = {getattr(layout, key)}" for key in ("shard", "tensor") if getattr(layout, key) > 1]
+    shared += ['states = "shared"'] if layout.states == "shared" else []
+    if shared and optimizer in WHOLE_WEIGHTS:
+        raise InputError(
+            f"train.optimizer = {optimizer} takes norms of whole weights, of which ranks have a part with parallel.{shared[0]}; leave that out, or take adamw"
+        )
     attention = model.global_attention
     for key, count in {"model.hidden_dim": model.hidden_dim, **heads_of(description)}.items():
         whole = key == "model.hidden_dim" or (key in GLOBAL_HEADS and attention is not None and attention.has_pairs)

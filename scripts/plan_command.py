@@ -208,7 +208,7 @@ def measured(
     InputError before they are measured where ``curve``, a layout, has no curves.
     """
     from hydragnn.distributed.ranks import Ranks, join_ranks
-    from hydragnn.parallel import ParallelSettings
+    from hydragnn.parallel import WHOLE_WEIGHTS, ParallelSettings
     from hydragnn.runs.assembly import assemble
     from hydragnn.runs.extrapolation import Extrapolation, check_curves, layouts_on
     from hydragnn.runs.plan import plan_run
@@ -257,6 +257,7 @@ def measured(
         weights=sum(parameter.nbytes for parameter in run.state.model.parameters()),
         sent=float(model.hidden_dim * placement.dtype.itemsize),
         layers=model.num_layers if staged else 0,
+        shared_weights=settings.train.optimizer not in WHOLE_WEIGHTS,
         accelerator=own.type == "cuda",
         memory=float(most or memory_of(own, each)),
         roofline=roofline,
@@ -409,7 +410,10 @@ def critical_words(noise: dict[str, Any], devices: int) -> str:
     most = max(1, round(min(scale, noise["training_graphs"]) * devices / own))
     pays = f"up to {most:,} device{'s' * (most > 1)} with {own / devices:,.3g} graphs each pay"
     pays += f", which have all {noise['training_graphs']:,} training graphs" * (scale > noise["training_graphs"])
-    return f"critical batch: {max(1.0, scale):,.3g} graphs, standard error {noise['standard_error']:,.2g}, {ending}; {pays}"
+    rates = "the rule of base_batch makes your learning rate of {:.3g} one of {:.3g} there".format(
+        *noise["learning_rates"]
+    )
+    return f"critical batch: {max(1.0, scale):,.3g} graphs, standard error {noise['standard_error']:,.2g}, {ending}; {pays}; {rates}"
 
 
 def losses_in_words(layout: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ class History:
 def foreseen(trials: Sequence[Trial]) -> dict[int, tuple[float, ...]]:
     """Return all objectives by trial as expected at the highest rung passed.
 
-    A trial that rests lower gets the median change of those that went on, so that what went on does not look better for that alone.
+    A trial that rests lower gets the median change of those that went on, so that what went on does not look better for that alone; one that stopped early keeps its values.
     Objectives that are positive change by a factor, as errors do: a difference would take small ones below zero.
     """
     passed = {
@@ -84,9 +84,10 @@ def foreseen(trials: Sequence[Trial]) -> dict[int, tuple[float, ...]]:
         both = np.array([values[level - 1 : level + 1] for values in passed.values() if len(values) > level])
         before, after = both[:, 0], both[:, 1]
         changes.append(np.median(np.where(positive, after / np.where(positive, before, 1.0), after - before), axis=0))
+    finished = {one.number for one in trials if one.status == "finished"}
     for number, values in passed.items():
         end = values[-1]
-        for change in changes[len(values) - 1 :]:
+        for change in () if number in finished else changes[len(values) - 1 :]:
             end = np.where(positive, end * change, end + change)
         ends[number] = tuple(end.tolist())
     return ends

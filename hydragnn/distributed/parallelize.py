@@ -11,7 +11,7 @@ from hydragnn.base.clock import phase
 from hydragnn.config import TrainSettings
 from hydragnn.distributed.channels import split_channels
 from hydragnn.distributed.mesh import Mesh
-from hydragnn.parallel import AXES, Axis
+from hydragnn.parallel import AXES, WHOLE_WEIGHTS, Axis
 from hydragnn.training import buckets
 from hydragnn.training.buckets import Wait
 from hydragnn.training.data import DevicePlacement
@@ -81,20 +81,21 @@ def parallelize(
     model.to(device=placement.device, dtype=placement.dtype)
     # 3. one vector of weights and one of gradients, with optimizer, best weights and average; gradients are summed over ranks
     # once per step, in blocks that begin while the backward pass of the last micro-batch goes on; losses are divided by global counts
-    return FlatParameters(model, settings, sharing_of(model, mesh, pieces), rate_factors)
+    sharing = sharing_of(model, mesh, pieces, settings.optimizer in WHOLE_WEIGHTS)
+    return FlatParameters(model, settings, sharing, rate_factors)
 
 
-def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece]) -> Sharing:
+def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece], whole: bool = False) -> Sharing:
     """Return how the ranks of a mesh share weights and states; collective.
 
     By themselves, copies share their states where a library scatters sums in place, unless all weights are one block, which takes its time
-    by latency, and no memory.
+    by latency, and no memory; or the optimizer needs ``whole`` weights.
     """
     copies, shards = peers_of(mesh, *COPIES), peers_of(mesh, "shard")
     size = sum(parameter.nbytes for parameter in model.parameters()) / mesh.size("shard")
     wants = mesh.states == "shared"
     if copies is not None and mesh.states == "auto":  # gloo: on two ranks a step took 1.2 to 2 times as long
-        wants = copies.in_place and size > buckets.BYTES
+        wants = copies.in_place and size > buckets.BYTES and not whole
     against = torch.tensor(float(not wants), device=next(model.parameters()).device)
     # stages have other weights, and decide together
     shares_states = copies is not None and not mesh.sum_in_place(against, "pipeline")
@@ -104,7 +105,7 @@ def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece]) -> Sha
         return mesh.sum_in_place(values, *differ)
 
     names = {name for name, _ in model.named_parameters()}
-    whole = {name for name in names if name not in pieces or pieces[name].is_whole}
+    complete = {name for name in names if name not in pieces or pieces[name].is_whole}
     total: Callable[[Tensor], Tensor] = alone if mesh.size(*differ) == 1 else sum_norm
     return Sharing(
         copies=copies,
@@ -112,7 +113,7 @@ def sharing_of(model: nn.Module, mesh: Mesh, pieces: Mapping[str, Piece]) -> Sha
         shards=shards,
         sum_norm=total,
         pieces=pieces,
-        repeated=frozenset(whole if mesh.coordinate("tensor") else ()),
+        repeated=frozenset(complete if mesh.coordinate("tensor") else ()),
     )
 
 

@@ -24,6 +24,7 @@ from hydragnn.runs.provenance import first_record, notes_on
 from hydragnn.runs.statistics_cache import StatisticsCache
 from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
+from hydragnn.training.schedule import batch_factor
 from hydragnn.training.state import TrainState, first_state
 
 
@@ -63,6 +64,9 @@ def assemble(
         model, factors, reasons = begun_model(start, descriptions[0], plan.training.seed)
         notes = [*notes, *start.notes, *reasons]
     state, context = begin_on(mesh, plan, data, model, placement, factors)
+    if plan.training.base_batch:
+        rate, graphs = context.settings.learning_rate, data.graphs_per_step
+        notes = [*notes, f"batches of {graphs:,.4g} graphs train at a learning rate of up to {rate:.3g}, by base_batch"]
     count = mesh.sum_in_place(torch.tensor(state.parameters.count, device=placement.device), "pipeline")
     record = first_record(plan, data, int(count), placement.device, notes)
     return Assembly(
@@ -114,8 +118,12 @@ def begin_on(
     # ranks with the same graphs, nodes and layers draw the same random numbers
     number = mesh.item * mesh.size("pipeline") + mesh.coordinate("pipeline")
     plain = data.replay is not None or 0.0 in factors.values() or mesh.shares_model or mesh.size("graph") > 1
+    training = plan.training
+    if training.base_batch:
+        rate = training.learning_rate * batch_factor(training, data.graphs_per_step)
+        training = training.model_copy(update={"learning_rate": rate})
     context = training_context(
-        plan.training,
+        training,
         [branch.targets for branch in data.branches],
         state,
         number,

@@ -56,6 +56,8 @@ class Extrapolation:
     layers: int
     """Layers of the model; 0 where stages are refused."""
     accelerator: bool
+    shared_weights: bool = True
+    """Ranks may hold parts of weights."""
     memory: float = inf
     roofline: Mapping[str, Any] = field(default_factory=dict)
     """Operations and bytes of a step on one device, beside its peaks."""
@@ -154,7 +156,8 @@ class Extrapolation:
 
     def best_first(self, ranks: int, graphs: int, *, weak: bool = False) -> list[dict[str, Any]]:
         """Return all layouts: those that fit first, and measured ones before others."""
-        layouts = layouts_on(ranks, self.per_node, self.layers)
+        every = layouts_on(ranks, self.per_node, self.layers)
+        layouts = (one for one in every if self.shared_weights or one.shard * one.tensor == 1)
         rows = [row for one in layouts if (row := self.row_of(one, ranks, graphs, weak=weak)) is not None]
         return sorted(
             rows,

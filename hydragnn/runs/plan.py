@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import ActsOn
-from hydragnn.base.errors import InputError, about, nearest
+from hydragnn.base.errors import InputError, MissingPackageError, about, nearest
 from hydragnn.base.settings import ActsWith, is_complete, is_given
 from hydragnn.callbacks import check_callbacks
 from hydragnn.config import AnyConfig, BranchSettings, RunConfig, TrainSettings
@@ -26,7 +27,7 @@ from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.units import label_factors
 from hydragnn.models import HeadSettings, ModelDescription, check_shared, make_description
 from hydragnn.models.checks import check
-from hydragnn.parallel import ParallelSettings, check_divisible
+from hydragnn.parallel import WHOLE_WEIGHTS, ParallelSettings, check_divisible
 from hydragnn.runs.cutoff import check_cutoff, check_edges_exist, check_pairs
 from hydragnn.runs.fine_tuning import OpenStart, open_start, with_absent
 from hydragnn.training.loss import JUDGED_BY_DISTRIBUTION, point_loss
@@ -130,7 +131,7 @@ def described_branches(
             )
             check(model, measured=False)
             if config.parallel:
-                check_divisible(config.parallel, model)
+                check_divisible(config.parallel, model, config.train.optimizer)
             check_pairs(encoder.global_attention, store)
             for head in model.heads:
                 head_factors(head, model, store)
@@ -179,7 +180,9 @@ def idle_on_data(config: AnyConfig, described: Sequence[DescribedBranch]) -> dic
 
 
 def check_own_code(config: AnyConfig) -> None:
-    """Raise InputError for callbacks and losses of users that are not here or unfit."""
+    """Raise InputError for optimizers, callbacks and losses that are not here or unfit."""
+    if (optimizer := config.train.optimizer) in WHOLE_WEIGHTS and find_spec("pytorch_optimizer") is None:
+        raise MissingPackageError("pytorch_optimizer", "optimizers", f"train.optimizer = {optimizer}")
     check_callbacks(config.train.callbacks)
     for branch in config.branches:
         for head in branch.heads:

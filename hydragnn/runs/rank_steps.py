@@ -26,6 +26,7 @@ from hydragnn.training.context import Diverged
 from hydragnn.training.data import Share
 from hydragnn.training.loop import gradient_of_share, take_step
 from hydragnn.training.loss import label_counts
+from hydragnn.training.schedule import batch_factor
 
 TURNS = 3
 """Repeats of every measurement.
@@ -249,7 +250,7 @@ def possible(plan: RunPlan, layouts: Iterable[ParallelSettings]) -> Iterator[Par
     (branch,) = plan.branches
     for layout in layouts:
         try:
-            check_divisible(layout, branch.model)
+            check_divisible(layout, branch.model, plan.training.optimizer)
         except InputError:
             continue
         yield layout
@@ -286,18 +287,21 @@ def measured_noise(run: Assembly, alone: Steps, batch: int, devices: int, on_ste
     part = min(most, wide // FEWEST)
     sizes = [(short, min(short, most))] * WARM_UP + [(wide, part)] * MEASURED
     random, squares = np.random.default_rng(settings.seed), list[list[float]]()
+    rule = settings.model_copy(update={"base_batch": min(batch, len(own))})
+    peak = settings.learning_rate * (batch_factor(rule, short) if settings.base_batch else 1.0)
     for number, (graphs, size) in enumerate(sizes):
         if number % 8 == 0:
             rest = min(alone.repeats[-1]) * cost * sum(graphs for graphs, _ in sizes[number:])
             on_step(f"gradient noise (step {number + 1} of {len(sizes)})", rest)
         draws = random.choice(own, (graphs // size, size))
         squares.append(step_of_parts(run, [Share(branch=0, parts=feed.parts_of(draw)) for draw in draws]))
-        state.parameters.step(settings.learning_rate * min(1.0, (number + 1) / WARM_UP))
+        state.parameters.step(peak * min(1.0, (number + 1) / WARM_UP))
         state.step += 1
     large = wide // part * part
     scale = noise_scale(np.array(squares[WARM_UP:]), part, large)
     counts = {"batch": min(batch, len(own)), "training_graphs": len(own), "graphs_per_step": large, "warm_up": WARM_UP}
-    return {**scale, **counts}
+    there = settings.learning_rate * batch_factor(rule, max(1.0, scale["graphs"] or 0.0))
+    return {**scale, **counts, "learning_rates": [settings.learning_rate, there]}
 
 
 def step_of_parts(run: Assembly, shares: Sequence[Share]) -> list[float]:

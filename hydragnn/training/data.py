@@ -164,6 +164,15 @@ class RunData:
         """Errors of the trivial predictor on the validation parts of all branches."""
         return {name: value for branch in self.branches for name, value in branch.trivial.items()}
 
+    @property
+    def graphs_per_step(self) -> float:
+        """Return the mean number of graphs of a batch, over all ranks."""
+        graphs, steps = (
+            sum(one.weight * count(one.train) for one in self.shown)
+            for count in (lambda feed: len(feed.loader.indices), lambda feed: feed.steps(0))
+        )
+        return float(graphs / max(1, steps))
+
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
         return len(self.turns(epoch))

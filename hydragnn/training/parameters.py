@@ -49,7 +49,7 @@ class Optimizer:
     def __init__(self, kind: str, weights: Tensor, gradient: Tensor, decay: float, own: int) -> None:
         """No moments yet, of the ``own`` weights that this rank updates."""
         self.kind, self.weights, self.gradient, self.decay = kind, weights, gradient, decay
-        self.names = ("exp_avg", "exp_avg_sq") if kind == "adamw" else ("momentum_buffer",)
+        self.names = ("exp_avg", "exp_avg_sq") if kind in ("adamw", "lamb") else ("momentum_buffer",)
         self.moments = {name: gradient.new_zeros(own) for name in self.names}
         if kind == "adamw":
             self.moments["step"] = torch.zeros((), dtype=torch.float32, device=gradient.device)
@@ -73,6 +73,37 @@ class Optimizer:
                 kernel(*tensors, [], [count], **options)
             else:
                 kernel(*tensors, momentum=0.9, dampening=0.0, nesterov=True, **options)
+
+
+class LayerwiseOptimizer(Optimizer):
+    """LAMB (You et al. 2020, arXiv:1904.00962) or LARS (You et al. 2017, arXiv:1708.03888).
+
+    By ``pytorch_optimizer``. Every weight tensor has a rate by its norm and that of its update, so that this rank holds whole ones.
+    """
+
+    def __init__(
+        self, kind: str, gradient: Tensor, decay: float, own: int, tensors: Sequence[tuple[nn.Parameter, int, float]]
+    ) -> None:
+        """``tensors``: weights, their positions in the vectors of states, and factors of their rates."""
+        super().__init__(kind, gradient, gradient, decay, own)
+        from pytorch_optimizer import LARS, Lamb
+
+        groups = [
+            {"params": [one for one, _, own in tensors if own == factor], "factor": factor}
+            for factor in dict.fromkeys(factor for *_, factor in tensors)
+        ]
+        # otherwise the library divides LAMB's rate by the bias of a moment that its norm takes out: first steps are ten times as long
+        whole_steps = {"adam_debias": True} if kind == "lamb" else {}
+        self.steps = (Lamb if kind == "lamb" else LARS)(groups, weight_decay=decay, **whole_steps)
+        for one, at, _ in tensors:
+            views = {name: moments[at : at + one.numel()].view_as(one) for name, moments in self.moments.items()}
+            self.steps.state[one] = views
+
+    def step(self, rate: float, groups: Groups) -> None:
+        """Move the weights once along their gradient."""
+        for group in self.steps.param_groups:
+            group["lr"] = rate * group["factor"]
+        self.steps.step()
 
 
 Layout = list[tuple[str, list[int], int]]
@@ -172,7 +203,13 @@ class FlatParameters:
         self.own = rows_of(self.spans, self.own, {})
         self.buckets = Buckets(self.leaves, self._begin_sum) if sharing.copies else None
         length = states[-1].end
-        self.optimizer = Optimizer(settings.optimizer, self.vector, self.gradient, settings.weight_decay, length)
+        kind, decay = settings.optimizer, settings.weight_decay
+        if kind in ("adamw", "sgd"):
+            self.optimizer = Optimizer(kind, self.vector, self.gradient, decay, length)
+        else:
+            weights = dict(named)
+            tensors = [(weights[one.name], one.at, rate_factors.get(one.name, 1.0)) for one in self.spans]
+            self.optimizer = LayerwiseOptimizer(kind, self.gradient, decay, length, [one for one in tensors if one[2]])
         self.best_vector = self.vector.new_zeros(length)
         self.average_vector = torch.zeros_like(self.best_vector) if settings.ema_decay else None
         for rows in self.own:

@@ -29,6 +29,23 @@ def learning_rate(settings: TrainSettings, epoch: float, valid_losses: Sequence[
     return peak
 
 
+LINEAR = ("sgd", "lars")
+"""Optimizers whose rate grows with the batch, not with its square root."""
+
+
+def batch_factor(settings: TrainSettings, graphs: float) -> float:
+    """Return the factor of the learning rate for so many graphs per step.
+
+    Linear for SGD (Goyal et al. 2017, arXiv:1706.02677); the square root for Adam and its like (Malladi et al. 2022, arXiv:2205.10287,
+    whose moments change, too; these stay).
+
+    >>> batch_factor(TrainSettings(base_batch=8), 512), batch_factor(TrainSettings(base_batch=8, optimizer="sgd"), 512)
+    (8.0, 64.0)
+    """
+    ratio = graphs / settings.base_batch if settings.base_batch else 1.0
+    return ratio if settings.optimizer in LINEAR else math.sqrt(ratio)
+
+
 def plateaus(losses: Sequence[float | None], patience: int) -> int:
     """Return how often ``patience`` epochs brought nothing better.
 

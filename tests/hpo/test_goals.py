@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from campaigns import Search
+from campaigns import Search, course
 from clockwork import after
 
 from hydragnn.base.errors import InputError
@@ -106,8 +106,9 @@ def test_trials_at_a_lower_rung_count_as_if_they_had_gone_on(sign: float, expect
         Trial(number=1, results=(sign * 6.0, sign * 3.0), others=((5.0,), (5.0,))),
         Trial(number=2, results=(sign * 9.0,), others=((7.0,),)),
         Trial(number=3),
+        Trial(number=4, status="finished", results=(sign * 8.0,), others=((2.0,),)),  # it stopped early
     ]
-    assert foreseen(trials) == expected
+    assert foreseen(trials) == {**expected, 4: (sign * 8.0, 2.0)}
 
 
 def trial(number: int, values: tuple[float, float] | None, **more: Any) -> Trial:
@@ -257,6 +258,19 @@ def test_the_report_draws_the_front(search: Search, tmp_path: Path) -> None:
     assert sum(row[0].endswith("(knee)") for row in table.rows) == 1
     alone = Campaign(history=campaign_history(search_of_one(search, tmp_path)), records={}, importances={})
     assert (front(alone), volume(alone), front_table(alone)) == (None, None, None)
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe"])
+def test_runs_that_stop_early_and_budgets_of_time_change_no_front(search: Search, tmp_path: Path, sampler: str) -> None:
+    table: dict[str, Any] = {"objective": GOALS, "sampler": sampler, "trials": 12, "rungs": [1, 3], "fault": "early"}
+    whole = search("whole", **table)
+    for number, seconds in enumerate((1.0, 2.5, 3600.0)):
+        result = search("c", resume=number > 0, pause=0.1, max_hours=seconds / 3600, grace_seconds=0.5, **table)
+        assert (result.status == "finished") == (seconds > 60.0)
+    assert course(tmp_path / "c") == course(tmp_path / "whole")
+    assert [one.trial for one in result.front] == [one.trial for one in whole.front] != []
+    ends = [max(one.rungs) for one in campaign_history(tmp_path / "c").trials if one.status == "finished"]
+    assert {3, 6} == {*ends}, "what ends early stands at the next rung"
 
 
 def search_of_one(search: Search, folder: Path) -> Path:

@@ -54,7 +54,7 @@ def test_a_plan_has_memory_time_and_losses_of_every_layout(
 
 
 FOUND = {"graphs": 64.4, "standard_error": 3.0, "at_least": 60.0, "graphs_per_step": 256, "warm_up": 40}
-FOUND |= {"batch": 16, "training_graphs": 100}
+FOUND |= {"batch": 16, "training_graphs": 100, "learning_rates": [0.001, 0.002]}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ FOUND |= {"batch": 16, "training_graphs": 100}
     [
         (
             FOUND,
-            "critical batch: 64.4 graphs, standard error 3, yours has 16; .* up to 16 devices with 4 graphs each pay",
+            "critical batch: 64.4 graphs, standard error 3, yours has 16; .* up to 16 devices with 4 graphs each pay; .* learning rate of 0.001 one of 0.002 there",
         ),
         (FOUND | {"graphs": 0.2}, "critical batch: 1 graphs, .* up to 1 device with 4 graphs each pay"),
         (

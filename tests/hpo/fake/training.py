@@ -78,7 +78,7 @@ def steps(folder: Path, options: argparse.Namespace, stopped: list[int]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (folder / "deaf").touch()
     until = sys.maxsize if fault == "long" else options.until
-    while len(weights) < until and not stopped:
+    while len(weights) < (min(until, 2) if fault == "early" else until) and not stopped:
         if not (folder.parents[1] / "hurry").exists():
             time.sleep(pause)
         if options.attempt and json.loads((folder / "attempt.json").read_text())["attempt"] != options.attempt:
@@ -99,7 +99,8 @@ def steps(folder: Path, options: argparse.Namespace, stopped: list[int]) -> int:
         write_atomically(state, json.dumps(weights))
         write(config, folder, options.attempt, len(weights), "running")
     done = len(weights) >= config["train"]["epochs"] and fault != "long"
-    write(config, folder, options.attempt, len(weights), "finished" if done else "paused")
+    early = fault == "early" and len(weights) == 2
+    write(config, folder, options.attempt, len(weights), "finished" if done else "stopped" if early else "paused")
     return 0
 
 

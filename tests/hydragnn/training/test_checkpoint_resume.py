@@ -36,6 +36,8 @@ ENERGY = {"kind": "energy", "field": "energy", "references": True, "forces": "fo
 CUTS: dict[str, dict[str, Any]] = {
     "schnet in a window": {"data__window": 10},
     "painn by sgd": {"model": "painn", "train__optimizer": "sgd"},
+    "painn by lamb": {"model": "painn", "train__optimizer": "lamb", "train__base_batch": 4},
+    "schnet by lars": {"train__optimizer": "lars", "train__learning_rate": 1.0},
     "pna in parts": {"model": "pna", "parallel__micro_batches": 3},
     "two stages": {"heads": [ENERGY], "train__stage_two": 0.5},
 }

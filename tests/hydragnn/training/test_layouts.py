@@ -49,6 +49,13 @@ ROWS: dict[str, Row] = {
     "copies that share states": (2, "field_tokens", {"states": "shared"}, {"model__angles": 2}),
     "shards": (2, "pna", {"shard": 2, "micro_batches": 2}, {}),
     "channels": (2, "mace", {"tensor": 2}, {}),
+    "copies by lamb": (2, "schnet", {}, {"train__optimizer": "lamb", "train__base_batch": 4}),
+    "stages by lars": (
+        2,
+        "schnet",
+        {"pipeline": 2, **PARTS},
+        {**FOUR, "train__optimizer": "lars", "train__learning_rate": 1.0},
+    ),
     "stages": (2, "mace", {"pipeline": 2, **PARTS}, FOUR),
     "chunks": (2, "field_tokens", {**CHUNKS, **PARTS}, {**FOUR, "model__angles": 2}),
     "whole graphs": (2, "schnet", {"graph": 2}, {}),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_optimizer import LARS, Lamb
 from torch import Tensor, nn
 
 from hydragnn.architectures import architectures
@@ -27,12 +28,14 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb", "lars"])
 def test_one_flat_vector_moves_like_separate_parameters(optimizer: str) -> None:
     ours, theirs = network(), network()
-    flat = FlatParameters(ours, TrainSettings(optimizer=optimizer, weight_decay=0.1))
+    flat = FlatParameters(ours, TrainSettings(optimizer=optimizer, learning_rate=0.05, weight_decay=0.1))
     options = {"momentum": 0.9, "nesterov": True} if optimizer == "sgd" else {}
-    kind: Any = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
+    options |= {"adam_debias": True} if optimizer == "lamb" else {}
+    libraries = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lamb": Lamb, "lars": LARS}
+    kind: Any = libraries[optimizer]
     reference = kind(theirs.parameters(), lr=0.05, weight_decay=0.1, **options)
     for _ in range(5):
         inputs = torch.randn(7, 3)
@@ -44,6 +47,24 @@ def test_one_flat_vector_moves_like_separate_parameters(optimizer: str) -> None:
         reference.step()
     for one, other in zip(ours.parameters(), theirs.parameters()):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "lars"])
+def test_weights_have_rates_by_their_norms_and_by_their_factors(optimizer: str) -> None:
+    factors, moves = {"0.weight": 0.5, "0.bias": 0.0}, []
+    for chosen in ({}, factors):
+        model = network()
+        before = {name: value.detach().clone() for name, value in model.named_parameters()}
+        settings = TrainSettings(optimizer=optimizer, learning_rate=0.1, weight_decay=0.0)
+        flat = FlatParameters(model, settings, rate_factors=chosen)
+        model(torch.ones(7, 3)).square().sum().backward()
+        flat.step(0.1)
+        moves.append({name: value.detach() - before[name] for name, value in model.named_parameters()})
+        if optimizer == "lamb" and not chosen:  # eq. 4 of the paper: each moves by its rate times its norm
+            for name in ("0.weight", "2.weight"):
+                torch.testing.assert_close(moves[0][name].norm(), 0.1 * before[name].norm(), rtol=1e-4, atol=0.0)
+    for name, move in moves[0].items():
+        torch.testing.assert_close(moves[1][name], factors.get(name, 1.0) * move)
 
 
 def test_parameters_stay_views_of_the_vector_and_begin_on_aligned_boundaries() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from hydragnn.base.errors import InputError
 from hydragnn.base.terminal import PlainConsole
+from hydragnn.config import TrainSettings
 from hydragnn.datasets import Budget, MemoryStore, make_split
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import TrainedModel, load_model
@@ -97,7 +99,11 @@ def test_without_edges_the_neighbours_are_not_seen(trained: Trained, tmp_path: P
 
 
 SUM = {"kind": "scalar", "extensive": True, "per_node": False, "field": "energy", "pool": "sum"}
+LAMB, LARS = {"train__optimizer": "lamb"}, {"train__optimizer": "lars"}
 BAD = {
+    "shards of norms": ({**LAMB, "parallel__shard": 2}, r"norms of whole weights, .* with parallel\.shard = 2; leave"),
+    "channels of norms": ({**LARS, "parallel__tensor": 2}, r"train\.optimizer = lars takes .* parallel\.tensor = 2"),
+    "shared moments of norms": ({**LAMB, "parallel__states": "shared"}, r'parallel\.states = "shared"; .* adamw'),
     "a target that the store lacks": ({"heads__0__field": "enrgy"}, "no field enrgy; did you mean energy"),
     "an input that the store lacks": ({"data__inputs": ["atomic_number"]}, "did you mean atomic_numbers"),
     "an input that is predicted": ({"data__inputs": ["charge"]}, "charge is also predicted"),
@@ -120,6 +126,35 @@ def test_what_cannot_work_is_refused_and_leaves_nothing(
     with pytest.raises(InputError, match=sentence):
         trained(**changes)
     assert not (tmp_path / "run").exists()
+
+
+def test_lars_has_no_default_rate_and_a_package_that_is_missing_is_named(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"no default rate, since it multiplies by 0\.001; set learning_rate"):
+        TrainSettings.parse({"optimizer": "lars"})
+    monkeypatch.setattr("hydragnn.runs.plan.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"lamb needs the package pytorch_optimizer; .*\[optimizers\]"):
+        trained(**LAMB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({}, 1.0),
+        ({"train__base_batch": 2}, math.sqrt(2.8)),  # five steps of 28 graphs
+        ({"train__base_batch": 2, **LAMB}, math.sqrt(2.8)),
+        ({"train__base_batch": 2, "train__optimizer": "sgd"}, 2.8),
+        ({"train__base_batch": 24, "train__optimizer": "sgd"}, 5.6 / 24),
+        ({"train__base_batch": 2, "batch__max_graphs": 10**6}, math.sqrt(14.0)),  # the whole training part
+        ({"train__base_batch": 2, "batch__max_graphs": 1, "train__warmup_epochs": 0.5}, math.sqrt(0.5)),
+    ],
+)
+def test_the_rate_is_that_of_the_batch(trained: Trained, changes: dict[str, Any], factor: float) -> None:
+    record = trained(**{"train__epochs": 1, "train__schedule": "constant", **changes})
+    assert record.curves["learning_rate"] == [pytest.approx(0.005 * factor)]
+    (rate,) = re.findall(r"at a learning rate of up to (\S+), by base_batch", " ".join(record.notes)) or ["0.005"]
+    assert float(rate) == pytest.approx(0.005 * factor, rel=5e-3)
 
 
 def test_labels_that_are_infinite_are_refused_with_their_graph(trained: Trained) -> None:
