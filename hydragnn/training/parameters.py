@@ -76,7 +76,7 @@ class Optimizer:
 
 
 class LayerwiseOptimizer(Optimizer):
-    """LAMB (You et al. 2020, arXiv:1904.00962) or LARS (You et al. 2017, arXiv:1708.03888).
+    """LAMB (arXiv:1904.00962) or LARS (arXiv:1708.03888).
 
     By ``pytorch_optimizer``. Every weight tensor has a rate by its norm and that of its update, so that this rank holds whole ones.
     """
@@ -84,7 +84,7 @@ class LayerwiseOptimizer(Optimizer):
     def __init__(
         self, kind: str, gradient: Tensor, decay: float, own: int, tensors: Sequence[tuple[nn.Parameter, int, float]]
     ) -> None:
-        """``tensors``: weights, their positions in the vectors of states, and factors of their rates."""
+        """``tensors``: weights, positions in vectors of states, factors of rates."""
         super().__init__(kind, gradient, gradient, decay, own)
         from pytorch_optimizer import LARS, Lamb
 

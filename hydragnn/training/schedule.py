@@ -34,7 +34,7 @@ LINEAR = ("sgd", "lars")
 
 
 def batch_factor(settings: TrainSettings, graphs: float) -> float:
-    """Return the factor of the learning rate for so many graphs per step.
+    """Return the factor of the learning rate for a batch.
 
     Linear for SGD (Goyal et al. 2017, arXiv:1706.02677); the square root for Adam and its like (Malladi et al. 2022, arXiv:2205.10287,
     whose moments change, too; these stay).

@@ -25,7 +25,7 @@ TABLE: dict[str, Any] = {
 
 
 def error_of(store: Path, folder: Path, seed: int, batch: int, train: dict[str, Any]) -> float:
-    """Return the last validation error of a run, which is trained unless it is there."""
+    """Return the last validation error of a run; trains it unless it exists."""
     out = folder / f"{train['optimizer']}-{train.get('base_batch', 0)}-{batch}-{train['learning_rate']:g}-{seed}"
     if not (out / "record.json").is_file():
         table = {**TABLE, "data": {"store": str(store)}, "batch": {"max_graphs": batch}}
